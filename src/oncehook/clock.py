@@ -1,0 +1,47 @@
+"""The only door to time and chance, so that tests can hold both.
+
+Nothing else in the package imports `time` or `random` (a static test sees to it). Leases, windows and
+retries are measured by the *store's* clock; this one serves signatures' timestamps, ids and durations.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+_skew = 0.0
+
+# Counts on while a laptop sleeps, where the system offers that; never runs backward.
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+perf: Callable[[], float] = time.perf_counter
+chance = random.SystemRandom()
+
+
+def now() -> float:
+    """Seconds since 1970, by this machine's wall clock."""
+    return time.time() + _skew
+
+
+def now_utc() -> datetime:
+    """The same moment as an aware datetime."""
+    return datetime.fromtimestamp(now(), UTC)
+
+
+def steady() -> float:
+    """Seconds that only ever grow, whatever happens to the wall clock."""
+    return time.clock_gettime(_STEADY) + _skew
+
+
+def forward(seconds: float) -> None:
+    """Let time pass, for tests: wall clock and steady clock move together."""
+    global _skew
+    _skew += seconds
+
+
+def random_bytes(count: int) -> bytes:
+    """Unpredictable bytes."""
+    return os.urandom(count)

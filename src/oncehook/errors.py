@@ -1,0 +1,189 @@
+"""Every error oncehook raises, grouped by who can act on it.
+
+    OncehookError
+    ├── Rejected            the sender: its arrival is not taken; answered 4xx
+    │   ├── SignatureInvalid        401, also: stale, missing, unknown source
+    │   ├── TooLarge                413
+    │   ├── Encoded                 415
+    │   ├── KeyRequired             422
+    │   └── Malformed               400
+    ├── ConfigError         the operator: a setting is wrong
+    ├── StoreError          the operator: the store cannot do what was asked
+    │   ├── StoreUnavailable        answered 503; the sender's retry repairs it
+    │   ├── Overloaded              answered 503; more waits than can be written in time
+    │   ├── StoreHeld               another process writes this SQLite file
+    │   ├── MigrationNeeded         the schema is older than this program
+    │   └── SchemaTooNew            the schema is newer than this program
+    ├── Steering            the author of a handler, on purpose
+    │   ├── RetryLater              try this delivery again, later
+    │   └── GiveUp                  never try this delivery again
+    └── ClaimError          the caller of the small primitive
+        ├── InProgress              somebody else holds the key now
+        ├── ClaimLost               the claim is no longer ours
+        └── KeyMissing              no key could be read from the call
+
+Each carries a stable `code` (a word for programs) and a `hint` (what to do next);
+API, command line and dashboard print both.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+
+class OncehookError(Exception):
+    """Something went wrong in oncehook."""
+
+    code = "error"
+    hint = ""
+
+    def __init__(self, message: str = "", *, hint: str = "") -> None:
+        super().__init__(message or inspect.cleandoc(type(self).__doc__ or "").split("\n")[0])
+        if hint:
+            self.hint = hint
+
+
+class Rejected(OncehookError):
+    """This arrival is not taken."""
+
+    code = "rejected"
+    status = 400
+
+
+class SignatureInvalid(Rejected):
+    """Unknown source, or the signature does not match."""
+
+    # One answer for an unknown source, a bad, a stale and a missing signature:
+    # a stranger learns nothing. `reason` is for our own log, never for the answer.
+    code = "signature_invalid"
+    status = 401
+
+    def __init__(self, reason: str = "signature") -> None:
+        super().__init__()
+        self.reason = reason
+
+
+class TooLarge(Rejected):
+    """The body is larger than this source allows."""
+
+    code = "too_large"
+    status = 413
+
+
+class Encoded(Rejected):
+    """Content-Encoding is not accepted here; send the body as it is."""
+
+    code = "encoded"
+    status = 415
+
+
+class KeyRequired(Rejected):
+    """No key was found in this arrival, and this source requires one."""
+
+    code = "key_missing"
+    status = 422
+
+
+class KeyConflict(Rejected):
+    """This key was used before with another body."""
+
+    code = "key_conflict"
+    status = 422
+
+
+class Malformed(Rejected):
+    """The request is not well formed."""
+
+    code = "malformed"
+    status = 400
+
+
+class ConfigError(OncehookError):
+    """A setting is wrong."""
+
+    code = "config_invalid"
+
+
+class StoreError(OncehookError):
+    """The store cannot do what was asked."""
+
+    code = "store_error"
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot write now; try again."""
+
+    code = "store_unavailable"
+
+
+class Overloaded(StoreUnavailable):
+    """More arrivals wait than can be written in time; try again."""
+
+    code = "overloaded"
+
+
+class StoreHeld(StoreError):
+    """Another process writes to this SQLite file."""
+
+    code = "store_held"
+
+
+class MigrationNeeded(StoreError):
+    """The store's schema is older than this program."""
+
+    code = "migration_needed"
+    hint = "Run: oncehook db migrate"
+
+
+class SchemaTooNew(StoreError):
+    """The store's schema is newer than this program."""
+
+    code = "schema_too_new"
+    hint = "Upgrade oncehook on this machine, or point it at another store."
+
+
+class Steering(OncehookError):
+    """Raised by a handler on purpose, to steer what happens next."""
+
+    code = "steering"
+
+
+class RetryLater(Steering):
+    """Try this delivery again, later."""
+
+    code = "retry_later"
+
+    def __init__(self, message: str = "", *, after: str | float | None = None) -> None:
+        super().__init__(message)
+        self.after = after
+
+
+class GiveUp(Steering):
+    """Never try this delivery again; keep it as a dead letter."""
+
+    code = "give_up"
+
+
+class ClaimError(OncehookError):
+    """The claim cannot be used so."""
+
+    code = "claim_error"
+
+
+class InProgress(ClaimError):
+    """Somebody else is working on this key right now."""
+
+    code = "in_progress"
+    hint = "Answer so that the sender tries again, for example with 409 or 503."
+
+
+class ClaimLost(ClaimError):
+    """The claim has lapsed or was taken over; nothing was changed."""
+
+    code = "claim_lost"
+
+
+class KeyMissing(ClaimError):
+    """No key could be read from the call."""
+
+    code = "key_missing"

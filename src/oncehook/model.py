@@ -1,0 +1,297 @@
+"""The words of oncehook as values: ids, arrivals, events, and what the store said about them.
+
+Nothing here does any work; everything else speaks in these types. Inside the program an id is 16 bytes;
+outside it is text that carries its kind: `evt_`, `dlv_`, `att_`, `arr_`, `rpl_`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum, IntFlag, StrEnum
+from hashlib import blake2b
+
+from oncehook import clock
+
+Headers = Sequence[tuple[bytes, bytes]]
+"""Names in lower case, in the order received, duplicates kept."""
+
+
+# -- ids ---------------------------------------------------------------------------------------
+
+
+class Kind(StrEnum):
+    """What an id stands for; the prefix it carries outside the program."""
+
+    event = "evt"
+    delivery = "dlv"
+    attempt = "att"
+    arrival = "arr"
+    replay = "rpl"
+
+
+_id_lock = threading.Lock()
+_last_tick = 0
+
+
+def new_id() -> bytes:
+    """A UUIDv7 whose last two bytes are zero, greater than every one made before by this process.
+
+    The two bytes are room for a destination's number: a delivery's id is its event's id with that number
+    in them, so all deliveries of an event are one range of the primary key.
+    """
+    global _last_tick
+    with _id_lock:
+        # 48 bits of milliseconds and 12 bits that count within one
+        tick = int(clock.now() * 1000) << 12
+        if tick <= _last_tick:
+            tick = _last_tick + 1
+        _last_tick = tick
+    chance = int.from_bytes(clock.random_bytes(6)) & 0x3FFF_FFFF_FFFF
+    high = (tick >> 12) << 16 | 0x7000 | (tick & 0xFFF)
+    return (high << 64 | 0x2 << 62 | chance << 16).to_bytes(16)
+
+
+def delivery_id(event_id: bytes, destination_id: int) -> bytes:
+    """The id of this event's delivery to this destination."""
+    return event_id[:14] + destination_id.to_bytes(2)
+
+
+def show_id(kind: Kind, value: bytes) -> str:
+    """The text people see: `evt_` and 32 hexadecimal digits."""
+    return f"{kind}_{value.hex()}"
+
+
+def read_id(kind: Kind, text: str) -> bytes:
+    """The 16 bytes behind `evt_…`; raises ValueError for anything else. Dashes are forgiven."""
+    prefix, _, digits = text.partition("_")
+    if prefix != kind:
+        raise ValueError(f"not an id of this kind ({kind}_…): {text!r}")
+    value = bytes.fromhex(digits.replace("-", ""))
+    if len(value) != 16:
+        raise ValueError(f"not an id: {text!r}")
+    return value
+
+
+def digest(*parts: bytes) -> bytes:
+    """16 bytes for a list of parts. Each is preceded by its length, so ("a","bc") and ("ab","c") differ (R16)."""
+    h = blake2b(digest_size=16)
+    for part in parts:
+        h.update(len(part).to_bytes(4))
+        h.update(part)
+    return h.digest()
+
+
+def key_hash(source: str, parts: Sequence[str]) -> bytes:
+    """What makes two arrivals the same event: the source's name and the parts of its key."""
+    return digest(source.encode(), *[part.encode() for part in parts])
+
+
+def subject_key(destination: str, source: str, subject: str) -> bytes:
+    """The line in which deliveries wait: one destination, one source, one subject."""
+    return digest(destination.encode(), source.encode(), subject.encode())
+
+
+# -- what comes in -----------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Arrival:
+    """One HTTP request as it came, before anything is believed about it."""
+
+    source: str
+    headers: Headers
+    body: bytes
+    query: bytes = b""
+    method: str = "POST"
+    path: str = ""
+    peer: str = ""
+    """Address of the other end, or empty when the arrival was handed over by a program."""
+
+
+class Mark(IntFlag):
+    """What is odd about a stored event, if anything."""
+
+    none = 0
+    unkeyed = 1
+    """No key was found, and the source accepts such arrivals: it can never be a duplicate."""
+    unparsed = 2
+    """Verified, but its body could not be read; kept as raw bytes."""
+    emitted = 4
+    """An event of the application's own, not a sender's."""
+
+
+class Outcome(StrEnum):
+    """What became of an arrival."""
+
+    accepted = "accepted"
+    duplicate = "duplicate"
+    conflict = "conflict"
+    rejected = "rejected"
+
+
+@dataclass(slots=True)
+class Planned:
+    """A delivery to be made if its event turns out to be new."""
+
+    id: bytes
+    destination_id: int
+    subject_key: bytes | None
+
+
+@dataclass(slots=True)
+class Item:
+    """One event that an arrival would make: most arrivals hold one, a batch holds several."""
+
+    event_id: bytes
+    type: str
+    key: str | None
+    key_hash: bytes | None
+    keep: float
+    """Seconds for which the key is remembered."""
+    subject: str | None
+    body: bytes
+    body_hash: bytes
+    event_at: datetime | None = None
+    rank: int | None = None
+    rank_scope: str | None = None
+    marks: Mark = Mark.none
+    deliveries: Sequence[Planned] = ()
+
+
+@dataclass(slots=True)
+class Intake:
+    """What one verified arrival asks the store to keep, in one commit."""
+
+    arrival_id: bytes
+    source_id: int
+    headers: bytes
+    """The head of the request as it came: request line and headers, one per line (`pack_head`)."""
+    items: Sequence[Item]
+    raw: bytes | None = None
+    """The whole request body, where the items are parts of it."""
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What the store decided about one item."""
+
+    outcome: Outcome
+    event_id: bytes
+    """The event that stands: this item's own, or the first one with its key."""
+
+
+@dataclass(slots=True)
+class Rejection:
+    """An arrival that was turned away: no body, no key, nothing believed."""
+
+    source: str
+    at: datetime
+    code: str
+    reason: str
+    peer: str
+    size: int
+
+
+def pack_head(arrival: Arrival, masked: frozenset[bytes] = frozenset()) -> bytes:
+    """The head of a request as bytes to keep. Values of `masked` headers never reach the store."""
+    target = arrival.path.encode("latin-1", "replace")
+    if arrival.query:
+        target += b"?" + arrival.query
+    lines = [arrival.method.encode() + b" " + target]
+    for name, value in arrival.headers:
+        lines.append(name + b": " + (b"[masked]" if name in masked else value))
+    return b"\r\n".join(lines)
+
+
+def unpack_head(head: bytes) -> tuple[str, str, list[tuple[str, str]]]:
+    """Method, target and headers out of what `pack_head` made."""
+    first, *lines = head.decode("latin-1").split("\r\n")
+    method, _, target = first.partition(" ")
+    pairs = [line.partition(": ") for line in lines]
+    return method, target, [(name, value) for name, _, value in pairs]
+
+
+# -- what is kept ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class StoredEvent:
+    """An event as it is kept."""
+
+    id: bytes
+    source: str
+    type: str
+    key: str | None
+    subject: str | None
+    received_at: datetime
+    event_at: datetime | None
+    marks: Mark
+    head: bytes
+    body: bytes
+    batch_id: bytes | None
+    copies: int
+    """How often it arrived in all; 1 when nothing came again."""
+    rank: int | None = None
+    rank_scope: str | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class StoredArrival:
+    """A later arrival of an event that was already there."""
+
+    id: bytes
+    event_id: bytes
+    outcome: Outcome
+    at: datetime
+    head: bytes | None
+    body: bytes | None
+    """Kept only when it differs from the event's own."""
+    batch_id: bytes | None = None
+
+
+class DeliveryStatus(StrEnum):
+    """Where a delivery stands."""
+
+    pending = "pending"
+    leased = "leased"
+    done = "done"
+    dead = "dead"
+    discarded = "discarded"
+
+
+class Engine(Enum):
+    """Which database keeps it all."""
+
+    sqlite = "sqlite"
+    postgres = "postgresql"
+
+
+@dataclass(slots=True, frozen=True)
+class Check:
+    """One line of `doctor`: what was looked at, whether it is well, and what to do when not."""
+
+    name: str
+    ok: bool
+    detail: str
+    hint: str = ""
+    warning: bool = False
+
+
+@dataclass(slots=True, frozen=True)
+class SchemaState:
+    """How far the store's schema is, and how far this program would take it."""
+
+    current: int
+    target: int
+    pending: Sequence[str] = ()
+
+
+@dataclass(slots=True, frozen=True)
+class Figures:
+    """Counts since a moment, per source: how many items were received and what became of them."""
+
+    by_source: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    by_destination: Mapping[str, Mapping[str, int]] = field(default_factory=dict)

@@ -1,0 +1,51 @@
+"""Numbered SQL migrations: which there are, and which a store still needs.
+
+A migration is a file `NNNN_name.sql` under `migrations/{engine}/`. Engines run them at start, one process
+at a time, each in one transaction together with its row in `migrations`: an aborted one leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from oncehook.errors import MigrationNeeded, SchemaTooNew
+from oncehook.model import Engine, SchemaState
+
+
+@dataclass(slots=True, frozen=True)
+class Migration:
+    """One step of the schema."""
+
+    version: int
+    name: str
+    sql: str
+
+
+def migrations(engine: Engine) -> list[Migration]:
+    """All steps this program knows for an engine, in order."""
+    folder = files("oncehook.store") / "migrations" / engine.name
+    steps = []
+    for path in sorted(folder.iterdir(), key=lambda path: path.name):
+        number, _, name = path.name.removesuffix(".sql").partition("_")
+        steps.append(Migration(int(number), name, path.read_text("utf-8")))
+    return steps
+
+
+def state(engine: Engine, current: int) -> SchemaState:
+    """How far a store at version `current` is behind this program."""
+    known = migrations(engine)
+    pending = [f"{step.version:04d}_{step.name}" for step in known if step.version > current]
+    return SchemaState(current=current, target=known[-1].version, pending=pending)
+
+
+def steps_from(engine: Engine, current: int, *, migrate: bool) -> Sequence[Migration]:
+    """The steps to run now. Refuses a schema newer than this program, and an old one when told not to migrate."""
+    known = migrations(engine)
+    if current > known[-1].version:
+        raise SchemaTooNew(f"The store's schema is at version {current}; this oncehook knows {known[-1].version}.")
+    steps = [step for step in known if step.version > current]
+    if steps and not migrate:
+        raise MigrationNeeded(f"The store's schema is at version {current}; this oncehook needs {known[-1].version}.")
+    return steps
