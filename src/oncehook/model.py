@@ -7,8 +7,8 @@ outside it is text that carries its kind: `evt_`, `dlv_`, `att_`, `arr_`, `rpl_`
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, IntFlag, StrEnum
 from hashlib import blake2b
@@ -293,5 +293,17 @@ class SchemaState:
 class Figures:
     """Counts since a moment, per source: how many items were received and what became of them."""
 
-    by_source: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    by_destination: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    by_source: Mapping[str, Mapping[str, int]]
+    by_destination: Mapping[str, Mapping[str, int]]
+
+    @classmethod
+    def of(cls, rows: Iterable[tuple[str | None, str | None, str, int]]) -> Figures:
+        """Out of (source, destination, what, sum): each row names one of the two."""
+        sources: dict[str, dict[str, int]] = {}
+        destinations: dict[str, dict[str, int]] = {}
+        for source, destination, what, n in rows:
+            if source is not None:
+                sources.setdefault(source, {})[what] = int(n)
+            if destination is not None:
+                destinations.setdefault(destination, {})[what] = int(n)
+        return cls(sources, destinations)

@@ -1,0 +1,1 @@
+"""Benchmarks: they start what they compare with, and compare inside one run."""

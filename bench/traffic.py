@@ -1,0 +1,174 @@
+"""The requests that every contestant gets: 2 KB of signed JSON, each with a random key of its own at `$.id`.
+
+Signing costs more than sending, so all of it is done beforehand. A record on disk is only what differs from
+request to request, a key and its signature; the generators (wrk by the Lua script made here, `bench.load`
+without it) put the rest around it. Called by `bench.ingest` before anything is measured.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SECRET = "the-secret-of-the-benchmark"
+SIGNATURE_HEADER = "X-Signature"
+SIGNATURE_PREFIX = "sha256="
+
+KEY_SIZE = 32
+SIGNATURE_SIZE = 64
+RECORD_SIZE = KEY_SIZE + SIGNATURE_SIZE
+BODY_SIZE = 2048
+OPENING = b'{"id":"'
+TAIL_SIZE = BODY_SIZE - len(OPENING) - KEY_SIZE
+VARIANTS = 16
+"""Different bodies; the first digit of the key says which, so that a repeated key has its own body again."""
+
+REPEATED = 0.9
+"""Share of repeated keys in the duplicates' records."""
+
+_CHUNK = 20_000
+_WORDS = "order parcel street invoice green paid late window express blue customer small note double return paper".split()
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Where the prepared requests lie: a folder with `records`, `duplicates` and `tails`."""
+
+    folder: Path
+    records: int
+    duplicates: int
+
+    def records_file(self, *, repeated: bool) -> Path:
+        """Keys and signatures: each once, or most of them repeated."""
+        return self.folder / ("duplicates" if repeated else "records")
+
+    def distinct(self, count: int) -> int:
+        """How many different keys the first `count` duplicates' records hold."""
+        with self.records_file(repeated=True).open("rb") as file:
+            return len({file.read(RECORD_SIZE) for _ in range(count)})
+
+
+def prepare(folder: Path, *, records: int, duplicates: int, tick: Callable[[float], None]) -> Traffic:
+    """Write all requests of a run into `folder`; `tick` hears how far it is, from 0 to 1."""
+    tails = list(_tails())
+    (folder / "tails").write_bytes(b"".join(tails))
+    fresh = _signed(tails)
+    with (folder / "records").open("wb") as file:
+        for done in range(0, records, _CHUNK):
+            file.write(b"".join(next(fresh) for _ in range(min(_CHUNK, records - done))))
+            tick(done / (records + duplicates))
+    with (folder / "duplicates").open("wb") as file:
+        seen: list[bytes] = []
+        for _ in range(duplicates):
+            if not seen or random.random() >= REPEATED:
+                seen.append(next(fresh))
+                file.write(seen[-1])
+            else:
+                file.write(random.choice(seen))
+    tick(1.0)
+    return Traffic(folder, records, duplicates)
+
+
+def compose(head: bytes, tails: list[bytes], record: bytes) -> bytes:
+    """A whole HTTP request for one record; `head` ends where the signature belongs."""
+    key = record[:KEY_SIZE]
+    return b"".join((head, record[KEY_SIZE:], b"\r\n\r\n", OPENING, key, tails[int(key[:1], 16)]))
+
+
+def request_head(port: int, path: str) -> bytes:
+    """Everything of a request that comes before its signature."""
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {BODY_SIZE}\r\n{SIGNATURE_HEADER}: {SIGNATURE_PREFIX}"
+    ).encode()
+
+
+def read_tails(folder: Path) -> list[bytes]:
+    """The bodies without their opening and key."""
+    data = (folder / "tails").read_bytes()
+    return [data[i * TAIL_SIZE : (i + 1) * TAIL_SIZE] for i in range(VARIANTS)]
+
+
+def one_record(folder: Path) -> bytes:
+    """A fresh record that is in no file, for a probe."""
+    return next(_signed(read_tails(folder)))
+
+
+def write_lua(script: Path, traffic: Traffic, *, head: bytes, first: int, last: int, repeated: bool) -> None:
+    """A wrk script that sends the records from `first` up to `last`, each once, and prints its figures as JSON.
+
+    When they run out it sends a request that must be refused, so that the run fails instead of repeating keys.
+    """
+    script.write_text(
+        _LUA.format(
+            records=json.dumps(str(traffic.records_file(repeated=repeated))),
+            tails=json.dumps(str(traffic.folder / "tails")),
+            head=json.dumps(head.decode()),
+            opening=json.dumps(OPENING.decode()),
+            first=first,
+            last=last,
+            key=KEY_SIZE,
+            record=RECORD_SIZE,
+            tail=TAIL_SIZE,
+        )
+    )
+
+
+def _tails() -> Iterator[bytes]:
+    chance = random.Random(20)
+    for variant in range(VARIANTS):
+        text = {
+            "type": "order.paid",
+            "created": 1_760_000_000 + variant,
+            "customer": {"name": " ".join(chance.choices(_WORDS, k=3)), "email": f"someone{variant}@example.com"},
+            "items": [
+                {"sku": f"{chance.getrandbits(40):010x}", "title": " ".join(chance.choices(_WORDS, k=4)), "price": chance.randrange(9_999)}
+                for _ in range(14)
+            ],
+            "note": "",
+        }
+        tail = b'",' + json.dumps(text, separators=(",", ":")).encode()[1:-2]
+        filling = " ".join(chance.choices(_WORDS, k=400)).encode()
+        yield tail + filling[: TAIL_SIZE - len(tail) - 2] + b'"}'
+
+
+def _signed(tails: list[bytes]) -> Iterator[bytes]:
+    secret = SECRET.encode()
+    while True:
+        key = os.urandom(KEY_SIZE // 2).hex()
+        body = OPENING + key.encode() + tails[int(key[0], 16)]
+        yield key.encode() + hmac.digest(secret, body, "sha256").hex().encode()
+
+
+_LUA = """
+local file = io.open({records}, "rb")
+file:seek("set", {first} * {record})
+local all = io.open({tails}, "rb"):read("*a")
+local head, opening = {head}, {opening}
+local tails = {{}}
+for i = 0, 15 do tails[string.format("%x", i)] = all:sub(i * {tail} + 1, (i + 1) * {tail}) end
+local threads = {{}}
+at = {first}
+
+function setup(thread) table.insert(threads, thread) end
+
+function request()
+  local record = at < {last} and file:read({record})
+  if not record then record = string.rep("0", {record}) else at = at + 1 end
+  local key = record:sub(1, {key})
+  return head .. record:sub({key} + 1) .. "\\r\\n\\r\\n" .. opening .. key .. tails[key:sub(1, 1)]
+end
+
+function done(summary, latency)
+  local e = summary.errors
+  io.write(string.format(
+    '\\n{{"next": %d, "completed": %d, "refused": %d, "broken": %d, "elapsed": %f, "p50_ms": %f, "p99_ms": %f, "max_ms": %f}}\\n',
+    threads[1]:get("at"), summary.requests, e.status, e.connect + e.read + e.write + e.timeout,
+    summary.duration / 1e6, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, latency.max / 1e3))
+end
+"""

@@ -1,0 +1,61 @@
+"""The conservation laws (R68): what must add up in any store at any moment, told once for all engines."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from oncehook.model import Check
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one snapshot of a store holds. An engine counts; `conservation` judges."""
+
+    counted: Sequence[tuple[int, int, str, int]]
+    """The counters' sums: source, destination, what, how many."""
+    events: Mapping[int, int]
+    """Rows in `events`, per source."""
+    pending: Mapping[int, int]
+    """Rows in `deliveries` that are pending, per destination."""
+    bad_keys: int
+    lone_pending: int
+    """Pending deliveries of a subject that has no head: nobody would ever work them."""
+    miscounted_heads: int
+
+
+def conservation(tally: Tally) -> list[Check]:
+    """One line per law."""
+    sources: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    destinations: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for source_id, destination_id, what, n in tally.counted:
+        if source_id:
+            sources[source_id][what] += n
+        if destination_id:
+            destinations[destination_id][what] += n
+    received = sum(c["received"] for c in sources.values())
+    lost = [s for s, c in sources.items() if c["received"] != c["accepted"] + c["duplicate"] + c["conflict"]]
+    kept = sum(tally.events.values())
+    astray = [
+        s for s in {*sources, *tally.events} if sources[s]["accepted"] - sources[s]["purged"] != tally.events.get(s, 0)
+    ]
+    waiting = sum(tally.pending.values())
+    drifted = [d for d in {*destinations, *tally.pending} if destinations[d]["pending"] != tally.pending.get(d, 0)]
+    return [
+        _law("arrivals", not lost, f"{received} received = accepted + duplicate + conflict, for every source"),
+        _law("events", not astray, f"{kept} events kept = accepted - purged, for every source"),
+        _law("keys", tally.bad_keys == 0, "every key stands for at least one arrival"),
+        _law("deliveries", not drifted, f"{waiting} deliveries pending = counted, for every destination"),
+        _law(
+            "subjects", tally.lone_pending == 0, "every pending delivery is the head of its subject or waits behind one"
+        ),
+        _law("heads", tally.miscounted_heads == 0, "every head knows how many wait behind it"),
+    ]
+
+
+def _law(name: str, holds: bool, statement: str) -> Check:
+    if holds:
+        return Check(name, True, statement)
+    hint = "This must never happen. Keep a copy of the store and open an issue with the output of `oncehook doctor --json`."
+    return Check(name, False, f"does not hold: {statement}", hint)

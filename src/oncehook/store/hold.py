@@ -1,0 +1,87 @@
+"""Who writes a SQLite file: one process at a time, and where to find it.
+
+The holder keeps an flock on a small file beside the database and writes into it its process id, its address and
+a token for local commands. A second writer is refused with that advice; commands talk to the holder instead.
+The lock dies with the process, so a crash leaves nothing to clean up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from oncehook.errors import StoreHeld
+
+
+@dataclass(slots=True, frozen=True)
+class Holder:
+    """The process that writes now. Its address and token are empty while it serves nothing."""
+
+    pid: int
+    address: str = ""
+    token: str = ""
+
+
+def _lock_path(database: Path) -> Path:
+    return database.with_name(database.name + "-lock")
+
+
+class Hold:
+    """The right to write one database file, kept until `release`."""
+
+    def __init__(self, database: Path) -> None:
+        self._descriptor = os.open(_lock_path(database), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise _refusal(database) from error
+        self.announce()
+
+    def announce(self, address: str = "", token: str = "") -> None:
+        """Tell commands where this process can be reached."""
+        text = json.dumps({"pid": os.getpid(), "address": address, "token": token}).encode()
+        os.ftruncate(self._descriptor, 0)
+        os.pwrite(self._descriptor, text, 0)
+
+    def release(self) -> None:
+        """Let another process write. The file stays: removing it would race with the next holder."""
+        os.ftruncate(self._descriptor, 0)
+        os.close(self._descriptor)
+
+
+def holder(database: Path) -> Holder | None:
+    """The process that writes this database now, or None."""
+    path = _lock_path(database)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return _read(path)
+    else:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _read(path: Path) -> Holder:
+    try:
+        fields = json.loads(path.read_text() or "{}")
+        return Holder(int(fields["pid"]), str(fields["address"]), str(fields["token"]))
+    except (OSError, ValueError, KeyError):
+        return Holder(0)
+
+
+def _refusal(database: Path) -> StoreHeld:
+    other = _read(_lock_path(database))
+    where = f" and serves {other.address}" if other.address else ""
+    return StoreHeld(
+        f"Process {other.pid} writes {database}{where}; SQLite takes one writing process.",
+        hint="Send to that process, stop it first, or use PostgreSQL for several processes.",
+    )

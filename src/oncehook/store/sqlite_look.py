@@ -1,0 +1,189 @@
+"""Reading a SQLite store, beside the writer and in any process: its own connections, on threads of their own.
+
+A read never waits for a commit and never holds one up; each sees the store as of one moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from oncehook.errors import StoreUnavailable
+from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
+from oncehook.store.checks import Tally, conservation
+
+T = TypeVar("T")
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+_EVENT: Final = """
+SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head), e.body,
+       e.batch_id, coalesce(k.copies, 1), e.rank, e.rank_scope
+FROM events e JOIN sources s ON s.id = e.source_id
+LEFT JOIN batches b ON b.id = e.batch_id
+LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
+"""
+# One constant text for each way to ask (R76), each served by an index: by id, by source, by subject.
+_FIND: Final = {
+    (False, False): _EVENT + "WHERE (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4",
+    (True, False): _EVENT
+    + "WHERE e.source_id = (SELECT id FROM sources WHERE name = ?1) AND (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4",
+    (False, True): _EVENT + "WHERE e.subject = ?2 AND (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4",
+    (True, True): _EVENT
+    + "WHERE s.name = ?1 AND e.subject = ?2 AND (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4",
+}
+
+
+class Reader:
+    """A few threads, each with a read-only connection, opened when first needed."""
+
+    def __init__(self, path: Path, *, threads: int = 2) -> None:
+        self._path = path
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="oncehook-reader")
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+
+    async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Call a function with a connection, on a reading thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, function)
+
+    def close(self) -> None:
+        """Finish what runs and close the connections."""
+        self._threads.shutdown(wait=True)
+        for connection in self._connections:
+            connection.close()
+
+    def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            return function(self._connection())
+        except sqlite3.Error as error:
+            raise StoreUnavailable(f"The store could not be read: {error}") from error
+
+    def _connection(self) -> sqlite3.Connection:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = sqlite3.connect(
+                f"{self._path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+            )
+            self._local.connection = connection
+            self._connections.append(connection)
+        return connection
+
+    async def get_event(self, event_id: bytes) -> StoredEvent | None:
+        rows = await self.run(lambda c: c.execute(_EVENT + "WHERE e.id = ?", (event_id,)).fetchall())
+        return _event(rows[0]) if rows else None
+
+    async def find_events(
+        self, source: str | None, subject: str | None, before: bytes | None, limit: int
+    ) -> list[StoredEvent]:
+        statement = _FIND[source is not None, subject is not None]
+        rows = await self.run(lambda c: c.execute(statement, (source, subject, before, limit)).fetchall())
+        return [_event(row) for row in rows]
+
+    async def find_key(self, key_hash: bytes, now: int) -> bytes | None:
+        row = await self.run(
+            lambda c: c.execute(
+                "SELECT event_id FROM keys WHERE hash = ? AND expires_at > ?", (key_hash, now)
+            ).fetchone()
+        )
+        return None if row is None else bytes(row[0])
+
+    async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
+        rows = await self.run(
+            lambda c: c.execute(
+                "SELECT a.id, a.event_id, a.outcome, a.at, coalesce(a.head, b.head), a.body, a.batch_id"
+                " FROM arrivals a LEFT JOIN batches b ON b.id = a.batch_id WHERE a.event_id = ? ORDER BY a.at, a.id",
+                (event_id,),
+            ).fetchall()
+        )
+        return [StoredArrival(r[0], r[1], Outcome(r[2]), moment(r[3]), r[4], r[5], r[6]) for r in rows]
+
+    async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
+        row: tuple[bytes, bytes] | None = await self.run(
+            lambda c: c.execute("SELECT head, body FROM batches WHERE id = ?", (batch_id,)).fetchone()
+        )
+        return row
+
+    async def recent_rejections(self, limit: int) -> list[Rejection]:
+        rows = await self.run(
+            lambda c: c.execute(
+                "SELECT source, at, code, reason, peer, size FROM rejections ORDER BY n DESC LIMIT ?", (limit,)
+            ).fetchall()
+        )
+        return [Rejection(r[0], moment(r[1]), *r[2:]) for r in rows]
+
+    async def figures(self, since: datetime | None) -> Figures:
+        start = 0 if since is None else int((since - EPOCH).total_seconds() * 1_000_000)
+        rows = await self.run(
+            lambda c: c.execute(
+                "SELECT s.name, d.name, c.what, sum(c.n) FROM counters c LEFT JOIN sources s ON s.id = c.source_id"
+                " LEFT JOIN destinations d ON d.id = c.destination_id WHERE c.minute >= ? GROUP BY 1, 2, 3",
+                (start,),
+            ).fetchall()
+        )
+        return Figures.of(rows)
+
+    async def check(self) -> list[Check]:
+        """The conservation laws over one snapshot, and the file's own integrity."""
+        return await self.run(_check)
+
+
+def _check(connection: sqlite3.Connection) -> list[Check]:
+    def rows(statement: str) -> list[tuple[Any, ...]]:
+        return connection.execute(statement).fetchall()
+
+    connection.execute("BEGIN")
+    try:
+        tally = Tally(
+            counted=rows("SELECT source_id, destination_id, what, sum(n) FROM counters GROUP BY 1, 2, 3"),
+            events=dict(rows("SELECT source_id, count(*) FROM events GROUP BY 1")),
+            pending=dict(rows("SELECT destination_id, count(*) FROM deliveries WHERE status = 'pending' GROUP BY 1")),
+            bad_keys=rows("SELECT count(*) FROM keys WHERE copies < 1")[0][0],
+            lone_pending=rows(
+                "SELECT count(*) FROM deliveries d WHERE d.status = 'pending'"
+                " AND NOT EXISTS (SELECT 1 FROM heads h WHERE h.subject_key = coalesce(d.subject_key, d.id))"
+            )[0][0],
+            miscounted_heads=rows(
+                "SELECT count(*) FROM heads h WHERE h.due_at < 4611686018427387904 AND h.waiting + 1 <> CASE WHEN h.subject_key = h.delivery_id THEN 1"
+                " ELSE (SELECT count(*) FROM deliveries d WHERE d.subject_key = h.subject_key AND d.status = 'pending') END"
+            )[0][0],
+        )
+        (integrity,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    finally:
+        connection.execute("COMMIT")
+    intact = Check(
+        "file",
+        integrity == "ok",
+        "the database file is intact" if integrity == "ok" else str(integrity),
+        "Restore a backup.",
+    )
+    return [intact, *conservation(tally)]
+
+
+def moment(micros: int) -> datetime:
+    """A stored time as an aware datetime."""
+    return EPOCH + timedelta(microseconds=micros)
+
+
+def _event(row: tuple[Any, ...]) -> StoredEvent:
+    return StoredEvent(
+        id=row[0],
+        source=row[1],
+        type=row[2],
+        key=row[3],
+        subject=row[4],
+        received_at=moment(row[5]),
+        event_at=None if row[6] is None else moment(row[6]),
+        marks=Mark(row[7]),
+        head=row[8] or b"",
+        body=row[9],
+        batch_id=row[10],
+        copies=row[11],
+        rank=row[12],
+        rank_scope=row[13],
+    )

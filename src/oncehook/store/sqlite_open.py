@@ -1,0 +1,189 @@
+"""How a SQLite file is opened so that it keeps its promises, and what its errors mean.
+
+The promises: WAL with `synchronous=FULL` (R2), one writing connection, no mmap, never on a network file system
+(R61), files that only their owner can read (S38), a schema this program knows, a dedup index that stands (R66).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from oncehook import clock
+from oncehook.errors import StoreError, StoreUnavailable
+from oncehook.model import Engine
+from oncehook.store.migrate import steps_from
+
+log = logging.getLogger("oncehook.store")
+
+SAFE_VERSION: Final = (3, 51, 3)
+"""The first release without the WAL-reset bug, which needs two writing connections to strike."""
+
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    {
+        *("9p", "afs", "beegfs", "ceph", "cifs", "coda", "davfs", "fuse.glusterfs", "fuse.sshfs", "glusterfs"),
+        *("lustre", "ncpfs", "nfs", "nfs4", "ocfs2", "smb2", "smb3", "smbfs"),
+    }
+)
+
+
+def prepare_folder(path: Path) -> None:
+    """Make the folder and the file, readable by their owner only, and refuse a network file system."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    kind = file_system(path.parent)
+    if kind in NETWORK_FILE_SYSTEMS:
+        raise StoreError(
+            f"{path} is on a network file system ({kind}), where SQLite's locks do not hold.",
+            hint="Put the file on a local disk, or use PostgreSQL.",
+        )
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+
+
+def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The type of the file system a folder is on; empty where the system does not tell."""
+    try:
+        lines = mounts.read_text().splitlines()
+    except OSError:
+        return ""
+    here = str(folder.resolve())
+    best, kind = "", ""
+    for line in lines:
+        _, mounted, name, *_ = line.split(" ")
+        at = mounted.replace("\\040", " ").rstrip("/")
+        if (here == at or here.startswith(at + "/")) and len(at) >= len(best):
+            best, kind = at, name
+    return kind
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """The one connection that writes. Refuses a file that cannot do WAL."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    connection.execute("PRAGMA page_size = 8192")  # before the first table; fewer pages dirtied per commit
+    (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
+    if mode != "wal":
+        connection.close()
+        raise StoreUnavailable(f"{path} cannot be opened in WAL mode (it is in {mode} mode).")
+    for setting in (
+        "PRAGMA synchronous = FULL",
+        "PRAGMA fullfsync = ON",
+        "PRAGMA checkpoint_fullfsync = ON",
+        "PRAGMA mmap_size = 0",
+        "PRAGMA cache_size = -32768",
+        "PRAGMA temp_store = MEMORY",
+        "PRAGMA journal_size_limit = 67108864",
+    ):
+        connection.execute(setting)
+    return connection
+
+
+def warn_of_old_library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> str | None:
+    """A sentence when this SQLite has the WAL-reset bug. We are safe by writing with one connection only."""
+    if version >= SAFE_VERSION:
+        return None
+    return (
+        f"SQLite {'.'.join(map(str, version))} has the WAL-reset bug (fixed in 3.51.3): "
+        "never write to this file with another program while oncehook runs."
+    )
+
+
+def migrate(connection: sqlite3.Connection, *, migrate: bool) -> None:
+    """Bring the schema up to date, each step in one transaction with its row; prove that dedup stands."""
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS migrations"
+        " (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
+    )
+    for step in steps_from(Engine.sqlite, version(connection), migrate=migrate):
+        with transaction(connection):
+            for statement in _statements(step.sql):
+                connection.execute(statement)
+            connection.execute(
+                "INSERT INTO migrations (version, name, applied_at) VALUES (?,?,?)",
+                (step.version, step.name, int(clock.now() * 1_000_000)),
+            )
+    _prove_dedup_index(connection)
+
+
+def version(connection: sqlite3.Connection) -> int:
+    """The schema's version; 0 for an empty file."""
+    known = connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'migrations'").fetchone()
+    if known is None:
+        return 0
+    (number,) = connection.execute("SELECT coalesce(max(version), 0) FROM migrations").fetchone()
+    return int(number)
+
+
+@contextlib.contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """All or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+def _statements(script: str) -> Iterator[str]:
+    """The statements of a script one by one: `executescript` would commit on its own."""
+    statement = ""
+    for line in script.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+
+
+def _prove_dedup_index(connection: sqlite3.Connection) -> None:
+    unique = connection.execute(
+        "SELECT 1 FROM pragma_index_list('keys') AS l, pragma_index_info(l.name) AS c"
+        " WHERE l.\"unique\" AND NOT l.partial AND c.name = 'hash'"
+    ).fetchone()
+    if unique is None:
+        raise StoreError("The unique index on keys.hash is missing: duplicates could not be recognised.")
+
+
+def verify(connection: sqlite3.Connection) -> None:
+    """Read the whole file and commit one write: after a failure, only this makes the store ready again."""
+    (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if verdict != "ok":
+        raise StoreError(f"The database is damaged: {verdict}", hint="Restore a backup.")
+    with transaction(connection):
+        connection.execute("UPDATE marks SET value = value WHERE name = 'clock'")
+
+
+def disconnect(connection: sqlite3.Connection) -> None:
+    """Close; what a failing disk says about it no longer matters."""
+    with contextlib.suppress(sqlite3.Error):
+        connection.close()
+
+
+_DATA_CODES: Final = frozenset(
+    {sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG, sqlite3.SQLITE_RANGE}
+)
+_PASSING_CODES: Final = frozenset(
+    {sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM}
+)
+
+
+def _primary_code(error: sqlite3.Error) -> int | None:
+    code = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def is_data_error(error: sqlite3.Error) -> bool:
+    """One row is to blame, not the disk. Errors without a code come from binding values in Python."""
+    code = _primary_code(error)
+    return code in _DATA_CODES or (
+        code is None and isinstance(error, sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError)
+    )
+
+
+def is_broken(error: sqlite3.Error) -> bool:
+    """The connection can no longer be believed: I/O errors, corruption. A full disk only rolls back (R58)."""
+    return not is_data_error(error) and _primary_code(error) not in _PASSING_CODES
