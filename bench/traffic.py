@@ -32,7 +32,7 @@ REPEATED = 0.9
 """Share of repeated keys in the duplicates' records."""
 
 _CHUNK = 20_000
-_WORDS = "order parcel street invoice green paid late window express blue customer small note double return paper".split()
+_WORDS = ["order", "parcel", "street", "invoice", "green", "paid", "late", "window", "express", "blue", "note", "paper"]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,11 @@ def _tails() -> Iterator[bytes]:
             "created": 1_760_000_000 + variant,
             "customer": {"name": " ".join(chance.choices(_WORDS, k=3)), "email": f"someone{variant}@example.com"},
             "items": [
-                {"sku": f"{chance.getrandbits(40):010x}", "title": " ".join(chance.choices(_WORDS, k=4)), "price": chance.randrange(9_999)}
+                {
+                    "sku": f"{chance.getrandbits(40):010x}",
+                    "title": " ".join(chance.choices(_WORDS, k=4)),
+                    "price": chance.randrange(9_999),
+                }
                 for _ in range(14)
             ],
             "note": "",
@@ -167,7 +171,8 @@ end
 function done(summary, latency)
   local e = summary.errors
   io.write(string.format(
-    '\\n{{"next": %d, "completed": %d, "refused": %d, "broken": %d, "elapsed": %f, "p50_ms": %f, "p99_ms": %f, "max_ms": %f}}\\n',
+    '\\n{{"next": %d, "completed": %d, "refused": %d, "broken": %d, ' ..
+    '"elapsed": %f, "p50_ms": %f, "p99_ms": %f, "max_ms": %f}}\\n',
     threads[1]:get("at"), summary.requests, e.status, e.connect + e.read + e.write + e.timeout,
     summary.duration / 1e6, latency:percentile(50) / 1e3, latency:percentile(99) / 1e3, latency.max / 1e3))
 end

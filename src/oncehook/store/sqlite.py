@@ -373,10 +373,13 @@ class _Group:
         self.counts: Counter[tuple[int, int, str]] = Counter()
         self.verdicts: dict[int, Verdict] = {}
         """What was decided about the items that are not simply accepted, by their identity."""
+        self.copied: list[tuple[Any, ...]] = []
+        self.arrivals: list[tuple[Any, ...]] = []
 
     def write(self) -> list[list[Verdict]]:
         folds, _ = fold(self.batch)
         self._claim_keys(folds)
+        self._insert_copies()
         self._insert_events()
         self._insert_deliveries()
         _count(self.connection, self.now, self.counts)
@@ -425,10 +428,7 @@ class _Group:
             )
             self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
         else:
-            self.connection.execute(
-                "UPDATE keys SET copies = copies + ?2, last_seen = ?3 WHERE hash = ?1",
-                (row[0], 1 + len(f.copies), self.now),
-            )
+            self.copied.append((row[0], 1 + len(f.copies), self.now))
             self._add_copies(event_id, body_hash, copies, [(f.candidate, f.intake), *f.copies])
 
     def _add_copies(
@@ -441,9 +441,7 @@ class _Group:
             self.verdicts[id(item)] = Verdict(outcome, event_id)
             self.counts[intake.source_id, 0, outcome] += 1
             split = intake.raw is not None
-            self.connection.execute(
-                "INSERT OR REPLACE INTO arrivals (event_id, slot, id, outcome, at, batch_id, head, body)"
-                " VALUES (?,?,?,?,?,?,?,?)",
+            self.arrivals.append(
                 (
                     event_id,
                     number % KEPT_ARRIVALS + (CONFLICT_SLOTS if differs else 0),
@@ -453,7 +451,18 @@ class _Group:
                     intake.arrival_id if split else None,
                     None if split else intake.headers,
                     item.body if differs else None,
-                ),
+                )
+            )
+
+    def _insert_copies(self) -> None:
+        if self.arrivals:
+            self.connection.executemany(
+                "UPDATE keys SET copies = copies + ?2, last_seen = ?3 WHERE hash = ?1", self.copied
+            )
+            self.connection.executemany(
+                "INSERT OR REPLACE INTO arrivals (event_id, slot, id, outcome, at, batch_id, head, body)"
+                " VALUES (?,?,?,?,?,?,?,?)",
+                self.arrivals,
             )
 
     def _insert_events(self) -> None:

@@ -1,0 +1,154 @@
+"""Whether an arrival is genuine: every scheme, and how a configuration names one.
+
+`from_config` turns the `verify` value of a source into a `Scheme`; presets build theirs directly. A scheme and its
+secrets then become a `Verifier`, which the front door calls with every arrival before anything else happens to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from oncehook.errors import ConfigError
+from oncehook.verify.asymmetric import PayPal, SendGrid
+from oncehook.verify.credentials import Basic, Jwt, Token
+from oncehook.verify.development import DevelopmentKeys, development_keys
+from oncehook.verify.either import Either
+from oncehook.verify.schemes import Fields, Hash, Hmac, Nothing, Scheme, SecretError, Verifier, one_of, same
+from oncehook.verify.senders import Mailgun, Twilio
+from oncehook.verify.standard import StandardWebhooks
+
+__all__ = [
+    "Basic",
+    "DevelopmentKeys",
+    "Either",
+    "Fields",
+    "Hash",
+    "Hmac",
+    "Jwt",
+    "Mailgun",
+    "Nothing",
+    "PayPal",
+    "Scheme",
+    "SecretError",
+    "SendGrid",
+    "StandardWebhooks",
+    "Token",
+    "Twilio",
+    "Verifier",
+    "development_keys",
+    "from_config",
+    "same",
+]
+
+CONFIRMATION: Final = "anyone may send"
+"""What `confirm` must say where nothing is verified on a public address."""
+
+
+def from_config(spec: str | Mapping[str, object]) -> Scheme:
+    """The scheme that a `verify` setting names: a word, or a table whose `scheme` is that word.
+
+    Raises ConfigError for an unknown scheme, option or value, naming the nearest right one. It never falls back to
+    anything: a setting that cannot be read is no reason to verify less (S4).
+    """
+    options = {"scheme": spec} if isinstance(spec, str) else dict(spec)
+    name = options.pop("scheme", None)
+    if name is None:
+        raise ConfigError("verify does not say which scheme.", hint='Write verify = { scheme = "hmac", … }.')
+    one_of(name, tuple(_SCHEMES), "scheme for verify")
+    build, allowed = _SCHEMES[str(name)]
+    for option in options:
+        one_of(option, allowed, f'option of the scheme "{name}"')
+    return build({option: _value(option, value) for option, value in options.items()})
+
+
+def _value(option: str, value: object) -> Any:
+    """One option as the schemes take it: words for spans of time, tables for what has fields of its own."""
+    if option in ("tolerance", "leeway"):
+        return _span(value)
+    if option == "fields":
+        return _fields(value)
+    if option == "claims" and isinstance(value, Mapping):
+        return dict(value)
+    if option == "signed" and isinstance(value, Sequence) and all(isinstance(text, str) for text in value):
+        return value if isinstance(value, str) else tuple(value)
+    if option == "bare" and isinstance(value, bool):
+        return value
+    if not isinstance(value, str) or (not value and option != "prefix"):
+        raise ConfigError(f"{option} = {value!r} cannot be used in verify.")
+    return value
+
+
+def _span(value: object) -> float:
+    from oncehook import units
+
+    if value == "off":
+        return math.inf
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ConfigError(f"{value!r} is not a span of time.", hint='Write "5m", or "off" by name.')
+    return units.seconds(value)
+
+
+def _fields(value: object) -> Fields:
+    if not isinstance(value, Mapping):
+        raise ConfigError("fields must be a table.", hint='Write fields = { signature = "v1", separator = "," }.')
+    for option, text in value.items():
+        one_of(option, ("signature", "separator"), "option of fields")
+        if not isinstance(text, str):
+            raise ConfigError(f"fields.{option} = {text!r} must be text.")
+    return Fields(**value)
+
+
+def _hmac(options: dict[str, Any]) -> Scheme:
+    _require(options, "header")
+    return Hmac(**options)
+
+
+def _hash(options: dict[str, Any]) -> Scheme:
+    _require(options, "header")
+    return Hash(**options)
+
+
+def _token(options: dict[str, Any]) -> Scheme:
+    prefix = options.pop("prefix", "")
+    if len(options) != 1:
+        raise ConfigError("A token stands in one place.", hint="Give one of header, query and body.")
+    [(kind, name)] = options.items()
+    return Token(place=f"{kind}:{name}", prefix=prefix)
+
+
+def _bearer(options: dict[str, Any]) -> Scheme:
+    return Token(place=f"header:{options.get('header', 'Authorization')}", prefix="Bearer ")
+
+
+def _nothing(options: dict[str, Any]) -> Scheme:
+    if options.get("confirm", CONFIRMATION) != CONFIRMATION:
+        raise ConfigError("Nothing would be verified.", hint=f'If that is meant, write confirm = "{CONFIRMATION}".')
+    return Nothing()
+
+
+def _require(options: Mapping[str, Any], name: str) -> None:
+    if name not in options:
+        raise ConfigError(f"verify does not say which {name} the signature stands in.", hint=f'Add {name} = "…".')
+
+
+def _options_of(scheme: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(scheme) if field.init)
+
+
+_SCHEMES: Final[Mapping[str, tuple[Callable[[dict[str, Any]], Scheme], tuple[str, ...]]]] = {
+    "none": (_nothing, ("confirm",)),
+    "hmac": (_hmac, _options_of(Hmac)),
+    "hash": (_hash, _options_of(Hash)),
+    "token": (_token, ("header", "query", "body", "prefix")),
+    "bearer": (_bearer, ("header",)),
+    "basic": (lambda options: Basic(), ()),
+    "jwt": (lambda options: Jwt(**options), _options_of(Jwt)),
+    "standard-webhooks": (lambda options: StandardWebhooks(**options), _options_of(StandardWebhooks)),
+    "twilio": (lambda options: Twilio(), ()),
+    "mailgun": (lambda options: Mailgun(**options), ("tolerance",)),
+    "sendgrid": (lambda options: SendGrid(**options), ("tolerance",)),
+    "paypal": (lambda options: PayPal(**options), ("tolerance",)),
+}

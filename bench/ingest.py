@@ -1,0 +1,339 @@
+"""The ingest benchmark: how many webhooks per second are durably taken, by oncehook and by what people write instead.
+
+Starts every contestant on loopback, one after the other and in another order each round, loads it, and checks that
+its store holds exactly what it acknowledged. Only ratios inside one run are compared with the targets: machines
+differ and are shared. Run by `scripts/bench`; talk on stderr, report on stdout, exit 1 when a check failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import disk, drive, report, traffic
+from bench.contestants import CONTESTANTS, Contestant, Place, Running, started
+from bench.drive import Figures, Order
+from bench.engines import BenchError, Postgres, Redis, cpu_seconds
+from bench.progress import Progress
+from bench.report import Growth, Measured, Results, Settings
+
+WARM_SECONDS = 1.0
+SETTLE_SECONDS = 0.3
+TOLERATED = 0.01
+"""Share of failed requests that a reference may have; oncehook may have none."""
+
+
+class Account:
+    """What a contestant's store must hold, by what it acknowledged."""
+
+    def __init__(self, running: Running, *, with_route: bool) -> None:
+        self._running = running
+        self._with_deliveries = running.contestant.is_ours and with_route
+        self._rows = running.count("events")
+
+    def check(self, figures: Figures, *, distinct: int | None = None) -> None:
+        """Compare the rows that were added with the acknowledged events; raises BenchError unless they agree.
+
+        `distinct` is how many different keys were sent, where keys were repeated. A request that was under way when
+        wrk stopped, or that failed, may or may not have been stored.
+        """
+        failed = figures.refused + figures.broken
+        total = figures.acknowledged + failed
+        if not figures.acknowledged or failed > (0 if self._running.contestant.is_ours else TOLERATED * total):
+            raise BenchError(f"{figures.refused} requests refused and {figures.broken} broken, of {total}")
+        unsure = figures.in_flight + failed
+        least = figures.acknowledged if distinct is None else distinct - unsure
+        most = figures.acknowledged + unsure if distinct is None else distinct
+        rows = self._settled_rows()
+        if not least <= rows - self._rows <= most:
+            promised = str(least) if least == most else f"{least} to {most}"
+            raise BenchError(f"acknowledged {promised} events, but {rows - self._rows} were stored")
+        self._rows = rows
+        if self._with_deliveries and (made := self._running.count("deliveries")) != rows:
+            raise BenchError(f"{rows} events have {made} deliveries, expected one each")
+
+    def _settled_rows(self) -> int:
+        """Rows, once the requests that wrk left behind are written or gone."""
+        rows = self._running.count("events")
+        while True:
+            time.sleep(SETTLE_SECONDS)
+            if (again := self._running.count("events")) == rows:
+                return rows
+            rows = again
+
+
+class Trial:
+    """One contestant, running, under the loads of one round."""
+
+    def __init__(self, running: Running, place: Place, settings: Settings, progress: Progress, label: str) -> None:
+        self._running = running
+        self._traffic = place.traffic
+        self._settings = settings
+        self._progress = progress
+        self._label = label
+        self._account = Account(running, with_route=place.with_route)
+        self._next = 0
+
+    def warm_up(self) -> None:
+        """A first load, whose every answer is awaited: here stored and acknowledged must be equal to the row."""
+        figures = drive.load_own(
+            self._order(self._allotted(WARM_SECONDS)), seconds=WARM_SECONDS, tick=self._step("warm up")
+        )
+        self._account.check(figures)
+        self._next = figures.next
+
+    def measure(self, what: str = "load") -> Measured:
+        """Full load with keys that never came before."""
+        measured = self._full_load(self._order(self._allotted(self._settings.seconds)), what)
+        self._account.check(measured.figures)
+        self._next = measured.figures.next
+        self._tell(measured)
+        return measured
+
+    def measure_duplicates(self) -> Measured:
+        """Full load with most keys repeated."""
+        order = Order(
+            self._traffic,
+            self._running.ports,
+            self._running.contestant.path,
+            0,
+            self._traffic.duplicates,
+            repeated=True,
+        )
+        measured = self._full_load(order, f"{traffic.REPEATED:.0%} duplicates")
+        self._account.check(measured.figures, distinct=self._traffic.distinct(measured.figures.next))
+        self._tell(measured)
+        return measured
+
+    def measure_latency(self) -> Figures:
+        """A modest load at fixed moments, each answer timed from the moment its request was due."""
+        settings = self._settings
+        tick = self._step(f"{settings.offered:.0f} events/s offered")
+        order = self._order(math.ceil(settings.offered * settings.seconds) + len(self._running.ports))
+        figures = drive.load_own(order, seconds=settings.seconds, rate=settings.offered, tick=tick)
+        self._account.check(figures)
+        self._next = figures.next
+        self._progress.result(f"p50 {figures.p50_ms:.2f} ms, p99 {figures.p99_ms:.2f} ms")
+        return figures
+
+    def fill(self, events: int) -> None:
+        """Take this many events in, through the door like all others."""
+        step = max(1, events // 10)
+        for done in range(0, events, step):
+            tick = self._step(f"fill to {min(events, done + step):,} events")
+            count = min(step, events - done)
+            figures = drive.load_own(self._order(count), seconds=24 * 3600.0, count=count, tick=tick)
+            self._account.check(figures)
+            self._next = figures.next
+
+    def _full_load(self, order: Order, what: str) -> Measured:
+        tick = self._step(f"{what}, {self._settings.seconds:g} s")
+        running, seconds = self._running, self._settings.seconds
+        server, store = cpu_seconds(running.server_pids), cpu_seconds(running.store_pids)
+        if self._settings.wrk:
+            figures = drive.load_wrk(self._settings.wrk, order, seconds=seconds, tick=tick)
+        else:
+            figures = drive.load_own(order, seconds=seconds, tick=tick)
+        events = max(1, figures.acknowledged)
+        return Measured(
+            figures,
+            server_cpu_us=(cpu_seconds(running.server_pids) - server) * 1e6 / events,
+            store_cpu_us=(cpu_seconds(running.store_pids) - store) * 1e6 / events,
+        )
+
+    def _order(self, records: int) -> Order:
+        return Order(
+            self._traffic, self._running.ports, self._running.contestant.path, self._next, self._next + records
+        )
+
+    def _allotted(self, seconds: float) -> int:
+        return math.ceil(seconds) * self._settings.max_rate
+
+    def _step(self, what: str) -> Callable[[float], None]:
+        return self._progress.step(f"{self._label}  {self._running.contestant.name}  {what}")
+
+    def _tell(self, measured: Measured) -> None:
+        figures = measured.figures
+        self._progress.result(
+            f"{figures.per_second:,.0f} events/s, p50 {figures.p50_ms:.1f} ms, p99 {figures.p99_ms:.1f} ms"
+        )
+
+
+def run_round(number: int, chosen: Sequence[Contestant], place: Place, results: Results, progress: Progress) -> None:
+    """Give every contestant its turn once."""
+    settings = results.settings
+    shift = number * len(chosen) // settings.rounds
+    for contestant in [*chosen[shift:], *chosen[:shift]]:
+        if contestant.name in results.failures:
+            continue
+        try:
+            with started(contestant, place) as running:
+                trial = Trial(running, place, settings, progress, f"round {number + 1} of {settings.rounds}")
+                trial.warm_up()
+                measured = trial.measure()
+                results.rounds.setdefault(contestant.name, []).append(measured)
+                if has_duplicates(contestant):
+                    pair = measured.figures.per_second, trial.measure_duplicates().figures.per_second
+                    results.duplicates.setdefault(contestant.name, []).append(pair)
+                if has_latency(contestant):
+                    results.latency.setdefault(contestant.name, []).append(trial.measure_latency())
+        except BenchError as error:
+            results.fail(contestant.name, str(error))
+            progress.result(f"{contestant.name} FAILED: {error}")
+
+
+def run_growth(chosen: Sequence[Contestant], place: Place, results: Results, progress: Progress) -> None:
+    """Compare oncehook on an empty store with itself on a full one."""
+    settings = results.settings
+    for contestant in filter(has_duplicates, chosen):
+        if contestant.name in results.failures:
+            continue
+        try:
+            with started(contestant, place) as running:
+                trial = Trial(running, place, settings, progress, "growth")
+                trial.warm_up()
+                empty = trial.measure("load on an empty store").figures.per_second
+                trial.fill(settings.grow)
+                full = trial.measure(f"load on {settings.grow:,} events").figures.per_second
+                results.growth[contestant.name] = Growth(settings.grow, empty, full)
+        except BenchError as error:
+            results.fail(contestant.name, str(error))
+            progress.result(f"{contestant.name} FAILED: {error}")
+
+
+def has_duplicates(contestant: Contestant) -> bool:
+    """Whether it is also measured with repeated keys (and with growth): the product in one process."""
+    return contestant.is_ours and contestant.processes == 1
+
+
+def has_latency(contestant: Contestant) -> bool:
+    """Whether it is also measured at a modest rate: the product, and the thin references to compare with."""
+    return has_duplicates(contestant) or contestant.name.startswith("thin_")
+
+
+def count_steps(chosen: Sequence[Contestant], settings: Settings) -> int:
+    """How many steps the progress will show."""
+    steps = 1
+    for contestant in chosen:
+        steps += settings.rounds * (2 + has_duplicates(contestant) + has_latency(contestant))
+        if settings.grow and has_duplicates(contestant):
+            steps += 3 + len(range(0, settings.grow, max(1, settings.grow // 10)))
+    return steps
+
+
+@contextmanager
+def opened_place(chosen: Sequence[Contestant], settings: Settings, progress: Progress) -> Iterator[Place]:
+    """A folder with prepared requests and running engines; nothing of it stays."""
+    folder = Path(tempfile.mkdtemp(prefix="oncehook-bench-", dir=settings.folder))
+    postgres: Postgres | None = None
+    redis: Redis | None = None
+    try:
+        per_load = settings.max_rate * math.ceil(settings.seconds)
+        prepared = traffic.prepare(
+            folder,
+            records=2 * per_load
+            + settings.max_rate
+            + math.ceil(settings.offered * settings.seconds)
+            + settings.grow
+            + 10,
+            duplicates=2 * per_load,
+            tick=progress.step("sign the requests"),
+        )
+        if any(contestant.engine == "postgres" for contestant in chosen):
+            postgres = Postgres(folder)
+        if any(contestant.redis for contestant in chosen):
+            redis = Redis(folder)
+        yield Place(folder, prepared, postgres, redis, settings.with_route, settings.serve_options)
+    finally:
+        if redis is not None:
+            redis.stop()
+        if postgres is not None:
+            postgres.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run(chosen: Sequence[Contestant], settings: Settings) -> Results:
+    """The whole benchmark."""
+    results = Results(settings)
+    progress = Progress(count_steps(chosen, settings))
+    with opened_place(chosen, settings, progress) as place:
+        times = disk.measure(place.folder, seconds=1.0)
+        for number in range(settings.rounds):
+            run_round(number, chosen, place, results, progress)
+        if settings.grow:
+            run_growth(chosen, place, results, progress)
+        # The disk may be slower after some minutes of load than it was before.
+        results.disk = disk.summarize(times + disk.measure(place.folder, seconds=1.0))
+    return results
+
+
+def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    names = [contestant.name for contestant in CONTESTANTS]
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Compare how many signed webhooks per second oncehook and other programs durably take.",
+        epilog=f"Contestants: {', '.join(names)}.",
+    )
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help="only this contestant (repeat)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of each load (default: 5)")
+    parser.add_argument("--rounds", type=int, default=2, help="turns of every contestant (default: 2)")
+    parser.add_argument(
+        "--load", choices=("auto", "wrk", "own"), default="auto", help="load generator (default: wrk if found)"
+    )
+    parser.add_argument("--offered", type=float, default=500.0, help="events/s for the latency load (default: 500)")
+    parser.add_argument("--grow", type=int, default=0, metavar="EVENTS", help="also compare with a store of this size")
+    parser.add_argument("--no-route", action="store_true", help="oncehook without route: no deliveries are written")
+    parser.add_argument(
+        "--serve-option", action="append", default=[], metavar="OPTION", help="pass on to oncehook serve"
+    )
+    parser.add_argument("--folder", type=Path, help="where stores are put (default: the system's temporary folder)")
+    parser.add_argument(
+        "--max-rate", type=int, default=60_000, help="events/s to prepare requests for (default: 60000)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
+    parser.add_argument("--strict", action="store_true", help="exit 1 when a floor is not reached")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the benchmark and print its report; returns the exit status."""
+    arguments = read_arguments(words)
+    wrk = None if arguments.load == "own" else drive.find_wrk()
+    if arguments.load == "wrk" and wrk is None:
+        print("wrk is not on the path; install it, or use --load own", file=sys.stderr)
+        return 2
+    settings = Settings(
+        seconds=arguments.seconds,
+        rounds=arguments.rounds,
+        wrk=wrk,
+        offered=arguments.offered,
+        grow=arguments.grow,
+        with_route=not arguments.no_route,
+        serve_options=arguments.serve_option,
+        folder=arguments.folder,
+        max_rate=arguments.max_rate,
+    )
+    chosen = [one for one in CONTESTANTS if not arguments.only or one.name in arguments.only]
+    # So that a stop from outside also runs every `finally` above.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    results = run(chosen, settings)
+    if arguments.json:
+        report.write_json(results, arguments.json)
+    print(report.render(results))
+    for name, reason in results.failures.items():
+        print(f"{name} failed: {reason}", file=sys.stderr)
+    missed = arguments.strict and any(target.reached is None for target in report.targets(results))
+    return 1 if results.failures or missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

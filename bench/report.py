@@ -1,0 +1,291 @@
+"""What a run found: figures per contestant, ratios between them, and the targets they are held against.
+
+Takes the `Results` that `bench.ingest` filled; gives text for people and JSON for programs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from bench.contestants import CONTESTANTS
+from bench.disk import Disk
+from bench.drive import CONNECTIONS, Figures
+from bench.traffic import BODY_SIZE
+
+TITLES = {contestant.name: contestant.title for contestant in CONTESTANTS}
+OURS = [contestant.name for contestant in CONTESTANTS if contestant.is_ours]
+REFERENCES = [contestant.name for contestant in CONTESTANTS if not contestant.is_ours]
+
+FLOORS = [
+    ("oncehook_sqlite", "flask_sqlalchemy", 15.0, 30.0),
+    ("oncehook_sqlite", "fastapi_asyncpg", 2.5, 5.0),
+    ("oncehook_sqlite", "thin_sqlite", 0.6, 0.9),
+    ("oncehook_postgres", "fastapi_sqlalchemy", 15.0, 30.0),
+    ("oncehook_postgres", "django_redis", 8.0, 15.0),
+    ("oncehook_postgres", "fastapi_asyncpg", 3.0, 6.0),
+]
+"""Ingest: contestant, what it is compared with, floor and moonshot of the ratio of events per second."""
+
+DUPLICATES_FLOOR, DUPLICATES_MOONSHOT = 1.2, 2.0
+GROWTH_MOONSHOT = 0.95
+"""Flat, within what two loads of the same thing differ by."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a run was asked for."""
+
+    seconds: float
+    rounds: int
+    wrk: str | None
+    offered: float
+    grow: int
+    with_route: bool
+    serve_options: list[str]
+    folder: Path | None
+    max_rate: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One load and what it cost."""
+
+    figures: Figures
+    server_cpu_us: float
+    """CPU per event of the server's processes."""
+    store_cpu_us: float
+    """CPU per event of the database's processes, where it has its own."""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Events per second on an empty store and on a full one."""
+
+    events: int
+    empty: float
+    full: float
+
+
+@dataclass
+class Results:
+    """Everything that a run found."""
+
+    settings: Settings
+    disk: Disk | None = None
+    rounds: dict[str, list[Measured]] = field(default_factory=dict)
+    duplicates: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
+    """Per round: events per second with unique keys, and with repeated ones."""
+    latency: dict[str, list[Figures]] = field(default_factory=dict)
+    growth: dict[str, Growth] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    load_at_start: float = field(default_factory=lambda: os.getloadavg()[0])
+
+    def fail(self, name: str, reason: str) -> None:
+        """Leave out a contestant whose figures cannot be trusted."""
+        self.failures[name] = reason
+        for kept in (self.rounds, self.duplicates, self.latency, self.growth):
+            kept.pop(name, None)
+
+    def per_second(self, name: str) -> float | None:
+        """Events per second: the median of the rounds."""
+        rounds = self.rounds.get(name)
+        return statistics.median(one.figures.per_second for one in rounds) if rounds else None
+
+    def ratio(self, name: str, reference: str) -> float | None:
+        """How many times the reference's events per second."""
+        ours, theirs = self.per_second(name), self.per_second(reference)
+        return ours / theirs if ours and theirs else None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure and what it should reach; `reached` says how far it came."""
+
+    what: str
+    value: float
+    unit: str
+    floor: float | None
+    moonshot: float | None
+    lower_is_better: bool = False
+
+    @property
+    def reached(self) -> Literal["moonshot", "floor"] | None:
+        """The highest mark that the value reaches."""
+        if self.moonshot is not None and self._passes(self.moonshot):
+            return "moonshot"
+        if self.floor is not None and self._passes(self.floor):
+            return "floor"
+        return None
+
+    def _passes(self, mark: float) -> bool:
+        return self.value <= mark if self.lower_is_better else self.value >= mark
+
+    def line(self) -> str:
+        """`15x floor, 30x moonshot: 31.2x moonshot reached`."""
+        marks = [f"{_short(self.floor)}{self.unit} floor"] if self.floor is not None else []
+        if self.moonshot is not None:
+            marks.append(f"{_short(self.moonshot)}{self.unit} moonshot")
+        verdict = f"{self.reached} reached" if self.reached else "not reached"
+        return f"{self.what:<62} {', '.join(marks)}: {_short(self.value)}{self.unit} {verdict}"
+
+
+def targets(results: Results) -> list[Target]:
+    """The targets that this run can judge."""
+    found = []
+    for name, reference, floor, moonshot in FLOORS:
+        ratio = results.ratio(name, reference)
+        if ratio is not None:
+            found.append(Target(f"{name} / {reference}", ratio, "x", floor, moonshot))
+    for name in OURS:
+        found += _latency_targets(results, name)
+        if pairs := results.duplicates.get(name):
+            ratio = statistics.median(repeated / unique for unique, repeated in pairs)
+            what = f"{name}, 90 % duplicates / unique keys"
+            found.append(Target(what, ratio, "x", DUPLICATES_FLOOR, DUPLICATES_MOONSHOT))
+        if grown := results.growth.get(name):
+            floor = 0.7 if grown.events <= 1_000_000 else 0.5
+            what = f"{name}, {grown.events:,} events / empty store"
+            found.append(Target(what, grown.full / grown.empty, "x", floor, GROWTH_MOONSHOT))
+    return found
+
+
+def _latency_targets(results: Results, name: str) -> list[Target]:
+    loads = results.latency.get(name)
+    if not loads or results.disk is None:
+        return []
+    at = f"{name}, {results.settings.offered:.0f} events/s offered"
+    p50 = statistics.median(one.p50_ms for one in loads)
+    p99 = statistics.median(one.p99_ms for one in loads)
+    return [
+        Target(f"{at}: p99", p99, " ms", 5 * results.disk.p99_ms + 10, None, lower_is_better=True),
+        Target(f"{at}: p50", p50, " ms", None, 2 * results.disk.p50_ms, lower_is_better=True),
+    ]
+
+
+def render(results: Results) -> str:
+    """The report as text."""
+    parts = [_heading(results), _table(_main_rows(results))]
+    if ratios := _ratio_rows(results):
+        parts += ["times as many events/s as", _table(ratios)]
+    if results.latency:
+        parts += [f"latency at {results.settings.offered:.0f} events/s offered", _table(_latency_rows(results))]
+    if judged := targets(results):
+        parts += ["targets", "\n".join(f"  {target.line()}" for target in judged)]
+    return "\n\n".join(parts)
+
+
+def _heading(results: Results) -> str:
+    settings = results.settings
+    lines = [
+        f"{BODY_SIZE} bytes of signed JSON, unique keys, keep-alive, {CONNECTIONS} connections, durable",
+        f"{settings.rounds} rounds of {settings.seconds:g} s by {'wrk' if settings.wrk else 'our own generator'}, "
+        f"{os.cpu_count()} cores, Python {platform.python_version()}",
+    ]
+    if results.disk is not None:
+        found = results.disk
+        lines.append(f"disk: fsync p50 {found.p50_ms:.3f} ms, p99 {found.p99_ms:.3f} ms")
+        if found.is_memory:
+            lines.append("warning: this folder is not on a disk; use --folder")
+    if results.load_at_start > 0.5:
+        lines.append(f"warning: the machine was busy when this began (load {results.load_at_start:.1f})")
+    return "\n".join(lines)
+
+
+def _main_rows(results: Results) -> list[list[str]]:
+    rows = [["contestant", "events/s", "spread", "p50 ms", "p99 ms", "CPU µs/event", "failed", ""]]
+    for name, rounds in sorted(results.rounds.items(), key=lambda item: -(results.per_second(item[0]) or 0)):
+        speeds = [one.figures.per_second for one in rounds]
+        server = statistics.median(one.server_cpu_us for one in rounds)
+        store = statistics.median(one.store_cpu_us for one in rounds)
+        rows.append(
+            [
+                name,
+                f"{statistics.median(speeds):,.0f}",
+                f"{min(speeds):,.0f}–{max(speeds):,.0f}",
+                f"{statistics.median(one.figures.p50_ms for one in rounds):.1f}",
+                f"{statistics.median(one.figures.p99_ms for one in rounds):.1f}",
+                f"{server:,.0f} + {store:,.0f}" if store else f"{server:,.0f}",
+                f"{sum(one.figures.refused + one.figures.broken for one in rounds):,}",
+                TITLES[name],
+            ]
+        )
+    return rows
+
+
+def _ratio_rows(results: Results) -> list[list[str]]:
+    ours = [name for name in OURS if name in results.rounds]
+    references = [name for name in REFERENCES if name in results.rounds]
+    if not ours or not references:
+        return []
+    return [
+        ["", *references],
+        *[[name, *[f"{_short(results.ratio(name, reference))}x" for reference in references]] for name in ours],
+    ]
+
+
+def _latency_rows(results: Results) -> list[list[str]]:
+    rows = [["contestant", "p50 ms", "p99 ms", "max ms", "of it the generator's own p50"]]
+    for name, loads in results.latency.items():
+        medians = [
+            statistics.median(values)
+            for values in zip(*[(one.p50_ms, one.p99_ms, one.max_ms, one.delay_p50_ms) for one in loads], strict=True)
+        ]
+        rows.append([name, *[f"{value:.2f}" for value in medians]])
+    return rows
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        first, *others = [
+            cell.ljust(width) if not i or i == len(widths) - 1 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  " + "  ".join([first, *others]).rstrip())
+    return "\n".join(lines)
+
+
+def _short(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def write_json(results: Results, path: Path) -> None:
+    """Write the report for programs."""
+    path.write_text(json.dumps(as_json(results), indent=2) + "\n")
+
+
+def as_json(results: Results) -> dict[str, Any]:
+    """The report as plain values."""
+    settings = {**asdict(results.settings), "folder": None, "wrk": bool(results.settings.wrk)}
+    return {
+        "settings": settings,
+        "machine": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "system": platform.platform(),
+            "load_at_start": results.load_at_start,
+        },
+        "disk": asdict(results.disk) if results.disk else None,
+        "contestants": {
+            name: {
+                "title": TITLES[name],
+                "events_per_second": results.per_second(name),
+                "rounds": [asdict(one) for one in rounds],
+                "ratios": {other: results.ratio(name, other) for other in REFERENCES if other in results.rounds},
+            }
+            for name, rounds in results.rounds.items()
+        },
+        "duplicates": results.duplicates,
+        "latency": {name: [asdict(one) for one in loads] for name, loads in results.latency.items()},
+        "growth": {name: asdict(one) for name, one in results.growth.items()},
+        "targets": [{**asdict(target), "reached": target.reached} for target in targets(results)],
+        "failures": results.failures,
+    }

@@ -1,0 +1,5 @@
+"""`python -m oncehook` is `oncehook`."""
+
+from oncehook.cli import main
+
+main()

@@ -1,0 +1,61 @@
+"""What several commands begin with: which settings hold, and the inbox they describe."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from oncehook.config import Config, load
+from oncehook.errors import ConfigError
+from oncehook.inbox import Inbox
+
+config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Settings file, instead of ./oncehook.toml.",
+)
+
+
+@dataclass(slots=True)
+class Setup:
+    """An inbox, the settings it came from, and whether there were any."""
+
+    inbox: Inbox
+    config: Config
+    origin: str
+    development: bool = False
+
+
+def from_settings(config_file: Path | None) -> Setup:
+    """The inbox that the settings describe; without any, the development inbox."""
+    loaded = load(config_file)
+    for warning in loaded.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    inbox = Inbox.from_config(loaded.config)
+    if loaded.origin is not None or inbox.sources:
+        return Setup(inbox, loaded.config, str(loaded.origin or "environment"))
+    from oncehook import development
+
+    for source in development.sources():
+        inbox.add(source)
+    return Setup(inbox, loaded.config, "development", development=True)
+
+
+def from_app(target: str, config_file: Path | None) -> Setup:
+    """The inbox that a program made: `module:attribute`."""
+    module_name, _, attribute = target.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        found = getattr(importlib.import_module(module_name), attribute or "inbox")
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"{target} cannot be loaded: {error}", hint="Write module:attribute, as in app:inbox."
+        ) from error
+    if not isinstance(found, Inbox):
+        raise ConfigError(f"{target} is a {type(found).__name__}, not an Inbox.")
+    return Setup(found, load(config_file).config, target)

@@ -1,0 +1,207 @@
+"""The configuration: one file, what lies over it, read and checked as a whole.
+
+`load` finds `oncehook.toml` (or `[tool.oncehook]`), lays environment variables and flags over it, and returns a
+`Loaded`; inbox and command line call it. All that is wrong is told at once, each with file, line and remedy.
+The settings themselves stand in `tables.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from oncehook.config.checks import check, check_bind, warnings
+from oncehook.config.forms import nearest
+from oncehook.config.origin import Origin, SettingPath, find, parse_variable
+from oncehook.config.tables import (
+    BreakerConfig,
+    Config,
+    DestinationConfig,
+    RetentionConfig,
+    RetryConfig,
+    RouteConfig,
+    ServerConfig,
+    SourceConfig,
+    TokenConfig,
+    WatermarkConfig,
+    schema,
+)
+from oncehook.config.walk import Field, Walk, fields_of, table_of
+from oncehook.errors import ConfigError
+from oncehook.secret import Environment, Secret
+
+__all__ = [
+    "BreakerConfig",
+    "Config",
+    "DestinationConfig",
+    "Loaded",
+    "RetentionConfig",
+    "RetryConfig",
+    "RouteConfig",
+    "Secret",
+    "ServerConfig",
+    "Setting",
+    "SourceConfig",
+    "TokenConfig",
+    "WatermarkConfig",
+    "check_bind",
+    "load",
+    "schema",
+]
+
+# Variables that belong to the command line, not to the file: its options (ONCEHOOK_SERVE_OPEN) and these.
+_OWN: Final = re.compile(
+    r"ONCEHOOK_(?:(?:CONFIG|TOKEN|SERVER|FAULT|JSON|QUIET|VERBOSE)"
+    r"|(?:SERVE|WORKER|DEMO|SEND|FORWARD|TAIL|EVENTS|SHOW|REPLAY|DEAD|PAUSE|RESUME|SOURCES|DESTINATIONS|STATS|KEYS"
+    r"|WHATSAPP|TOKEN|IMPORT|EXPORT|INIT|CONFIG|DB|DOCTOR|HEALTH|BENCH|COMPLETION|VERSION)_(?!_)\w+)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One line of `config show`."""
+
+    name: str
+    value: object
+    """As it may be shown: never a secret."""
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration that was read and found good."""
+
+    config: Config
+    origin: Path | None
+    """The file that counts, if any."""
+    warnings: tuple[str, ...]
+    _origin: Origin = field(repr=False)
+
+    def where(self, dotted: str) -> str:
+        """Where a setting comes from: `oncehook.toml:31`, `environment ONCEHOOK_STORE`, `flag --port`, `default`."""
+        return self._origin.where(_path(dotted))
+
+    def settings(self) -> Iterator[Setting]:
+        """All settings that have a value, as they may be shown."""
+        return self._settings(self.config, ())
+
+    def _settings(self, table: msgspec.Struct, path: SettingPath) -> Iterator[Setting]:
+        for key, about in fields_of(type(table)).items():
+            value = getattr(table, about.attribute)
+            here = (*path, key)
+            origin = self._origin.where(here)
+            if about.form is None:
+                yield from self._inner_settings(value, here)
+            elif value not in (None, (), {}) or origin != "default":
+                yield Setting(_dotted(here), about.form.show(value), origin)
+
+    def _inner_settings(self, value: Any, path: SettingPath) -> Iterator[Setting]:
+        if isinstance(value, msgspec.Struct):
+            yield from self._settings(value, path)
+            return
+        for step, table in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from self._settings(table, (*path, step))
+
+
+def load(
+    path: Path | None = None,
+    env: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
+    *,
+    flags: Mapping[str, object] | None = None,
+    secrets: bool = True,
+) -> Loaded:
+    """Read the configuration. Raises ConfigError with one line per problem.
+
+    `flags` are what the command line said, by dotted name (`{"server.port": 4021}`; None: not said). They must come
+    in here rather than be put over the result, so that the checks see the address that is really listened on (S28).
+    With `secrets`, one that is missing or empty is a problem (S4); without, only `reveal` will tell.
+    """
+    env = Environment(env)
+    origin = find(path, cwd or Path.cwd())
+    walk = Walk(origin, env)
+    variables = _override(walk, env, flags or {})
+    config = walk.table(Config, origin.tree, ())
+    check(config, walk)
+    if secrets:
+        _check_secrets(walk)
+    if walk.problems:
+        raise ConfigError("\n".join(str(problem) for problem in sorted(walk.problems, key=lambda one: one.line)))
+    odd = (*warnings(config, walk), *_odd_variables(env, variables, walk))
+    return Loaded(config, origin.file, odd, origin)
+
+
+def _check_secrets(walk: Walk) -> None:
+    for path, secret in walk.secrets:
+        try:
+            secret.reveal()
+        except ConfigError as error:
+            walk.note(path, str(error))
+
+
+# -- what lies over the file -------------------------------------------------------------------
+
+
+def _override(walk: Walk, env: Mapping[str, str], flags: Mapping[str, object]) -> dict[str, SettingPath]:
+    """Lay the environment, then the flags over the file; returns the variables that are settings."""
+    variables: dict[str, SettingPath] = {}
+    for path, about in _reachable(Config, walk.origin.tree, ()):
+        variable = "ONCEHOOK_" + "__".join(str(step).upper().replace("-", "_") for step in path)
+        other = variables.setdefault(variable, path)
+        if variable not in env:
+            continue
+        if other != path:
+            walk.note((), f"environment {variable}: means both {_dotted(other)} and {_dotted(path)}")
+        # the variable is the secret, so the reference to it is the value
+        secret = about.form is not None and about.form.is_secret
+        value = {"env": variable} if secret else parse_variable(env[variable])
+        walk.origin.override(path, value, f"environment {variable}")
+    for dotted, value in flags.items():
+        if value is not None:
+            walk.origin.override(_path(dotted), value, f"flag --{dotted.rpartition('.')[2].replace('_', '-')}")
+    return variables
+
+
+def _reachable(kind: type[msgspec.Struct], tree: object, path: SettingPath) -> Iterator[tuple[SettingPath, Field]]:
+    """Every setting that has a name of its own; sources and destinations are those of the file."""
+    for key, about in fields_of(kind).items():
+        here = (*path, key)
+        inner = table_of(about.hint)
+        if about.form is not None or inner is None:
+            yield here, about
+            continue
+        below = tree.get(key) if isinstance(tree, dict) else None
+        if about.default is not None and isinstance(about.default, inner):
+            yield from _reachable(inner, below, here)
+        elif isinstance(below, dict):
+            for name in below:
+                yield from _reachable(inner, below[name], (*here, name))
+
+
+def _odd_variables(env: Mapping[str, str], variables: Mapping[str, SettingPath], walk: Walk) -> Iterator[str]:
+    referenced = {secret.reference for _, secret in walk.secrets if secret.kind == "env"}
+    for name in sorted(env):
+        if name.startswith("ONCEHOOK_") and name not in variables and name not in referenced:
+            if _OWN.fullmatch(name):
+                continue
+            near = nearest(name, list(variables))
+            yield f"environment {name}: not a setting, so it changes nothing" + (
+                f"; did you mean {near}?" if near else ""
+            )
+
+
+def _path(dotted: str) -> SettingPath:
+    steps = dotted.split(".")
+    # a source may be called "42"; only a route and a token are numbered
+    numbered = 1 if steps[0] == "route" else 2 if steps[:2] == ["server", "tokens"] else 0
+    return tuple(int(step) if place == numbered and step.isdecimal() else step for place, step in enumerate(steps))
+
+
+def _dotted(path: SettingPath) -> str:
+    return ".".join(map(str, path))

@@ -1,0 +1,188 @@
+"""What only the whole configuration can tell: names that must exist, and doors that must not stand open.
+
+`check` takes the tables that were read and notes its findings in the same walk; `load` calls it. A setting that is
+wrong by itself is not complained about a second time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, TypeAlias
+
+import msgspec
+
+from oncehook.config.forms import hide_password, is_loopback, split_bind, suggest
+from oncehook.config.origin import SettingPath
+from oncehook.config.tables import Config, RouteConfig, ServerConfig, SourceConfig
+from oncehook.config.walk import Walk
+from oncehook.errors import ConfigError
+
+SHORTEST_PATH: Final = 22
+"""Characters that hold 128 random bits, written as base64 (S8)."""
+
+Finding: TypeAlias = tuple[SettingPath, str]
+
+
+def check(config: Config, walk: Walk) -> None:
+    """Note everything that is wrong between settings."""
+    for name, source in config.source.items():
+        _check_verified(name, source, walk)
+    _check_addresses(config, walk)
+    for name, destination in config.destination.items():
+        if destination.url is None and not walk.has_failed(("destination", name, "url")):
+            walk.note(("destination", name), f'[destination.{name}] needs a url; write url = "https://…"')
+    _check_routes(config, walk)
+    _check_volumes(config, walk)
+    _check_tokens(config.server, walk)
+    for path, sentence in _open_doors(config, lambda key: walk.has_failed(("server", key))):
+        walk.note(path, sentence)
+
+
+def check_bind(config: Config, host: str) -> None:
+    """Whether it is safe to listen on another host than the configured one. Raises ConfigError (S28)."""
+    server = msgspec.structs.replace(config.server, host=host)
+    findings = list(_open_doors(msgspec.structs.replace(config, server=server), lambda key: False))
+    if findings:
+        raise ConfigError("\n".join(sentence for _, sentence in findings))
+
+
+def warnings(config: Config, walk: Walk) -> Iterator[str]:
+    """What is allowed and yet worth a word."""
+    for name, source in config.source.items():
+        if source.path is not None and len(source.path) < SHORTEST_PATH:
+            place = walk.origin.place(("source", name, "path"))
+            yield f"{place}: path in [source.{name}] can be guessed; take {SHORTEST_PATH} random characters or more"
+        if source.is_unverified and source.secret:
+            place = walk.origin.place(("source", name, "secret"))
+            yield f'{place}: secret in [source.{name}] is not used: verify is "none"'
+    if walk.origin.file and walk.origin.line(("store",)) and hide_password(config.store) != config.store:
+        yield (
+            f"{walk.origin.place(('store',))}: store holds a password, so this file is not safe to commit; "
+            "set ONCEHOOK_STORE in the environment instead"
+        )
+
+
+# -- sources -----------------------------------------------------------------------------------
+
+
+def _check_verified(name: str, source: SourceConfig, walk: Walk) -> None:
+    path = ("source", name)
+    failed = {key for key in ("preset", "verify", "secret") if walk.has_failed((*path, key))}
+    if source.preset is None and source.verify is None:
+        if not failed & {"preset", "verify"}:
+            walk.note(
+                path,
+                f"[source.{name}] does not say how its arrivals are verified; give it a preset or a verify scheme "
+                '(verify = "none" must be said by name)',
+            )
+    elif source.preset is None and not source.is_unverified and not source.secret and "secret" not in failed:
+        walk.note(path, f'[source.{name}] needs a secret to verify with; write secret = {{ env = "NAME" }}')
+    elif source.preset is not None and source.verify is None:
+        _check_preset(name, source, walk)
+
+
+def _check_preset(name: str, source: SourceConfig, walk: Walk) -> None:
+    from oncehook import presets
+
+    for need in presets.load(str(source.preset)).needs:
+        if not getattr(source, need) and not walk.has_failed(("source", name, need)):
+            walk.note(("source", name), f'[source.{name}] needs {need}: the preset "{source.preset}" asks for it')
+
+
+def _check_addresses(config: Config, walk: Walk) -> None:
+    taken: dict[str, str] = {}
+    for name, source in config.source.items():
+        address = source.path or name
+        if address in taken:
+            # the path itself is not repeated: it is meant to be unguessable
+            walk.note(("source", name, "path"), f"[source.{name}] has the same address as [source.{taken[address]}]")
+        taken.setdefault(address, name)
+
+
+# -- routes and watermarks ---------------------------------------------------------------------
+
+
+def _check_routes(config: Config, walk: Walk) -> None:
+    sources = _names(walk, "source")
+    destinations = _names(walk, "destination")
+    # numbers in the file and here agree only while no route failed, so positions come from the file
+    positions = [number for number in range(_count(walk)) if not walk.has_failed(("route", number))]
+    for number, route in zip(positions, config.route, strict=True):
+        path = ("route", number)
+        _check_name(walk, (*path, "from"), "source", route.from_, sources)
+        _check_name(walk, (*path, "to"), "destination", route.to, destinations)
+        if source := config.source.get(route.from_):
+            _check_needs(walk, path, route, source)
+
+
+def _check_needs(walk: Walk, path: tuple[str, int], route: RouteConfig, source: SourceConfig) -> None:
+    if source.preset is not None:
+        return
+    at = ("source", route.from_)
+    if route.latest_wins and source.rank is None and not walk.has_failed((*at, "rank")):
+        walk.note((*path, "latest_wins"), f"latest_wins in [[route]]: [source.{route.from_}] has no rank to compare")
+    if route.coalesce and source.subject is None and not walk.has_failed((*at, "subject")):
+        walk.note((*path, "coalesce"), f"coalesce in [[route]]: [source.{route.from_}] has no subject to gather by")
+
+
+def _check_volumes(config: Config, walk: Walk) -> None:
+    for name in config.watermark.daily_volume:
+        _check_name(walk, ("watermark", "daily_volume", name), "source", name, _names(walk, "source"))
+
+
+def _check_name(walk: Walk, path: SettingPath, kind: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        walk.note(path, f'there is no {kind} "{name}"; {suggest(name, known)}')
+
+
+def _names(walk: Walk, kind: str) -> list[str]:
+    tables = walk.origin.tree.get(kind)
+    return list(tables) if isinstance(tables, dict) else []
+
+
+def _count(walk: Walk) -> int:
+    routes = walk.origin.tree.get("route")
+    return len(routes) if isinstance(routes, list) else 0
+
+
+# -- the server's doors ------------------------------------------------------------------------
+
+
+def _public_host(server: ServerConfig) -> str:
+    """The address that others can reach, or nothing."""
+    hosts = [server.host]
+    if server.admin_bind:
+        hosts.append(split_bind(server.admin_bind)[0])
+    return next((host for host in hosts if not is_loopback(host)), "")
+
+
+def _check_tokens(server: ServerConfig, walk: Walk) -> None:
+    for name, count in Counter(token.name for token in server.tokens).items():
+        if count > 1:
+            walk.note(("server", "tokens"), f'tokens in [server]: "{name}" is the name of {count} tokens')
+
+
+def _open_doors(config: Config, has_failed: Callable[[str], bool]) -> Iterator[Finding]:
+    """Listening where others can reach needs a credential, TLS or a word that there is none, and consent (S28)."""
+    server = config.server
+    public = _public_host(server)
+    if not public:
+        return
+    path = ("server", "host") if public == server.host else ("server", "admin_bind")
+    start = f'"{public}" is a public address'
+    if not (server.admin_token or server.tokens or has_failed("admin_token") or has_failed("tokens")):
+        yield path, f'{start}; add admin_token = {{ env = "ONCEHOOK_TOKEN" }} to [server]'
+    if not (server.trusted_proxies or server.public_without_tls or has_failed("trusted_proxies")):
+        yield (
+            path,
+            f"{start} without TLS; add to [server] trusted_proxies with the networks of the proxy that ends TLS, "
+            "or public_without_tls = true",
+        )
+    for name, source in config.source.items():
+        if source.is_loopback_only:
+            yield (
+                ("source", name, "verify"),
+                f'verify in [source.{name}]: "none" lets anyone send, and {start}; verify the sender, or confirm by '
+                'verify = { scheme = "none", confirm = "anyone may send" }',
+            )

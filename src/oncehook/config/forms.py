@@ -1,0 +1,472 @@
+"""What the value of one setting may look like: how it is read, shown, and described to an editor.
+
+Each `Form` takes a value as TOML gave it and returns what the program uses, or raises ConfigError with a sentence
+on what to write instead. `tables.py` hangs one on every setting.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from typing import Any, Final, Protocol
+from urllib.parse import SplitResult, urlsplit
+
+from oncehook import units
+from oncehook.errors import ConfigError
+from oncehook.secret import REFERENCE_FORMS, Secret
+
+Network = IPv4Network | IPv6Network
+
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+NAME_FORM: Final = "lower-case letters, digits, dashes and underscores, at most 63 and not starting with a dash"
+
+
+class Place(Protocol):
+    """Where a value stands, for those forms that must know more than the value."""
+
+    def secret(self, value: object) -> Secret:
+        """Read a reference to a secret, and remember that it must be set."""
+
+    def table(self, kind: type[Any], value: object) -> Any:
+        """Read a table of settings that stands inside this value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to write a value."""
+
+    read: Callable[[Any, Place], Any]
+    schema: Mapping[str, Any]
+    show: Callable[[Any], object] = lambda value: value
+    is_secret: bool = False
+
+
+def nearest(word: str, words: Sequence[str]) -> str:
+    """The allowed word that was probably meant, or nothing."""
+    return next(iter(get_close_matches(word, words, n=1)), "")
+
+
+def suggest(word: str, words: Sequence[str]) -> str:
+    """The end of a sentence about a word that is not allowed."""
+    if near := nearest(word, words):
+        return f'did you mean "{near}"?'
+    return f"allowed: {', '.join(words)}" if words else "there is none"
+
+
+# -- plain values ------------------------------------------------------------------------------
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError("must be text in quotes, and not empty")
+    return value
+
+
+def _flag(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError("must be true or false")
+    return value
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(_text(item) for item in (value if isinstance(value, list | tuple) else [value]))
+
+
+def whole(low: int, high: int) -> Form:
+    """A whole number within limits."""
+
+    def read(value: object, place: Place) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ConfigError(f"must be a whole number from {low} to {high}")
+        return value
+
+    return Form(read, {"type": "integer", "minimum": low, "maximum": high})
+
+
+def choice(*words: str) -> Form:
+    """One of some words."""
+
+    def read(value: object, place: Place) -> str:
+        if not isinstance(value, str) or value not in words:
+            raise ConfigError(f"must be {_either(words)}")
+        return value
+
+    return Form(read, {"enum": list(words)})
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join(f'"{word}"' for word in words)
+
+
+TEXT: Final = Form(lambda value, place: _text(value), {"type": "string", "minLength": 1})
+FLAG: Final = Form(lambda value, place: _flag(value), {"type": "boolean"})
+TEXTS: Final = Form(
+    lambda value, place: _texts(value),
+    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
+    list,
+)
+
+
+# -- durations, sizes, rates -------------------------------------------------------------------
+
+
+def duration(value: object) -> float:
+    """A duration that is longer than nothing."""
+    if not isinstance(value, str | int | float):
+        raise ConfigError(f"must be a duration; {units.DURATION_FORMS}")
+    if (seconds := units.seconds(value)) <= 0:
+        raise ConfigError(f"must be longer than nothing; {units.DURATION_FORMS}")
+    return seconds
+
+
+def _tolerance(value: object, place: Place) -> float:
+    return math.inf if value == "off" else duration(value)
+
+
+def _size(value: object, place: Place) -> int:
+    if not isinstance(value, str | int) or (count := units.size(value)) < 1:
+        raise ConfigError(f"must be a size; {units.SIZE_FORMS}")
+    return count
+
+
+def _fraction(value: object, place: Place) -> float:
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", value) if isinstance(value, str) else None
+    if match is None or not 0 < float(match[1]) < 100:
+        raise ConfigError('must be a part of the whole; write for example "10%"')
+    return float(match[1]) / 100
+
+
+def _volumes(value: object, place: Place) -> dict[str, int]:
+    count = whole(1, 10**12)
+    if not isinstance(value, dict):
+        raise ConfigError("must be a table of sources and numbers; write for example { whatsapp = 50 }")
+    return {source: count.read(number, place) for source, number in value.items()}
+
+
+_SPOKEN: Final = {"type": ["string", "number"], "minimum": 0, "examples": ["0.2s", "15s", "5m", "1h30m", "30d"]}
+
+DURATION: Final = Form(lambda value, place: duration(value), _SPOKEN, units.words)
+TOLERANCE: Final = Form(_tolerance, _SPOKEN, lambda value: "off" if math.isinf(value) else units.words(value))
+SIZE: Final = Form(_size, {"type": ["string", "integer"], "examples": ["1MiB", "64kB"]}, units.bytes_words)
+RATE: Final = Form(
+    lambda value, place: units.rate(value),
+    {"type": "string", "examples": ["50/s", "100/m", "1000/h"]},
+    lambda value: f"{value:g}/s" if value >= 1 else f"{value * 3600:g}/h",
+)
+FRACTION: Final = Form(_fraction, {"type": "string", "examples": ["10%"]}, lambda value: f"{value * 100:g}%")
+VOLUMES: Final = Form(_volumes, {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}})
+
+
+# -- secrets and headers -----------------------------------------------------------------------
+
+_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_OWN_HEADERS: Final = re.compile(
+    r"host|content-length|transfer-encoding|connection|keep-alive|te|trailer|upgrade|expect"
+    r"|idempotency-key|webhook-.*|oncehook-.*",
+    re.IGNORECASE,
+)
+_TELLING: Final = re.compile(r"authorization|cookie|token|secret|api-?key|password|credential", re.IGNORECASE)
+
+
+def _secrets(value: object, place: Place) -> tuple[Secret, ...]:
+    if isinstance(value, list | tuple):
+        if not value:
+            raise ConfigError(f"must name at least one secret; write {REFERENCE_FORMS}")
+        return tuple(place.secret(item) for item in value)
+    return (place.secret(value),)
+
+
+def _header_name(value: object) -> str:
+    if not isinstance(value, str) or not _HEADER.fullmatch(value):
+        raise ConfigError(f"{value!r} is not the name of a header")
+    if _OWN_HEADERS.fullmatch(value):
+        raise ConfigError(f'"{value}" is set by oncehook itself and cannot be changed')
+    return value
+
+
+def _headers(value: object, place: Place) -> dict[str, str | Secret]:
+    if not isinstance(value, dict):
+        raise ConfigError('must be a table; write for example { X-Team = "billing" }')
+    return {_header_name(name): _header_value(name, said, place) for name, said in value.items()}
+
+
+def _header_value(name: str, value: object, place: Place) -> str | Secret:
+    if not isinstance(value, str):
+        return place.secret(value)
+    # none of these sentences repeats the value: it may be the secret
+    if _TELLING.search(name):
+        raise ConfigError(f'"{name}" carries a secret, which is written as a reference: {REFERENCE_FORMS}')
+    if not value.isascii() or not value.isprintable():
+        raise ConfigError(f'"{name}" must be plain printable ASCII')
+    return value
+
+
+def show_secret(secret: Secret) -> str:
+    """What may be said about a secret."""
+    return f"{secret.name} ({'set' if secret.is_set() else 'not set'})"
+
+
+def _show_headers(headers: Mapping[str, str | Secret]) -> dict[str, str]:
+    return {name: show_secret(value) if isinstance(value, Secret) else value for name, value in headers.items()}
+
+
+_REFERENCE: Final = {
+    "type": "object",
+    "properties": {kind: {"type": "string", "minLength": 1} for kind in ("env", "file", "credential")},
+    "additionalProperties": False,
+    "minProperties": 1,
+    "maxProperties": 1,
+}
+
+SECRET: Final = Form(lambda value, place: place.secret(value), _REFERENCE, show_secret, is_secret=True)
+SECRETS: Final = Form(
+    _secrets,
+    {"anyOf": [_REFERENCE, {"type": "array", "items": _REFERENCE, "minItems": 1}]},
+    lambda secrets: [show_secret(secret) for secret in secrets],
+    is_secret=True,
+)
+HEADERS: Final = Form(
+    _headers,
+    {"type": "object", "additionalProperties": {"anyOf": [{"type": "string"}, _REFERENCE]}},
+    _show_headers,
+)
+HEADER_NAMES: Final = Form(lambda value, place: tuple(map(_header_name, _texts(value))), TEXTS.schema, list)
+
+
+# -- addresses ---------------------------------------------------------------------------------
+
+_HOSTNAME: Final = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
+_PASSWORD: Final = re.compile(r"(://[^:@/?]*):.*@")
+_PASSWORD_FIELD: Final = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECASE)
+
+
+def hide_password(url: str) -> str:
+    """A store's address as it may be shown."""
+    return _PASSWORD_FIELD.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
+
+
+def _store(value: object, place: Place) -> str:
+    text = _text(value)
+    if re.fullmatch(r"sqlite:.+|postgres(ql)?://.*", text):
+        return text
+    raise ConfigError('must be "sqlite:./file.db" or "postgresql://host/database"')
+
+
+def _network(value: object) -> Network:
+    try:
+        return ip_network(_text(value))
+    except ValueError:
+        pass
+    try:
+        meant = ip_network(_text(value), strict=False)
+    except ValueError:
+        raise ConfigError(f'{value!r} is not a network; write for example "10.0.0.0/8" or "192.0.2.7"') from None
+    raise ConfigError(f'{value!r} is an address inside a network; write "{meant}" for the whole of it')
+
+
+def _networks(value: object, place: Place) -> tuple[Network, ...]:
+    return tuple(_network(item) for item in _texts(value))
+
+
+def _proxies(value: object, place: Place) -> tuple[Network, ...]:
+    networks = _networks(value, place)
+    if any(network.prefixlen == 0 for network in networks):
+        raise ConfigError("would believe everybody who claims to be a proxy; name the networks of your proxies")
+    return networks
+
+
+def _private(value: object, place: Place) -> bool | tuple[Network, ...]:
+    return value if isinstance(value, bool) else _networks(value, place)
+
+
+def _url(value: object, place: Place) -> str:
+    # no sentence repeats the address: it may hold a password
+    text = _text(value)
+    parts = _split_url(text)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError('must be a web address; write for example "https://example.org/hook"')
+    if "@" in parts.netloc:
+        raise ConfigError("must not hold a user name or password; put them into headers, by reference")
+    if parts.fragment:
+        raise ConfigError("must not hold a fragment (#…): it would never be sent")
+    return text
+
+
+def _split_url(text: str) -> SplitResult | None:
+    if not text.isascii() or not text.isprintable() or " " in text:
+        return None
+    try:
+        parts = urlsplit(text)
+        return parts if parts.port != 0 else None
+    except ValueError:
+        return None
+
+
+def _host(value: object, place: Place) -> str:
+    text = _text(value)
+    if _is_address(text) or (_HOSTNAME.fullmatch(text) and not text.isdigit()):
+        return text
+    raise ConfigError('must be an address or a name without brackets or port; write for example "127.0.0.1"')
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _bind(value: object, place: Place) -> str:
+    host, _, port = _text(value).rpartition(":")
+    if not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError('must be an address and a port; write for example "127.0.0.1:4021" or "[::1]:4021"')
+    bracketed = host.startswith("[") and host.endswith("]")
+    _host(host[1:-1] if bracketed else host, place)
+    return _text(value)
+
+
+def split_bind(bind: str) -> tuple[str, int]:
+    """Host and port of an `admin_bind`."""
+    host, _, port = bind.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach that address. What cannot be told counts as public."""
+    return ip_address(host).is_loopback if _is_address(host) else host.lower() == "localhost"
+
+
+def _path(value: object, place: Place) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", value):
+        raise ConfigError("must be one part of an address: letters, digits, dashes and underscores")
+    return value
+
+
+def _show_networks(value: bool | Sequence[Network]) -> object:
+    return value if isinstance(value, bool) else [str(network) for network in value]
+
+
+STORE: Final = Form(_store, {"type": "string", "examples": ["sqlite:./oncehook.db"]}, hide_password)
+NETWORKS: Final = Form(_networks, TEXTS.schema, _show_networks)
+PROXIES: Final = Form(_proxies, TEXTS.schema, _show_networks)
+PRIVATE: Final = Form(_private, {"anyOf": [{"type": "boolean"}, TEXTS.schema]}, _show_networks)
+URL: Final = Form(_url, {"type": "string", "format": "uri", "pattern": "^https?://"})
+HOST: Final = Form(_host, {"type": "string"})
+BIND: Final = Form(_bind, {"type": "string", "examples": ["127.0.0.1:4021"]})
+PATH: Final = Form(_path, {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}, lambda path: "(hidden)")
+
+
+# -- rules -------------------------------------------------------------------------------------
+
+
+def _rule(value: object) -> Any:
+    from oncehook.keys import Rule
+
+    Rule.parse(value)
+    return value
+
+
+def _key(value: object, place: Place) -> Any:
+    return value if value == "none" else _rule(value)
+
+
+def _rank(value: object, place: Place) -> Any:
+    if not isinstance(value, dict):
+        return _rule(value)
+    if set(value) != {"of", "order"}:
+        raise ConfigError('must be a rule, or { of = rule, order = ["sent", "delivered", "read"] }')
+    _rule(value["of"])
+    _texts(value["order"])
+    return value
+
+
+def _volatile(value: object, place: Place) -> tuple[str, ...]:
+    from oncehook.keys import BodyHash
+
+    BodyHash(paths := _texts(value))
+    return paths
+
+
+def _redact(value: object, place: Place) -> tuple[str, ...]:
+    from oncehook.keys import Redaction
+
+    Redaction(paths := _texts(value))
+    return paths
+
+
+def _split(value: object, place: Place) -> str:
+    from oncehook.sources import split_at
+
+    split_at(text := _text(value))
+    return text
+
+
+def _preset(value: object, place: Place) -> str:
+    from oncehook import presets
+
+    presets.load(name := _text(value))
+    return name
+
+
+def _verify(value: object, place: Place) -> str | dict[str, Any]:
+    from oncehook.verify import from_config
+
+    if not isinstance(value, str | dict):
+        raise ConfigError('must be a scheme; write for example "standard-webhooks" or { scheme = "hmac", … }')
+    from_config(value)
+    return value
+
+
+def _missing_key(value: object, place: Place) -> str:
+    policy, colon, window = value.partition(":") if isinstance(value, str) else ("", "", "")
+    if policy == "body_hash" and colon:
+        duration(window)
+    elif policy not in ("accept", "reject", "body_hash") or colon:
+        raise ConfigError('must be "accept", "reject", "body_hash" or "body_hash:10s"')
+    return f"{policy}{colon}{window}"
+
+
+def _when(value: object, place: Place) -> dict[str, str | list[str]]:
+    from oncehook.routes import Route
+
+    if not isinstance(value, dict):
+        raise ConfigError('must be a table; write for example { type = "message.*" }')
+    wanted = {asked: _wanted(said) for asked, said in value.items()}
+    Route("", "", when=wanted)
+    return wanted
+
+
+def _wanted(value: object) -> str | list[str]:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    return list(_texts(value)) if isinstance(value, list) else _text(value)
+
+
+def _coalesce(value: object, place: Place) -> bool | str:
+    if value != "any" and not isinstance(value, bool):
+        raise ConfigError('must be true, false or "any"')
+    return value
+
+
+_RULE: Final = {"anyOf": [{"type": "string"}, {"type": "array"}], "examples": ["$.id", ["header:X-Request-Id", "$.id"]]}
+
+KEY: Final = Form(_key, _RULE)
+PRESET: Final = Form(_preset, {"type": "string", "examples": ["stripe", "whatsapp-cloud"]})
+RULE: Final = Form(lambda value, place: _rule(value), _RULE)
+RANK: Final = Form(_rank, {"anyOf": [_RULE, {"type": "object", "required": ["of", "order"]}]})
+VOLATILE: Final = Form(_volatile, TEXTS.schema, list)
+REDACT: Final = Form(_redact, TEXTS.schema, list)
+SPLIT: Final = Form(_split, {"type": "string", "pattern": "^\\$"})
+VERIFY: Final = Form(_verify, {"anyOf": [{"type": "string"}, {"type": "object", "required": ["scheme"]}]})
+MISSING_KEY: Final = Form(
+    _missing_key, {"type": "string", "pattern": "^(accept|reject|body_hash(:.+)?)$", "default": "accept"}
+)
+WHEN: Final = Form(_when, {"type": "object"})
+COALESCE: Final = Form(_coalesce, {"enum": [True, False, "any"]})

@@ -1,0 +1,243 @@
+"""Where settings come from: the file that is found, what lies over it, and the line each stands on.
+
+`find` reads `oncehook.toml` or `[tool.oncehook]`; `Origin.override` lays environment variables and flags over it;
+`Origin.where` says of each setting which of them counts. `config.load` is the only caller.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from oncehook.errors import ConfigError
+
+SettingPath: TypeAlias = tuple[str | int, ...]
+"""The way to a setting: ("source", "orders", "key"), or ("route", 0, "to")."""
+
+_TOKEN: Final = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}'
+    r"|'''.*?'{3,5}"
+    r'|"(?:\\.|[^"\\\n])*"'
+    r"|'[^'\n]*'"
+    r"|\#[^\n]*"
+    r"|\n"
+    r"|[\[\]{}=,.]"
+    r"|[^\s\"'\#\[\]{}=,.]+",
+    re.DOTALL,
+)
+
+
+class Origin:
+    """The settings as they were written, and where."""
+
+    def __init__(
+        self, tree: Mapping[str, Any], lines: Mapping[SettingPath, int], file: Path | None, label: str, base: Path
+    ) -> None:
+        self.tree = copy.deepcopy(dict(tree))
+        self.file = file
+        self.label = label
+        self.base = base
+        """The folder that `{ file = … }` is relative to."""
+        self._lines = lines
+        self._over: dict[SettingPath, str] = {}
+
+    def override(self, path: SettingPath, value: object, label: str) -> None:
+        """Put a value over what the file says. A file that is malformed there keeps its own, to be reported."""
+        table: object = self.tree
+        for step in path[:-1]:
+            if not isinstance(table, dict):
+                return
+            table = table.setdefault(step, {})
+        if isinstance(table, dict):
+            table[path[-1]] = value
+            self._over[path] = label
+
+    def line(self, path: SettingPath) -> int:
+        """The line of a setting, or of the nearest table around it; 0 when it is not from the file."""
+        if self._override(path):
+            return 0
+        for length in range(len(path), -1, -1):
+            if line := self._lines.get(path[:length]):
+                return line
+        return 0
+
+    def place(self, path: SettingPath) -> str:
+        """For an error message: `oncehook.toml:12`, `environment ONCEHOOK_STORE`, `flag --port`."""
+        if label := self._override(path):
+            return label
+        line = self.line(path)
+        return f"{self.label}:{line}" if line else self.label
+
+    def where(self, path: SettingPath) -> str:
+        """The same for a setting that counts, or `default` when nobody has said anything."""
+        return self.place(path) if self._is_given(path) else "default"
+
+    def _override(self, path: SettingPath) -> str:
+        labels = (self._over.get(path[:length]) for length in range(len(path), 0, -1))
+        return next((label for label in labels if label), "")
+
+    def _is_given(self, path: SettingPath) -> bool:
+        value: object = self.tree
+        for step in path:
+            # a numbered table is a list; seen as a mapping, both are asked alike
+            table = dict(enumerate(value)) if isinstance(value, list) else value
+            if not isinstance(table, dict) or step not in table:
+                return False
+            value = table[step]
+        return True
+
+
+def find(path: Path | None, cwd: Path) -> Origin:
+    """The one file that counts: the given one, `oncehook.toml`, or `[tool.oncehook]`; else no file at all."""
+    if path is not None:
+        return _read(cwd / path, str(path), required=True)
+    if (cwd / "oncehook.toml").exists():
+        return _read(cwd / "oncehook.toml", "oncehook.toml", required=True)
+    if (cwd / "pyproject.toml").exists():
+        origin = _read(cwd / "pyproject.toml", "pyproject.toml", required=False)
+        if origin.file:
+            return origin
+    return Origin({}, {}, None, "configuration", cwd)
+
+
+def _read(file: Path, label: str, *, required: bool) -> Origin:
+    try:
+        text = file.read_text("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"{label}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{label}: is not UTF-8 text") from None
+    tree, lines = _parse(text, label), scan_lines(text)
+    if file.name != "pyproject.toml":
+        return Origin(tree, lines, file, label, file.parent)
+    section = tree.get("tool", {}).get("oncehook")
+    if section is None and not required:
+        return Origin({}, {}, None, "configuration", file.parent)
+    if not isinstance(section, dict):
+        raise ConfigError(f"{label}: has no table [tool.oncehook]")
+    inner = {path[2:]: line for path, line in lines.items() if path[:2] == ("tool", "oncehook")}
+    return Origin(section, inner, file, label, file.parent)
+
+
+def _parse(text: str, label: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        reason, _, spot = str(error).partition(" (at line ")
+        line = spot.partition(",")[0]
+        place = f"{label}:{line}" if line.isdigit() else label
+        raise ConfigError(f"{place}: not valid TOML: {reason[:1].lower()}{reason[1:]}") from None
+    except RecursionError:
+        raise ConfigError(f"{label}: not valid TOML: nested too deeply") from None
+
+
+def parse_variable(text: str) -> object:
+    """What an environment variable says: true, false, a whole number, a TOML list or table; else the text itself."""
+    said = text.strip()
+    if said in ("true", "false"):
+        return said == "true"
+    if re.fullmatch(r"-?[0-9]{1,18}", said):
+        return int(said)
+    if said[:1] in ("[", "{"):
+        try:
+            return tomllib.loads(f"value = {said}")["value"]
+        except tomllib.TOMLDecodeError:
+            return text
+    return text
+
+
+# -- lines -------------------------------------------------------------------------------------
+
+
+def scan_lines(text: str) -> dict[SettingPath, int]:
+    """On which line each table and key of a (valid) TOML text begins. Keys of inline tables are left out."""
+    scan = _Scan()
+    for match in _TOKEN.finditer(text):
+        scan.take(match[0])
+    return scan.lines
+
+
+class _Scan:
+    """Reads TOML just closely enough to know keys from values. `tomllib` has already judged the text."""
+
+    def __init__(self) -> None:
+        self.lines: dict[SettingPath, int] = {}
+        self._line = 1
+        self._table: SettingPath = ()
+        self._parts: list[str] = []
+        self._counts: dict[SettingPath, int] = {}
+        self._state = self._statement
+        self._depth = 0
+
+    def take(self, piece: str) -> None:
+        if not piece.startswith("#"):
+            self._state(piece)
+        self._line += piece.count("\n")
+
+    def _statement(self, piece: str) -> None:
+        if piece == "\n":
+            return
+        self._parts = []
+        self._depth = 0
+        self._state = self._header if piece == "[" else self._key
+        if piece != "[":
+            self._key(piece)
+
+    def _header(self, piece: str) -> None:
+        if piece == "[":
+            self._depth = 1
+        elif piece == "]":
+            self._open_table()
+            self._state = self._rest
+        elif piece != ".":
+            self._parts.append(_unquoted(piece))
+
+    def _rest(self, piece: str) -> None:
+        if piece == "\n":
+            self._state = self._statement
+
+    def _key(self, piece: str) -> None:
+        if piece == "=":
+            self._remember((*self._table, *self._parts))
+            self._state = self._value
+        elif piece != ".":
+            self._parts.append(_unquoted(piece))
+
+    def _value(self, piece: str) -> None:
+        if piece in ("[", "{"):
+            self._depth += 1
+        elif piece in ("]", "}"):
+            self._depth -= 1
+        elif piece == "\n" and not self._depth:
+            self._state = self._statement
+
+    def _open_table(self) -> None:
+        path = (*self._resolved(self._parts[:-1]), self._parts[-1])
+        if self._depth:
+            self._counts[path] = self._counts.get(path, 0) + 1
+        self._table = self._indexed(path)
+        self._remember(self._table)
+
+    def _resolved(self, parts: Sequence[str]) -> SettingPath:
+        path: SettingPath = ()
+        for part in parts:
+            path = self._indexed((*path, part))
+        return path
+
+    def _indexed(self, path: SettingPath) -> SettingPath:
+        # a header below [[route]] means the latest of them
+        return (*path, self._counts[path] - 1) if path in self._counts else path
+
+    def _remember(self, path: SettingPath) -> None:
+        for length in range(1, len(path) + 1):
+            self.lines.setdefault(path[:length], self._line)
+
+
+def _unquoted(piece: str) -> str:
+    if piece.startswith('"'):
+        return str(tomllib.loads(f"key = {piece}")["key"])
+    return piece[1:-1] if piece.startswith("'") else piece

@@ -1,0 +1,62 @@
+"""An inbox without any configuration, for the first five minutes: every preset under its own name, this machine only.
+
+Its keys are made once and kept in the user's state folder, so that they stay the same between restarts and
+`oncehook send` knows them too. Every such source takes direct loopback requests only (DESIGN.md 8.11).
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import IO
+
+from oncehook import presets
+from oncehook.sources import Source, build
+from oncehook.verify import Scheme
+from oncehook.verify.development import DevelopmentKeys, development_keys
+from oncehook.verify.schemes import Nothing
+
+
+def sources() -> list[Source]:
+    """One source per preset, and `dev`, which takes anything unsigned."""
+    made = [build("dev", scheme=Nothing(), loopback_only=True)]
+    with _open_keys() as file:
+        kept = json.loads(file.read() or "{}")
+        for name in presets.names():
+            preset = presets.load(name)
+            keys = _keys_of(kept, name, preset.scheme)
+            made.append(
+                build(
+                    name,
+                    preset=preset,
+                    secrets=keys.secrets,
+                    signing=keys.signing,
+                    verify_token=b"development",
+                    public_url=f"http://127.0.0.1:4020/in/{name}",
+                    loopback_only=True,
+                )
+            )
+        file.seek(0)
+        file.truncate()
+        json.dump(kept, file)
+    return made
+
+
+def _open_keys() -> IO[str]:
+    """The file of development keys, readable by its owner only and locked until it is closed."""
+    folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "oncehook"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    descriptor = os.open(folder / "development-keys.json", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return os.fdopen(descriptor, "r+")
+
+
+def _keys_of(kept: dict[str, list[str]], name: str, scheme: Scheme) -> DevelopmentKeys:
+    if name not in kept:
+        made = development_keys(scheme)
+        kept[name] = [base64.b64encode(value).decode() for value in (made.signing, *made.secrets)]
+    signing, *secrets = (base64.b64decode(text) for text in kept[name])
+    return DevelopmentKeys(tuple(secrets), signing)

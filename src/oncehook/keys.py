@@ -1,0 +1,504 @@
+"""The rule language: where in an arrival its key, subject, type, time and rank stand.
+
+A rule is a place (`header:Name`, `query:name`, `form:field`, `literal:text`, or a JSONPath that begins with `$`), or
+a list of places of which the first that is there counts; a place that is itself a list is a composite, all of whose
+parts must be there (a part that begins with `?` may be absent). `Rules` compiles a source's rules once, at start, and
+reads each arrival into a `Reading`. A missing value is None, never an error: what then happens is the source's policy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from typing import Any, Final
+
+from oncehook.errors import ConfigError
+from oncehook.model import Arrival, Headers
+from oncehook.payload import MISSING, BodyHash, Glimpse, Path, Redaction, Unreadable, parse, parse_form, text_of
+
+__all__ = [
+    "DEFAULT_KEY",
+    "DEFAULT_TYPE",
+    "BodyHash",
+    "Reading",
+    "Redaction",
+    "Rule",
+    "Rules",
+    "Sight",
+    "Spec",
+    "bounded",
+    "header",
+    "key_text",
+]
+
+DEFAULT_KEY: Final = [
+    "header:Idempotency-Key",
+    "$.idempotency_key",
+    "$.messageId",
+    "$.data.messageId",
+    "$.data.idempotency_key",
+]
+DEFAULT_TYPE: Final = ["$.type", "$.event"]
+
+FORM: Final = "application/x-www-form-urlencoded"
+ALLOWED: Final = (
+    "A place is header:Name, query:name, form:field, literal:text, or a JSONPath such as $.data.id; "
+    "a list tries several places in order, and a list inside it joins its parts."
+)
+
+Parts = tuple[str, ...]
+
+
+# -- what a rule sees --------------------------------------------------------------------------
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The value of a header (its name in lower case); None when it is absent, empty, or there twice and not the same.
+
+    The quotes that the Idempotency-Key draft puts around its value are no part of it.
+    """
+    values = {value.strip() for key, value in headers if key == name}
+    return _header_text(name, values.pop()) if len(values) == 1 else None
+
+
+def _header_text(name: bytes, value: bytes) -> str | None:
+    text = value.strip().decode("latin-1")
+    if name == b"idempotency-key" and len(text) > 1 and text[0] == text[-1] == '"':
+        text = re.sub(r'\\(["\\])', r"\1", text[1:-1])
+    return text or None
+
+
+class Sight:
+    """What a rule sees of an arrival, each part read when it is first asked for.
+
+    A rule written in Python is called with one and returns the value, a tuple of parts, or None.
+    """
+
+    __slots__ = (
+        "_data",
+        "_fields",
+        "_glimpse",
+        "_headers",
+        "_loaded",
+        "_queried",
+        "_values",
+        "arrival",
+        "body",
+        "unparsed",
+    )
+
+    def __init__(self, arrival: Arrival, body: bytes, data: Any = MISSING, glimpse: Glimpse | None = None) -> None:
+        self.arrival = arrival
+        self.body = body
+        """The bytes of the event: the arrival's own, or those of one part of it."""
+        self.unparsed = False
+        """JSON was asked for, and the body could not be read."""
+        self._data = data
+        self._loaded = data is not MISSING
+        self._glimpse = glimpse
+        self._values: Sequence[Any] | None = None
+        self._headers = dict(arrival.headers)
+        self._fields: dict[str, list[str]] | None = None
+        self._queried: dict[str, list[str]] | None = None
+
+    @property
+    def data(self) -> Any:
+        """The parsed JSON body; None when it cannot be read, or is a form."""
+        if not self._loaded or self._values is not None:
+            self._glimpse = self._values = None
+            self._load()
+        return None if self._data is MISSING else self._data
+
+    @property
+    def media_type(self) -> str | None:
+        """The content type without its parameters."""
+        text = self.find_header(b"content-type")
+        return None if text is None else text.partition(";")[0].strip().lower()
+
+    def header(self, name: str) -> str | None:
+        """The value of a header; None when it is absent, empty, or there twice and not the same."""
+        return self.find_header(name.lower().encode("latin-1", "replace"))
+
+    def find_header(self, name: bytes) -> str | None:
+        """The same, by its name in lower case."""
+        value = self._headers.get(name)
+        if value is None:
+            return None
+        if len(self._headers) != len(self.arrival.headers):
+            return header(self.arrival.headers, name)
+        return _header_text(name, value)
+
+    def query(self, name: str) -> str | None:
+        """The value of a query parameter; None when it is absent, empty, or there twice and not the same."""
+        if self._queried is None:
+            self._queried = _fields_of(self.arrival.query)
+        return _single(self._queried, name)
+
+    def form(self, name: str) -> str | None:
+        """The value of a field of an urlencoded body; None as with `query`, and for every other content type."""
+        if self._fields is None:
+            self._fields = _fields_of(self.arrival.body) if self.media_type in (FORM, None) else {}
+        return _single(self._fields, name)
+
+    def find(self, path: Path) -> Any:
+        """The first value a path leads to in the body, or MISSING."""
+        if not self._loaded:
+            self._load()
+        if self._values is not None and self._glimpse is not None:
+            return self._values[self._glimpse.slots[path]]
+        return MISSING if self._data is MISSING else path.first(self._data)
+
+    def _load(self) -> None:
+        self._loaded = True
+        if self._is_opaque():
+            return
+        try:
+            if self._glimpse is not None:
+                self._values = self._glimpse(self.body)
+            else:
+                self._data = parse(self.body)
+        except Unreadable:
+            self.unparsed = True
+
+    def _is_opaque(self) -> bool:
+        """Forms and uploads are not ours to look into, whatever they hold (S13)."""
+        value = self._headers.get(b"content-type")
+        if value is None or value.startswith(b"application/json"):  # the usual ones, told without a closer look
+            return False
+        media_type = self.media_type or ""
+        return media_type == FORM or media_type.startswith("multipart/")
+
+
+def _fields_of(text: bytes) -> dict[str, list[str]]:
+    try:
+        return parse_form(text)
+    except Unreadable:
+        return {}
+
+
+def _single(fields: Mapping[str, list[str]], name: str) -> str | None:
+    values = fields.get(name, [])
+    return values[0] or None if values and values.count(values[0]) == len(values) else None
+
+
+# -- places ------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, frozen=True)
+class _Header:
+    name: bytes
+
+    def read(self, sight: Sight) -> str | None:
+        return sight.find_header(self.name)
+
+
+@dataclass(slots=True, frozen=True)
+class _Query:
+    name: str
+
+    def read(self, sight: Sight) -> str | None:
+        return sight.query(self.name)
+
+
+@dataclass(slots=True, frozen=True)
+class _Form:
+    name: str
+
+    def read(self, sight: Sight) -> str | None:
+        return sight.form(self.name)
+
+
+@dataclass(slots=True, frozen=True)
+class _Literal:
+    text: str
+
+    def read(self, sight: Sight) -> str | None:
+        return self.text
+
+
+@dataclass(slots=True, frozen=True)
+class _Json:
+    path: Path
+
+    def read(self, sight: Sight) -> str | None:
+        return text_of(sight.find(self.path))
+
+
+_Simple = _Header | _Query | _Form | _Literal | _Json
+
+
+@dataclass(slots=True, frozen=True)
+class _Composite:
+    parts: Sequence[_Simple]
+    optional: Sequence[bool]
+
+    def read(self, sight: Sight) -> Parts | None:
+        found = []
+        # Literals and absent parts alone would make all arrivals alike, so they do not count as a hit.
+        told = self.is_constant
+        for part, optional in zip(self.parts, self.optional, strict=True):
+            text = part.read(sight)
+            if text is None and not optional:
+                return None
+            told = told or (text is not None and not isinstance(part, _Literal))
+            found.append(text or "")
+        return tuple(found) if told else None
+
+    @property
+    def is_constant(self) -> bool:
+        return all(isinstance(part, _Literal) for part in self.parts)
+
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+
+
+def _parse_place(text: object) -> _Simple:
+    if not isinstance(text, str):
+        raise ConfigError(f"{text!r} is not a place.", hint=ALLOWED)
+    if text.startswith("$"):
+        return _Json(Path(text))
+    prefix, _, name = text.partition(":")
+    if prefix == "header" and _TOKEN.fullmatch(name):
+        return _Header(name.lower().encode())
+    if prefix == "query" and name:
+        return _Query(name)
+    if prefix == "form" and name:
+        return _Form(name)
+    if prefix == "literal" and name:
+        return _Literal(name)
+    if text.startswith("?"):
+        raise ConfigError(f'The place "{text}" cannot be optional: only a part of a composite can.', hint=ALLOWED)
+    if prefix in ("header", "query", "form", "literal"):
+        raise ConfigError(f'The place "{text}" does not name what to look for after "{prefix}:".', hint=ALLOWED)
+    raise ConfigError(f'The place "{text}" is of no known kind.', hint=ALLOWED)
+
+
+def _parse_composite(parts: Sequence[object]) -> _Composite:
+    if not parts:
+        raise ConfigError("A composite of no parts can never be found.", hint=ALLOWED)
+    nested = next((part for part in parts if isinstance(part, list | tuple)), None)
+    if nested is not None:
+        raise ConfigError(
+            f"The composite {list(nested)!r} stands inside another one; one level is enough.", hint=ALLOWED
+        )
+    optional = [isinstance(part, str) and part.startswith("?") for part in parts]
+    return _Composite(
+        [_parse_place(part.removeprefix("?") if isinstance(part, str) else part) for part in parts], optional
+    )
+
+
+# -- rules -------------------------------------------------------------------------------------
+
+
+class Rule:
+    """Where one value stands: places tried in order, and for a rank the order of its words."""
+
+    __slots__ = ("order", "places")
+
+    def __init__(self, places: Sequence[_Simple | _Composite], order: Mapping[str, int] | None = None) -> None:
+        self.places = places
+        self.order = order
+
+    @classmethod
+    def parse(cls, spec: object) -> Rule:
+        """Compile a rule as it stands in the configuration; raises ConfigError naming the place that is wrong."""
+        if isinstance(spec, Mapping):
+            return cls._parse_order(spec)
+        places = spec if isinstance(spec, list | tuple) else [spec]
+        if not places:
+            raise ConfigError("A rule needs at least one place to look at.", hint=ALLOWED)
+        return cls(
+            [_parse_composite(place) if isinstance(place, list | tuple) else _parse_place(place) for place in places]
+        )
+
+    @classmethod
+    def _parse_order(cls, table: Mapping[str, object]) -> Rule:
+        words = table.get("order")
+        if set(table) != {"of", "order"} or not isinstance(words, list | tuple) or not words:
+            raise ConfigError(
+                f"{dict(table)!r} is not a rank.",
+                hint='Write rank = "$.version", or rank = { of = "$.status", order = ["sent", "delivered", "read"] }.',
+            )
+        return cls(cls.parse(table["of"]).places, {str(word): number for number, word in enumerate(words)})
+
+    @property
+    def paths(self) -> list[Path]:
+        """The JSONPaths it may look at."""
+        parts = [part for place in self.places for part in (place.parts if isinstance(place, _Composite) else [place])]
+        return [part.path for part in parts if isinstance(part, _Json)]
+
+    @property
+    def constant(self) -> bool:
+        """Whether some place gives the same value whatever the arrival."""
+        return any(isinstance(place, _Literal) or getattr(place, "is_constant", False) for place in self.places)
+
+    def read(self, sight: Sight) -> Parts | None:
+        """The parts of the first place that is there: one, or those of a composite."""
+        for place in self.places:
+            found = place.read(sight)
+            if found is not None:
+                return (found,) if isinstance(found, str) else found
+        return None
+
+
+Reader = Callable[[Sight], str | Parts | None]
+Spec = str | Sequence[str | Sequence[str]] | Mapping[str, object] | Reader | None
+"""A rule as people write it: places, or a function of what is seen."""
+
+# What reading something that is not there raises, in a rule written in Python.
+_ABSENT: Final = (LookupError, TypeError, AttributeError, ValueError)
+
+
+@dataclass(slots=True, frozen=True)
+class _Asked:
+    """A rule written in Python. When it stumbles over an arrival's shape, the value is missing."""
+
+    reader: Reader
+
+    def read(self, sight: Sight) -> Parts | None:
+        try:
+            found = self.reader(sight)
+            parts = tuple(text_of(part) or "" for part in (found if isinstance(found, tuple) else (found,)))
+        except _ABSENT:
+            return None
+        # A lone surrogate cannot be hashed or stored; its escape can.
+        return tuple(part.encode("utf-8", "backslashreplace").decode() for part in parts) if any(parts) else None
+
+
+@dataclass(slots=True)
+class Reading:
+    """What was read from one arrival, or from one part of it."""
+
+    key: Parts | None
+    subject: str | None
+    type: str | None
+    event_at: datetime | None
+    rank: int | None
+    rank_scope: str | None
+    unparsed: bool
+
+
+class Rules:
+    """The rules of one source, compiled together."""
+
+    __slots__ = ("_event_time", "_glimpse", "_key", "_order", "_rank", "_rank_scope", "_subject", "_type")
+
+    def __init__(
+        self,
+        *,
+        key: Spec = None,
+        subject: Spec = None,
+        type: Spec = None,  # noqa: A002 - the setting's name
+        event_time: Spec = None,
+        rank: Spec = None,
+        rank_scope: Spec = None,
+    ) -> None:
+        """Raises ConfigError when a rule is wrong, or a key would make all arrivals the same event."""
+        self._key = _compile("key", key)
+        self._subject = _compile("subject", subject)
+        self._type = _compile("type", type)
+        self._event_time = _compile("event_time", event_time)
+        self._rank = _compile("rank", rank)
+        self._rank_scope = _compile("rank_scope", rank_scope)
+        self._order = self._rank.order if isinstance(self._rank, Rule) else None
+        self._glimpse = self._gather()
+
+    def _gather(self) -> Glimpse | None:
+        """One partial decode for all, when nobody may ask for more than simple paths."""
+        rules = [self._key, self._subject, self._type, self._event_time, self._rank, self._rank_scope]
+        paths = [path for rule in rules if isinstance(rule, Rule) for path in rule.paths]
+        whole = any(isinstance(rule, _Asked) for rule in rules) or any(path.location is None for path in paths)
+        return None if whole or not paths else Glimpse(paths)
+
+    def read(self, arrival: Arrival) -> Reading:
+        """Read a whole arrival from its bytes. Never raises, whatever they are."""
+        return self._read(Sight(arrival, arrival.body, MISSING, self._glimpse))
+
+    def read_data(self, arrival: Arrival, data: Any, body: bytes) -> Reading:
+        """Read one part of a batch, already parsed; headers and query are those of the arrival it came in."""
+        return self._read(Sight(arrival, body, data))
+
+    def _read(self, sight: Sight) -> Reading:
+        key = None if self._key is None else self._key.read(sight)
+        subject = None if self._subject is None else self._subject.read(sight)
+        kind = None if self._type is None else self._type.read(sight)
+        event_time = None if self._event_time is None else self._event_time.read(sight)
+        rank = None if self._rank is None else self._rank.read(sight)
+        scope = None if self._rank_scope is None else self._rank_scope.read(sight)
+        return Reading(
+            key,
+            None if subject is None else key_text(subject),
+            None if kind is None else bounded(kind[0] if len(kind) == 1 else ".".join(filter(None, kind)), 200),
+            None if event_time is None else _read_time(event_time[0]),
+            None if rank is None else _read_rank(rank[0], self._order),
+            None if scope is None else key_text(scope),
+            sight.unparsed,
+        )
+
+
+def _compile(name: str, spec: Spec) -> Rule | _Asked | None:
+    if spec is None:
+        return None
+    if callable(spec):
+        return _Asked(spec)
+    rule = Rule.parse(spec)
+    if rule.order is not None and name != "rank":
+        raise ConfigError(f"`{name}` takes places, not a table with an order; only `rank` has one.", hint=ALLOWED)
+    if name == "key" and rule.constant:
+        raise ConfigError(
+            "A `key` made of literals alone would make every arrival a duplicate of the first.", hint=ALLOWED
+        )
+    return rule
+
+
+# -- values ------------------------------------------------------------------------------------
+
+_NUMBER: Final = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?")
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_RFC3339: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt ][0-9:]{8}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:?[0-9]{2})")
+_FIRST_MILLISECONDS: Final = 1e11
+"""From here on a number is taken for milliseconds: 1973 in those, the year 5138 in seconds."""
+
+
+def _read_time(text: str) -> datetime | None:
+    """Unix seconds, with decimals or not, milliseconds, or RFC 3339; None for anything else."""
+    try:
+        if _NUMBER.fullmatch(text):
+            number = float(text)
+            return datetime.fromtimestamp(number / 1000 if abs(number) >= _FIRST_MILLISECONDS else number, UTC)
+        return datetime.fromisoformat(text.upper()).astimezone(UTC) if _RFC3339.fullmatch(text) else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _read_rank(text: str, order: Mapping[str, int] | None) -> int | None:
+    if order is not None:
+        return order.get(text)
+    number = int(text) if _INTEGER.fullmatch(text) else None
+    # What a database's integer cannot hold would make the arrival impossible to store.
+    return number if number is not None and -(1 << 63) <= number < 1 << 63 else None
+
+
+def key_text(parts: Sequence[str]) -> str:
+    """Parts as one text to show and to order by: `a:b`, with a backslash before a colon that belongs to a part."""
+    if len(parts) == 1:
+        return bounded(parts[0])
+    return bounded(":".join(part.replace("\\", "\\\\").replace(":", "\\:") for part in parts))
+
+
+def bounded(text: str, limit: int = 512) -> str:
+    """A text that every store can hold: without NUL and lone surrogates, in at most `limit` bytes of UTF-8.
+
+    Of a longer one the end is replaced by a digest of the whole, so that different texts stay different.
+    """
+    if len(text) <= limit and text.isascii() and "\0" not in text:
+        return text
+    whole = text.encode("utf-8", "surrogatepass")
+    encoded = whole.decode("utf-8", "replace").replace("\0", "\\u0000").encode()
+    if len(encoded) <= limit:
+        return encoded.decode()
+    mark = "…" + blake2b(whole, digest_size=16).hexdigest()
+    return encoded[: max(0, limit - len(mark.encode()))].decode("utf-8", "ignore") + mark

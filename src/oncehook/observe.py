@@ -1,0 +1,217 @@
+"""What people see while it runs: one log line and a few numbers per arrival.
+
+`Observer` is the receiver's witness: it counts for Prometheus, logs the moment, and gathers what was rejected until
+the inbox writes it down. `set_up_logging` decides how lines look: colour on a terminal, JSON elsewhere. Bodies and
+secrets never appear in either.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from typing import IO, Any, Final
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
+from prometheus_client import Counter as Metric
+
+from oncehook import __version__, clock
+from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
+from oncehook.model import Arrival, Item, Mark, Rejection
+from oncehook.sources import Source
+from oncehook.store.base import KEPT_REJECTIONS
+
+log = logging.getLogger("oncehook.arrival")
+
+_FAST: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_SIZES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
+
+
+class Observer:
+    """Counts and tells. One per inbox, with a registry of its own."""
+
+    def __init__(self, engine: str) -> None:
+        self.registry = CollectorRegistry()
+        self.verbose = False
+        """On a terminal every arrival is worth a line; elsewhere only what somebody may have to act on."""
+        self._arrivals = Metric(
+            "oncehook_arrivals", "Arrivals by outcome", ["source", "outcome"], registry=self.registry
+        )
+        self._acks = Histogram(
+            "oncehook_ack_duration_seconds", "From the whole request to its answer", ["source"],
+            buckets=_FAST, registry=self.registry,
+        )  # fmt: skip
+        self._sizes = Histogram(
+            "oncehook_arrival_size_bytes", "Size of bodies", ["source"], buckets=_SIZES, registry=self.registry
+        )
+        self._unkeyed = Metric(
+            "oncehook_unkeyed", "Events accepted although no key was found", ["source"], registry=self.registry
+        )
+        self._unparsed = Metric(
+            "oncehook_unparsed", "Verified events whose body could not be read", ["source"], registry=self.registry
+        )
+        self._store_errors = Metric(
+            "oncehook_store_errors", "Operations the store could not do", ["operation"], registry=self.registry
+        )
+        self.store_duration = Histogram(
+            "oncehook_store_operation_duration_seconds", "Time of a store operation", ["operation"],
+            buckets=_FAST, registry=self.registry,
+        )  # fmt: skip
+        self._store_size = Gauge("oncehook_store_size_bytes", "Bytes the store takes on disk", registry=self.registry)
+        info = Gauge("oncehook_build_info", "Version and store", ["version", "store"], registry=self.registry)
+        info.labels(__version__, engine).set(1)
+        self._rejections: deque[Rejection] = deque(maxlen=KEPT_REJECTIONS)
+        self._counts: Counter[tuple[int, str]] = Counter()
+        # Labelled children by name: looking one up through labels() costs as much as counting.
+        self._children: dict[tuple[str, str], Any] = {}
+
+    def arrival(
+        self, source: str, outcome: str, seconds: float, size: int, items: Sequence[Item], ids: list[str]
+    ) -> None:
+        self._count(source, outcome)
+        child = self._children.get((source, "ack"))
+        if child is None:
+            child = self._children[source, "ack"] = (self._acks.labels(source), self._sizes.labels(source))
+        child[0].observe(seconds)
+        child[1].observe(size)
+        for item in items:
+            if item.marks:
+                self._count_marks(source, item.marks)
+        level = logging.WARNING if outcome == "conflict" else logging.INFO if self.verbose else logging.DEBUG
+        if log.isEnabledFor(level):
+            self._tell(level, source, outcome, seconds, items, ids)
+
+    def _tell(
+        self, level: int, source: str, outcome: str, seconds: float, items: Sequence[Item], ids: list[str]
+    ) -> None:
+        fields: dict[str, object] = {"source": source, "outcome": outcome, "duration_s": round(seconds, 6)}
+        if len(items) == 1:
+            item = items[0]
+            fields |= {"type": item.type, "event_id": ids[0], "key": item.key, "subject": item.subject}
+            if item.marks:
+                fields["marks"] = [mark.name for mark in item.marks]
+        elif items:
+            fields |= {"items": len(items), "event_ids": ids}
+        log.log(level, "arrival.%s", outcome, extra={"fields": fields})
+
+    def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
+        # An unknown source's name is a stranger's text: never a label.
+        name = "unknown" if source is None else source.name
+        self._count(name, "rejected")
+        if source is not None:
+            self._counts[source.number, "rejected"] += 1
+        reason = error.reason if isinstance(error, SignatureInvalid) else error.code
+        size = len(arrival.body)
+        self._rejections.append(Rejection(arrival.source[:63], clock.now_utc(), error.code, reason, arrival.peer, size))
+        fields = {
+            "source": arrival.source[:63],
+            "code": error.code,
+            "reason": reason,
+            "peer": arrival.peer,
+            "size": size,
+        }
+        log.info("arrival.rejected", extra={"fields": fields})
+
+    def unavailable(self, source: str, error: StoreUnavailable) -> None:
+        self._count(source, "error")
+        self._store_errors.labels("record").inc()
+        log.warning("arrival.error", extra={"fields": {"source": source, "code": error.code, "error": str(error)}})
+
+    def _count(self, source: str, outcome: str) -> None:
+        child = self._children.get((source, outcome))
+        if child is None:
+            child = self._children[source, outcome] = self._arrivals.labels(source, outcome)
+        child.inc()
+
+    def _count_marks(self, source: str, marks: Mark) -> None:
+        if Mark.unkeyed in marks:
+            self._unkeyed.labels(source).inc()
+        if Mark.unparsed in marks:
+            self._unparsed.labels(source).inc()
+
+    def take_rejections(self) -> tuple[list[Rejection], Counter[tuple[int, str]]]:
+        """What was rejected since the last call, to be written down; the ring is bounded, the counts are not."""
+        gathered, self._rejections = list(self._rejections), deque(maxlen=KEPT_REJECTIONS)
+        counts, self._counts = self._counts, Counter()
+        return gathered, counts
+
+    def exposition(self, store_size: int | None) -> bytes:
+        """The metrics in Prometheus's text format."""
+        if store_size is not None:
+            self._store_size.set(store_size)
+        return generate_latest(self.registry)
+
+
+# -- how lines look ----------------------------------------------------------------------------
+
+
+def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_people: bool | None = None) -> bool:
+    """Render every log line of this process on one stream: for people on a terminal, as JSON elsewhere.
+
+    Returns whether lines are for people.
+    """
+    import structlog
+
+    people = stream.isatty() if for_people is None else for_people
+    colored = stream.isatty() and not os.environ.get("NO_COLOR")
+    renderer: Callable[..., Any] = _Lines(colored) if people else structlog.processors.JSONRenderer(default=str)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                structlog.stdlib.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                _add_fields,
+                structlog.processors.format_exc_info,
+            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("oncehook").setLevel(level.upper())
+    return people
+
+
+def _add_fields(logger: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    record: logging.LogRecord = event["_record"]
+    fields = getattr(record, "fields", None)
+    return {**event, **fields} if fields else event
+
+
+_COLORS: Final = {
+    "arrival.accepted": "32", "arrival.duplicate": "34", "arrival.conflict": "35", "arrival.rejected": "31",
+    "arrival.error": "31;1", "warning": "33", "error": "31;1", "critical": "31;1",
+}  # fmt: skip
+_HIDDEN: Final = frozenset({"event", "level", "timestamp", "exception", "duration_s", "outcome", "type", "source"})
+
+
+class _Lines:
+    """A line for people: time, moment, source and type, then the rest. A stranger's text cannot forge a line (S35)."""
+
+    def __init__(self, colored: bool) -> None:
+        self._colored = colored
+
+    def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+        moment = str(event["event"])
+        parts = [event["timestamp"][11:19], self._paint(moment, f"{moment:<18}", event["level"])]
+        what = " ".join(str(event[name]) for name in ("source", "type") if event.get(name))
+        if what:
+            parts.append(f"{_plain(what):<32}")
+        if "duration_s" in event:
+            parts.append(f"{event['duration_s'] * 1000:6.1f} ms")
+        parts += [f"{k}={_plain(str(v))}" for k, v in event.items() if k not in _HIDDEN and v not in (None, "")]
+        line = "  ".join(parts)
+        return f"{line}\n{event['exception']}" if "exception" in event else line
+
+    def _paint(self, moment: str, text: str, level: str) -> str:
+        color = _COLORS.get(moment) or _COLORS.get(level)
+        return f"\x1b[{color}m{text}\x1b[0m" if self._colored and color else text
+
+
+def _plain(text: str) -> str:
+    """Text in which nothing can move the cursor or end the line."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

@@ -1,0 +1,482 @@
+"""The one reader of bodies: what a key rule sees and what a handler's `event.json()` sees come from here (S12).
+
+Bytes come in, Python values go out; whatever cannot be read raises `Unreadable` and nothing else (S11). Besides the
+whole parse there is `Glimpse`, which takes a few paths out of a body without building the rest, and says exactly
+what the whole parse would have said. Called by keys, receive and the event a handler is given.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
+from hashlib import blake2b
+from operator import attrgetter
+from typing import Any, Final, Protocol
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+
+from oncehook.errors import ConfigError
+
+MAX_DEPTH: Final = 64
+MAX_NODES: Final = 250_000
+MAX_FIELDS: Final = 1000
+
+MISSING: Final = msgspec.UNSET
+"""Nothing stands there. JSON's own null is None."""
+
+Location = tuple[str | int, ...]
+"""Names and indexes that lead from the root of a document to one value in it."""
+
+
+class Unreadable(ValueError):  # noqa: N818 - named like every other error here
+    """The body cannot be read as what it should be."""
+
+
+# -- the whole body ----------------------------------------------------------------------------
+
+_REFUSED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+_decode: Final = msgspec.json.Decoder().decode
+
+
+def parse(body: bytes) -> Any:
+    """The value of a JSON body.
+
+    Raises Unreadable when it is not JSON or not UTF-8, is nested deeper than MAX_DEPTH, holds more than MAX_NODES
+    values or a number too large to hold. Of a name that occurs twice the last one counts.
+    """
+    _check_extent(body)
+    try:
+        return _decode(body)
+    except _REFUSED as error:
+        raise Unreadable(f"not readable as JSON: {error}") from error
+
+
+def _all_but(kept: bytes) -> bytes:
+    return bytes(byte for byte in range(256) if byte not in kept)
+
+
+_NOT_OPENING: Final = _all_but(b"[{")
+_NOT_MARK: Final = _all_but(b'[]{},"')
+_SQUARE: Final = bytes.maketrans(b"{}", b"[]")
+
+
+def _check_extent(body: bytes) -> None:
+    """Refuse what is too deep or too much before anything is built. Cheap counts that prove it is neither go first."""
+    openings = len(body.translate(None, _NOT_OPENING))
+    commas = body.count(b",") if len(body) > MAX_NODES else 0
+    if openings <= MAX_DEPTH and openings + commas < MAX_NODES:
+        return
+    marks = _structure(body)
+    # Every value but the first follows a comma or an opening bracket. (An empty container so counts as two.)
+    if marks.count(b",") + marks.count(b"[") + marks.count(b"{") >= MAX_NODES:
+        raise Unreadable(f"more than {MAX_NODES} values")
+    if not _is_shallow(marks.translate(_SQUARE, b",")):
+        raise Unreadable(f"nested deeper than {MAX_DEPTH}")
+
+
+def _is_shallow(brackets: bytes) -> bool:
+    """Whether they nest at most MAX_DEPTH deep: each round takes the innermost pairs away, and with them one level."""
+    for _ in range(MAX_DEPTH):
+        if not brackets:
+            return True
+        brackets = brackets.replace(b"[]", b"")
+    return not brackets
+
+
+def _structure(body: bytes) -> bytes:
+    """The brackets and commas of a body that stand outside its strings.
+
+    Exact for everything that is JSON, where a backslash stands in strings only; the rest is refused by the decoder.
+    Whether a mark is inside a string depends on how many quotes precede it, so quotes may be taken out in pairs.
+    """
+    if b"\\" in body:
+        body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    marks = body.translate(None, _NOT_MARK).replace(b'""', b"")
+    if marks.count(b'"') > 4 * MAX_NODES:  # at most two strings, a name and a value, belong to one value
+        raise Unreadable(f"more than {MAX_NODES} values")
+    return b"".join(marks.split(b'"')[::2])
+
+
+# -- forms -------------------------------------------------------------------------------------
+
+
+def parse_form(body: bytes) -> dict[str, list[str]]:
+    """The fields of an urlencoded body or query, in order; raises Unreadable for more than MAX_FIELDS of them.
+
+    What is not UTF-8 is read as latin-1: old senders still do that, and their ids are ASCII all the same.
+    """
+    if body.count(b"&") >= MAX_FIELDS:
+        raise Unreadable(f"more than {MAX_FIELDS} fields")
+    pairs = [_pair(piece) for piece in body.split(b"&") if piece]
+    try:
+        return _gather(pairs, "utf-8")
+    except UnicodeDecodeError:
+        return _gather(pairs, "latin-1")
+
+
+def _pair(piece: bytes) -> tuple[bytes, bytes]:
+    name, _, value = piece.replace(b"+", b" ").partition(b"=")
+    return unquote_to_bytes(name), unquote_to_bytes(value)
+
+
+def _gather(pairs: Sequence[tuple[bytes, bytes]], encoding: str) -> dict[str, list[str]]:
+    fields: dict[str, list[str]] = {}
+    for name, value in pairs:
+        fields.setdefault(name.decode(encoding), []).append(value.decode(encoding))
+    return fields
+
+
+# -- values ------------------------------------------------------------------------------------
+
+
+def text_of(value: object) -> str | None:
+    """A scalar as the text of a key or subject: numbers in plain decimals, never with an exponent.
+
+    None for null, for the empty text, for objects, arrays and MISSING.
+    """
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    return _decimal_text(value) if isinstance(value, float) else None
+
+
+def _decimal_text(number: float) -> str | None:
+    if not math.isfinite(number):
+        return None
+    # repr is the shortest text that reads back as the same number
+    text = f"{Decimal(repr(number)):f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return "0" if text == "-0" else text
+
+
+def walk(data: Any, location: Sequence[str | int]) -> Any:
+    """What stands at a location, or MISSING."""
+    for step in location:
+        if isinstance(step, str):
+            data = data.get(step, MISSING) if isinstance(data, dict) else MISSING
+        else:
+            data = data[step] if isinstance(data, list) and -len(data) <= step < len(data) else MISSING
+    return data
+
+
+# -- paths -------------------------------------------------------------------------------------
+
+_NAME_START: Final = r"A-Za-z_\x80-\ud7ff\ue000-\U0010ffff"
+_STEP: Final = re.compile(
+    rf"\.(?P<name>[{_NAME_START}][0-9{_NAME_START}]*)"
+    r"|\['(?P<single>[^'\"\\\x00-\x1f\ud800-\udfff]*)'\]"
+    r"|\[\"(?P<double>[^\"\\\x00-\x1f\ud800-\udfff]*)\"\]"
+    r"|\[(?P<index>0|-?[1-9][0-9]{0,14})\]"
+    r"|(?P<every>\.\*|\[\*\])"
+)
+_PLAIN: Final = re.compile(rf"\$(?:{re.sub('[?]P<[a-z]+>', '?:', _STEP.pattern)})*")
+
+
+class _Node(Protocol):
+    @property
+    def location(self) -> Location: ...
+
+
+class _Query(Protocol):
+    def finditer(self, value: Any, /) -> Iterator[_Node]: ...
+
+
+class Path:
+    """A JSONPath (RFC 9535), compiled. Names, indexes and `*` are walked here, the rest by the library."""
+
+    __slots__ = ("_query", "_steps", "location", "text")
+
+    def __init__(self, text: str) -> None:
+        """Raises ConfigError when the text is not a JSONPath."""
+        self.text = text
+        self._steps = _read_steps(text)
+        self._query = _compile(text) if self._steps is None else None
+        self.location: Location | None = None
+        """Where it leads, for a simple path: one made of names and indexes only."""
+        if self._steps is not None and None not in self._steps:
+            self.location = tuple(step for step in self._steps if step is not None)
+
+    def first(self, data: Any) -> Any:
+        """The first value it leads to, or MISSING."""
+        if self.location is not None:
+            return walk(data, self.location)
+        return next((walk(data, location) for location in self.locations(data)), MISSING)
+
+    def locations(self, data: Any) -> Iterator[Location]:
+        """Where everything stands that it leads to, in order."""
+        if self._query is not None:
+            return (node.location for node in self._query.finditer(data))
+        return _expand(data, self._steps or (), ())
+
+
+def _read_steps(text: str) -> tuple[str | int | None, ...] | None:
+    """The steps of a path that needs no library; `*` is None."""
+    if not _PLAIN.fullmatch(text):
+        return None
+    return tuple(_read_step(match) for match in _STEP.finditer(text))
+
+
+def _read_step(match: re.Match[str]) -> str | int | None:
+    if match["every"]:
+        return None
+    if match["index"]:
+        return int(match["index"])
+    return next(name for name in match.group("name", "single", "double") if name is not None)
+
+
+def _compile(text: str) -> _Query:
+    import jsonpath_rfc9535  # slow to import, and most paths never need it
+
+    try:
+        return jsonpath_rfc9535.compile(text)  # type: ignore[return-value]
+    except jsonpath_rfc9535.JSONPathError as error:
+        raise ConfigError(
+            f'The place "{text}" is not a JSONPath: {error}.',
+            hint="A path looks like $.data.id, $.items[0].id or $['event-data'].id (RFC 9535).",
+        ) from error
+
+
+def _expand(data: Any, steps: Sequence[str | int | None], trail: Location) -> Iterator[Location]:
+    if data is MISSING:
+        return
+    if not steps:
+        yield trail
+        return
+    step, rest = steps[0], steps[1:]
+    for child in _children(data) if step is None else [step]:
+        # -1 and the last index are the same place
+        place = child + len(data) if isinstance(child, int) and child < 0 and isinstance(data, list) else child
+        yield from _expand(walk(data, (child,)), rest, (*trail, place))
+
+
+def _children(data: Any) -> list[Any]:
+    if isinstance(data, list):
+        return list(range(len(data)))
+    return list(data) if isinstance(data, dict) else []
+
+
+def rewrite(data: Any, paths: Sequence[Path], change: Callable[[Any], Any]) -> Any:
+    """A copy in which every value that a path leads to has become `change(value)`; MISSING takes it out.
+
+    The original is left alone, and what no path touches is shared with it.
+    """
+    spots: dict[str | int | None, Any] = {}
+    for path in paths:
+        for location in path.locations(data):
+            node = spots
+            for step in location:
+                node = node.setdefault(step, {})
+            node[None] = True
+    return _rewrite(data, spots, change)
+
+
+def _rewrite(data: Any, spots: Mapping[str | int | None, Any], change: Callable[[Any], Any]) -> Any:
+    if None in spots:
+        return change(data)
+    if not spots:
+        return data
+    copy = data.copy()
+    for step, below in spots.items():
+        copy[step] = _rewrite(data[step], below, change)
+    if isinstance(copy, list):
+        return [value for value in copy if value is not MISSING]
+    return {name: value for name, value in copy.items() if value is not MISSING}
+
+
+# -- a glimpse ---------------------------------------------------------------------------------
+
+# A partial decode steps over what nobody asked for: it checks its syntax, but neither its UTF-8 nor whether its
+# numbers can be held. So that it never accepts what the whole parse refuses, a body that might hold such a number is
+# not read this way. One pass turns digits into 0, e and E into e, both opening brackets into {, and drops what neither
+# belongs to a number nor is needed to keep two values or the digits of an id apart. A number that is too large then
+# shows as one of these two (with an exponent of two digits and fewer than 200 before the point it is below 10^299).
+_RISKS: Final = bytes(
+    {**dict.fromkeys(b"0123456789", 48), **dict.fromkeys(b"eE", 101), **dict.fromkeys(b"[{", 123)}.get(byte, 46)
+    for byte in range(256)
+)
+_HARMLESS: Final = b'+"_ }]ghijklmnopqrstuvwxyzGHIJKLMNOPQRSTUVWXYZ' + bytes(range(128, 256))
+_LARGE_EXPONENT: Final = b"0e000"
+_LONG_NUMBER: Final = b"0" * 200
+
+
+class _Branch:
+    """A place on the way to what is asked for: the names below it, or all of it as it is."""
+
+    __slots__ = ("below", "whole")
+
+    def __init__(self) -> None:
+        self.below: dict[str, _Branch] = {}
+        self.whole = False
+
+
+class Glimpse:
+    """Reads what some simple paths lead to out of a JSON body, in one partial decode.
+
+    `Glimpse(paths)(body)[glimpse.slots[path]]` is `path.first(parse(body))`, Unreadable included, for less.
+    """
+
+    __slots__ = ("_decode", "_get", "_locations", "_names", "_rests", "slots")
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        numbers: dict[Location, int] = {}
+        self.slots = {path: numbers.setdefault(path.location or (), len(numbers)) for path in paths}
+        self._locations = list(numbers)
+        root = _Branch()
+        for location in self._locations:
+            _grow(root, location)
+        ways = [_way(root, location) for location in self._locations]
+        self._names = [names for names, _ in ways]
+        self._rests = [rest for _, rest in ways] if any(rest for _, rest in ways) else None
+        self._decode: Callable[[bytes], Any] | None = None
+        if not root.whole:
+            self._decode = msgspec.json.Decoder(_shape(root)[0]).decode
+            # The first one is asked for twice, because a getter of one name would not answer with a tuple.
+            self._get = attrgetter(*(".".join(names) for names in [*self._names, self._names[0]]))
+
+    def __call__(self, body: bytes) -> Sequence[Any]:
+        """What each slot's path leads to, MISSING where that is nothing; raises Unreadable."""
+        if self._decode is None or not _is_steppable(body):
+            return self._read_whole(body)
+        try:
+            found = self._decode(body)
+        except _REFUSED:
+            return self._read_whole(body)
+        values: Sequence[Any]
+        try:
+            values = self._get(found)
+        except AttributeError:  # something on the way is not an object
+            values = [_reach(found, names) for names in self._names]
+        if self._rests is not None:
+            return [walk(value, rest) for value, rest in zip(values, self._rests, strict=False)]
+        return values
+
+    def _read_whole(self, body: bytes) -> Sequence[Any]:
+        data = parse(body)
+        return [walk(data, location) for location in self._locations]
+
+
+def _is_steppable(body: bytes) -> bool:
+    """Whether a partial decode of this body accepts exactly what the whole parse accepts."""
+    if len(body) > MAX_NODES:
+        return False
+    risks = body.translate(_RISKS, _HARMLESS)
+    if risks.count(b"{") > MAX_DEPTH or _LARGE_EXPONENT in risks or _LONG_NUMBER in risks:
+        return False
+    return body.isascii() or _is_utf8(body)
+
+
+def _is_utf8(body: bytes) -> bool:
+    try:
+        body.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _grow(branch: _Branch, location: Location) -> None:
+    for step in location:
+        if isinstance(step, int):
+            break
+        branch = branch.below.setdefault(step, _Branch())
+    branch.whole = True
+
+
+def _way(branch: _Branch, location: Location) -> tuple[list[str], Location]:
+    """The attributes that lead toward a location, and what is left to walk below them."""
+    names: list[str] = []
+    for step in location:
+        if branch.whole or isinstance(step, int):
+            break
+        names.append(f"f{list(branch.below).index(step)}")
+        branch = branch.below[step]
+    return names, location[len(names) :]
+
+
+def _shape(branch: _Branch) -> tuple[Any, Any]:
+    """The type to decode a branch into, and what stands for it when it is absent.
+
+    Anything may stand where an object is expected, so that a surprise is an answer and not an error.
+    """
+    if branch.whole:
+        return Any, MISSING
+    fields: list[Any] = [(f"f{number}", *_shape(below)) for number, below in enumerate(branch.below.values())]
+    names = {f"f{number}": name for number, name in enumerate(branch.below)}
+    struct = msgspec.defstruct("Glimpsed", fields, rename=names, frozen=True, gc=False)
+    return struct | list[Any] | str | int | float | bool | None, struct()
+
+
+def _reach(found: Any, names: Sequence[str]) -> Any:
+    for name in names:
+        found = getattr(found, name, MISSING)
+    return found
+
+
+# -- comparing and redacting --------------------------------------------------------------------
+
+REDACTED: Final = "[redacted]"
+_canonical: Final = msgspec.json.Encoder(order="deterministic").encode
+
+
+class BodyHash:
+    """Tells a repeated body from another one, leaving out what changes from attempt to attempt (`volatile`)."""
+
+    __slots__ = ("_paths",)
+
+    def __init__(self, paths: Sequence[str] = ()) -> None:
+        """Raises ConfigError for what is not a JSONPath, or would leave nothing to compare."""
+        self._paths = [Path(path) for path in paths]
+        if any(path.location == () for path in self._paths):
+            raise ConfigError("`volatile` cannot be the whole body: every body would look the same.")
+
+    def __call__(self, body: bytes, data: Any = MISSING) -> bytes:
+        """16 bytes. `data` is the parsed body, where the caller has it; an unreadable body is hashed as it is."""
+        if self._paths:
+            try:
+                data = parse(body) if data is MISSING else data
+                body = _canonical(rewrite(data, self._paths, lambda _: MISSING))
+            except Unreadable:
+                pass
+        return blake2b(body, digest_size=16).digest()
+
+
+class Redaction:
+    """Takes credentials out of a body before it is kept: values at JSONPaths, and `form:field` in urlencoded bodies."""
+
+    __slots__ = ("_fields", "_paths")
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        """Raises ConfigError for a path that is neither."""
+        self._fields = {path.removeprefix("form:").encode() for path in paths if path.startswith("form:")}
+        self._paths = [Path(path) for path in paths if not path.startswith("form:")]
+
+    def __call__(self, body: bytes, data: Any = MISSING) -> bytes:
+        """The body with every scalar at those places replaced; the very same bytes when there was none to replace."""
+        try:
+            data = parse(body) if data is MISSING else data
+        except Unreadable:
+            return self._redact_form(body)
+        redacted = rewrite(data, self._paths, _redact)
+        return body if redacted == data else msgspec.json.encode(redacted)
+
+    def _redact_form(self, body: bytes) -> bytes:
+        pieces = body.split(b"&") if self._fields else []
+        for number, piece in enumerate(pieces):
+            name, equals, _ = piece.partition(b"=")
+            if equals and unquote_to_bytes(name.replace(b"+", b" ")) in self._fields:
+                pieces[number] = name + b"=%5Bredacted%5D"
+        return b"&".join(pieces) if pieces else body
+
+
+def _redact(value: Any) -> Any:
+    """Every scalar in a value; null stays, for it tells nothing."""
+    if isinstance(value, dict):
+        return {name: _redact(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_redact(item) for item in value]
+    return None if value is None else REDACTED

@@ -1,0 +1,112 @@
+"""Which destinations an event goes to: type patterns and comparisons, decided when it arrives.
+
+A route names a source and a destination, and may ask for more: `when = { type = "message.*" }`, a header
+(`"header:X-Env" = "prod"`) or a value in the body (`"$.amount" = ">1000"`). All that is asked must hold.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import operator
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Final
+
+from oncehook import keys
+from oncehook.errors import ConfigError
+from oncehook.model import Arrival, Item, Planned, delivery_id, subject_key
+
+Test = Callable[[str], bool]
+
+_COMPARISONS: Final[Sequence[tuple[str, Callable[[Decimal, Decimal], bool]]]] = (
+    (">=", operator.ge),
+    ("<=", operator.le),
+    (">", operator.gt),
+    ("<", operator.lt),
+)
+
+
+@dataclass(slots=True)
+class Route:
+    """Sends events of a source to a destination, if its filter agrees."""
+
+    source: str
+    destination: str
+    when: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
+    coalesce: bool | str = False
+    latest_wins: bool = False
+    on_dead: str = "continue"
+    destination_id: int = 0
+    _type: Test | None = field(init=False, default=None)
+    _places: Sequence[tuple[keys.Rules, Test]] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        places = []
+        for place, wanted in self.when.items():
+            test = _any_of([wanted] if isinstance(wanted, str) else wanted)
+            if place == "type":
+                self._type = test
+            else:
+                places.append((keys.Rules(subject=place), test))
+        self._places = places
+
+    def matches(self, arrival: Arrival, item: Item) -> bool:
+        """Whether this event is sent this way."""
+        if self._type is not None and not self._type(item.type):
+            return False
+        for rules, test in self._places:
+            found = rules.read(Arrival(arrival.source, arrival.headers, item.body, arrival.query)).subject
+            if not test(found or ""):
+                return False
+        return True
+
+
+def plan(routes: Sequence[Route], arrival: Arrival, item: Item) -> list[Planned]:
+    """The deliveries of an event: one per destination; when several routes match, the first one counts."""
+    planned: dict[int, Planned] = {}
+    for route in routes:
+        if route.destination_id not in planned and route.matches(arrival, item):
+            line = None if item.subject is None else subject_key(route.destination, arrival.source, item.subject)
+            planned[route.destination_id] = Planned(
+                delivery_id(item.event_id, route.destination_id), route.destination_id, line
+            )
+    return list(planned.values())
+
+
+def _any_of(wanted: Sequence[str]) -> Test:
+    tests = [_test(text) for text in wanted]
+    return lambda value: any(test(value) for test in tests)
+
+
+def _test(wanted: str) -> Test:
+    """One comparison: `>1000`, `!=draft`, or a pattern with `*` and `?`."""
+    if wanted.startswith("!="):
+        unwanted = _test(wanted[2:].strip())
+        return lambda value: not unwanted(value)
+    for sign, compare in _COMPARISONS:
+        if wanted.startswith(sign):
+            return _numeric(wanted, wanted[len(sign) :].strip(), compare)
+    pattern = re.compile(fnmatch.translate(wanted))
+    return lambda value: pattern.match(value) is not None
+
+
+def _numeric(wanted: str, limit: str, compare: Callable[[Decimal, Decimal], bool]) -> Test:
+    bound = _number(limit)
+    if bound is None:
+        raise ConfigError(f"A comparison needs a number, as in >1000; {wanted!r} has none.")
+
+    def test(value: str) -> bool:
+        number = _number(value)
+        return number is not None and compare(number, bound)
+
+    return test
+
+
+def _number(text: str) -> Decimal | None:
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return None
+    return number if number.is_finite() else None

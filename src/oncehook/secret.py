@@ -1,0 +1,153 @@
+"""Secrets by reference: a setting says where a secret is kept, never what it is (S25).
+
+`read_secret` turns `{ env = "NAME" }`, `{ file = "path" }` or `{ credential = "name" }` (systemd) into a `Secret`;
+whoever needs the bytes calls `reveal`. A secret that is missing or empty is an error, never an empty key (S4).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+from oncehook.errors import ConfigError
+
+REFERENCE_FORMS: Final = '{ env = "NAME" }, { file = "path" } or { credential = "name" }'
+
+_LARGEST: Final = 64 * 1024
+_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_CREDENTIAL: Final = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class Environment(Mapping[str, str]):
+    """Environment variables that do not show their values in a traceback with locals (S26)."""
+
+    __slots__ = ("_variables",)
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+
+    def __getitem__(self, name: str) -> str:
+        return self._variables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._variables)
+
+    def __len__(self) -> int:
+        return len(self._variables)
+
+    def __repr__(self) -> str:
+        return f"<Environment of {len(self)} variables>"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Secret:
+    """Where a secret is kept. It holds no value, so nothing that prints, encodes or copies it can show one."""
+
+    kind: Literal["env", "file", "credential"]
+    reference: str
+    setting: str = ""
+    """What it is needed for, for error messages: `source.orders.secret`."""
+    _read: Callable[[], bytes] = field(default=bytes, repr=False, compare=False)
+
+    @classmethod
+    def from_env(cls, variable: str, setting: str = "", env: Mapping[str, str] = os.environ) -> Secret:
+        """A secret in an environment variable."""
+        quiet = env if isinstance(env, Environment) else Environment(env)
+        return cls("env", variable, setting, lambda: _read_variable(quiet, variable))
+
+    @classmethod
+    def from_file(cls, path: str, setting: str = "", base: Path | None = None) -> Secret:
+        """A secret in a file, relative to `base`; a newline at its end does not belong to it."""
+        return cls("file", path, setting, lambda: _read_path((base or Path()) / path, f'file "{path}"'))
+
+    @classmethod
+    def from_credential(cls, name: str, setting: str = "", env: Mapping[str, str] = os.environ) -> Secret:
+        """A secret that systemd hands over (`LoadCredential=`)."""
+        quiet = env if isinstance(env, Environment) else Environment(env)
+        return cls("credential", name, setting, lambda: _read_credential(quiet, name))
+
+    @property
+    def name(self) -> str:
+        """What may be shown: `env:META_APP_SECRET`."""
+        return f"{self.kind}:{self.reference}"
+
+    def reveal(self) -> bytes:
+        """The secret itself, read anew at each call. Raises ConfigError when it is missing or empty."""
+        try:
+            value = self._read()
+        except ConfigError as error:
+            raise ConfigError(f"{error}{self._purpose()}", hint=error.hint) from None
+        if not value.strip():
+            raise ConfigError(f"{self.name} is empty{self._purpose()}")
+        return value
+
+    def is_set(self) -> bool:
+        """Whether `reveal` would answer."""
+        try:
+            return bool(self.reveal())
+        except ConfigError:
+            return False
+
+    def _purpose(self) -> str:
+        return f"; {self.setting} needs it" if self.setting else ""
+
+    def __repr__(self) -> str:
+        return f"Secret({self.name})"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _read_variable(env: Environment, variable: str) -> bytes:
+    if variable not in env:
+        raise ConfigError(f"environment variable {variable} is not set")
+    # what the operating system gave, byte for byte
+    return env[variable].encode("utf-8", "surrogateescape")
+
+
+def _read_credential(env: Environment, name: str) -> bytes:
+    folder = env.get("CREDENTIALS_DIRECTORY")
+    if not folder:
+        raise ConfigError(f'credential "{name}" cannot be read: CREDENTIALS_DIRECTORY is not set (systemd sets it)')
+    return _read_path(Path(folder) / name, f'credential "{name}"')
+
+
+def _read_path(path: Path, shown: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            value = file.read(_LARGEST + 1)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else "not a usable path"
+        raise ConfigError(f"{shown} cannot be read: {reason}") from None
+    if len(value) > _LARGEST:
+        raise ConfigError(f"{shown} is larger than 64 KiB; that is no secret")
+    return value.rstrip(b"\r\n")
+
+
+def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Path) -> Secret:
+    """The secret that a setting refers to. Raises ConfigError, which never repeats what was written there."""
+    if isinstance(value, Secret):
+        return value
+    if isinstance(value, str):
+        raise ConfigError(f"must be a reference and never the secret itself; write {REFERENCE_FORMS}")
+    if not isinstance(value, dict) or len(value) != 1:
+        raise ConfigError(f"must be one reference; write {REFERENCE_FORMS}")
+    kind, reference = next(iter(value.items()))
+    if not isinstance(reference, str) or not reference:
+        raise ConfigError(f"must name where the secret is kept; write {REFERENCE_FORMS}")
+    # a reference that cannot be a name may well be the secret itself, so it is not repeated
+    if kind == "env":
+        if not _VARIABLE.fullmatch(reference):
+            raise ConfigError("env must be the name of an environment variable: letters, digits and underscores")
+        return Secret.from_env(reference, setting, env)
+    if kind == "file":
+        return Secret.from_file(reference, setting, base)
+    if kind == "credential":
+        if not _CREDENTIAL.fullmatch(reference) or reference in (".", ".."):
+            raise ConfigError("credential must be a plain name: letters, digits, dots, dashes and underscores")
+        return Secret.from_credential(reference, setting, env)
+    raise ConfigError(f"must be a reference; write {REFERENCE_FORMS}")

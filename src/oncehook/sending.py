@@ -1,0 +1,155 @@
+"""Sending as a genuine sender would: a sample that fits a source, signed by the source's own scheme.
+
+Used by `oncehook send`, by the demo and by tests; nothing here runs while an inbox receives.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from oncehook import clock
+from oncehook.errors import ConfigError
+from oncehook.keys import Spec
+from oncehook.model import Arrival
+from oncehook.sources import Sample, Source
+
+_SIMPLE: Final = re.compile(r"\$(?:\.[A-Za-z_][\w-]*)+")
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """What came back, and how long it took."""
+
+    status: int
+    body: bytes
+    seconds: float
+
+    def json(self) -> dict[str, Any]:
+        """The answer's fields; empty when it is not a JSON object."""
+        try:
+            fields = msgspec.json.decode(self.body)
+        except msgspec.DecodeError:
+            return {}
+        return fields if isinstance(fields, dict) else {}
+
+
+def draft(source: Source, kind: str, *, body: bytes | None = None) -> Arrival:
+    """A fresh, unsigned arrival of this type for a source: the preset's sample, or JSON in which its rules find something."""
+    if body is not None:
+        return Arrival(source.name, [(b"content-type", b"application/json")], body)
+    samples = source.preset.samples if source.preset else {}
+    if not samples:
+        return _plain_draft(source, kind)
+    if kind not in samples:
+        raise ConfigError(
+            f'The preset "{source.preset and source.preset.name}" has no sample "{kind}".',
+            hint=f"It has: {', '.join(samples)}.",
+        )
+    return _from_sample(source, samples[kind])
+
+
+def _from_sample(source: Source, sample: Sample) -> Arrival:
+    values = _fresh_values()
+    headers = [(b"content-type", sample.content_type.encode())]
+    headers += [(name.lower().encode(), _fill(text, values).encode()) for name, text in sample.headers.items()]
+    return Arrival(source.name, headers, _fill(sample.body, values).encode(), _fill(sample.query, values).encode())
+
+
+def _fresh_values() -> dict[str, str]:
+    now = clock.now()
+    moment = clock.now_utc().isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return {
+        "{id}": clock.random_bytes(8).hex(),
+        "{number}": str(clock.chance.randrange(10**11, 10**12)),
+        "{now}": str(int(now)),
+        "{now_ms}": str(int(now * 1000)),
+        "{now_iso}": moment,
+    }
+
+
+def _fill(text: str, values: Mapping[str, str]) -> str:
+    for place, value in values.items():
+        text = text.replace(place, value)
+    return text
+
+
+def _plain_draft(source: Source, kind: str) -> Arrival:
+    fresh = clock.random_bytes(8).hex()
+    data: dict[str, Any] = {"type": kind, "created_at": clock.now_utc().isoformat(), "data": {"hello": "world"}}
+    headers = [(b"content-type", b"application/json")]
+    for part in _first_place(source.places.get("key")):
+        _put(data, headers, part, fresh)
+    for part in _first_place(source.places.get("subject")):
+        _put(data, headers, part, f"sample-{clock.chance.randrange(1, 4)}")
+    for part in _first_place(source.places.get("type")):
+        _put(data, headers, part, kind)
+    return Arrival(source.name, headers, msgspec.json.encode(data))
+
+
+def _first_place(spec: Spec) -> list[str]:
+    """The parts of the first place a rule looks at."""
+    if spec is None or callable(spec) or isinstance(spec, Mapping):
+        return []
+    place = spec if isinstance(spec, str) else spec[0]
+    return [place] if isinstance(place, str) else list(place)
+
+
+def _put(data: dict[str, Any], headers: list[tuple[bytes, bytes]], part: str, value: str) -> None:
+    part = part.removeprefix("?")
+    if part.startswith("header:"):
+        headers.append((part.removeprefix("header:").lower().encode(), value.encode()))
+    elif _SIMPLE.fullmatch(part):
+        *above, last = part.removeprefix("$.").split(".")
+        for name in above:
+            below = data.get(name)
+            data[name] = below if isinstance(below, dict) else {}
+            data = data[name]
+        data[last] = value
+
+
+def sign(source: Source, arrival: Arrival, *, url: str | None = None, forge: bool = False) -> Arrival:
+    """The arrival as its genuine sender would sign it; with `forge`, as somebody who does not know the secret would."""
+    if forge:
+        signed = source.scheme.sign(arrival, source.signing, at=clock.now(), url=url)
+        return replace(signed, body=signed.body + b" ", headers=[(n, _spoil(n, v)) for n, v in signed.headers])
+    return source.scheme.sign(arrival, source.signing, at=clock.now(), url=url)
+
+
+def _spoil(name: bytes, value: bytes) -> bytes:
+    """Turn what proves something into something that does not; ordinary headers stay."""
+    if name in (b"content-type", b"user-agent") or not value:
+        return value
+    return (
+        value[:-4] + bytes(reversed(value[-4:]))
+        if name == b"authorization" or b"sign" in name or b"token" in name
+        else value
+    )
+
+
+def post(url: str, arrival: Arrival, *, timeout: float = 10.0) -> Answer:
+    """Send it over HTTP. Raises OSError when nobody answers."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout)
+    query = "&".join(text for text in (parts.query, arrival.query.decode()) if text)
+    target = (parts.path or "/") + (f"?{query}" if query else "")
+    started = clock.perf()
+    try:
+        connection.putrequest(arrival.method, target, skip_accept_encoding=True)
+        for name, value in arrival.headers:
+            connection.putheader(name.decode("latin-1"), value.decode("latin-1"))
+        connection.putheader("content-length", str(len(arrival.body)))
+        connection.endheaders(arrival.body)
+        response = connection.getresponse()
+        return Answer(response.status, response.read(), clock.perf() - started)
+    except http.client.HTTPException as error:
+        raise OSError(f"the answer was cut off ({error!r})") from error
+    finally:
+        connection.close()

@@ -1,0 +1,307 @@
+"""A source: a named place hooks come from, with everything the front door must know about it.
+
+`Preset` is what one provider's hooks need, as data; `build` lays the user's settings over a preset (or over the
+plain defaults) and compiles them once, at start, into a `Source` that `receive` can use without a second look.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Network, IPv6Network, ip_address
+from typing import Any, Final
+
+from oncehook import keys, units
+from oncehook.errors import ConfigError
+from oncehook.model import Arrival
+from oncehook.verify import Scheme, Verifier
+from oncehook.verify.schemes import Nothing
+
+Network = IPv4Network | IPv6Network
+Splitter = Callable[[Any, Arrival], Iterable[Any]]
+"""From a parsed body to its parts, each the provider's own envelope holding just one item."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the sender is told."""
+
+    status: int
+    body: bytes = b""
+    headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
+
+
+Handshake = Callable[[Arrival, "Source"], Reply | None]
+"""Answers a provider's question about the address itself; None: this arrival is an ordinary one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A realistic body for `oncehook send` and for tests, under the type it is sent as.
+
+    In `body` every `{id}` is replaced by a fresh id and `{now}`, `{now_ms}`, `{now_iso}` by the time, so that
+    each send is a new event; headers likewise.
+    """
+
+    body: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    query: str = ""
+    content_type: str = "application/json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """A ready-made source for one provider. One look should teach the provider.
+
+    Every field has the meaning of the setting of the same name; `facts` gives, for each claim made here, the
+    page or code it was read in.
+    """
+
+    name: str
+    title: str
+    scheme: Scheme
+    key: keys.Spec = None
+    type: keys.Spec = None
+    subject: keys.Spec = None
+    event_time: keys.Spec = None
+    rank: keys.Spec = None
+    rank_scope: keys.Spec = None
+    on_missing_key: str = "accept"
+    split: Splitter | None = None
+    handshake: Handshake | None = None
+    answer: Reply | None = None
+    """What to say instead of our own JSON, where the provider reads the answer."""
+    unavailable: int = 503
+    """Status when we cannot store: one that makes this sender try again."""
+    rejected: int = 401
+    """Status for an arrival that is not genuine."""
+    horizon: str = "3d"
+    """How long the sender keeps retrying; keys are remembered at least twice as long."""
+    keep_keys: str = "30d"
+    max_body: str = "1MiB"
+    budget: str = "800ms"
+    tolerance: str | None = None
+    """How old a signature may be, where the scheme's own default does not fit."""
+    volatile: tuple[str, ...] = ()
+    redact: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()
+    body_authenticated: bool = True
+    """Whether the check covers the body; if not, the body is a hint and the object should be fetched."""
+    key_authenticated: bool = True
+    """Whether the check covers where the key stands."""
+    coalesce: bool | str = False
+    needs: tuple[str, ...] = ("secret",)
+    """Settings this preset cannot do without: `secret`, `verify_token`, `public_url`."""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    samples: Mapping[str, Sample] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Source:
+    """A source as the front door uses it: everything compiled, nothing left to look up."""
+
+    name: str
+    preset: Preset | None
+    scheme: Scheme
+    verifier: Verifier
+    rules: keys.Rules
+    body_hash: keys.BodyHash
+    redaction: keys.Redaction | None
+    ignored: re.Pattern[str] | None
+    on_missing_key: str
+    """accept | reject | body_hash"""
+    missing_keep: float
+    """Seconds for which a key made of the body's hash is remembered."""
+    keep: float
+    reject_conflicts: bool
+    split: Splitter | None
+    handshake: Handshake | None
+    answer: Reply | None
+    unavailable: int
+    rejected: int
+    max_body: int
+    budget: float
+    masked: frozenset[bytes]
+    """Headers whose values never reach the store."""
+    secrets: Sequence[bytes]
+    signing: bytes
+    """What a sample is signed with: the secret itself, or the private half of it where there are two."""
+    verify_token: bytes | None
+    public_url: str | None
+    """The whole URL registered with the provider, where its signature covers it."""
+    ip_allow: Sequence[Network]
+    loopback_only: bool
+    """Open to direct requests from this machine only: development secrets, unconfirmed `none` (DESIGN.md 8.11)."""
+    path: str
+    """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
+    places: Mapping[str, keys.Spec]
+    """The rules as they were written (`key`, `type`, `subject`), to show them and to make samples that fit."""
+    number: int = 0
+    """What stands for its name in the store; given at start."""
+
+    def allows(self, peer: str) -> bool:
+        """Whether arrivals from this address are let in at all."""
+        if not self.ip_allow:
+            return True
+        try:
+            address = ip_address(peer)
+        except ValueError:
+            return False
+        return any(address in network for network in self.ip_allow)
+
+
+ALWAYS_MASKED: Final = frozenset({b"authorization", b"proxy-authorization", b"cookie"})
+DEFAULT_KEEP: Final = "30d"
+DEFAULT_MAX_BODY: Final = 1 << 20
+DEFAULT_BUDGET: Final = 0.8
+
+
+def build(  # one flat list of settings, as in the configuration
+    name: str,
+    *,
+    preset: Preset | None = None,
+    scheme: Scheme | None = None,
+    secrets: Sequence[bytes] = (),
+    signing: bytes | None = None,
+    verify_token: bytes | None = None,
+    public_url: str | None = None,
+    tolerance: float | None = None,
+    path: str | None = None,
+    key: keys.Spec = None,
+    on_missing_key: str | None = None,
+    on_conflict: str = "accept",
+    subject: keys.Spec = None,
+    type: keys.Spec = None,  # noqa: A002 - the setting's name
+    event_time: keys.Spec = None,
+    rank: keys.Spec = None,
+    rank_scope: keys.Spec = None,
+    ignore: Sequence[str] | None = None,
+    split: Splitter | None = None,
+    redact: Sequence[str] | None = None,
+    volatile: Sequence[str] | None = None,
+    max_body: int | None = None,
+    budget: float | None = None,
+    keep_keys: float | None = None,
+    ip_allow: Sequence[Network] = (),
+    loopback_only: bool = False,
+) -> Source:
+    """Compile a source. Raises ConfigError when it could not tell a genuine arrival from a forged one (S4)."""
+    chosen = scheme or (preset.scheme if preset else None)
+    if chosen is None:
+        raise ConfigError(
+            f'Source "{name}" does not say how its arrivals are verified.',
+            hint='Give it a preset or a verifier; verify = "none" must be said by name.',
+        )
+    _check_needs(name, preset, scheme, secrets, verify_token, public_url)
+    policy, _, bucket = (on_missing_key or (preset.on_missing_key if preset else "accept")).partition(":")
+    keep = keep_keys if keep_keys is not None else units.seconds(preset.keep_keys if preset else DEFAULT_KEEP)
+    if tolerance is None and preset and preset.tolerance:
+        tolerance = math.inf if preset.tolerance == "off" else units.seconds(preset.tolerance)
+    redacted = redact if redact is not None else (preset.redact if preset else ())
+    places = _places(preset, key, type, subject, event_time, rank, rank_scope, chosen)
+    return Source(
+        name=name,
+        preset=preset,
+        scheme=chosen,
+        verifier=chosen.verifier(secrets, url=public_url, tolerance=tolerance),
+        rules=keys.Rules(**places),
+        body_hash=keys.BodyHash(volatile if volatile is not None else (preset.volatile if preset else ())),
+        redaction=keys.Redaction(redacted) if redacted else None,
+        ignored=_globs(ignore if ignore is not None else (preset.ignore if preset else ())),
+        on_missing_key=policy if policy != "none" else "accept",
+        missing_keep=units.seconds(bucket) if bucket else keep,
+        keep=keep,
+        reject_conflicts=on_conflict == "reject",
+        split=split or (preset.split if preset else None),
+        handshake=preset.handshake if preset else None,
+        answer=preset.answer if preset else None,
+        unavailable=preset.unavailable if preset else 503,
+        rejected=preset.rejected if preset else 401,
+        max_body=max_body or (units.size(preset.max_body) if preset else DEFAULT_MAX_BODY),
+        budget=budget or (units.seconds(preset.budget) if preset else DEFAULT_BUDGET),
+        masked=ALWAYS_MASKED | chosen.masked,
+        secrets=list(secrets),
+        signing=signing or (secrets[0] if secrets else b""),
+        verify_token=verify_token,
+        public_url=public_url,
+        ip_allow=tuple(ip_allow),
+        loopback_only=loopback_only,
+        path=path or name,
+        places=places,
+    )
+
+
+def split_at(path: str) -> Splitter:
+    """A splitter for the array at a path (`$.events`, or `$` itself): each part is the envelope with one item in it."""
+    names = path.removeprefix("$").removesuffix("[*]").strip(".").split(".") if path not in ("$", "$[*]") else []
+    if not path.startswith("$") or not all(re.fullmatch(r"[A-Za-z_][\w-]*", name) for name in names):
+        raise ConfigError(f"split takes the path of an array, such as $.events or $ itself, not {path!r}.")
+
+    def wrap(data: Any, names: Sequence[str], item: Any) -> Any:
+        return {**data, names[0]: wrap(data[names[0]], names[1:], item)} if names else [item]
+
+    def split(data: Any, arrival: Arrival) -> Iterable[Any]:
+        found = data
+        for name in names:
+            found = found.get(name) if isinstance(found, dict) else None
+        if not isinstance(found, list):
+            return [data]
+        return [wrap(data, names, item) for item in found]
+
+    return split
+
+
+def _check_needs(
+    name: str,
+    preset: Preset | None,
+    scheme: Scheme | None,
+    secrets: Sequence[bytes],
+    verify_token: bytes | None,
+    public_url: str | None,
+) -> None:
+    given = {"secret": bool(secrets), "verify_token": bool(verify_token), "public_url": bool(public_url)}
+    for need in preset.needs if preset and scheme is None else ():
+        if not given[need]:
+            raise ConfigError(
+                f'Source "{name}" needs `{need}`: the preset "{preset and preset.name}" cannot do without it.'
+            )
+
+
+def _places(
+    preset: Preset | None,
+    key: keys.Spec,
+    kind: keys.Spec,
+    subject: keys.Spec,
+    event_time: keys.Spec,
+    rank: keys.Spec,
+    rank_scope: keys.Spec,
+    scheme: Scheme,
+) -> dict[str, keys.Spec]:
+    """Where to look for what: the user's word, else the preset's, else the default."""
+    if key is None:
+        key = preset.key if preset else _default_key(scheme)
+    return {
+        "key": None if key == "none" else key,
+        "type": kind or (preset.type if preset else keys.DEFAULT_TYPE),
+        "subject": subject or (preset.subject if preset else None),
+        "event_time": event_time or (preset.event_time if preset else None),
+        "rank": rank or (preset.rank if preset else None),
+        "rank_scope": rank_scope or (preset.rank_scope if preset else None),
+    }
+
+
+def _default_key(scheme: Scheme) -> keys.Spec:
+    # A signature over the body says nothing about headers: whoever relays the request could set
+    # Idempotency-Key and burn the key of a real event. There a header is a key only when listed by name.
+    if isinstance(scheme, Nothing) or "headers" in scheme.covers or "body" not in scheme.covers:
+        return list(keys.DEFAULT_KEY)
+    return [place for place in keys.DEFAULT_KEY if not str(place).startswith("header:")]
+
+
+def _globs(patterns: Sequence[str]) -> re.Pattern[str] | None:
+    if not patterns:
+        return None
+    return re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns))

@@ -1,0 +1,188 @@
+"""The inbox in PostgreSQL: any number of processes on any number of machines, one database as the judge.
+
+Intake goes through a few connections of its own (`postgres_commit`), reading through a pool (`postgres_look`), so
+neither waits for the other. Each verb is one statement in autocommit: no lock is ever held across a round trip, and
+a process that is stopped between two packets blocks nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+
+from oncehook.model import (
+    Check,
+    Engine,
+    Figures,
+    Intake,
+    Rejection,
+    SchemaState,
+    StoredArrival,
+    StoredEvent,
+)
+from oncehook.store import migrate as migrations
+from oncehook.store import postgres_open
+from oncehook.store.base import KEPT_REJECTIONS, Numbers, Pending
+from oncehook.store.postgres_commit import GroupCommit
+from oncehook.store.postgres_look import Reader
+from oncehook.store.postgres_wire import Bigs, Connection, Smalls, Texts, Times
+
+
+class PostgresStore:
+    """See `Store`. `url` is what the driver takes, plus `?schema=`; the schema is made when it is not there.
+
+    `search_path` replaces the schema as the path on which names are found; `unsafe` accepts a server that may lose
+    acknowledged events (fsync or synchronous_commit off), and is for tests and benchmarks.
+    """
+
+    engine = Engine.postgres
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str = "oncehook",
+        intake_connections: int = 2,
+        max_waiting: int = 5000,
+        max_waiting_bytes: int = 64 << 20,
+        batch: int = 32,
+        search_path: str | None = None,
+        unsafe: bool = False,
+    ) -> None:
+        self._here = postgres_open.place(url, schema, search_path)
+        self._unsafe = unsafe
+        self._reader = Reader(self._here)
+        self._commit = GroupCommit(
+            self._connect_hot,
+            connections=intake_connections,
+            max_waiting=max_waiting,
+            max_waiting_bytes=max_waiting_bytes,
+            batch=batch,
+        )
+
+    # -- opening and closing -------------------------------------------------------------------
+
+    async def open(self, *, migrate: bool = True, write: bool = True) -> None:
+        connection = await postgres_open.connect(self._here)
+        async with connection:
+            await postgres_open.prove(connection, self._here, unsafe=self._unsafe)
+            await postgres_open.migrate(connection, self._here, migrate=migrate and write)
+            await postgres_open.prove(connection, self._here, unsafe=self._unsafe)
+        await self._reader.open()
+        if write:
+            self._commit.start()
+
+    async def close(self) -> None:
+        await self._commit.close()
+        await self._reader.close()
+
+    async def _connect_hot(self) -> tuple[Connection, int]:
+        return await postgres_open.connect_hot(self._here, unsafe=self._unsafe)
+
+    # -- intake --------------------------------------------------------------------------------
+
+    def record(self, intake: Intake) -> Pending:
+        return self._commit.record(intake)
+
+    async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
+        latest = rejections[-KEPT_REJECTIONS:]  # one statement may touch a slot of the ring once
+        async with self._reader.connection() as connection:
+            # The number decides who stays: of two processes that meet in a slot, the one that drew the later number.
+            await connection.execute(
+                """
+                WITH c AS (
+                  INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
+                  SELECT date_trunc('minute', now()), 0, source_id, 0, what, n
+                  FROM unnest($1::smallint[], $2::text[], $3::bigint[]) AS c(source_id, what, n)
+                  ORDER BY source_id, what
+                  ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
+                )
+                INSERT INTO rejections AS r (slot, n, source, at, code, reason, peer, size)
+                SELECT n % $4, n, source, at, code, reason, peer, size FROM (
+                  SELECT nextval('rejection_seq') AS n, i.*
+                  FROM unnest($5::text[], $6::timestamptz[], $7::text[], $8::text[], $9::text[], $10::bigint[])
+                    AS i(source, at, code, reason, peer, size)
+                ) AS i
+                ON CONFLICT (slot) DO UPDATE SET n = excluded.n, source = excluded.source, at = excluded.at,
+                  code = excluded.code, reason = excluded.reason, peer = excluded.peer, size = excluded.size
+                WHERE r.n < excluded.n
+                """,
+                [
+                    Smalls([source_id for source_id, _ in counts]),
+                    Texts([what for _, what in counts]),
+                    Bigs(list(counts.values())),
+                    KEPT_REJECTIONS,
+                    Texts([_storable(r.source) for r in latest]),
+                    Times([r.at for r in latest]),
+                    Texts([_storable(r.code) for r in latest]),
+                    Texts([_storable(r.reason) for r in latest]),
+                    Texts([_storable(r.peer) for r in latest]),
+                    Bigs([r.size for r in latest]),
+                ],
+            )
+
+    # -- house ---------------------------------------------------------------------------------
+
+    async def enroll(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+        async with self._reader.connection() as connection:
+            # Known names are left out first, because every row that meets a conflict burns a number of the 32,767
+            # there are. The conflict is for the race: it waits for the rival's commit, and the SELECT then sees it.
+            await connection.execute(
+                """
+                WITH s AS (
+                  INSERT INTO sources (name) SELECT DISTINCT name FROM unnest($1::text[]) AS i(name)
+                  WHERE NOT EXISTS (SELECT FROM sources s WHERE s.name = i.name) ORDER BY name ON CONFLICT DO NOTHING
+                )
+                INSERT INTO destinations (name) SELECT DISTINCT name FROM unnest($2::text[]) AS i(name)
+                WHERE NOT EXISTS (SELECT FROM destinations d WHERE d.name = i.name) ORDER BY name ON CONFLICT DO NOTHING
+                """,
+                [Texts(list(sources)), Texts(list(destinations))],
+            )
+            return Numbers(
+                dict(await postgres_open.rows(connection, "SELECT name, id FROM sources")),
+                dict(await postgres_open.rows(connection, "SELECT name, id FROM destinations")),
+            )
+
+    async def ping(self) -> None:
+        await self._reader.execute("UPDATE marks SET value = value + 1 WHERE name = 'ping'")
+
+    async def schema_state(self) -> SchemaState:
+        connection = await postgres_open.connect(self._here)
+        async with connection:
+            return migrations.state(self.engine, await postgres_open.version(connection, self._here))
+
+    async def check(self) -> list[Check]:
+        return await self._reader.check()
+
+    async def size(self) -> int:
+        return await self._reader.size()
+
+    # -- look ----------------------------------------------------------------------------------
+
+    async def get_event(self, event_id: bytes) -> StoredEvent | None:
+        return await self._reader.get_event(event_id)
+
+    async def find_events(
+        self, *, source: str | None = None, subject: str | None = None, before: bytes | None = None, limit: int = 50
+    ) -> list[StoredEvent]:
+        return await self._reader.find_events(source, subject, before, limit)
+
+    async def find_key(self, key_hash: bytes) -> bytes | None:
+        return await self._reader.find_key(key_hash)
+
+    async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
+        return await self._reader.arrivals_of(event_id)
+
+    async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
+        return await self._reader.batch_body(batch_id)
+
+    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
+        return await self._reader.recent_rejections(limit)
+
+    async def figures(self, since: datetime | None = None) -> Figures:
+        return await self._reader.figures(since)
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL takes neither NUL nor half a character, and one stranger's must not cost the other rejections."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,346 @@
+"""Group commit on PostgreSQL: arrivals join a line, a few connections write them in groups, one statement each.
+
+`GroupCommit.record` is called for every verified arrival; the verdicts come out through its future, after the
+commit. There is no timer: a connection that is free takes what waits now, and while it writes the next group
+gathers. A connection that is lost is opened again; while none can be, new arrivals are refused at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from enum import Enum, auto
+from typing import Any, Final
+
+import psycopg
+from psycopg import pq
+
+from oncehook import clock, faults
+from oncehook.errors import Overloaded, StoreError, StoreUnavailable
+from oncehook.model import Intake, Outcome, Verdict
+from oncehook.store.base import Pending, answer, refuse
+from oncehook.store.postgres_intake import INTAKE, Rows, verdicts
+from oncehook.store.postgres_open import PATIENCE
+from oncehook.store.postgres_wire import Column, Connection
+
+log = logging.getLogger("oncehook.store")
+
+BATCH_BYTES: Final = 8 << 20
+"""A group stops growing here: one huge body must not make its neighbours wait for a second one."""
+
+FIRST_WAIT: Final = 0.05
+LONGEST_WAIT: Final = 2.0
+"""Seconds between two tries to connect: doubled from the first to the longest."""
+
+SILENCE: Final = 10.0
+"""Seconds without an answer after which a connection is cut: its statement_timeout should have spoken long before."""
+
+HASTE: Final = "50ms"
+"""lock_timeout while the parts of a blocked group are tried one by one: the free ones are still in time (R9)."""
+
+CLOSE_SECONDS: Final = 5.0
+"""How long `close` waits for what was taken in."""
+
+Connect = Callable[[], Awaitable[tuple[Connection, int]]]
+"""Opens a connection for intake, and gives the counters' slot that is its own."""
+
+
+class GroupCommit:
+    """The line of arrivals that wait, and the writers that serve it. Lives on one event loop."""
+
+    def __init__(
+        self, connect: Connect, *, connections: int, max_waiting: int, max_waiting_bytes: int, batch: int
+    ) -> None:
+        self.connect = connect
+        self.closing = False
+        self.stopped = False
+        self._waiting: deque[Pending] = deque()
+        self._waiting_bytes = 0
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
+        self._batch = batch
+        self._writers = [_Writer(self) for _ in range(connections)]
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle: list[asyncio.Future[None]] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin to serve the line, on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._tasks = [self._loop.create_task(writer.run(), name="oncehook-intake") for writer in self._writers]
+
+    def record(self, intake: Intake) -> Pending:
+        """Join the line. Raises at once when it is too long, when nobody can serve it, or when it is closed."""
+        if self._loop is None or self.closing:
+            raise StoreUnavailable("The store is not open.")
+        if len(self._waiting) >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
+            raise Overloaded
+        if all(writer.unreachable for writer in self._writers):
+            raise StoreUnavailable("PostgreSQL cannot be reached.") from self._writers[0].unreachable
+        pending = Pending(intake, self._loop.create_future())
+        self._waiting.append(pending)
+        self._waiting_bytes += pending.size
+        self.wake()
+        return pending
+
+    def take(self) -> list[Pending]:
+        """The next group: what waits now, up to the limit, without those whose sender has gone."""
+        batch: list[Pending] = []
+        items = size = 0
+        while self._waiting and items < self._batch and size < BATCH_BYTES:
+            pending = self._waiting.popleft()
+            self._waiting_bytes -= pending.size
+            if pending.abandoned or pending.future.done():
+                continue
+            batch.append(pending)
+            items += len(pending.intake.items)
+            size += pending.size
+        return batch
+
+    def wake(self) -> None:
+        """Let one resting writer look at the line, if anything waits in it."""
+        while self._waiting and self._idle:
+            rest = self._idle.pop()
+            if not rest.done():
+                rest.set_result(None)
+                return
+
+    @contextlib.contextmanager
+    def resting(self, rest: asyncio.Future[None]) -> Iterator[None]:
+        """While inside, `wake` may resolve this future."""
+        self._idle.append(rest)
+        try:
+            yield
+        finally:
+            if rest in self._idle:
+                self._idle.remove(rest)
+
+    def is_over(self) -> bool:
+        """Nothing more will come, and nothing waits; or the time to finish it is over."""
+        return self.stopped or (self.closing and not self._waiting)
+
+    async def close(self) -> None:
+        """Write what was taken in, for a few seconds; refuse the rest."""
+        self.closing = True
+        for rest in self._idle:
+            if not rest.done():
+                rest.set_result(None)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+            self.stopped = True
+            for writer in self._writers:
+                writer.cut()
+            _, late = await asyncio.wait(self._tasks, timeout=0.5)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        refuse(self._waiting, StoreUnavailable("The store was closed."))
+        self._waiting.clear()
+
+
+class _Writer:
+    """Serves the line through one connection after the other."""
+
+    def __init__(self, line: GroupCommit) -> None:
+        self._line = line
+        self._link: _Link | None = None
+        self.unreachable: Exception | None = None
+        """Why the last try to connect failed, until one succeeds."""
+
+    async def run(self) -> None:
+        while not self._line.is_over():
+            self._link = await self._connect()
+            if self._link is None:
+                return
+            try:
+                await self._serve(self._link)
+            finally:
+                self._link.drop()
+
+    async def _connect(self) -> _Link | None:
+        wait = FIRST_WAIT
+        while not self._line.is_over():
+            self._line.wake()  # what was left to this writer is for the others meanwhile
+            try:
+                link = _Link(*await self._line.connect())
+            except (psycopg.Error, OSError, StoreError) as error:
+                if self.unreachable is None:
+                    log.error("store.unreachable", extra={"error": str(error)})
+                self.unreachable = error
+                await asyncio.sleep(wait * clock.chance.uniform(0.5, 1.0))
+                wait = min(wait * 2, LONGEST_WAIT)
+            else:
+                if self.unreachable is not None:
+                    log.warning("store.reached")
+                self.unreachable = None
+                return link
+        return None
+
+    async def _serve(self, link: _Link) -> None:
+        while link.is_open() and not self._line.is_over():
+            if batch := self._line.take():
+                await self._commit_or_refuse(link, batch)
+            elif not self._line.closing:
+                await self._rest(link)
+
+    async def _rest(self, link: _Link) -> None:
+        """Wait to be woken. A server that goes away meanwhile is noticed now, not by the next arrival."""
+        loop = asyncio.get_running_loop()
+        rest: asyncio.Future[None] = loop.create_future()
+        descriptor = link.descriptor
+        loop.add_reader(descriptor, link.listen, rest)
+        try:
+            with self._line.resting(rest):
+                await rest
+        finally:
+            loop.remove_reader(descriptor)
+
+    async def _commit_or_refuse(self, link: _Link, batch: Sequence[Pending]) -> None:
+        try:
+            await self._commit(link, batch)
+        except BaseException as error:
+            # Whether it was committed may be unknown. Nobody gets a 2xx; the sender's retry finds out (R4).
+            refuse(batch, _unavailable(error))
+            if not isinstance(error, Exception):
+                raise
+            log.error("store.failed", extra={"error": str(error), "group": len(batch)})
+            if not _is_passing(error):
+                link.drop()
+
+    async def _commit(self, link: _Link, batch: Sequence[Pending]) -> None:
+        """Write a group; when one of its rows is to blame, find it by halving, so that only its sender fails."""
+        try:
+            outcome = await link.write(batch)
+        except (psycopg.Error, _UnfitError) as error:
+            blame = _blame(error)
+            if blame is _Blame.store:
+                raise
+            if len(batch) == 1:
+                log.error("store.refused", extra={"error": str(error), "arrival": batch[0].intake.arrival_id.hex()})
+                refuse(batch, _unavailable(error))
+                return
+        else:
+            answer(batch, outcome)
+            return
+        middle = len(batch) // 2
+        async with link.haste(needed=blame is _Blame.lock):
+            await self._commit(link, batch[:middle])
+            await self._commit(link, batch[middle:])
+
+    def cut(self) -> None:
+        """End now what this writer waits for, whatever the server does."""
+        if self._link is not None:
+            self._link.cut()
+
+
+class _Link:
+    """One connection in autocommit, and the counters' slot that it alone writes."""
+
+    def __init__(self, connection: Connection, slot: int) -> None:
+        self._connection = connection
+        self._cursor = psycopg.AsyncRawCursor(connection)
+        self._slot = slot
+        self._hasty = False
+
+    @property
+    def descriptor(self) -> int:
+        return self._connection.pgconn.socket
+
+    def is_open(self) -> bool:
+        return not self._connection.closed
+
+    async def write(self, batch: Sequence[Pending]) -> list[list[Verdict]]:
+        """Commit a group: one statement. Raises without having written, unless the connection broke."""
+        parameters = _parameters(batch, self._slot)
+        faults.point("before_commit")
+        (accepted, *_), *stood = await self._execute(parameters)
+        faults.point("after_commit")
+        outcome = verdicts(batch, [(row[1], row[2], row[3]) for row in stood])
+        if accepted != sum(v.outcome is Outcome.accepted for group in outcome for v in group):
+            raise StoreError("PostgreSQL kept another number of events than it was given.")
+        return outcome
+
+    async def _execute(self, parameters: Sequence[Column | int]) -> list[Any]:
+        guard = asyncio.get_running_loop().call_later(SILENCE, self.cut)
+        try:
+            await self._cursor.execute(INTAKE, parameters, prepare=True, binary=True)
+            return await self._cursor.fetchall()
+        finally:
+            guard.cancel()
+
+    @contextlib.asynccontextmanager
+    async def haste(self, *, needed: bool) -> AsyncIterator[None]:
+        """While the parts of a group that met a lock are tried, wait less for each."""
+        if not needed or self._hasty:
+            yield
+            return
+        await self._connection.execute("SELECT set_config('lock_timeout', $1, false)", [HASTE])
+        self._hasty = True
+        try:
+            yield
+        except BaseException:
+            self.drop()  # it would stay hasty
+            raise
+        self._hasty = False
+        await self._connection.execute("SELECT set_config('lock_timeout', $1, false)", [PATIENCE])
+
+    def listen(self, rest: asyncio.Future[None]) -> None:
+        """The server spoke without being asked: a notice, which is read and forgotten, or its farewell."""
+        connection = self._connection.pgconn
+        with contextlib.suppress(psycopg.Error):
+            connection.consume_input()
+            connection.is_busy()
+        if connection.status != pq.ConnStatus.OK and not rest.done():
+            rest.set_result(None)
+
+    def cut(self) -> None:
+        """Break the connection from outside, so that a statement that waits for its answer ends."""
+        if self.is_open():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as line:
+                line.shutdown(socket.SHUT_RDWR)
+
+    def drop(self) -> None:
+        """Let go of the connection without a word: it may no longer hear one."""
+        self._connection.pgconn.finish()
+
+
+class _UnfitError(Exception):
+    """An intake that cannot even be sent: a lone surrogate, an id of the wrong length."""
+
+
+class _Blame(Enum):
+    row = auto()
+    lock = auto()
+    store = auto()
+
+
+def _blame(error: Exception) -> _Blame:
+    """Who is to blame: one of the rows, a foreign transaction that holds one, or the store as a whole."""
+    state = error.sqlstate or "" if isinstance(error, psycopg.Error) else "22"
+    if state == "55P03":
+        return _Blame.lock
+    # 22: data exceptions, 23: constraints, 54: limits, such as an index row that is too long
+    return _Blame.row if state[:2] in ("22", "23", "54") else _Blame.store
+
+
+def _is_passing(error: Exception) -> bool:
+    """The connection is as good as before: 40 deadlock, serialisation; 53 resources; 55 locks. Else open a new one."""
+    return isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in ("40", "53", "55")
+
+
+def _unavailable(error: BaseException) -> StoreUnavailable:
+    failure = StoreUnavailable(f"The store could not write: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+def _parameters(batch: Sequence[Pending], slot: int) -> list[Column | int]:
+    try:
+        return Rows(batch).parameters(slot)
+    except Exception as error:
+        raise _UnfitError(str(error)) from error

@@ -1,0 +1,290 @@
+"""Reading a PostgreSQL store: a small pool of connections of its own, with the planner's ordinary settings.
+
+A read never waits for an intake and never holds one up; a slow one is ended by the server after five seconds,
+because a long query keeps dead rows of `heads` alive. `PostgresStore` hands every question of its readers to this.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import psycopg
+from psycopg_pool import AsyncConnectionPool
+
+from oncehook.errors import StoreUnavailable
+from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
+from oncehook.store.checks import Tally, conservation
+from oncehook.store.postgres_open import Place, dedup_index_stands, one, rows, settle_in
+from oncehook.store.postgres_wire import Connection, Id
+
+CONNECTIONS: Final = 4
+PATIENCE: Final = 2.0
+"""Seconds a reader waits for a connection."""
+
+_EVENT: Final = """
+SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head, ''), e.body,
+  e.batch_id, coalesce(k.copies, 1), e.rank, e.rank_scope
+FROM events e JOIN sources s ON s.id = e.source_id
+LEFT JOIN batches b ON b.id = e.batch_id
+LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
+"""
+_GET: Final = _EVENT + "WHERE e.id = $1"
+
+# One constant text for all ways to ask (R76): it is planned anew each time with the values at hand, so that the
+# conditions which do not apply vanish and each way is served by its index: by id, by source, by subject.
+_FIND: Final = (
+    _EVENT
+    + """
+WHERE ($1::smallint IS NULL OR e.source_id = $1)
+  AND ($2::text IS NULL OR e.subject = $2) AND ($3::uuid IS NULL OR e.id < $3)
+ORDER BY e.id DESC LIMIT $4
+"""
+)
+
+
+class Reader:
+    """Answers every question about what is kept."""
+
+    def __init__(self, here: Place) -> None:
+        self._here = here
+        self._pool: AsyncConnectionPool[Connection] | None = None
+
+    async def open(self) -> None:
+        """Begin; connections are made when they are first needed."""
+        self._pool = AsyncConnectionPool(
+            self._here.conninfo,
+            min_size=0,
+            max_size=CONNECTIONS,
+            timeout=PATIENCE,
+            open=False,
+            name="oncehook-look",
+            configure=self._settle_in,
+            # Without it the first readers after a restart of the server would get its dead connections.
+            check=AsyncConnectionPool.check_connection,
+            kwargs={"autocommit": True, "cursor_factory": psycopg.AsyncRawCursor},
+        )
+        await self._pool.open()
+
+    async def close(self) -> None:
+        """Let go of all connections."""
+        if self._pool is not None:
+            await self._pool.close()
+            self._pool = None
+
+    async def _settle_in(self, connection: Connection) -> None:
+        await settle_in(connection, self._here)
+
+    @contextlib.asynccontextmanager
+    async def connection(self) -> AsyncIterator[Connection]:
+        """One connection of the pool; what the driver says becomes StoreUnavailable."""
+        if self._pool is None:
+            raise StoreUnavailable("The store is not open.")
+        try:
+            async with self._pool.connection() as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}") from error
+
+    async def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
+        """All rows of one statement."""
+        async with self.connection() as connection:
+            return await rows(connection, statement, parameters)
+
+    async def execute(self, statement: str, parameters: Sequence[object] = ()) -> None:
+        """Run one statement that answers nothing."""
+        async with self.connection() as connection:
+            await connection.execute(statement, parameters)
+
+    # -- events --------------------------------------------------------------------------------
+
+    async def get_event(self, event_id: bytes) -> StoredEvent | None:
+        found = await self.rows(_GET, [Id(event_id)])
+        return _event(found[0]) if found else None
+
+    async def find_events(
+        self, source: str | None, subject: str | None, before: bytes | None, limit: int
+    ) -> list[StoredEvent]:
+        async with self.connection() as connection:
+            source_id = None
+            if source is not None:
+                known = await rows(connection, "SELECT id FROM sources WHERE name = $1", [source])
+                if not known:
+                    return []
+                source_id = known[0][0]
+            cursor = None if before is None else Id(before)
+            return [_event(row) for row in await rows(connection, _FIND, [source_id, subject, cursor, limit])]
+
+    async def find_key(self, key_hash: bytes) -> bytes | None:
+        found = await self.rows("SELECT event_id FROM keys WHERE hash = $1 AND expires_at > now()", [Id(key_hash)])
+        return found[0][0] if found else None
+
+    async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
+        found = await self.rows(
+            """
+            SELECT a.id, a.event_id, a.outcome, a.at, coalesce(a.head, b.head), a.body, a.batch_id
+            FROM arrivals a LEFT JOIN batches b ON b.id = a.batch_id WHERE a.event_id = $1 ORDER BY a.at, a.id
+            """,
+            [Id(event_id)],
+        )
+        return [StoredArrival(r[0], r[1], Outcome(r[2]), r[3], r[4], r[5], r[6]) for r in found]
+
+    async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
+        found = await self.rows("SELECT head, body FROM batches WHERE id = $1", [Id(batch_id)])
+        return (found[0][0], found[0][1]) if found else None
+
+    # -- numbers -------------------------------------------------------------------------------
+
+    async def recent_rejections(self, limit: int) -> list[Rejection]:
+        found = await self.rows(
+            "SELECT source, at, code, reason, peer, size FROM rejections ORDER BY n DESC LIMIT $1", [limit]
+        )
+        return [Rejection(*row) for row in found]
+
+    async def figures(self, since: datetime | None) -> Figures:
+        found = await self.rows(
+            """
+            SELECT s.name, d.name, c.what, sum(c.n)::bigint FROM counters c
+            LEFT JOIN sources s ON s.id = c.source_id LEFT JOIN destinations d ON d.id = c.destination_id
+            WHERE $1::timestamptz IS NULL OR c.minute >= date_trunc('minute', $1) GROUP BY 1, 2, 3
+            """,
+            [since],
+        )
+        return Figures.of(found)
+
+    async def size(self) -> int:
+        found = await self.rows(
+            """
+            SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = $1 AND c.relkind IN ('r', 'S')
+            """,
+            [self._here.schema],
+        )
+        return int(found[0][0])
+
+    # -- doctor --------------------------------------------------------------------------------
+
+    async def check(self) -> list[Check]:
+        """The conservation laws over one snapshot, and what the server promises."""
+        async with self.connection() as connection, connection.transaction():
+            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            await connection.execute("SELECT set_config('statement_timeout', '0', true)")
+            return [
+                await _durability(connection),
+                await _dedup_index(connection, self._here),
+                *conservation(await _tally(connection)),
+                await _copies(connection),
+                await _references(connection),
+            ]
+
+
+async def _tally(connection: Connection) -> Tally:
+    counted = await rows(
+        connection, "SELECT source_id, destination_id, what, sum(n)::bigint FROM counters GROUP BY 1, 2, 3"
+    )
+    events = await rows(connection, "SELECT source_id, count(*) FROM events GROUP BY 1")
+    pending = await rows(
+        connection, "SELECT destination_id, count(*) FROM deliveries WHERE status = 'pending' GROUP BY 1"
+    )
+    (bad_keys,) = await one(connection, "SELECT count(*) FROM keys WHERE copies < 1")
+    # A head whose delivery is dead is held on purpose: it does not count among the pending ones it holds back.
+    # A head without delivery is one that the sweep is about to find again.
+    lone, miscounted = await one(
+        connection,
+        """
+        SELECT coalesce(sum(p.n) FILTER (WHERE h.subject_key IS NULL), 0)::bigint,
+          count(*) FILTER (WHERE h.subject_key IS NOT NULL AND coalesce(p.n, 0) <> h.waiting + h.own
+            OR h.own = 0 AND h.due_at < 'infinity')
+        FROM (
+          SELECT coalesce(subject_key, id) AS line, count(*) AS n FROM deliveries WHERE status = 'pending' GROUP BY 1
+        ) p
+        FULL JOIN (
+          SELECT h.subject_key, h.waiting, h.due_at,
+            CASE WHEN h.delivery_id IS NULL OR d.status = 'pending' THEN 1 ELSE 0 END AS own
+          FROM heads h LEFT JOIN deliveries d ON d.id = h.delivery_id
+        ) h ON h.subject_key = p.line
+        """,
+    )
+    return Tally(counted, dict(events), dict(pending), bad_keys, lone, miscounted)
+
+
+async def _copies(connection: Connection) -> Check:
+    """Every arrival is a copy of some key, or an event without key; told only of sources that never forgot anything."""
+    (wrong, looked) = await one(
+        connection,
+        """
+        SELECT count(*) FILTER (WHERE received <> copies + unkeyed), count(*) FROM (
+          SELECT s.id,
+            (SELECT coalesce(sum(n), 0) FROM counters c WHERE c.source_id = s.id AND c.what = 'received') AS received,
+            (SELECT coalesce(sum(copies), 0) FROM keys k WHERE k.source_id = s.id) AS copies,
+            (SELECT count(*) FROM events e WHERE e.source_id = s.id AND e.key_hash IS NULL) AS unkeyed
+          FROM sources s
+          WHERE NOT EXISTS (SELECT FROM counters c WHERE c.source_id = s.id AND c.what = 'purged')
+            AND NOT EXISTS (SELECT FROM events e LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
+              WHERE e.source_id = s.id AND e.key_hash IS NOT NULL AND k.hash IS NULL)
+        ) AS sources
+        """,
+    )
+    detail = f"received = copies of keys + events without key, for {looked} sources that forgot nothing yet"
+    return Check("copies", wrong == 0, detail if wrong == 0 else f"does not hold: {detail}")
+
+
+async def _references(connection: Connection) -> Check:
+    """What foreign keys would say, had we any."""
+    (deliveries, heads) = await one(
+        connection,
+        """
+        SELECT
+          (SELECT count(*) FROM deliveries d WHERE d.status = 'pending'
+            AND NOT EXISTS (SELECT FROM events e WHERE e.id = d.event_id)),
+          (SELECT count(*) FROM events e WHERE e.head IS NULL
+            AND NOT EXISTS (SELECT FROM batches b WHERE b.id = e.batch_id))
+        """,
+    )
+    if deliveries == heads == 0:
+        return Check("references", True, "every pending delivery has its event, every split event its request")
+    detail = f"{deliveries} pending deliveries without event, {heads} split events without their request"
+    return Check("references", False, detail, "Keep a copy of the store and open an issue.")
+
+
+async def _dedup_index(connection: Connection, here: Place) -> Check:
+    if await dedup_index_stands(connection, here):
+        return Check("dedup index", True, "the index that makes keys unique exists and is valid")
+    return Check(
+        "dedup index",
+        False,
+        "the index that makes keys unique is missing or invalid",
+        "REINDEX INDEX CONCURRENTLY keys_pkey",
+    )
+
+
+async def _durability(connection: Connection) -> Check:
+    committed, synced, whole = await one(
+        connection,
+        "SELECT current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')",
+    )
+    safe = committed in ("on", "remote_write", "remote_apply") and synced == "on" and whole == "on"
+    detail = f"synchronous_commit = {committed}, fsync = {synced}, full_page_writes = {whole}"
+    return Check("durability", safe, detail, "" if safe else "Set all three to on.")
+
+
+def _event(row: Sequence[Any]) -> StoredEvent:
+    return StoredEvent(
+        id=row[0],
+        source=row[1],
+        type=row[2],
+        key=row[3],
+        subject=row[4],
+        received_at=row[5],
+        event_at=row[6],
+        marks=Mark(row[7]),
+        head=row[8],
+        body=row[9],
+        batch_id=row[10],
+        copies=row[11],
+        rank=row[12],
+        rank_scope=row[13],
+    )

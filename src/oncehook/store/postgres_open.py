@@ -1,0 +1,240 @@
+"""How a PostgreSQL connection is opened so that it keeps its promises, and how the schema is brought up to date.
+
+The promises: a commit that is on disk when it is confirmed (R2), a dedup index that stands (R66), a schema this
+program knows (R65). All tables live in one schema of their own, found through `search_path`: SQL stays constant text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import unquote
+
+import psycopg
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+from oncehook.errors import ConfigError, StoreError, StoreUnavailable
+from oncehook.model import Engine
+from oncehook.store.migrate import Migration, steps_from
+from oncehook.store.postgres_wire import Connection, adapt
+
+OLDEST_SERVER: Final = 140000
+
+PATIENCE: Final = "300ms"
+"""lock_timeout: how long a group of arrivals waits for a row that a foreign transaction holds."""
+
+DEFAULTS: Final = {
+    "fallback_application_name": "oncehook",
+    "target_session_attrs": "read-write",  # after a failover: the server that can write, not the one that was first
+    "connect_timeout": "5",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Place:
+    """Where the inbox lives: a database, and a schema in it."""
+
+    conninfo: str
+    schema: str
+    search_path: str | None
+    """Given by the caller; else the schema alone, so that nothing of other schemas is ever meant by our names."""
+    keeps_path: bool
+    """The address itself sets search_path: leave it alone."""
+
+
+def place(url: str, schema: str, search_path: str | None) -> Place:
+    """Read the address of a store. `?schema=` is ours, everything else is for the driver."""
+    address, _, query = url.partition("?")
+    others = []
+    for pair in query.split("&") if query else []:
+        name, _, value = pair.partition("=")
+        if name == "schema":
+            schema = unquote(value)
+        else:
+            others.append(pair)
+    try:
+        settings = conninfo_to_dict(address + ("?" + "&".join(others) if others else ""))
+        conninfo = make_conninfo("", **{**DEFAULTS, **settings})
+    except psycopg.ProgrammingError as error:
+        raise ConfigError(f"This is not the address of a PostgreSQL database: {str(error).strip()}") from error
+    if not schema:
+        raise ConfigError("The schema needs a name.")
+    return Place(conninfo, schema, search_path, "search_path" in str(settings.get("options", "")))
+
+
+# -- connections -------------------------------------------------------------------------------
+
+_SETTLE: Final = """
+SELECT set_config('search_path',
+    CASE WHEN $1 THEN current_setting('search_path') ELSE coalesce($2, quote_ident($3)) END, false),
+  set_config('TimeZone', 'UTC', false), set_config('statement_timeout', '5s', false)
+"""
+
+# Every access of the hot statements is an index probe, and statistics of queue tables are always wrong (planned when
+# empty, run with a million): with these settings plans do not depend on them. synchronous_commit is pinned to what was
+# found good, so that no later change of the server's configuration reaches a connection that acknowledges arrivals.
+_HEAT: Final = """
+SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false),
+  set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
+  set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false),
+  set_config('lock_timeout', $1, false), set_config('idle_in_transaction_session_timeout', '5s', false),
+  set_config('synchronous_commit', current_setting('synchronous_commit'), false)
+"""
+
+
+async def connect(here: Place) -> Connection:
+    """A connection in autocommit that knows our types and our schema. Raises StoreUnavailable."""
+    try:
+        connection = await psycopg.AsyncConnection.connect(
+            here.conninfo, autocommit=True, cursor_factory=psycopg.AsyncRawCursor
+        )
+    except psycopg.Error as error:
+        raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
+    try:
+        await settle_in(connection, here)
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+async def settle_in(connection: Connection, here: Place) -> None:
+    """Prepare a fresh connection, also one that a pool opened."""
+    adapt(connection)
+    connection.prepare_threshold = None
+    await connection.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
+
+
+async def connect_hot(here: Place, *, unsafe: bool) -> tuple[Connection, int]:
+    """A connection for intake, and the counters' slot that it alone writes. The promises are proven each time anew:
+    after a failover it may be another server."""
+    connection = await connect(here)
+    try:
+        await prove(connection, here, unsafe=unsafe)
+        await connection.execute(_HEAT, [PATIENCE])
+        connection.prepare_threshold = 0
+        (slot,) = await one(connection, "SELECT nextval('counter_slot')")
+    except BaseException:
+        await connection.close()
+        raise
+    return connection, slot
+
+
+async def rows(connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
+    """All rows of a statement, ids as bytes."""
+    cursor = await connection.execute(statement, parameters, binary=True)
+    return await cursor.fetchall()
+
+
+async def one(connection: Connection, statement: str, parameters: Sequence[object] = ()) -> Any:
+    """The first row of a statement that has one."""
+    return (await rows(connection, statement, parameters))[0]
+
+
+# -- promises ----------------------------------------------------------------------------------
+
+
+async def prove(connection: Connection, here: Place, *, unsafe: bool) -> None:
+    """Refuse a server that would confirm a commit before it is on disk, or that lost the judge of duplicates."""
+    if connection.info.server_version < OLDEST_SERVER:
+        raise StoreError(f"PostgreSQL 14 or newer is needed; this is {connection.info.server_version // 10000}.")
+    committed, synced = await one(
+        connection, "SELECT current_setting('synchronous_commit'), current_setting('fsync')::boolean"
+    )
+    if committed not in ("on", "remote_write", "remote_apply") and not unsafe:
+        raise StoreError(
+            f"synchronous_commit is {committed}: an acknowledged event could be lost.",
+            hint="Set it to on for this role: ALTER ROLE … SET synchronous_commit = on",
+        )
+    if not synced and not unsafe:
+        raise StoreError("fsync is off: an acknowledged event could be lost.", hint="Set fsync = on in the server.")
+    if await version(connection, here) and not await dedup_index_stands(connection, here):
+        raise StoreError(
+            "The unique index on keys.hash is missing or invalid: duplicates could not be recognised.",
+            hint="Build it again (REINDEX INDEX CONCURRENTLY keys_pkey), then start.",
+        )
+
+
+async def dedup_index_stands(connection: Connection, here: Place) -> bool:
+    """There is an index that makes a key unique, it is complete, and ON CONFLICT can use it."""
+    (count,) = await one(
+        connection,
+        """
+        SELECT count(*) FROM pg_index x
+        JOIN pg_class c ON c.oid = x.indrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+        JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = x.indkey[0]
+        WHERE n.nspname = $1 AND c.relname = 'keys' AND a.attname = 'hash' AND x.indnkeyatts = 1
+          AND x.indisunique AND x.indimmediate AND x.indisvalid AND x.indisready AND x.indpred IS NULL
+        """,
+        [here.schema],
+    )
+    return bool(count)
+
+
+# -- schema ------------------------------------------------------------------------------------
+
+
+async def version(connection: Connection, here: Place) -> int:
+    """The schema's version; 0 when there is none yet."""
+    (known,) = await one(connection, "SELECT to_regclass(quote_ident($1) || '.migrations') IS NOT NULL", [here.schema])
+    if not known:
+        return 0
+    (number,) = await one(connection, "SELECT coalesce(max(version), 0) FROM migrations")
+    return int(number)
+
+
+async def migrate(connection: Connection, here: Place, *, migrate: bool) -> None:
+    """Bring the schema up to date, each step in one transaction with its row. Any number of processes may try."""
+    for step in steps_from(Engine.postgres, await version(connection, here), migrate=migrate):
+        try:
+            await _apply(connection, here, step)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise StoreError(
+                f"This role may not make the tables: {str(error).strip()}",
+                hint=f"As an administrator: CREATE SCHEMA {here.schema} AUTHORIZATION {connection.info.user}",
+            ) from error
+        except psycopg.DatabaseError as error:
+            raise StoreError(f"The migration {step.name} failed: {str(error).strip()}") from error
+
+
+async def _apply(connection: Connection, here: Place, step: Migration) -> None:
+    async with connection.transaction():
+        # One migrator at a time (R65). The lock comes in a statement of its own: the ones after it see what a
+        # rival committed while we waited.
+        await connection.execute(
+            "SELECT set_config('statement_timeout', '0', true), set_config('oncehook.schema', $1, true)", [here.schema]
+        )
+        await connection.execute(
+            "SELECT pg_advisory_xact_lock(hashtext('oncehook.migrate'), hashtext($1))", [here.schema]
+        )
+        await connection.execute(_MAKE_SCHEMA)
+        # New tables go to the first schema of the path, whatever the caller put in front of it.
+        await connection.execute(
+            "SELECT set_config('search_path', quote_ident($1) || ', ' || current_setting('search_path'), true)",
+            [here.schema],
+        )
+        await connection.execute(_MAKE_MIGRATIONS)
+        if await version(connection, here) < step.version:
+            await connection.execute(step.sql.encode())
+            await connection.execute(
+                "INSERT INTO migrations (version, name, applied_at) VALUES ($1, $2, now())", [step.version, step.name]
+            )
+
+
+# CREATE SCHEMA takes no parameters, and IF NOT EXISTS asks for a right on the database even where it exists.
+_MAKE_SCHEMA: Final = """
+DO $$ BEGIN
+  IF to_regnamespace(quote_ident(current_setting('oncehook.schema'))) IS NULL THEN
+    EXECUTE format('CREATE SCHEMA %I', current_setting('oncehook.schema'));
+  END IF;
+END $$
+"""
+
+_MAKE_MIGRATIONS: Final = """
+CREATE TABLE IF NOT EXISTS migrations (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL)
+"""

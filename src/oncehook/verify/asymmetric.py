@@ -1,0 +1,397 @@
+"""Signatures with a private key, checked with the public one: SendGrid (ECDSA), PayPal (RSA), and ed25519.
+
+The library behind them is imported when the first key is loaded: most programs never need it, and it is slow to
+import. A public key is no secret, so nothing here has to be compared in constant time.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, ClassVar, Final
+from urllib.parse import urlsplit
+
+from oncehook import clock
+from oncehook.errors import SignatureInvalid
+from oncehook.model import Arrival
+from oncehook.verify import reading
+from oncehook.verify.schemes import (
+    NONE,
+    SecretError,
+    Verifier,
+    check_age,
+    check_moment,
+    check_tolerance,
+    digits,
+    usable,
+)
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+    from cryptography.x509 import Certificate
+
+Check = Callable[[bytes, bytes], bool]
+"""(signature, message) -> whether the one belongs to the other."""
+
+PEM: Final = b"-----BEGIN "
+
+
+# -- keys --------------------------------------------------------------------------------------
+
+
+def ed25519_check(raw: bytes) -> Check:
+    """A check with this public key of 32 bytes."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    if len(raw) != 32:
+        raise SecretError("A public ed25519 key has 32 bytes.")
+    key = Ed25519PublicKey.from_public_bytes(raw)
+
+    def check(signature: bytes, message: bytes) -> bool:
+        try:
+            key.verify(signature, message)
+        except InvalidSignature:
+            return False
+        return True
+
+    return check
+
+
+def ed25519_public(raw: bytes) -> bytes:
+    """The public key that belongs to a private one: 32 bytes, or 64 where the public half is appended."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    if len(raw) not in (32, 64):
+        raise SecretError("A private ed25519 key has 32 or 64 bytes.")
+    return Ed25519PrivateKey.from_private_bytes(raw[:32]).public_key().public_bytes_raw()
+
+
+def ed25519_sign(raw: bytes, message: bytes) -> bytes:
+    """The signature of a message."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    if len(raw) not in (32, 64):
+        raise SecretError("A private ed25519 key has 32 or 64 bytes.")
+    return Ed25519PrivateKey.from_private_bytes(raw[:32]).sign(message)
+
+
+def _spki(secret: bytes) -> EllipticCurvePublicKey:
+    """SendGrid's public key: base64 of its DER form, or PEM."""
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
+
+    text = secret.strip()
+    try:
+        if text.startswith(PEM):
+            key = load_pem_public_key(text)
+        else:
+            key = load_der_public_key(reading.base64_key(b"".join(text.split())) or b"")
+    except (ValueError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise SecretError("The verification key is not a P-256 public key in base64, as SendGrid shows it.")
+    return key
+
+
+# -- SendGrid ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendGrid:
+    """ECDSA P-256 over timestamp + body, in DER; the secret is the public key that SendGrid shows.
+
+    SendGrid retries for 24 hours and does not say whether it signs again for that, so the tolerance outlasts
+    them: an arrival played back meanwhile is a duplicate, but a retry refused would be lost.
+    """
+
+    header: str = "x-twilio-email-event-webhook-signature"
+    timestamp: str = "x-twilio-email-event-webhook-timestamp"
+    tolerance: float = 25 * 3600.0
+
+    masked: ClassVar[frozenset[bytes]] = NONE
+    masked_query: ClassVar[frozenset[bytes]] = NONE
+    covers: ClassVar[frozenset[str]] = frozenset({"body"})
+
+    def __post_init__(self) -> None:
+        reading.header_name(self.header)
+        reading.header_name(self.timestamp)
+        check_tolerance(self.tolerance)
+
+    @property
+    def signed_headers(self) -> frozenset[bytes]:
+        return frozenset({reading.header_name(self.timestamp)})
+
+    def shows(self, arrival: Arrival) -> bool:
+        return reading.shows_header(self.header)(arrival)
+
+    def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
+        checks = [_ecdsa_check(_spki(secret)) for secret in usable(secrets)]
+        window = self.tolerance if tolerance is None else tolerance
+        check_tolerance(window)
+        read, read_timestamp = reading.header(self.header), reading.header(self.timestamp)
+
+        def verify(arrival: Arrival) -> None:
+            value, timestamp = read(arrival), read_timestamp(arrival)
+            if value is None or timestamp is None:
+                raise SignatureInvalid("missing")
+            moment, signature = digits(timestamp), reading.base64_strict(value)
+            message = timestamp + arrival.body
+            if not any(check(signature, message) for check in checks):
+                raise SignatureInvalid("mismatch")
+            if window != math.inf:
+                check_moment(moment, "seconds", window)
+
+        return verify
+
+    def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
+        from cryptography.hazmat.primitives.asymmetric import ec
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        key = _private(secret)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise SecretError("To sign as SendGrid takes a P-256 private key in PEM.")
+        timestamp = str(int(at)).encode()
+        signed = reading.with_headers(draft)
+        signature = key.sign(timestamp + draft.body, ec.ECDSA(SHA256()))
+        reading.put_header(signed, self.timestamp, timestamp)
+        reading.put_header(signed, self.header, base64.b64encode(signature))
+        return signed
+
+
+def _ecdsa_check(key: EllipticCurvePublicKey) -> Check:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    algorithm = ec.ECDSA(SHA256())
+
+    def check(signature: bytes, message: bytes) -> bool:
+        try:
+            key.verify(signature, message, algorithm)
+        except InvalidSignature:
+            return False
+        return True
+
+    return check
+
+
+def _private(secret: bytes) -> object:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        return load_pem_private_key(secret[secret.index(PEM) :], password=None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise SecretError("The key to sign with is not a private key in PEM.") from None
+
+
+# -- PayPal ------------------------------------------------------------------------------------
+
+Fetch = Callable[[str], bytes]
+"""From the address of a certificate to its PEM bytes; raises when it cannot be had. Must check TLS."""
+
+_CERTIFICATE_PATH: Final = re.compile(r"/v1/notifications/certs/[A-Za-z0-9_-]{1,200}")
+_KEPT_CERTIFICATES: Final = 16
+_FETCH_PAUSE: Final = 10.0
+"""Seconds between two fetches: strangers name the address, so they must not set the pace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PayPal:
+    """RSA-SHA256 over `transmission id|time|webhook id|CRC-32 of the body`, checked without asking PayPal.
+
+    The secrets are the webhook's id and, beside it, PayPal's certificates in PEM. Without certificates `fetch` must
+    be given; it is asked for addresses of PayPal only, and the answer is kept. It is called where the arrival is
+    verified, so it should be quick or answer from what it fetched ahead.
+
+    A CRC-32 is easily forged by who holds a genuine transmission; so transmissions older than the three days of
+    PayPal's retries, and one of grace, are refused. Fetch the object before acting on money.
+    """
+
+    fetch: Fetch | None = None
+    tolerance: float = 4 * 86400.0
+
+    masked: ClassVar[frozenset[bytes]] = NONE
+    masked_query: ClassVar[frozenset[bytes]] = NONE
+    covers: ClassVar[frozenset[str]] = frozenset({"body"})
+    signed_headers: ClassVar[frozenset[bytes]] = frozenset({b"paypal-transmission-id", b"paypal-transmission-time"})
+
+    def __post_init__(self) -> None:
+        check_tolerance(self.tolerance)
+
+    def shows(self, arrival: Arrival) -> bool:
+        return reading.shows_header("paypal-transmission-sig")(arrival)
+
+    def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
+        given = [secret.strip() for secret in usable(secrets)]
+        webhook_ids = [secret for secret in given if not secret.startswith(PEM)]
+        pinned = [_rsa_check(_certificate_key(secret)) for secret in given if secret.startswith(PEM)]
+        window = self.tolerance if tolerance is None else tolerance
+        check_tolerance(window)
+        if not webhook_ids:
+            raise SecretError("PayPal's webhook id is missing: it is part of what PayPal signs.")
+        if not pinned and self.fetch is None:
+            raise SecretError("PayPal's certificate is missing: add it, in PEM, beside the webhook id.")
+        read = [reading.header(f"paypal-{name}") for name in _PAYPAL_HEADERS]
+        wallet = _Wallet(self.fetch) if self.fetch and not pinned else None
+
+        def verify(arrival: Arrival) -> None:
+            values = [value for value in (reader(arrival) for reader in read) if value is not None]
+            if len(values) != len(read):
+                raise SignatureInvalid("missing")
+            transmission_id, time, text, address, algorithm = values
+            # pinned: the header may only say what we do anyway (S6)
+            if algorithm.lower() != b"sha256withrsa" or b"|" in transmission_id + time:
+                raise SignatureInvalid("malformed")
+            moment, signature = _iso(time), reading.base64_strict(text)
+            checks = [wallet.check_at(address)] if wallet else pinned
+            checksum = zlib.crc32(arrival.body)
+            messages = [b"%b|%b|%b|%d" % (transmission_id, time, name, checksum) for name in webhook_ids]
+            if not any(check(signature, message) for check in checks for message in messages):
+                raise SignatureInvalid("mismatch")
+            check_age(moment, window)
+
+        return verify
+
+    def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
+        """The secret is the webhook's id, a line's end, and an RSA private key in PEM."""
+        from cryptography.hazmat.primitives.asymmetric import padding, rsa
+        from cryptography.hazmat.primitives.hashes import SHA256
+
+        key, webhook_id = _private(secret), secret.partition(b"\n")[0].strip()
+        if not isinstance(key, rsa.RSAPrivateKey):
+            raise SecretError("To sign as PayPal takes the webhook's id and an RSA private key in PEM.")
+        transmission_id = clock.random_bytes(16).hex().encode()
+        time = datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+        message = b"%b|%b|%b|%d" % (transmission_id, time, webhook_id, zlib.crc32(draft.body))
+        signature = base64.b64encode(key.sign(message, padding.PKCS1v15(), SHA256()))
+        address = b"https://api.paypal.com/v1/notifications/certs/CERT-development"
+        signed = reading.with_headers(draft)
+        for name, value in zip(
+            _PAYPAL_HEADERS, (transmission_id, time, signature, address, b"SHA256withRSA"), strict=True
+        ):
+            reading.put_header(signed, f"paypal-{name}", value)
+        return signed
+
+
+_PAYPAL_HEADERS: Final = ("transmission-id", "transmission-time", "transmission-sig", "cert-url", "auth-algo")
+
+
+class _Wallet:
+    """Certificates that were fetched, by their address."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self._fetch = fetch
+        self._kept: dict[bytes, tuple[Check, Certificate]] = {}
+        self._last = -math.inf
+
+    def check_at(self, address: bytes) -> Check:
+        """The check with the certificate at this address; refused unless it is PayPal's and valid now."""
+        _check_address(address)
+        kept = self._kept.get(address)
+        if kept is None:
+            if clock.steady() - self._last < _FETCH_PAUSE:
+                raise SignatureInvalid("unavailable")
+            self._last = clock.steady()
+            kept = self._fetched(address)
+            if len(self._kept) >= _KEPT_CERTIFICATES:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[address] = kept
+        check, certificate = kept
+        if not certificate.not_valid_before_utc <= clock.now_utc() <= certificate.not_valid_after_utc:
+            self._kept.pop(address, None)
+            raise SignatureInvalid("stale")
+        return check
+
+    def _fetched(self, address: bytes) -> tuple[Check, Certificate]:
+        try:
+            pem = self._fetch(address.decode())
+        except Exception:
+            # whatever goes wrong out there, the arrival is not proven: PayPal will send it again
+            raise SignatureInvalid("unavailable") from None
+        try:
+            certificate = _certificate(pem)
+            if not _names_paypal(certificate):
+                raise SignatureInvalid("mismatch")
+            return _rsa_check(_certificate_key(pem)), certificate
+        except SecretError:
+            raise SignatureInvalid("malformed") from None
+
+
+def _check_address(address: bytes) -> None:
+    """Refuse what is not one of PayPal's addresses for certificates: the sender of a forgery would name his own."""
+    try:
+        parts = urlsplit(address.decode("ascii"))
+        plain = parts.netloc == parts.hostname and not parts.query and not parts.fragment
+    except ValueError:
+        raise SignatureInvalid("malformed") from None
+    host = parts.hostname or ""
+    if parts.scheme != "https" or not plain or not host.endswith(".paypal.com"):
+        raise SignatureInvalid("malformed")
+    if not _CERTIFICATE_PATH.fullmatch(parts.path):
+        raise SignatureInvalid("malformed")
+
+
+def _certificate(pem: bytes) -> Certificate:
+    from cryptography.x509 import load_pem_x509_certificate
+
+    try:
+        return load_pem_x509_certificate(pem)
+    except ValueError:
+        raise SecretError("The certificate is not an X.509 certificate in PEM.") from None
+
+
+def _certificate_key(pem: bytes) -> RSAPublicKey:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+    try:
+        key = _certificate(pem).public_key()
+    except (ValueError, UnsupportedAlgorithm):
+        raise SecretError("The key of the certificate cannot be read.") from None
+    if not isinstance(key, RSAPublicKey) or key.key_size < 2048:
+        raise SecretError("The certificate does not hold an RSA key of at least 2048 bits.")
+    return key
+
+
+def _names_paypal(certificate: Certificate) -> bool:
+    from cryptography.x509.oid import NameOID
+
+    names = [str(name.value) for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+    return any(name.endswith(".paypal.com") for name in names)
+
+
+def _rsa_check(key: RSAPublicKey) -> Check:
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    padding, algorithm = PKCS1v15(), SHA256()
+
+    def check(signature: bytes, message: bytes) -> bool:
+        try:
+            key.verify(signature, message, padding, algorithm)
+        except InvalidSignature:
+            return False
+        return True
+
+    return check
+
+
+def _iso(text: bytes) -> float:
+    """Seconds since 1970 of an RFC 3339 time; one without a zone is not believed."""
+    try:
+        moment = datetime.fromisoformat(text.decode("ascii"))
+    except ValueError:
+        raise SignatureInvalid("malformed") from None
+    if moment.tzinfo is None:
+        raise SignatureInvalid("malformed")
+    return moment.timestamp()

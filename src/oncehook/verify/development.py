@@ -1,0 +1,79 @@
+"""Keys for trying things out: what a source without configuration is given, and what `oncehook send` signs with."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from datetime import timedelta
+
+from oncehook import clock
+from oncehook.verify.asymmetric import PayPal, SendGrid
+from oncehook.verify.credentials import Basic
+from oncehook.verify.either import Either
+from oncehook.verify.schemes import Hash, Hmac, Scheme
+from oncehook.verify.standard import StandardWebhooks
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class DevelopmentKeys:
+    """What the receiving side is configured with, and what the sending side signs with. Never printed by accident."""
+
+    secrets: tuple[bytes, ...]
+    signing: bytes
+
+
+def development_keys(scheme: Scheme) -> DevelopmentKeys:
+    """Fresh random keys that fit this scheme, on both sides."""
+    if isinstance(scheme, Either):
+        return development_keys(scheme.schemes[0])
+    if isinstance(scheme, SendGrid):
+        return _sendgrid()
+    if isinstance(scheme, PayPal):
+        return _paypal()
+    raw = clock.random_bytes(32)
+    text = raw.hex().encode()
+    if isinstance(scheme, Basic):
+        text = b"dev:" + text
+    elif isinstance(scheme, StandardWebhooks):
+        text = b"whsec_" + base64.b64encode(raw)
+    elif isinstance(scheme, Hmac | Hash) and scheme.key == "base64":
+        text = base64.b64encode(raw)
+    return DevelopmentKeys((text,), text)
+
+
+def _sendgrid() -> DevelopmentKeys:
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    public = key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return DevelopmentKeys((base64.b64encode(public),), private)
+
+
+def _paypal() -> DevelopmentKeys:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import rsa
+    from cryptography.hazmat.primitives.hashes import SHA256
+
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "messageverificationcerts.sandbox.paypal.com")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(clock.now_utc() - timedelta(days=1))
+        .not_valid_after(clock.now_utc() + timedelta(days=3650))
+        .sign(key, SHA256())
+        .public_bytes(serialization.Encoding.PEM)
+    )
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    webhook_id = b"WH-" + clock.random_bytes(8).hex().upper().encode()
+    return DevelopmentKeys((webhook_id, certificate), webhook_id + b"\n" + private)

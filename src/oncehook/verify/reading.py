@@ -1,0 +1,193 @@
+"""What a scheme reads from an arrival before anything in it is believed.
+
+Each function here is called once, when a scheme is compiled, and returns the reader that is called per arrival:
+one header, one query value, one field of a JSON body. A reader answers None for what is absent and raises
+SignatureInvalid for what is there twice (S7) or cannot be read; nothing else comes out of it, whatever the bytes.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, Final
+from urllib.parse import quote_from_bytes, unquote_to_bytes
+
+import msgspec
+
+from oncehook.errors import ConfigError, SignatureInvalid
+from oncehook.model import Arrival
+
+Reader = Callable[[Arrival], bytes | None]
+
+_HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+FORM: Final = b"application/x-www-form-urlencoded"
+MOST_SIGNATURES: Final = 20
+"""More signatures than this in one header is no sender's doing."""
+
+
+def header_name(name: str) -> bytes:
+    """The name as arrivals carry it: in lower case. Raises ConfigError for what cannot be a header."""
+    if not _HEADER_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is not the name of a header.")
+    return name.lower().encode()
+
+
+def header(name: str) -> Reader:
+    """The one header of this name, without surrounding blanks; None when it is absent or empty.
+
+    A second one is refused, and so is a twin with underscores: servers and proxies disagree about which of the
+    two is meant, so what was checked need not be what is used later (S7).
+    """
+    wanted = header_name(name)
+    folded = wanted.replace(b"_", b"-")
+    size = len(wanted)
+
+    def read(arrival: Arrival) -> bytes | None:
+        found: bytes | None = None
+        for key, value in arrival.headers:
+            # the length is compared first because it sorts out nearly all of them for free
+            if len(key) == size and (key == wanted or key.lower().replace(b"_", b"-") == folded):
+                if found is not None or key.lower() != wanted:
+                    raise SignatureInvalid("repeated")
+                found = value
+        return found.strip() or None if found else None
+
+    return read
+
+
+@lru_cache
+def shows_header(name: str) -> Callable[[Arrival], bool]:
+    """Whether a header of this name, or its twin with underscores, is there at all, empty or not."""
+    folded = header_name(name).replace(b"_", b"-")
+
+    def shows(arrival: Arrival) -> bool:
+        return any(len(key) == len(folded) and key.lower().replace(b"_", b"-") == folded for key, _ in arrival.headers)
+
+    return shows
+
+
+def with_headers(draft: Arrival, **changes: Any) -> Arrival:
+    """A copy of the draft whose headers are a list of its own; further fields as given."""
+    return replace(draft, **{"headers": list(draft.headers), **changes})
+
+
+def put_header(arrival: Arrival, name: str, value: bytes) -> None:
+    """Set a header on an arrival of our own making, in place of any that were there."""
+    wanted = header_name(name)
+    folded = wanted.replace(b"_", b"-")
+    kept = [(key, old) for key, old in arrival.headers if key.lower().replace(b"_", b"-") != folded]
+    arrival.headers = [*kept, (wanted, value)]
+
+
+# -- query and form ----------------------------------------------------------------------------
+
+
+def pairs(text: bytes) -> list[tuple[bytes, bytes]]:
+    """Names and values of a query or a form, decoded, in their order. Never fails: what is odd is taken as it is."""
+    found = []
+    for part in text.split(b"&"):
+        if part:
+            name, _, value = part.replace(b"+", b" ").partition(b"=")
+            found.append((unquote_to_bytes(name), unquote_to_bytes(value)))
+    return found
+
+
+def sole(found: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The one value under this name; None when there is none or it is empty."""
+    values = [value for key, value in found if key == name]
+    if len(values) > 1:
+        raise SignatureInvalid("repeated")
+    return values[0] or None if values else None
+
+
+def query(name: str) -> Reader:
+    """The one query value of this name."""
+    wanted = name.encode()
+
+    def read(arrival: Arrival) -> bytes | None:
+        return sole(pairs(arrival.query), wanted) if arrival.query else None
+
+    return read
+
+
+def encode_pairs(found: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The inverse of `pairs`."""
+    return b"&".join(f"{quote_from_bytes(name)}={quote_from_bytes(value)}".encode() for name, value in found)
+
+
+_content_type = header("content-type")
+
+
+def is_form(arrival: Arrival) -> bool:
+    """Whether the body says it is a URL-encoded form."""
+    return (_content_type(arrival) or b"").partition(b";")[0].strip().lower() == FORM
+
+
+# -- fields of a JSON body ---------------------------------------------------------------------
+
+
+def body_field(path: str, kind: Any) -> Callable[[bytes], Any]:
+    """One field of a JSON object, by its dotted path; None when it is absent or null.
+
+    Only the fields on the path are decoded. A body that is no JSON object, or a field of another kind, is
+    malformed; so is nesting too deep to read, for which msgspec raises RecursionError.
+    """
+    names = path.split(".")
+    if not all(names):
+        raise ConfigError(f"{path!r} is not a path of field names.", hint='Write it like "body:data.token".')
+    shape: Any = kind
+    for name in reversed(names):
+        shape = msgspec.defstruct("Field", [("value", shape | None, None)], rename={"value": name})
+    decoder = msgspec.json.Decoder(shape)
+
+    def read(body: bytes) -> Any:
+        try:
+            value = decoder.decode(body)
+        except (ValueError, RecursionError):
+            raise SignatureInvalid("malformed") from None
+        for _ in names:
+            if value is None:
+                break
+            value = value.value
+        return value
+
+    return read
+
+
+def put_body_field(body: bytes, path: str, value: Any) -> bytes:
+    """The same JSON object with this field set, encoded anew; for drafts of our own making."""
+    try:
+        data = msgspec.json.decode(body or b"{}")
+    except ValueError as error:
+        raise ConfigError(f"The body must be JSON: this scheme signs the field {path!r} inside it.") from error
+    *parents, last = path.split(".")
+    level = data
+    for name in parents:
+        level = level.setdefault(name, {}) if isinstance(level, dict) else None
+    if not isinstance(level, dict):
+        raise ConfigError(f"The body must be a JSON object: this scheme signs the field {path!r} inside it.")
+    level[last] = value
+    return msgspec.json.encode(data)
+
+
+# -- encodings ---------------------------------------------------------------------------------
+
+
+def base64_strict(text: bytes) -> bytes:
+    """Decoded base64; malformed when there is anything in it that an encoder would not have written."""
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except binascii.Error:
+        raise SignatureInvalid("malformed") from None
+
+
+def base64_key(text: bytes) -> bytes | None:
+    """Key material given as base64, padded or not; None when it is not base64."""
+    text = text.strip().rstrip(b"=")
+    try:
+        return binascii.a2b_base64(text + b"=" * (-len(text) % 4), strict_mode=True)
+    except binascii.Error:
+        return None

@@ -1,0 +1,394 @@
+"""The schemes by which senders prove who they are, as data: a preset names one, nobody programs one.
+
+A scheme and a source's secrets become a `Verifier`, once, at start; the front door calls it with every arrival.
+The same scheme signs drafts for `oncehook send` and for tests, so that both sides come from one definition.
+Here: what all schemes share, signatures with a shared secret (Hmac, Hash), and Nothing. The others are in
+`credentials`, `standard`, `senders`, `asymmetric` and `either`; `oncehook.verify` has them all.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import ClassVar, Final, Protocol
+
+from oncehook import clock
+from oncehook.errors import ConfigError, SignatureInvalid
+from oncehook.model import Arrival
+from oncehook.verify import reading
+from oncehook.verify.template import Address, Template
+
+Verifier = Callable[[Arrival], None]
+"""Returns None for a genuine arrival and raises SignatureInvalid for any other; never anything else (S2)."""
+
+DEFAULT_TOLERANCE: Final = 300.0
+NONE: Final[frozenset[bytes]] = frozenset()
+UNCOVERED: Final[frozenset[str]] = frozenset()
+
+
+class Scheme(Protocol):
+    """One way of proving where an arrival comes from."""
+
+    @property
+    def masked(self) -> frozenset[bytes]:
+        """Headers that carry the secret itself: their values must never be stored."""
+
+    @property
+    def masked_query(self) -> frozenset[bytes]:
+        """Query values that carry the secret itself: the same."""
+
+    @property
+    def covers(self) -> frozenset[str]:
+        """What the check authenticates, out of "body", "url" and "headers" (all of them: so far no scheme does)."""
+
+    @property
+    def signed_headers(self) -> frozenset[bytes]:
+        """The headers, by name, that the check authenticates."""
+
+    def shows(self, arrival: Arrival) -> bool:
+        """Whether the arrival carries a signature of this kind, good or bad. `Either` chooses by it."""
+
+    def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
+        """Compile the check. Any of the secrets may match; `tolerance` None is the scheme's own, inf is off.
+
+        Raises ConfigError when there is no secret or an empty one, when a key cannot be loaded, or when the
+        scheme signs the URL and none is given (S4): a source that cannot check does not start.
+        """
+
+    def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
+        """A copy of the draft as a genuine sender would send it at this moment."""
+
+
+class SecretError(ConfigError):
+    """This secret cannot be used with this scheme."""
+
+
+# -- what all schemes share --------------------------------------------------------------------
+
+
+def same(a: bytes, b: bytes) -> bool:
+    """Whether two secrets are equal, in a time that does not tell where they differ. The only comparison there is."""
+    return hmac.compare_digest(a, b)
+
+
+def matches_any(expected: Iterable[bytes], presented: Sequence[bytes]) -> bool:
+    """Whether one of the presented signatures is one of the expected. All are compared, so time tells nothing."""
+    matched = False
+    for good in expected:
+        for candidate in presented:
+            matched |= same(good, candidate)
+    return matched
+
+
+def usable(secrets: Sequence[bytes]) -> list[bytes]:
+    """The secrets, if there are any and none is empty; otherwise ConfigError: no secret, no source (S4)."""
+    if not secrets:
+        raise ConfigError("There is no secret to verify arrivals with.", hint='Set secret; or say verify = "none".')
+    if not all(secret.strip() for secret in secrets):
+        raise ConfigError("A secret is empty.", hint="Check the variable or file that it is read from.")
+    return list(secrets)
+
+
+def digits(text: bytes) -> int:
+    """The number a timestamp writes: digits and nothing else, few enough to be a moment."""
+    if not text.isdigit() or len(text) > 16:
+        raise SignatureInvalid("malformed")
+    return int(text)
+
+
+def check_moment(value: int, unit: str, tolerance: float) -> None:
+    """Refuse a moment too far from now, counted in this unit."""
+    if not 0 <= value < 10**16:
+        raise SignatureInvalid("malformed")
+    # no clock shows 10^11 seconds before the year 5138: a number that long counts milliseconds
+    check_age(value / 1000 if unit == "milliseconds" or (unit == "auto" and value >= 10**11) else value, tolerance)
+
+
+def stamp(at: float, unit: str) -> bytes:
+    """The digits a sender would write for this moment."""
+    return str(int(at) if unit == "seconds" else int(at * 1000)).encode()
+
+
+def check_age(at: float, tolerance: float) -> None:
+    """Refuse what was signed too long ago, or too far ahead (S5)."""
+    if abs(clock.now() - at) > tolerance:
+        raise SignatureInvalid("stale")
+
+
+def one_of(value: object, allowed: Sequence[str], what: str) -> None:
+    """ConfigError, naming the nearest right word, unless the value is one of those allowed."""
+    if value in allowed:
+        return
+    near = get_close_matches(str(value), allowed, n=1)
+    hint = f'Did you mean "{near[0]}"?' if near else f"There are: {', '.join(allowed)}."
+    raise ConfigError(f"{value!r} is no {what}.", hint=hint)
+
+
+def check_tolerance(value: object) -> None:
+    """ConfigError unless this is a span of time; `inf` turns the check off, by name."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value) or value <= 0:
+        raise ConfigError(f"tolerance {value!r} is not a span of time.", hint='Write "5m", or "off" by name.')
+
+
+# -- signatures with a shared secret -----------------------------------------------------------
+
+ALGORITHMS: Final = ("sha256", "sha512", "sha384", "sha1")
+ENCODINGS: Final = ("hex", "base64")
+UNITS: Final = ("seconds", "milliseconds", "auto")
+KEYS: Final = ("text", "base64", "hex")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fields:
+    """A header made of name=value pairs: which field holds the signature, and what stands between the pairs."""
+
+    signature: str = "v1"
+    separator: str = ","
+
+    def __post_init__(self) -> None:
+        if not self.signature or len(self.separator) != 1:
+            raise ConfigError("fields needs the name of the signature's field and a separator of one character.")
+
+    def split(self, value: bytes) -> list[tuple[bytes, bytes]]:
+        """The pairs of one header value; what is no pair is left out."""
+        found = [part.partition(b"=") for part in value.split(self.separator.encode())]
+        return [(name.strip(), text.strip()) for name, equals, text in found if equals]
+
+
+_Pairs = Sequence[tuple[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Signature(ABC):
+    """A digest in a header, over a message that a template describes. `Hmac` and `Hash` differ in the digest."""
+
+    header: str
+    algorithm: str = "sha256"
+    encoding: str = "hex"
+    prefix: str = ""
+    signed: str | tuple[str, ...] = "{body}"
+    """The template of the signed message; of several, any may match."""
+    timestamp: str | None = None
+    """Where the time of signing stands: `header:Name`, `field:t` in the signature's header, or `body:path`."""
+    unit: str = "seconds"
+    fields: Fields | None = None
+    tolerance: float = DEFAULT_TOLERANCE
+    key: str = "text"
+    """How the secret is written: text is used as it is, base64 and hex are decoded."""
+    _templates: tuple[Template, ...] = field(init=False, repr=False, compare=False)
+
+    masked: ClassVar[frozenset[bytes]] = NONE
+    masked_query: ClassVar[frozenset[bytes]] = NONE
+
+    def __post_init__(self) -> None:
+        reading.header_name(self.header)
+        one_of(self.algorithm, ALGORITHMS, "algorithm")
+        one_of(self.encoding, ENCODINGS, "encoding")
+        one_of(self.unit, UNITS, "unit of a timestamp")
+        one_of(self.key, KEYS, "form of a key")
+        check_tolerance(self.tolerance)
+        texts = (self.signed,) if isinstance(self.signed, str) else self.signed
+        object.__setattr__(self, "_templates", tuple(Template(text) for text in texts))
+        if not texts or not all(template.always for template in self._templates):
+            raise ConfigError("`signed` may name nothing of the arrival, so any arrival would do.")
+        self._check_timestamp()
+
+    def _check_timestamp(self) -> None:
+        place, _, name = (self.timestamp or "none:-").partition(":")
+        one_of(place, ("header", "field", "body", "none"), "place of a timestamp")
+        if not name or (place == "field" and self.fields is None):
+            raise ConfigError(f"timestamp = {self.timestamp!r} does not say where it stands.")
+        needed = "body" if place == "body" else "timestamp"
+        if place != "none" and not all(needed in template.always for template in self._templates):
+            # otherwise whoever resends an old arrival just writes a new time (S5)
+            raise ConfigError(f"The timestamp must be signed: put {{{needed}}} into `signed`.")
+        if place in ("none", "body") and any("timestamp" in template.uses for template in self._templates):
+            raise ConfigError("`signed` uses {timestamp}, but no timestamp is configured to stand in a header.")
+
+    @property
+    def covers(self) -> frozenset[str]:
+        return frozenset({"body", "url"}).intersection(*[template.always for template in self._templates])
+
+    @property
+    def signed_headers(self) -> frozenset[bytes]:
+        shared = set.intersection(*[template.always for template in self._templates])
+        place, _, name = (self.timestamp or "").partition(":")
+        names = {text.removeprefix("header:") for text in shared if text.startswith("header:")}
+        return frozenset(text.lower().encode() for text in names | ({name} if place == "header" else set()))
+
+    def shows(self, arrival: Arrival) -> bool:
+        return reading.shows_header(self.header)(arrival)
+
+    @abstractmethod
+    def _digest(self, key: bytes, message: bytes) -> bytes:
+        """The raw signature of a message."""
+
+    def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
+        keys = [self._load(secret) for secret in usable(secrets)]
+        address = self._address(url)
+        window = self.tolerance if tolerance is None else tolerance
+        check_tolerance(window)
+        templates, digest, encode, split = self._templates, self._digest, self._encode, self._splitter()
+        read, presented = reading.header(self.header), self._presented()
+        read_timestamp, check_time = self._timestamp_reader(), self._time_check(window)
+
+        def verify(arrival: Arrival) -> None:
+            value = read(arrival)
+            if value is None:
+                raise SignatureInvalid("missing")
+            pairs = split(value)
+            signatures = presented(pairs)
+            timestamp = read_timestamp(arrival, pairs)
+            messages = [template.render(arrival, timestamp, address) for template in templates]
+            expected = [encode(digest(key, message)) for message in messages for key in keys]
+            if not matches_any(expected, signatures):
+                raise SignatureInvalid("mismatch")
+            # only now, so that "stale" in the log always means: genuine, but late
+            check_time(arrival, timestamp)
+
+        return verify
+
+    def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
+        place, _, name = (self.timestamp or "").partition(":")
+        timestamp = stamp(at, self.unit)
+        signed = reading.with_headers(draft)
+        if place == "header":
+            reading.put_header(signed, name, timestamp)
+        elif place == "body":
+            signed.body = reading.put_body_field(draft.body, name, int(timestamp))
+        try:
+            message = self._templates[0].render(signed, timestamp, self._address(url))
+        except SignatureInvalid:
+            raise ConfigError(f"The draft lacks something that {self._templates[0].text!r} needs.") from None
+        value = self.prefix.encode() + self._encode(self._digest(self._load(secret), message))
+        if self.fields:
+            value = f"{self.fields.signature}=".encode() + value
+        if self.fields and place == "field":
+            value = name.encode() + b"=" + timestamp + self.fields.separator.encode() + value
+        reading.put_header(signed, self.header, value)
+        return signed
+
+    def _address(self, url: str | None) -> Address | None:
+        needed = any("url" in template.uses for template in self._templates)
+        return Address(url) if needed else None
+
+    def _load(self, secret: bytes) -> bytes:
+        if self.key == "text":
+            return secret
+        try:
+            loaded = bytes.fromhex(secret.decode()) if self.key == "hex" else reading.base64_key(secret)
+        except ValueError:
+            loaded = None
+        if not loaded:
+            raise SecretError(f"The secret is not {self.key}, as this scheme wants it.")
+        return loaded
+
+    def _encode(self, digest: bytes) -> bytes:
+        return digest.hex().encode() if self.encoding == "hex" else base64.b64encode(digest)
+
+    def _splitter(self) -> Callable[[bytes], _Pairs]:
+        """From the header's value to its fields; a value without fields is one field without a name."""
+        return self.fields.split if self.fields else lambda value: [(b"", value)]
+
+    def _presented(self) -> Callable[[_Pairs], list[bytes]]:
+        """From the header's fields to the signatures in it that have the right form."""
+        prefix, is_hex = self.prefix.encode(), self.encoding == "hex"
+        size = len(prefix) + len(self._encode(hashlib.new(self.algorithm, usedforsecurity=False).digest()))
+        wanted = self.fields.signature.encode() if self.fields else b""
+
+        def presented(pairs: _Pairs) -> list[bytes]:
+            texts = [text for name, text in pairs if name == wanted]
+            found = [text[len(prefix) :] for text in texts if len(text) == size and text.startswith(prefix)]
+            if not found or len(texts) > reading.MOST_SIGNATURES:
+                raise SignatureInvalid("malformed")
+            return [text.lower() for text in found] if is_hex else found
+
+        return presented
+
+    def _timestamp_reader(self) -> Callable[[Arrival, _Pairs], bytes]:
+        """From the arrival and the header's fields to the timestamp as it was written."""
+        place, _, name = (self.timestamp or "").partition(":")
+        if place not in ("header", "field"):
+            return lambda arrival, pairs: b""
+        from_header = reading.header(name) if place == "header" else None
+        wanted = name.encode()
+
+        def timestamp(arrival: Arrival, pairs: _Pairs) -> bytes:
+            text = from_header(arrival) if from_header else reading.sole(pairs, wanted)
+            if text is None:
+                raise SignatureInvalid("missing")
+            return text
+
+        return timestamp
+
+    def _time_check(self, window: float) -> Callable[[Arrival, bytes], None]:
+        place, _, name = (self.timestamp or "").partition(":")
+        unit = self.unit
+        if not place or window == math.inf:
+            return lambda arrival, timestamp: None
+        if place != "body":
+            return lambda arrival, timestamp: check_moment(digits(timestamp), unit, window)
+        read = reading.body_field(name, int)
+
+        def check(arrival: Arrival, timestamp: bytes) -> None:
+            value = read(arrival.body)
+            if value is None:
+                raise SignatureInvalid("missing")
+            check_moment(value, unit, window)
+
+        return check
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hmac(_Signature):
+    """HMAC of a message in a header: most senders, and every plain scheme of one's own."""
+
+    def _digest(self, key: bytes, message: bytes) -> bytes:
+        return hmac.digest(key, message, self.algorithm)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hash(_Signature):
+    """A plain hash of secret + message (HubSpot v1 and v2).
+
+    Such a hash can be extended: who holds one genuine arrival can append to its message without the secret.
+    What is appended begins with padding that always holds zero bytes, which no text does; so a message with a
+    zero byte is refused, and the hole is closed.
+    """
+
+    def _digest(self, key: bytes, message: bytes) -> bytes:
+        if b"\0" in message:
+            raise SignatureInvalid("malformed")
+        return hashlib.new(self.algorithm, key + message, usedforsecurity=True).digest()
+
+
+# -- nothing -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nothing:
+    """No check at all. It must be chosen by name (S4)."""
+
+    masked: ClassVar[frozenset[bytes]] = NONE
+    masked_query: ClassVar[frozenset[bytes]] = NONE
+    covers: ClassVar[frozenset[str]] = UNCOVERED
+    signed_headers: ClassVar[frozenset[bytes]] = NONE
+
+    def shows(self, arrival: Arrival) -> bool:
+        return True
+
+    def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
+        return _accept
+
+    def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
+        return reading.with_headers(draft)
+
+
+def _accept(arrival: Arrival) -> None:
+    return None

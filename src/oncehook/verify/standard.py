@@ -1,0 +1,140 @@
+"""Standard Webhooks: `{id}.{timestamp}.{body}` signed with HMAC-SHA256 (v1) or ed25519 (v1a).
+
+Secrets are base64 and say what they are: `whsec_` a shared secret, `whpk_` a public key, `whsk_` the private key
+that belongs to it. Svix sends the same under its own header names.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+from oncehook import clock
+from oncehook.errors import SignatureInvalid
+from oncehook.model import Arrival
+from oncehook.verify import reading
+from oncehook.verify.asymmetric import ed25519_check, ed25519_public, ed25519_sign
+from oncehook.verify.schemes import (
+    DEFAULT_TOLERANCE,
+    NONE,
+    SecretError,
+    Verifier,
+    check_moment,
+    check_tolerance,
+    digits,
+    matches_any,
+    usable,
+)
+
+SHARED: Final = b"whsec_"
+PUBLIC: Final = b"whpk_"
+PRIVATE: Final = b"whsk_"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandardWebhooks:
+    """The signature in `webhook-signature`, over id, timestamp and body; of several, any may match.
+
+    `prefix` names the headers (`svix` for Svix). `bare=False` wants secrets with their `whsec_`, for senders where
+    a secret without it is another kind of credential.
+    """
+
+    prefix: str = "webhook"
+    tolerance: float = DEFAULT_TOLERANCE
+    bare: bool = True
+
+    masked: ClassVar[frozenset[bytes]] = NONE
+    masked_query: ClassVar[frozenset[bytes]] = NONE
+    covers: ClassVar[frozenset[str]] = frozenset({"body"})
+
+    def __post_init__(self) -> None:
+        reading.header_name(self.prefix)
+        check_tolerance(self.tolerance)
+
+    @property
+    def signed_headers(self) -> frozenset[bytes]:
+        return frozenset({f"{self.prefix}-id".lower().encode(), f"{self.prefix}-timestamp".lower().encode()})
+
+    def shows(self, arrival: Arrival) -> bool:
+        return reading.shows_header(f"{self.prefix}-signature")(arrival)
+
+    def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
+        shared, public = self._load(usable(secrets))
+        window = self.tolerance if tolerance is None else tolerance
+        check_tolerance(window)
+        read_id, read_timestamp, read_signature = (
+            reading.header(f"{self.prefix}-{name}") for name in ("id", "timestamp", "signature")
+        )
+
+        def verify(arrival: Arrival) -> None:
+            event_id, timestamp, value = read_id(arrival), read_timestamp(arrival), read_signature(arrival)
+            if event_id is None or timestamp is None or value is None:
+                raise SignatureInvalid("missing")
+            moment = digits(timestamp)
+            v1, v1a = _split(value)
+            message = b"%b.%b.%b" % (event_id, timestamp, arrival.body)
+            matched = v1 and matches_any([_v1(key, message) for key in shared], v1)
+            raw = [reading.base64_strict(signature) for signature in v1a] if public else []
+            if not matched and not any(check(signature, message) for signature in raw for check in public):
+                raise SignatureInvalid("mismatch")
+            if window != math.inf:
+                check_moment(moment, "seconds", window)
+
+        return verify
+
+    def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
+        signed = reading.with_headers(draft)
+        event_id = reading.header(f"{self.prefix}-id")(draft) or b"msg_" + clock.random_bytes(12).hex().encode()
+        timestamp = str(int(at)).encode()
+        message = b"%b.%b.%b" % (event_id, timestamp, draft.body)
+        if secret.startswith(PRIVATE):
+            value = b"v1a," + base64.b64encode(ed25519_sign(_decoded(secret, PRIVATE), message))
+        else:
+            value = b"v1," + _v1(self._shared(secret), message)
+        for name, text in (("id", event_id), ("timestamp", timestamp), ("signature", value)):
+            reading.put_header(signed, f"{self.prefix}-{name}", text)
+        return signed
+
+    def _load(self, secrets: Sequence[bytes]) -> tuple[list[bytes], list[Callable[[bytes, bytes], bool]]]:
+        shared: list[bytes] = []
+        public: list[Callable[[bytes, bytes], bool]] = []
+        for secret in (secret.strip() for secret in secrets):
+            if secret.startswith(PUBLIC):
+                public.append(ed25519_check(_decoded(secret, PUBLIC)))
+            elif secret.startswith(PRIVATE):
+                public.append(ed25519_check(ed25519_public(_decoded(secret, PRIVATE))))
+            else:
+                shared.append(self._shared(secret))
+        return shared, public
+
+    def _shared(self, secret: bytes) -> bytes:
+        if not self.bare and not secret.startswith(SHARED):
+            raise SecretError("The secret must begin with whsec_.")
+        return _decoded(secret, SHARED)
+
+
+def _decoded(secret: bytes, prefix: bytes) -> bytes:
+    key = reading.base64_key(secret.strip().removeprefix(prefix))
+    if not key:
+        raise SecretError("The secret is not base64, as Standard Webhooks wants it (whsec_…).")
+    return key
+
+
+def _split(value: bytes) -> tuple[list[bytes], list[bytes]]:
+    """The signatures of the two versions we know; others are skipped, as the specification says."""
+    parts = value.split()
+    found = [(version, signature) for version, _, signature in (part.partition(b",") for part in parts)]
+    # an empty signature is no signature (CVE-2024-21491)
+    v1 = [signature for version, signature in found if version == b"v1" and len(signature) == 44]
+    v1a = [signature for version, signature in found if version == b"v1a" and len(signature) == 88]
+    if not (v1 or v1a) or len(parts) > reading.MOST_SIGNATURES:
+        raise SignatureInvalid("malformed")
+    return v1, v1a
+
+
+def _v1(key: bytes, message: bytes) -> bytes:
+    return base64.b64encode(hmac.digest(key, message, "sha256"))

@@ -1,0 +1,169 @@
+"""What a sender signs, written as a template: `{timestamp}.{body}`, `v0:{timestamp}:{body}`, `{method}{url}{body}`.
+
+A template is compiled once, when a scheme is built, and rendered per arrival from the received bytes (S1).
+Places: {body} {timestamp} {url} {method} {header:name} {query:name}; a place may end in `|lower` or `|decoded`.
+A part in square brackets is left out when a place in it is absent; elsewhere an absent place refuses the arrival.
+Braces and brackets that are meant are doubled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+from urllib.parse import urlsplit
+
+from oncehook.errors import ConfigError, SignatureInvalid
+from oncehook.model import Arrival
+from oncehook.verify import reading
+
+PLACES: Final = "{body} {timestamp} {url} {method} {header:name} {query:name}"
+
+_TOKEN: Final = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{([^{}\[\]]*)\}|[\[\]{}]|[^\[\]{}]+")
+_DECODED: Final = re.compile(rb"%(?:3A|2F|3F|40|21|24|27|28|29|2A|2C|3B)", re.IGNORECASE)
+"""The escapes that HubSpot resolves before it signs a URL; the others stay as they are."""
+
+
+class Address:
+    """The public URL of a source: what a sender that signs URLs has signed.
+
+    It comes from configuration, never from the Host or X-Forwarded headers (S16). Only the query is taken from
+    the arrival, so that it is covered by the signature; where none was handed over, the configured one stands.
+    """
+
+    __slots__ = ("base", "whole")
+
+    def __init__(self, url: str | None) -> None:
+        text = (url or "").partition("#")[0]  # a fragment is never sent, nor signed
+        if not text:
+            raise ConfigError(
+                "This scheme signs the public URL, and none is configured.",
+                hint='Set public_url to the whole address registered with the provider, such as "https://…/in/orders".',
+            )
+        try:
+            parts = urlsplit(text)
+            host = parts.hostname
+            _ = parts.port  # read for its check alone
+        except ValueError:
+            host = None
+        if not host or parts.scheme not in ("http", "https"):
+            raise ConfigError(f"public_url {text!r} is not a whole http or https address.")
+        self.whole = text.encode()
+        self.base = text.partition("?")[0].encode()
+
+    def of(self, arrival: Arrival) -> bytes:
+        """The URL that this arrival was sent to."""
+        return self.base + b"?" + arrival.query if arrival.query else self.whole
+
+
+Part = bytes | Callable[[Arrival, bytes, "Address | None"], bytes | None]
+
+
+def _body(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes:
+    return arrival.body
+
+
+def _timestamp(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes:
+    return timestamp
+
+
+def _url(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes | None:
+    return address.of(arrival) if address else None
+
+
+def _method(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes:
+    return arrival.method.upper().encode("ascii", "replace")
+
+
+_PLAIN: Final = {"body": _body, "timestamp": _timestamp, "url": _url, "method": _method}
+_FILTERS: Final[dict[str, Callable[[bytes], bytes]]] = {
+    "lower": bytes.lower,
+    "decoded": lambda value: _DECODED.sub(lambda match: bytes.fromhex(match[0][1:].decode()), value),
+}
+
+
+class Template:
+    """One compiled template."""
+
+    __slots__ = ("_segments", "always", "only_body", "text", "uses")
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.uses: set[str] = set()
+        self.always: set[str] = set()
+        """The places outside brackets: every message holds them."""
+        self._segments = self._compile(text)
+        self.only_body = [parts for _, parts in self._segments] == [[_body]]
+
+    def render(self, arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes:
+        """The message that a genuine sender has signed."""
+        if self.only_body:
+            return arrival.body  # the body may be large: do not copy it
+        pieces: list[bytes] = []
+        for optional, parts in self._segments:
+            values = [part if isinstance(part, bytes) else part(arrival, timestamp, address) for part in parts]
+            present = [value for value in values if value is not None]
+            if len(present) == len(values):
+                pieces += present
+            elif not optional:
+                raise SignatureInvalid("missing")
+        return b"".join(pieces)
+
+    def _compile(self, text: str) -> Sequence[tuple[bool, list[Part]]]:
+        segments: list[tuple[bool, list[Part]]] = [(False, [])]
+        for match in _TOKEN.finditer(text):
+            mark, place = match[0], match[1]
+            optional, parts = segments[-1]
+            if place is not None:
+                parts.append(self._place(place, optional))
+            elif mark in ("[", "]"):
+                if optional == (mark == "["):
+                    raise self._wrong("its brackets do not match")
+                segments.append((mark == "[", []))
+            elif mark in ("{", "}"):
+                raise self._wrong("its braces do not match")
+            else:
+                parts.append((mark[0] if len(mark) == 2 and mark[0] in "{}[]" else mark).encode())
+        if segments[-1][0]:
+            raise self._wrong("its brackets do not match")
+        return [segment for segment in segments if segment[1]]
+
+    def _place(self, text: str, optional: bool) -> Part:
+        name, _, filter_name = text.partition("|")
+        kind, _, detail = name.partition(":")
+        part: Callable[[Arrival, bytes, Address | None], bytes | None]
+        if name in _PLAIN:
+            part = _PLAIN[name]
+        elif kind in ("header", "query") and detail:
+            part = _outside(reading.header(detail) if kind == "header" else reading.query(detail))
+        else:
+            raise self._wrong(f"{{{text}}} is no place; there are {PLACES}")
+        self.uses.add(name.lower())
+        if not optional:
+            self.always.add(name.lower())
+        if not filter_name:
+            return part
+        if name in ("body", "timestamp"):
+            raise self._wrong(f"{{{name}}} is signed as it came and takes no filter")
+        return _filtered(part, filter_name, self._wrong)
+
+    def _wrong(self, why: str) -> ConfigError:
+        return ConfigError(f"The template {self.text!r} cannot be read: {why}.")
+
+
+def _outside(read: reading.Reader) -> Callable[[Arrival, bytes, Address | None], bytes | None]:
+    return lambda arrival, timestamp, address: read(arrival)
+
+
+def _filtered(
+    part: Callable[[Arrival, bytes, Address | None], bytes | None], name: str, wrong: Callable[[str], ConfigError]
+) -> Part:
+    change = _FILTERS.get(name)
+    if change is None:
+        raise wrong(f"|{name} is no filter; there are |lower and |decoded")
+
+    def changed(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes | None:
+        value = part(arrival, timestamp, address)
+        return None if value is None else change(value)
+
+    return changed

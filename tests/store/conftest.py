@@ -1,0 +1,132 @@
+"""One suite for every engine: `store` is each of them in turn, open and enrolled, on a place of its own.
+
+`ground` is that place: it opens further stores on it, moves the store's clock, and speaks SQL past the store,
+to look at what is really there or to damage it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from oncehook import clock
+from oncehook.model import Check
+from oncehook.store.base import Store
+from oncehook.store.postgres import PostgresStore
+from oncehook.store.sqlite import SqliteStore
+from tests.servers import fresh_schema, shared_postgres
+from tests.store.making import enrolled
+
+
+class Ground(ABC):
+    """Where stores of one test live."""
+
+    engine: str
+    address: str
+    """What a process of its own needs to open the same store."""
+    damaged = False
+
+    @abstractmethod
+    def make(self, **options: Any) -> Store: ...
+
+    @abstractmethod
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]: ...
+
+    @abstractmethod
+    def forward(self, seconds: float) -> None: ...
+
+    @abstractmethod
+    def remove(self) -> None: ...
+
+    def damage(self, statement: str) -> None:
+        """Change what is kept, so that the books no longer balance."""
+        self.sql(statement)
+        self.damaged = True
+
+
+class SqliteGround(Ground):
+    engine = "sqlite"
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "oncehook.db"
+        self.address = str(self.path)
+        self._moved = 0.0
+
+    def make(self, **options: Any) -> Store:
+        return SqliteStore(self.path, **options)
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=10, isolation_level=None)) as connection:
+            return connection.execute(statement, parameters).fetchall()
+
+    def forward(self, seconds: float) -> None:
+        clock.forward(seconds)
+        self._moved += seconds
+
+    def remove(self) -> None:
+        clock.forward(-self._moved)
+
+
+class PostgresGround(Ground):
+    """A schema of its own, with a `now()` of its own that stands in front of the server's."""
+
+    engine = "postgres"
+
+    def __init__(self) -> None:
+        self.schema = fresh_schema()
+        self.url = shared_postgres().url
+        self.address = f"{self.url}?schema={self.schema}"
+        self._connection = psycopg.connect(self.url, autocommit=True, cursor_factory=psycopg.RawCursor)
+        self.sql(f"CREATE SCHEMA {self.schema}")
+        self.sql(f"SET search_path = {self.schema}")
+        self.sql("CREATE TABLE shift (by interval NOT NULL)")
+        self.sql("INSERT INTO shift VALUES ('0')")
+        self.sql(
+            f"CREATE FUNCTION {self.schema}.now() RETURNS timestamptz LANGUAGE sql STABLE AS"
+            f" 'SELECT pg_catalog.now() + (SELECT by FROM {self.schema}.shift)'"
+        )
+
+    def make(self, **options: Any) -> Store:
+        return PostgresStore(self.url, schema=self.schema, search_path=f"{self.schema}, pg_catalog", **options)
+
+    def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        cursor = self._connection.execute(statement, parameters)
+        return cursor.fetchall() if cursor.description else []
+
+    def forward(self, seconds: float) -> None:
+        self.sql("UPDATE shift SET by = by + make_interval(secs => $1)", seconds)
+
+    def remove(self) -> None:
+        self.sql(f"DROP SCHEMA {self.schema} CASCADE")
+        self._connection.close()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def ground(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Ground]:
+    made: Ground = SqliteGround(tmp_path) if request.param == "sqlite" else PostgresGround()
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+async def store(ground: Ground) -> AsyncIterator[Store]:
+    made = ground.make()
+    await made.open()
+    await enrolled(made)
+    yield made
+    # whatever a test did, nothing may be lost or invented (R68)
+    failed = [] if ground.damaged else failed_checks(await made.check())
+    await made.close()
+    assert failed == []
+
+
+def failed_checks(checks: Sequence[Check]) -> list[str]:
+    """The names of the laws that do not hold."""
+    return [check.name for check in checks if not check.ok]

@@ -1,0 +1,173 @@
+"""Words for durations, sizes and rates: what can be read, what cannot, and that shown words read back the same."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from oncehook import units
+from oncehook.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("0.2s", 0.2),
+        ("15s", 15),
+        ("5m", 300),
+        ("6h", 21_600),
+        ("30d", 2_592_000),
+        ("1w", 604_800),
+        ("500ms", 0.5),
+        ("1.5ms", 0.0015),
+        ("1h30m", 5_400),
+        ("1h 30m", 5_400),
+        ("1w2d3h4m5s6ms", 604_800 + 2 * 86_400 + 3 * 3_600 + 4 * 60 + 5.006),
+        ("1.1h", 3_960),
+        ("0s", 0),
+        (15, 15),
+        (0.2, 0.2),
+        (0, 0),
+    ],
+)
+def test_durations(text: str | float, expected: float) -> None:
+    assert units.seconds(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "15",
+        "0",
+        "s",
+        "-5s",
+        "+5s",
+        "5 s",
+        "5S",
+        "5M",
+        "5min",
+        "1e3s",
+        ".5s",
+        "5.s",
+        "30m1h",
+        "5s5s",
+        "1h30",
+        "15s\n5",
+        "٣s",
+        "off",
+        "9" * 40 + "s",
+        "inf",
+        -1,
+        math.inf,
+        math.nan,
+        True,
+        None,
+        [],
+    ],
+)
+def test_what_is_no_duration(text: str | float) -> None:
+    with pytest.raises(ConfigError, match="is not a duration; write for example .*15s"):
+        units.seconds(text)
+
+
+@pytest.mark.parametrize("text", ["36526d", "999999999999999999w", 1e12])
+def test_a_duration_that_no_database_could_add_to_a_time(text: str | float) -> None:
+    with pytest.raises(ConfigError, match="longer than 100 years"):
+        units.seconds(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1MB", 1_000_000),
+        ("4MiB", 4_194_304),
+        ("64kB", 64_000),
+        ("64KB", 64_000),
+        ("1MiB", 1_048_576),
+        ("1.5 MiB", 1_572_864),
+        ("512B", 512),
+        ("2GiB", 2 << 30),
+        ("1gb", 10**9),
+        (4096, 4096),
+        (0, 0),
+    ],
+)
+def test_sizes(text: str | int, expected: int) -> None:
+    assert units.size(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1024", "1M", "1iB", "MB", "-1MB", "1TB", "1e3B", True, -1, None])
+def test_what_is_no_size(text: str | int) -> None:
+    with pytest.raises(ConfigError, match="is not a size; write for example .*1MiB"):
+        units.size(text)
+
+
+def test_half_a_byte() -> None:
+    with pytest.raises(ConfigError, match="whole number of bytes"):
+        units.size("0.5B")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("50/s", 50), ("100/m", 100 / 60), ("1000/h", 1000 / 3600), ("0.5/s", 0.5), ("1/d", 1 / 86_400)]
+)
+def test_rates(text: str, expected: float) -> None:
+    assert units.rate(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["", "50", "50/", "/s", "50/w", "50/ms", "50 / s", "-1/s", 50, None])
+def test_what_is_no_rate(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a rate; write for example .*50/s"):
+        units.rate(text)
+
+
+def test_a_rate_that_lets_nothing_through() -> None:
+    with pytest.raises(ConfigError, match="nothing through"):
+        units.rate("0/s")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [
+        (300, "5m"),
+        (5_400, "1h 30m"),
+        (0.2, "200ms"),
+        (0.0005, "0.5ms"),
+        (1.5, "1.5s"),
+        (0, "0s"),
+        (30 * 86_400, "30d"),
+        (248_400, "2d 21h"),
+        (90_061.5, "1d 1h 1m 1.5s"),
+        (3_599.9999, "1h"),
+        (-300, "-5m"),
+        (math.inf, "no limit"),
+    ],
+)
+def test_words(seconds: float, expected: str) -> None:
+    assert units.words(seconds) == expected
+
+
+@given(st.integers(0, units.LONGEST * 1000))
+def test_words_read_back_the_same(milliseconds: int) -> None:
+    assert units.seconds(units.words(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, abs=1e-4)
+
+
+@given(st.integers(0, 1 << 50))
+def test_sizes_read_back_the_same(count: int) -> None:
+    assert units.size(units.bytes_words(count)) == count
+
+
+@given(st.text() | st.floats() | st.integers())
+def test_nothing_but_a_number_or_a_sentence(text: str | float) -> None:
+    for read in (units.seconds, units.size, units.rate):
+        try:
+            value = read(text)  # type: ignore[arg-type]
+        except ConfigError as error:
+            assert "write for example" in str(error)
+        else:
+            assert math.isfinite(value)
+            assert value >= 0
