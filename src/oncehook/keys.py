@@ -43,6 +43,7 @@ DEFAULT_KEY: Final = [
 ]
 DEFAULT_TYPE: Final = ["$.type", "$.event"]
 
+JSON: Final = (b"content-type", b"application/json")
 FORM: Final = "application/x-www-form-urlencoded"
 ALLOWED: Final = (
     "A place is header:Name, query:name, form:field, literal:text, or a JSONPath such as $.data.id; "
@@ -100,7 +101,7 @@ class Sight:
         self._loaded = data is not MISSING
         self._glimpse = glimpse
         self._values: Sequence[Any] | None = None
-        self._headers = dict(arrival.headers)
+        self._headers: dict[bytes, bytes] | None = None
         self._fields: dict[str, list[str]] | None = None
         self._queried: dict[str, list[str]] | None = None
 
@@ -124,6 +125,8 @@ class Sight:
 
     def find_header(self, name: bytes) -> str | None:
         """The same, by its name in lower case."""
+        if self._headers is None:
+            self._headers = dict(self.arrival.headers)
         value = self._headers.get(name)
         if value is None:
             return None
@@ -157,7 +160,7 @@ class Sight:
             return
         try:
             if self._glimpse is not None:
-                self._values = self._glimpse(self.body)
+                self._values = self._glimpse.read(self.body)
             else:
                 self._data = parse(self.body)
         except Unreadable:
@@ -165,8 +168,7 @@ class Sight:
 
     def _is_opaque(self) -> bool:
         """Forms and uploads are not ours to look into, whatever they hold (S13)."""
-        value = self._headers.get(b"content-type")
-        if value is None or value.startswith(b"application/json"):  # the usual ones, told without a closer look
+        if JSON in self.arrival.headers:  # the usual case, told without a closer look
             return False
         media_type = self.media_type or ""
         return media_type == FORM or media_type.startswith("multipart/")
@@ -224,7 +226,8 @@ class _Json:
     path: Path
 
     def read(self, sight: Sight) -> str | None:
-        return text_of(sight.find(self.path))
+        value = sight.find(self.path)
+        return value or None if type(value) is str else text_of(value)  # most are texts, and this is the hot path
 
 
 _Simple = _Header | _Query | _Form | _Literal | _Json

@@ -300,7 +300,7 @@ _RISKS: Final = bytes(
     {**dict.fromkeys(b"0123456789", 48), **dict.fromkeys(b"eE", 101), **dict.fromkeys(b"[{", 123)}.get(byte, 46)
     for byte in range(256)
 )
-_HARMLESS: Final = b'+"_ }]ghijklmnopqrstuvwxyzGHIJKLMNOPQRSTUVWXYZ' + bytes(range(128, 256))
+_HARMLESS: Final = b'+":_ }]ghijklmnopqrstuvwxyzGHIJKLMNOPQRSTUVWXYZ' + bytes(range(128, 256))
 _LARGE_EXPONENT: Final = b"0e000"
 _LONG_NUMBER: Final = b"0" * 200
 
@@ -318,7 +318,7 @@ class _Branch:
 class Glimpse:
     """Reads what some simple paths lead to out of a JSON body, in one partial decode.
 
-    `Glimpse(paths)(body)[glimpse.slots[path]]` is `path.first(parse(body))`, Unreadable included, for less.
+    `glimpse.read(body)[glimpse.slots[path]]` is `path.first(parse(body))`, Unreadable included, for less.
     """
 
     __slots__ = ("_decode", "_get", "_locations", "_names", "_rests", "slots")
@@ -339,7 +339,7 @@ class Glimpse:
             # The first one is asked for twice, because a getter of one name would not answer with a tuple.
             self._get = attrgetter(*(".".join(names) for names in [*self._names, self._names[0]]))
 
-    def __call__(self, body: bytes) -> Sequence[Any]:
+    def read(self, body: bytes) -> Sequence[Any]:
         """What each slot's path leads to, MISSING where that is nothing; raises Unreadable."""
         if self._decode is None or not _is_steppable(body):
             return self._read_whole(body)

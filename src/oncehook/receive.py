@@ -158,7 +158,12 @@ class Receiver:
             if parts is not None and len(parts) != 1:
                 made = [self._part(source, arrival, part) for part in parts]
                 return [item for item in made if item is not None]
-        item = self._item(source, arrival, arrival.body, source.rules.read(arrival))
+            if parts is not None:  # a batch of one is its own envelope: the bytes stay as they came
+                return self._whole(source, arrival, source.rules.read_data(arrival, parts[0], arrival.body))
+        return self._whole(source, arrival, source.rules.read(arrival))
+
+    def _whole(self, source: Source, arrival: Arrival, reading: Reading) -> list[Item]:
+        item = self._item(source, arrival, arrival.body, reading)
         return [] if item is None else [item]
 
     def _parts(self, source: Source, arrival: Arrival) -> list[Any] | None:

@@ -34,7 +34,7 @@ def item(
     subject: str | None = None,
     to: Sequence[tuple[str, int]] = (),
     keep: float = 30 * DAY,
-    type: str = "order.created",
+    type_: str = "order.created",
     event_id: bytes | None = None,
     event_at: datetime | None = None,
     rank: int | None = None,
@@ -46,7 +46,7 @@ def item(
     parts = [key] if isinstance(key, str) else key
     return Item(
         event_id=event_id,
-        type=type,
+        type=type_,
         key=None if parts is None else "|".join(parts),
         key_hash=None if parts is None else key_hash(source, parts),
         keep=keep,

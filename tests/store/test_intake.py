@@ -32,7 +32,7 @@ async def test_an_arrival_is_kept_as_it_came(store: Store) -> None:
         "k1",
         body=body,
         subject="42",
-        type="order.paid",
+        type_="order.paid",
         event_at=happened,
         rank=3,
         rank_scope="m1",
@@ -69,7 +69,7 @@ async def test_the_same_key_and_body_is_a_duplicate_of_the_first(store: Store) -
 
 async def test_another_body_is_a_conflict_and_leaves_the_first_alone(store: Store) -> None:
     """R18"""
-    first, second = await keep(store, item("k", body=b"one"), item("k", body=b"two", type="other", subject="s"))
+    first, second = await keep(store, item("k", body=b"one"), item("k", body=b"two", type_="other", subject="s"))
     assert (second.outcome, second.event_id) == (CONFLICT, first.event_id)
     event = await event_of(store, first)
     assert (event.body, event.type, event.subject, event.copies) == (b"one", "order.created", None, 2)
@@ -98,7 +98,7 @@ async def test_without_key_nothing_is_a_duplicate(store: Store) -> None:
 
 @pytest.mark.parametrize("text", ["", "ключ-鍵-🔑", "x" * 500, "a'b\"c\\d%s$1{}"])
 async def test_any_text_is_a_key(store: Store, text: str) -> None:
-    first, second = await keep(store, item(text, subject=text, type=text or "t"), item(text, subject=text))
+    first, second = await keep(store, item(text, subject=text, type_=text or "t"), item(text, subject=text))
     assert outcomes([first, second]) == [ACCEPTED, DUPLICATE]
     event = await event_of(store, first)
     assert (event.key, event.subject) == (text, text)
@@ -125,7 +125,7 @@ async def test_copies_inside_one_group_are_judged_like_any_other(store: Store) -
 
 
 async def test_copies_inside_one_group_of_a_key_that_stood_before(store: Store) -> None:
-    """The candidate of the group is itself a conflict, and its copies are compared with the first event, not with it."""
+    """The group's candidate is itself a conflict; its copies are compared with the first event, not with it."""
     [first] = await keep(store, item("k", body=b"a"))
     verdicts = await record(store, *[intake(item("k", body=body)) for body in (b"b", b"b", b"a", b"c")])
     assert outcomes(verdicts) == [CONFLICT, CONFLICT, DUPLICATE, CONFLICT]

@@ -18,7 +18,8 @@ GROUP = "oncehook.presets"
 
 def names() -> list[str]:
     """Every preset there is, ours and those that other packages bring."""
-    ours = {module.name.removeprefix("p_").replace("_", "-") for module in pkgutil.iter_modules(__path__)}
+    modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    ours = {name.removeprefix("p_").replace("_", "-") for name in modules}
     return sorted(ours | {point.name for point in entry_points(group=GROUP)})
 
 

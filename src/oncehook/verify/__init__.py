@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from oncehook.errors import ConfigError
@@ -70,12 +70,17 @@ def _value(option: str, value: object) -> Any:
         return _span(value)
     if option == "fields":
         return _fields(value)
-    if option == "claims" and isinstance(value, Mapping):
-        return dict(value)
-    if option == "signed" and isinstance(value, Sequence) and all(isinstance(text, str) for text in value):
-        return value if isinstance(value, str) else tuple(value)
-    if option == "bare" and isinstance(value, bool):
-        return value
+    if option == "signed" and isinstance(value, list | tuple):
+        return tuple(_text(option, text) for text in value)
+    if option in ("claims", "bare"):
+        kind: type = dict if option == "claims" else bool
+        if isinstance(value, kind):
+            return value
+        raise ConfigError(f"{option} = {value!r} cannot be used in verify.")
+    return _text(option, value)
+
+
+def _text(option: str, value: object) -> str:
     if not isinstance(value, str) or (not value and option != "prefix"):
         raise ConfigError(f"{option} = {value!r} cannot be used in verify.")
     return value

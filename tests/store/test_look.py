@@ -1,0 +1,142 @@
+"""Look: what is kept can be found again, newest first, and nothing else is found."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from oncehook.model import Outcome, Rejection, new_id
+from oncehook.store.base import KEPT_REJECTIONS, Store
+from tests.store.conftest import Ground
+from tests.store.making import intake, item, keep, record
+
+LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+async def test_nothing_is_found_where_nothing_is(store: Store) -> None:
+    unknown = new_id()
+    assert await store.get_event(unknown) is None
+    assert await store.find_events() == []
+    assert await store.find_events(source="orders") == []
+    assert await store.find_events(source="nobody") == []
+    assert await store.find_key(unknown) is None
+    assert await store.arrivals_of(unknown) == []
+    assert await store.batch_body(unknown) is None
+    assert await store.recent_rejections() == []
+    figures = await store.figures()
+    assert (figures.by_source, figures.by_destination) == ({}, {})
+
+
+async def test_events_come_newest_first_in_pages(store: Store) -> None:
+    verdicts = await record(store, *[intake(item(f"k{n}")) for n in range(25)])
+    ids = [verdict.event_id for verdict in reversed(verdicts)]
+    assert [event.id for event in await store.find_events()] == ids
+    seen: list[bytes] = []
+    before = None
+    while page := await store.find_events(before=before, limit=10):
+        seen += [event.id for event in page]
+        before = page[-1].id
+    assert seen == ids
+
+
+async def test_events_by_source_and_subject(store: Store) -> None:
+    for number in range(6):
+        source, source_id = ("orders", 1) if number % 2 else ("payments", 2)
+        await keep(store, item(f"k{number}", source=source, subject=f"s{number % 3}"), source_id=source_id)
+    await keep(store, item("none"))
+
+    async def found(**question: object) -> list[str | None]:
+        return [event.key for event in await store.find_events(**question)]  # type: ignore[arg-type]
+
+    assert await found(source="orders") == ["none", "k5", "k3", "k1"]
+    assert await found(source="payments") == ["k4", "k2", "k0"]
+    assert await found(subject="s1") == ["k4", "k1"]
+    assert await found(source="orders", subject="s1") == ["k1"]
+    assert await found(source="orders", subject="nothing") == []
+    newest = (await store.find_events(source="orders", limit=2))[-1]
+    assert newest.key == "k5"
+    assert await found(source="orders", before=newest.id) == ["k3", "k1"]
+    assert await found(subject="s1", before=newest.id) == ["k4", "k1"]
+
+
+async def test_a_listed_event_is_as_whole_as_a_single_one(store: Store) -> None:
+    await record(store, intake(item("a", subject="s"), raw=b"raw", head=b"POST /split"))
+    await keep(store, item("a", subject="s"))
+    [listed] = await store.find_events()
+    assert listed == await store.get_event(listed.id)
+    assert (listed.head, listed.copies) == (b"POST /split", 2)
+
+
+async def test_the_event_of_a_key(store: Store) -> None:
+    one = item("k")
+    assert one.key_hash is not None
+    [verdict] = await keep(store, one)
+    assert await store.find_key(one.key_hash) == verdict.event_id
+
+
+async def test_later_arrivals_come_oldest_first(ground: Ground, store: Store) -> None:
+    [first] = await keep(store, item("k", body=b"a"))
+    later = [intake(item("k", body=body), head=body) for body in (b"a", b"b", b"a", b"c")]
+    for one in later:
+        ground.forward(1)
+        await record(store, one)
+    arrivals = await store.arrivals_of(first.event_id)
+    assert [arrival.id for arrival in arrivals] == [one.arrival_id for one in later]
+    assert [arrival.at for arrival in arrivals] == sorted(arrival.at for arrival in arrivals)
+    assert [arrival.head for arrival in arrivals] == [b"a", b"b", b"a", b"c"]
+    assert {arrival.event_id for arrival in arrivals} == {first.event_id}
+    assert [arrival.outcome for arrival in arrivals] == [
+        Outcome.duplicate,
+        Outcome.conflict,
+        Outcome.duplicate,
+        Outcome.conflict,
+    ]
+
+
+def rejection(number: int, source: str = "orders") -> Rejection:
+    return Rejection(
+        source, LONG_AGO + timedelta(seconds=number), "signature_invalid", f"reason {number}", "10.0.0.1", 9
+    )
+
+
+async def test_rejections_come_newest_first(store: Store) -> None:
+    sent = [rejection(number) for number in range(10)]
+    await store.record_rejections(sent[:4], {})
+    await store.record_rejections(sent[4:], {})
+    assert await store.recent_rejections() == sent[::-1]
+    assert await store.recent_rejections(3) == sent[:-4:-1]
+
+
+async def test_the_ring_of_rejections_is_bounded(ground: Ground, store: Store) -> None:
+    sent = [rejection(number) for number in range(KEPT_REJECTIONS + 5)]
+    await store.record_rejections(sent[:700], {})
+    await store.record_rejections(sent[700:], {})
+    assert ground.sql("SELECT count(*) FROM rejections") == [(KEPT_REJECTIONS,)]
+    assert await store.recent_rejections(KEPT_REJECTIONS) == sent[: -KEPT_REJECTIONS - 1 : -1]
+    more = [rejection(number) for number in range(KEPT_REJECTIONS * 2 + 7)]
+    await store.record_rejections(more, {})
+    assert await store.recent_rejections(5) == more[:-6:-1]
+
+
+async def test_what_a_stranger_wrote_does_not_spoil_the_ring(store: Store) -> None:
+    await store.record_rejections([rejection(1), rejection(2, source="a\x00b"), rejection(3)], {})
+    assert [one.reason for one in await store.recent_rejections()] == ["reason 3", "reason 2", "reason 1"]
+
+
+async def test_rejections_are_counted(store: Store) -> None:
+    await store.record_rejections([], {(1, "rejected"): 5, (2, "rejected"): 1})
+    await store.record_rejections([rejection(1)], {(1, "rejected"): 2})
+    figures = await store.figures()
+    assert figures.by_source == {"orders": {"rejected": 7}, "payments": {"rejected": 1}}
+
+
+async def test_figures_since_a_moment(ground: Ground, store: Store) -> None:
+    await keep(store, item("a"), item("a"))
+    ground.forward(3600)
+    [verdict] = await keep(store, item("b"))
+    event = await store.get_event(verdict.event_id)
+    assert event is not None
+    recent = await store.figures(event.received_at - timedelta(minutes=30))
+    assert recent.by_source == {"orders": {"received": 1, "accepted": 1}}
+    everything = await store.figures(LONG_AGO)
+    assert everything.by_source == {"orders": {"received": 3, "accepted": 2, "duplicate": 1}}
+    assert (await store.figures(event.received_at + timedelta(minutes=30))).by_source == {}
