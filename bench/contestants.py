@@ -159,7 +159,7 @@ def _fresh_store(
 def _command(contestant: Contestant, place: Place, store: str, folder: Path, port: int) -> list[str]:
     module = f"bench.views.{contestant.name}:app"
     if contestant.front == "gunicorn":
-        options = ["-w", "2", "--threads", "16", "-b", f"127.0.0.1:{port}", "--log-level", "warning"]
+        options = ["-w", "4", "-b", f"127.0.0.1:{port}", "--log-level", "warning"]
         return [sys.executable, "-m", "gunicorn", *options, module]
     if contestant.front == "uvicorn":
         options = ["--port", str(port), "--loop", "uvloop", "--http", "httptools"]

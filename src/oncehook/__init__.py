@@ -1,3 +1,33 @@
 """The webhook inbox for Python: every event accepted once, worked in order, never lost, always replayable."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from oncehook.errors import GiveUp, OncehookError, RetryLater
+    from oncehook.inbox import Inbox
+    from oncehook.receive import Receipt
+    from oncehook.sources import Preset, Sample
+
+_HOMES = {
+    "GiveUp": "errors",
+    "Inbox": "inbox",
+    "OncehookError": "errors",
+    "Preset": "sources",
+    "Receipt": "receive",
+    "RetryLater": "errors",
+    "Sample": "sources",
+}
+
+__all__ = ["GiveUp", "Inbox", "OncehookError", "Preset", "Receipt", "RetryLater", "Sample"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is asked for when it is asked for: `import oncehook` itself costs next to nothing."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'oncehook' has no attribute {name!r}")
+    return getattr(import_module(f"oncehook.{_HOMES[name]}"), name)

@@ -44,6 +44,7 @@ DEFAULT_KEY: Final = [
 DEFAULT_TYPE: Final = ["$.type", "$.event"]
 
 JSON: Final = (b"content-type", b"application/json")
+JSON_UTF8: Final = (b"content-type", b"application/json; charset=utf-8")
 FORM: Final = "application/x-www-form-urlencoded"
 ALLOWED: Final = (
     "A place is header:Name, query:name, form:field, literal:text, or a JSONPath such as $.data.id; "
@@ -168,7 +169,7 @@ class Sight:
 
     def _is_opaque(self) -> bool:
         """Forms and uploads are not ours to look into, whatever they hold (S13)."""
-        if JSON in self.arrival.headers:  # the usual case, told without a closer look
+        if JSON in self.arrival.headers or JSON_UTF8 in self.arrival.headers:  # told without a closer look
             return False
         media_type = self.media_type or ""
         return media_type == FORM or media_type.startswith("multipart/")

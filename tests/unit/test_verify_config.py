@@ -58,7 +58,10 @@ BEARER = Token(place="header:Authorization", prefix="Bearer ")
             Hmac(header="S", signed="{timestamp}.{body}", timestamp="field:t", unit="auto", key="base64",
                  fields=Fields(signature="h1", separator=";")),
         ),
-        ({"scheme": "hmac", "header": "S", "signed": ["{body}", "{url}"]}, Hmac(header="S", signed=("{body}", "{url}"))),
+        (
+            {"scheme": "hmac", "header": "S", "signed": ["{url}", "{body}"]},
+            Hmac(header="S", signed=("{url}", "{body}")),
+        ),
         ({"scheme": "hmac", "header": "S", "tolerance": "off"}, Hmac(header="S", tolerance=math.inf)),
         ({"scheme": "hmac", "header": "S", "tolerance": 20, "prefix": ""}, Hmac(header="S", tolerance=20.0)),
         ({"scheme": "hash", "header": "S"}, Hash(header="S")),
