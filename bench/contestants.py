@@ -39,6 +39,7 @@ class Contestant:
     """Where it keeps its rows: `sqlite` or `postgres`."""
     front: str
     """What serves it: `uvicorn`, `gunicorn`, or `oncehook` itself."""
+    options: tuple[str, ...] = ()
     redis: bool = False
     processes: int = 1
 
@@ -56,7 +57,15 @@ class Contestant:
 CONTESTANTS = [
     Contestant("flask_sqlalchemy", "Flask + SQLAlchemy + SQLite, gunicorn 4", "sqlite", "gunicorn"),
     Contestant("fastapi_sqlalchemy", "FastAPI + SQLAlchemy async", "postgres", "uvicorn"),
-    Contestant("django_redis", "Django + psycopg + Redis SET NX, gunicorn 4", "postgres", "gunicorn", redis=True),
+    Contestant(
+        "django_redis",
+        "Django + psycopg + Redis SET NX, gunicorn 4",
+        "postgres",
+        "gunicorn",
+        # With threads gunicorn keeps connections alive, and this view is then faster than with plain workers.
+        options=("--threads", "2"),
+        redis=True,
+    ),
     Contestant("fastapi_asyncpg", "FastAPI + raw asyncpg upsert, pool 20", "postgres", "uvicorn"),
     Contestant("thin_sqlite", "bare ASGI, one row, SQLite", "sqlite", "uvicorn"),
     Contestant("thin_postgres", "bare ASGI, one row, PostgreSQL", "postgres", "uvicorn"),
@@ -159,7 +168,7 @@ def _fresh_store(
 def _command(contestant: Contestant, place: Place, store: str, folder: Path, port: int) -> list[str]:
     module = f"bench.views.{contestant.name}:app"
     if contestant.front == "gunicorn":
-        options = ["-w", "4", "-b", f"127.0.0.1:{port}", "--log-level", "warning"]
+        options = ["-w", "4", "-b", f"127.0.0.1:{port}", "--log-level", "warning", *contestant.options]
         return [sys.executable, "-m", "gunicorn", *options, module]
     if contestant.front == "uvicorn":
         options = ["--port", str(port), "--loop", "uvloop", "--http", "httptools"]

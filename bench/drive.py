@@ -122,9 +122,12 @@ def load_own(
 def post(port: int, path: str, folder: Path, record: bytes) -> int:
     """Send one record on a connection of its own; returns the status."""
     request = traffic.compose(traffic.request_head(port, path), traffic.read_tails(folder), record)
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-        connection.sendall(request)
-        answer = connection.recv(65536)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(request)
+            answer = connection.recv(65536)
+    except OSError as error:
+        raise BenchError(f"no answer to a single request: {error}") from error
     if not answer.startswith(b"HTTP/1."):
         raise BenchError(f"not an HTTP answer: {answer[:80]!r}")
     return int(answer[9:12])

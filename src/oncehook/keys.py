@@ -81,11 +81,11 @@ class Sight:
 
     __slots__ = (
         "_data",
-        "_fields",
+        "_form",
         "_glimpse",
         "_headers",
         "_loaded",
-        "_queried",
+        "_query",
         "_values",
         "arrival",
         "body",
@@ -103,8 +103,8 @@ class Sight:
         self._glimpse = glimpse
         self._values: Sequence[Any] | None = None
         self._headers: dict[bytes, bytes] | None = None
-        self._fields: dict[str, list[str]] | None = None
-        self._queried: dict[str, list[str]] | None = None
+        self._form: dict[str, list[str]] | None = None
+        self._query: dict[str, list[str]] | None = None
 
     @property
     def data(self) -> Any:
@@ -137,15 +137,15 @@ class Sight:
 
     def query(self, name: str) -> str | None:
         """The value of a query parameter; None when it is absent, empty, or there twice and not the same."""
-        if self._queried is None:
-            self._queried = _fields_of(self.arrival.query)
-        return _single(self._queried, name)
+        if self._query is None:
+            self._query = _fields_of(self.arrival.query)
+        return _single(self._query, name)
 
     def form(self, name: str) -> str | None:
         """The value of a field of an urlencoded body; None as with `query`, and for every other content type."""
-        if self._fields is None:
-            self._fields = _fields_of(self.arrival.body) if self.media_type in (FORM, None) else {}
-        return _single(self._fields, name)
+        if self._form is None:
+            self._form = _fields_of(self.arrival.body) if self.media_type in (FORM, None) else {}
+        return _single(self._form, name)
 
     def find(self, path: Path) -> Any:
         """The first value a path leads to in the body, or MISSING."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum, IntFlag, StrEnum
 from hashlib import blake2b
+from urllib.parse import unquote_to_bytes
 
 from oncehook import clock
 
@@ -195,15 +196,24 @@ class Rejection:
     size: int
 
 
-def pack_head(arrival: Arrival, masked: frozenset[bytes] = frozenset()) -> bytes:
-    """The head of a request as bytes to keep. Values of `masked` headers never reach the store."""
-    target = arrival.path.encode("latin-1", "replace")
+def pack_head(
+    arrival: Arrival, masked: frozenset[bytes] = frozenset(), masked_query: frozenset[bytes] = frozenset()
+) -> bytes:
+    """The head of a request as bytes to keep. Values of masked headers and parameters never reach the store."""
+    target = arrival.path.encode("utf-8", "replace")
     if arrival.query:
-        target += b"?" + arrival.query
+        target += b"?" + (_mask_query(arrival.query, masked_query) if masked_query else arrival.query)
     lines = [arrival.method.encode() + b" " + target]
     for name, value in arrival.headers:
         lines.append(name + b": " + (b"[masked]" if name in masked else value))
     return b"\r\n".join(lines)
+
+
+def _mask_query(query: bytes, masked: frozenset[bytes]) -> bytes:
+    pairs = [piece.partition(b"=") for piece in query.split(b"&")]
+    return b"&".join(
+        name + b"=[masked]" if unquote_to_bytes(name) in masked else name + sign + value for name, sign, value in pairs
+    )
 
 
 def unpack_head(head: bytes) -> tuple[str, str, list[tuple[str, str]]]:

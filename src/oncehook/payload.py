@@ -31,7 +31,7 @@ Location = tuple[str | int, ...]
 """Names and indexes that lead from the root of a document to one value in it."""
 
 
-class Unreadable(ValueError):  # noqa: N818 - named like every other error here
+class Unreadable(ValueError):
     """The body cannot be read as what it should be."""
 
 
@@ -427,19 +427,24 @@ _canonical: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 class BodyHash:
-    """Tells a repeated body from another one, leaving out what changes from attempt to attempt (`volatile`)."""
+    """Tells a repeated body from another one, leaving out what changes from attempt to attempt (`volatile`).
 
-    __slots__ = ("_paths",)
+    Of a source that splits, the meaning is compared and not the spelling (`by_meaning`): an item that came in a batch
+    and comes again alone has other bytes, and is the same.
+    """
 
-    def __init__(self, paths: Sequence[str] = ()) -> None:
+    __slots__ = ("_by_meaning", "_paths")
+
+    def __init__(self, paths: Sequence[str] = (), *, by_meaning: bool = False) -> None:
         """Raises ConfigError for what is not a JSONPath, or would leave nothing to compare."""
+        self._by_meaning = by_meaning or bool(paths)
         self._paths = [Path(path) for path in paths]
         if any(path.location == () for path in self._paths):
             raise ConfigError("`volatile` cannot be the whole body: every body would look the same.")
 
     def __call__(self, body: bytes, data: Any = MISSING) -> bytes:
         """16 bytes. `data` is the parsed body, where the caller has it; an unreadable body is hashed as it is."""
-        if self._paths:
+        if self._by_meaning:
             try:
                 data = parse(body) if data is MISSING else data
                 body = _canonical(rewrite(data, self._paths, lambda _: MISSING))

@@ -201,6 +201,7 @@ def build(  # one flat list of settings, as in the configuration
     if tolerance is None and preset and preset.tolerance:
         tolerance = math.inf if preset.tolerance == "off" else units.seconds(preset.tolerance)
     redacted = redact if redact is not None else (preset.redact if preset else ())
+    splitter = split or (preset.split if preset else None)
     places = _places(preset, key, type, subject, event_time, rank, rank_scope, chosen)
     return Source(
         name=name,
@@ -208,14 +209,17 @@ def build(  # one flat list of settings, as in the configuration
         scheme=chosen,
         verifier=chosen.verifier(secrets, url=public_url, tolerance=tolerance),
         rules=keys.Rules(**places),
-        body_hash=keys.BodyHash(volatile if volatile is not None else (preset.volatile if preset else ())),
+        body_hash=keys.BodyHash(
+            volatile if volatile is not None else (preset.volatile if preset else ()),
+            by_meaning=splitter is not None,
+        ),
         redaction=keys.Redaction(redacted) if redacted else None,
         ignored=_globs(ignore if ignore is not None else (preset.ignore if preset else ())),
         on_missing_key=policy if policy != "none" else "accept",
         missing_keep=units.seconds(bucket) if bucket else keep,
         keep=keep,
         reject_conflicts=on_conflict == "reject",
-        split=split or (preset.split if preset else None),
+        split=splitter,
         handshake=preset.handshake if preset else None,
         answer=preset.answer if preset else None,
         unavailable=preset.unavailable if preset else 503,

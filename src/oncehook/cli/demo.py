@@ -88,8 +88,8 @@ def _say(text: str) -> None:
 
 def _sum_up(sent: Counter[str], kept: Counter[str]) -> None:
     _say(
-        f"\n  {sent['sent']} hooks sent: {kept['accepted']} events kept, {kept['duplicate']} duplicates folded into them,"
-        f" {kept['conflict']} conflicts shown, {sent['refused']} forgeries refused."
+        f"\n  {sent['sent']} hooks sent: {kept['accepted']} events kept, {kept['duplicate']} duplicates folded into"
+        f" them, {kept['conflict']} conflicts shown, {sent['refused']} forgeries refused."
     )
 
 

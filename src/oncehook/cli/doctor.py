@@ -74,9 +74,9 @@ async def _examine_store(store: Store) -> list[Check]:
 
 
 def _examine_file(store: Store) -> list[Check]:
-    from oncehook.store.hold import holder
     from oncehook.store.sqlite import SqliteStore
-    from oncehook.store.sqlite_open import warn_of_old_library
+    from oncehook.store.sqlite.hold import holder
+    from oncehook.store.sqlite.opening import warn_of_old_library
 
     assert isinstance(store, SqliteStore)
     free = shutil.disk_usage(store.path.parent).free

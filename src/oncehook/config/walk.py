@@ -145,7 +145,7 @@ class Walk:
         if field.form is not None:
             return field.form.read(value, _Spot(self, path))
         kind = table_of(field.hint)
-        assert kind is not None, f"{path} has neither form nor table"  # noqa: S101 - a mistake in tables.py
+        assert kind is not None, f"{path} has neither form nor table"
         if typing.get_origin(field.hint) is dict:
             return self._named(kind, value, path)
         if typing.get_origin(field.hint) is list:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 
+from oncehook.errors import ConfigError
 from oncehook.model import (
     Check,
     Engine,
@@ -21,8 +22,17 @@ from oncehook.model import (
     StoredEvent,
 )
 from oncehook.store import migrate as migrations
-from oncehook.store import postgres_open
 from oncehook.store.base import KEPT_REJECTIONS, Numbers, Pending
+
+try:
+    import psycopg as psycopg
+    import psycopg_pool as psycopg_pool
+except ImportError as missing:
+    raise ConfigError(
+        "PostgreSQL needs a driver that is not installed.", hint="Run: pip install 'oncehook[postgres]'"
+    ) from missing
+
+from oncehook.store import postgres_open
 from oncehook.store.postgres_commit import GroupCommit
 from oncehook.store.postgres_look import Reader
 from oncehook.store.postgres_wire import Bigs, Connection, Smalls, Texts, Times

@@ -12,18 +12,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import ClassVar, TypeAlias
 
-from oncehook.errors import ConfigError
-
-try:
-    import psycopg
-    from psycopg.abc import AdaptContext
-    from psycopg.adapt import Dumper
-    from psycopg.pq import Format
-    from psycopg.types.string import ByteaBinaryLoader
-except ImportError as missing:
-    raise ConfigError(
-        "PostgreSQL needs a driver that is not installed.", hint="Run: pip install 'oncehook[postgres]'"
-    ) from missing
+import psycopg
+from psycopg.abc import AdaptContext
+from psycopg.adapt import Dumper
+from psycopg.pq import Format
+from psycopg.types.string import ByteaBinaryLoader
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[object, ...]]
 

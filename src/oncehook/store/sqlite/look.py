@@ -28,14 +28,13 @@ FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
 """
+_PAGE: Final = " AND (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4"
 # One constant text for each way to ask (R76), each served by an index: by id, by source, by subject.
 _FIND: Final = {
-    (False, False): _EVENT + "WHERE (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4",
-    (True, False): _EVENT
-    + "WHERE e.source_id = (SELECT id FROM sources WHERE name = ?1) AND (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4",
-    (False, True): _EVENT + "WHERE e.subject = ?2 AND (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4",
-    (True, True): _EVENT
-    + "WHERE s.name = ?1 AND e.subject = ?2 AND (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4",
+    (False, False): _EVENT + "WHERE TRUE" + _PAGE,
+    (True, False): _EVENT + "WHERE e.source_id = (SELECT id FROM sources WHERE name = ?1)" + _PAGE,
+    (False, True): _EVENT + "WHERE e.subject = ?2" + _PAGE,
+    (True, True): _EVENT + "WHERE s.name = ?1 AND e.subject = ?2" + _PAGE,
 }
 
 
@@ -149,8 +148,9 @@ def _check(connection: sqlite3.Connection) -> list[Check]:
                 " AND NOT EXISTS (SELECT 1 FROM heads h WHERE h.subject_key = coalesce(d.subject_key, d.id))"
             )[0][0],
             miscounted_heads=rows(
-                "SELECT count(*) FROM heads h WHERE h.due_at < 4611686018427387904 AND h.waiting + 1 <> CASE WHEN h.subject_key = h.delivery_id THEN 1"
-                " ELSE (SELECT count(*) FROM deliveries d WHERE d.subject_key = h.subject_key AND d.status = 'pending') END"
+                "SELECT count(*) FROM heads h WHERE h.due_at < 4611686018427387904"  # a held head is rightly dead
+                " AND h.waiting + 1 <> CASE WHEN h.subject_key = h.delivery_id THEN 1 ELSE (SELECT count(*)"
+                " FROM deliveries d WHERE d.subject_key = h.subject_key AND d.status = 'pending') END"
             )[0][0],
         )
         (integrity,) = connection.execute("PRAGMA quick_check(1)").fetchone()

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import sqlite3
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future as ThreadFuture
 from datetime import datetime
@@ -26,8 +25,6 @@ from oncehook.model import (
     Engine,
     Figures,
     Intake,
-    Item,
-    Outcome,
     Rejection,
     SchemaState,
     StoredArrival,
@@ -35,24 +32,20 @@ from oncehook.model import (
     Verdict,
 )
 from oncehook.store import migrate as migrations
-from oncehook.store import sqlite_open
 from oncehook.store.base import (
-    CONFLICT_SLOTS,
-    KEPT_ARRIVALS,
     KEPT_REJECTIONS,
-    Fold,
     Numbers,
     Pending,
     answer,
-    fold,
     refuse,
 )
-from oncehook.store.hold import Hold
-from oncehook.store.sqlite_look import Reader
+from oncehook.store.sqlite import opening
+from oncehook.store.sqlite.hold import Hold
+from oncehook.store.sqlite.intake import Group, Micros, count, to_micros
+from oncehook.store.sqlite.look import Reader
 
 log = logging.getLogger("oncehook.store")
 T = TypeVar("T")
-Micros = int
 
 GROUP_LIMIT: Final = 256
 """Arrivals per commit at most: enough to make the fsync cheap, few enough to keep the wait short."""
@@ -105,7 +98,7 @@ class SqliteStore:
             raise StoreUnavailable(f"There is no store at {self.path} yet.", hint="Start `oncehook serve` once.")
 
     def _prepare(self, migrate: bool) -> None:
-        sqlite_open.prepare_folder(self.path)
+        opening.prepare_folder(self.path)
         self.hold = Hold(self.path)
         try:
             self._connect(migrate)
@@ -114,8 +107,8 @@ class SqliteStore:
             raise
 
     def _connect(self, migrate: bool) -> None:
-        self._connection = sqlite_open.connect(self.path)
-        sqlite_open.migrate(self._connection, migrate=migrate)
+        self._connection = opening.connect(self.path)
+        opening.migrate(self._connection, migrate=migrate)
         marks = dict(self._connection.execute("SELECT name, value FROM marks"))
         self._seq: int = marks["seq"]
         # "Now" starts at the wall clock, or where the last process left off if that is later, and from there
@@ -135,7 +128,7 @@ class SqliteStore:
             self._thread = None
         await asyncio.to_thread(self._reader.close)
         if self.hold is not None:
-            sqlite_open.disconnect(self._connection)
+            opening.disconnect(self._connection)
             self.hold.release()
             self.hold = None
 
@@ -156,14 +149,15 @@ class SqliteStore:
         def write(connection: sqlite3.Connection, now: Micros) -> None:
             (last,) = connection.execute("SELECT value FROM marks WHERE name = 'rejection'").fetchone()
             connection.executemany(
-                "INSERT OR REPLACE INTO rejections (slot, n, source, at, code, reason, peer, size) VALUES (?,?,?,?,?,?,?,?)",
+                "INSERT OR REPLACE INTO rejections (slot, n, source, at, code, reason, peer, size)"
+                " VALUES (?,?,?,?,?,?,?,?)",
                 [
-                    (n % KEPT_REJECTIONS, n, r.source, _micros(r.at), r.code, r.reason, r.peer, r.size)
+                    (n % KEPT_REJECTIONS, n, r.source, to_micros(r.at), r.code, r.reason, r.peer, r.size)
                     for n, r in enumerate(rejections, last + 1)
                 ],
             )
             connection.execute("UPDATE marks SET value = ? WHERE name = 'rejection'", (last + len(rejections),))
-            _count(connection, now, {(source_id, 0, what): n for (source_id, what), n in counts.items()})
+            count(connection, now, {(source_id, 0, what): n for (source_id, what), n in counts.items()})
 
         await self._write(write)
 
@@ -220,12 +214,12 @@ class SqliteStore:
             verdicts, results = self._transact(intakes, calls)
         except sqlite3.Error as error:
             self._roll_back()
-            if sqlite_open.is_data_error(error) and len(intakes) > 1:
+            if opening.is_data_error(error) and len(intakes) > 1:
                 middle = len(intakes) // 2
                 self._commit(intakes[:middle], calls)
                 self._commit(intakes[middle:], ())
                 return
-            if sqlite_open.is_broken(error):
+            if opening.is_broken(error):
                 # A failed fsync may have lost pages that the cache still shows as clean. Never go on with this
                 # connection: reopen it and look at what is really on the disk (R59).
                 self._broken = f"The database failed ({error}); it is being reopened."
@@ -239,7 +233,7 @@ class SqliteStore:
     ) -> tuple[list[list[Verdict]], list[tuple[Any, BaseException | None]]]:
         connection, now, seq = self._connection, self._now(), self._seq
         connection.execute("BEGIN IMMEDIATE")
-        group = _Group(connection, now, seq, intakes)
+        group = Group(connection, now, seq, intakes)
         verdicts = group.write() if intakes else []
         results = [_run(call, connection, now) for call in calls]
         connection.execute("UPDATE marks SET value = ? WHERE name = 'clock'", (now,))
@@ -260,10 +254,10 @@ class SqliteStore:
 
     def _reopen(self) -> None:
         """Open the file again and believe only what is on the disk."""
-        sqlite_open.disconnect(self._connection)
+        opening.disconnect(self._connection)
         try:
             self._connect(migrate=False)
-            sqlite_open.verify(self._connection)
+            opening.verify(self._connection)
         except (sqlite3.Error, StoreError) as error:
             self._broken = f"The database cannot be opened ({error})."
             log.error("store.broken", extra={"error": str(error)})
@@ -325,9 +319,7 @@ class SqliteStore:
     async def schema_state(self) -> SchemaState:
         if not self.path.exists():
             return migrations.state(self.engine, 0)
-        return await self._reader.run(
-            lambda connection: migrations.state(Engine.sqlite, sqlite_open.version(connection))
-        )
+        return await self._reader.run(lambda connection: migrations.state(Engine.sqlite, opening.version(connection)))
 
     async def check(self) -> list[Check]:
         return await self._reader.check()
@@ -362,193 +354,13 @@ class SqliteStore:
         return await self._reader.figures(since)
 
 
-class _Group:
-    """The intakes of one transaction: which are new, which are copies, and the rows they make."""
-
-    def __init__(self, connection: sqlite3.Connection, now: Micros, seq: int, batch: Sequence[Pending]) -> None:
-        self.connection = connection
-        self.now = now
-        self.seq = seq
-        self.batch = batch
-        self.counts: Counter[tuple[int, int, str]] = Counter()
-        self.verdicts: dict[int, Verdict] = {}
-        """What was decided about the items that are not simply accepted, by their identity."""
-        self.copied: list[tuple[Any, ...]] = []
-        self.arrivals: list[tuple[Any, ...]] = []
-
-    def write(self) -> list[list[Verdict]]:
-        folds, _ = fold(self.batch)
-        self._claim_keys(folds)
-        self._insert_copies()
-        self._insert_events()
-        self._insert_deliveries()
-        _count(self.connection, self.now, self.counts)
-        return [[self._verdict(item) for item in pending.intake.items] for pending in self.batch]
-
-    def _verdict(self, item: Item) -> Verdict:
-        return self.verdicts.get(id(item)) or Verdict(Outcome.accepted, item.event_id)
-
-    def _claim_keys(self, folds: Sequence[Fold]) -> None:
-        rows = [
-            (
-                f.candidate.key_hash,
-                f.candidate.event_id,
-                f.candidate.body_hash,
-                f.intake.source_id,
-                1 + len(f.copies),
-                self.now,
-                self.now + int(f.candidate.keep * 1_000_000),
-            )
-            for f in folds
-        ]
-        cursor = self.connection.executemany(
-            "INSERT INTO keys (hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
-            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7) ON CONFLICT DO NOTHING",
-            rows,
-        )
-        every_key_is_new = cursor.rowcount == len(rows)
-        for f, row in zip(folds, rows, strict=True):
-            if not every_key_is_new:
-                self._judge(f, row)
-            elif f.copies:
-                self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
-
-    def _judge(self, f: Fold, row: tuple[Any, ...]) -> None:
-        """Some key of this group was known before: see whether it is this one."""
-        event_id, body_hash, expires_at, copies = self.connection.execute(
-            "SELECT event_id, body_hash, expires_at, copies FROM keys WHERE hash = ?", row[:1]
-        ).fetchone()
-        if event_id == f.candidate.event_id:
-            self._add_copies(event_id, body_hash, 1, f.copies)
-        elif expires_at <= self.now:
-            self.connection.execute(
-                "UPDATE keys SET event_id = ?2, body_hash = ?3, source_id = ?4, copies = ?5, first_seen = ?6,"
-                " last_seen = ?6, expires_at = ?7 WHERE hash = ?1",
-                row,
-            )
-            self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
-        else:
-            self.copied.append((row[0], 1 + len(f.copies), self.now))
-            self._add_copies(event_id, body_hash, copies, [(f.candidate, f.intake), *f.copies])
-
-    def _add_copies(
-        self, event_id: bytes, body_hash: bytes, before: int, copies: Sequence[tuple[Item, Intake]]
-    ) -> None:
-        """Later arrivals of an event: counted exactly, the latest of them kept in a ring."""
-        for number, (item, intake) in enumerate(copies, before + 1):
-            differs = item.body_hash != body_hash
-            outcome = Outcome.conflict if differs else Outcome.duplicate
-            self.verdicts[id(item)] = Verdict(outcome, event_id)
-            self.counts[intake.source_id, 0, outcome] += 1
-            split = intake.raw is not None
-            self.arrivals.append(
-                (
-                    event_id,
-                    number % KEPT_ARRIVALS + (CONFLICT_SLOTS if differs else 0),
-                    intake.arrival_id,
-                    outcome,
-                    self.now,
-                    intake.arrival_id if split else None,
-                    None if split else intake.headers,
-                    item.body if differs else None,
-                )
-            )
-
-    def _insert_copies(self) -> None:
-        if self.arrivals:
-            self.connection.executemany(
-                "UPDATE keys SET copies = copies + ?2, last_seen = ?3 WHERE hash = ?1", self.copied
-            )
-            self.connection.executemany(
-                "INSERT OR REPLACE INTO arrivals (event_id, slot, id, outcome, at, batch_id, head, body)"
-                " VALUES (?,?,?,?,?,?,?,?)",
-                self.arrivals,
-            )
-
-    def _insert_events(self) -> None:
-        rows = []
-        for pending in self.batch:
-            intake = pending.intake
-            split = intake.raw is not None
-            batch_id, head = (intake.arrival_id, None) if split else (None, intake.headers)
-            if split:
-                self.connection.execute(
-                    "INSERT INTO batches (id, source_id, received_at, head, body) VALUES (?,?,?,?,?)",
-                    (batch_id, intake.source_id, self.now, intake.headers, intake.raw),
-                )
-            self.counts[intake.source_id, 0, "received"] += len(intake.items)
-            for i in intake.items:
-                if id(i) in self.verdicts:
-                    continue
-                self.counts[intake.source_id, 0, "accepted"] += 1
-                rows.append(
-                    (
-                        i.event_id,
-                        intake.source_id,
-                        i.type,
-                        i.key,
-                        i.subject,
-                        self.now,
-                        None if i.event_at is None else _micros(i.event_at),
-                        int(i.marks),
-                        i.rank,
-                        i.rank_scope,
-                        i.body_hash,
-                        i.key_hash,
-                        batch_id,
-                        head,
-                        i.body,
-                    )
-                )
-        self.connection.executemany(
-            "INSERT INTO events (id, source_id, type, key, subject, received_at, event_at, marks, rank, rank_scope,"
-            " body_hash, key_hash, batch_id, head, body) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            rows,
-        )
-
-    def _insert_deliveries(self) -> None:
-        deliveries, heads = [], []
-        fronts: set[bytes] = set()
-        for pending in self.batch:
-            for item in pending.intake.items:
-                if id(item) in self.verdicts:
-                    continue
-                for planned in item.deliveries:
-                    self.seq += 1
-                    behind = planned.subject_key is not None and self._has_head(planned.subject_key, fronts)
-                    deliveries.append(
-                        (planned.id, item.event_id, planned.destination_id, planned.subject_key, self.seq, behind)
-                    )
-                    line = planned.subject_key or planned.id
-                    heads.append((line, planned.destination_id, self.now, planned.id, item.event_id))
-                    self.counts[0, planned.destination_id, "pending"] += 1
-        if not deliveries:
-            return
-        self.connection.executemany(
-            "INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind) VALUES (?,?,?,?,?,?)",
-            deliveries,
-        )
-        self.connection.executemany(
-            "INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id) VALUES (?,?,?,?,?)"
-            " ON CONFLICT DO UPDATE SET waiting = waiting + 1, turn = 0",
-            heads,
-        )
-
-    def _has_head(self, subject_key: bytes, fronts: set[bytes]) -> bool:
-        if subject_key in fronts:
-            return True
-        fronts.add(subject_key)
-        found = self.connection.execute("SELECT 1 FROM heads WHERE subject_key = ?", (subject_key,)).fetchone()
-        return found is not None
-
-
 def _run(call: _Call, connection: sqlite3.Connection, now: Micros) -> tuple[Any, BaseException | None]:
     """One function of the group, in a savepoint: when it fails it takes only itself back."""
     connection.execute("SAVEPOINT call")
     try:
         result = call.function(connection, now)
     except sqlite3.Error as error:
-        if not sqlite_open.is_data_error(error):
+        if not opening.is_data_error(error):
             raise
         connection.execute("ROLLBACK TO call")
         return None, StoreError(f"The store refused this write: {error}")
@@ -559,16 +371,3 @@ def _run(call: _Call, connection: sqlite3.Connection, now: Micros) -> tuple[Any,
         if connection.in_transaction:
             connection.execute("RELEASE call")
     return result, None
-
-
-def _count(connection: sqlite3.Connection, now: Micros, counts: Mapping[tuple[int, int, str], int]) -> None:
-    minute = now - now % MINUTE
-    connection.executemany(
-        "INSERT INTO counters (minute, source_id, destination_id, what, n) VALUES (?,?,?,?,?)"
-        " ON CONFLICT DO UPDATE SET n = n + excluded.n",
-        [(minute, *where, n) for where, n in counts.items()],
-    )
-
-
-def _micros(moment: datetime) -> Micros:
-    return int(moment.timestamp() * 1_000_000)

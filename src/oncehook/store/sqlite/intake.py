@@ -1,0 +1,211 @@
+"""One transaction's worth of arrivals: which are new, which are copies, and the rows they make.
+
+Called by the writer inside its transaction, with everything that waited; one `executemany` per table.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from oncehook.model import Intake, Item, Outcome, Verdict
+from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS, Fold, Pending, fold
+
+Micros = int
+MINUTE: Final = 60_000_000
+
+
+class Group:
+    """The intakes of one transaction: which are new, which are copies, and the rows they make."""
+
+    def __init__(self, connection: sqlite3.Connection, now: Micros, seq: int, batch: Sequence[Pending]) -> None:
+        self.connection = connection
+        self.now = now
+        self.seq = seq
+        self.batch = batch
+        self.counts: Counter[tuple[int, int, str]] = Counter()
+        self.verdicts: dict[int, Verdict] = {}
+        """What was decided about the items that are not simply accepted, by their identity."""
+        self.copied: list[tuple[Any, ...]] = []
+        self.arrivals: list[tuple[Any, ...]] = []
+
+    def write(self) -> list[list[Verdict]]:
+        folds, _ = fold(self.batch)
+        self._claim_keys(folds)
+        self._insert_copies()
+        self._insert_events()
+        self._insert_deliveries()
+        count(self.connection, self.now, self.counts)
+        return [[self._verdict(item) for item in pending.intake.items] for pending in self.batch]
+
+    def _verdict(self, item: Item) -> Verdict:
+        return self.verdicts.get(id(item)) or Verdict(Outcome.accepted, item.event_id)
+
+    def _claim_keys(self, folds: Sequence[Fold]) -> None:
+        rows = [
+            (
+                f.candidate.key_hash,
+                f.candidate.event_id,
+                f.candidate.body_hash,
+                f.intake.source_id,
+                1 + len(f.copies),
+                self.now,
+                self.now + int(f.candidate.keep * 1_000_000),
+            )
+            for f in folds
+        ]
+        cursor = self.connection.executemany(
+            "INSERT INTO keys (hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
+            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7) ON CONFLICT DO NOTHING",
+            rows,
+        )
+        every_key_is_new = cursor.rowcount == len(rows)
+        for f, row in zip(folds, rows, strict=True):
+            if not every_key_is_new:
+                self._judge(f, row)
+            elif f.copies:
+                self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
+
+    def _judge(self, f: Fold, row: tuple[Any, ...]) -> None:
+        """Some key of this group was known before: see whether it is this one."""
+        event_id, body_hash, expires_at, copies = self.connection.execute(
+            "SELECT event_id, body_hash, expires_at, copies FROM keys WHERE hash = ?", row[:1]
+        ).fetchone()
+        if event_id == f.candidate.event_id:
+            self._add_copies(event_id, body_hash, 1, f.copies)
+        elif expires_at <= self.now:
+            self.connection.execute(
+                "UPDATE keys SET event_id = ?2, body_hash = ?3, source_id = ?4, copies = ?5, first_seen = ?6,"
+                " last_seen = ?6, expires_at = ?7 WHERE hash = ?1",
+                row,
+            )
+            self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
+        else:
+            self.copied.append((row[0], 1 + len(f.copies), self.now))
+            self._add_copies(event_id, body_hash, copies, [(f.candidate, f.intake), *f.copies])
+
+    def _add_copies(
+        self, event_id: bytes, body_hash: bytes, before: int, copies: Sequence[tuple[Item, Intake]]
+    ) -> None:
+        """Later arrivals of an event: counted exactly, the latest of them kept in a ring."""
+        for number, (item, intake) in enumerate(copies, before + 1):
+            differs = item.body_hash != body_hash
+            outcome = Outcome.conflict if differs else Outcome.duplicate
+            self.verdicts[id(item)] = Verdict(outcome, event_id)
+            self.counts[intake.source_id, 0, outcome] += 1
+            split = intake.raw is not None
+            self.arrivals.append(
+                (
+                    event_id,
+                    number % KEPT_ARRIVALS + (CONFLICT_SLOTS if differs else 0),
+                    intake.arrival_id,
+                    outcome,
+                    self.now,
+                    intake.arrival_id if split else None,
+                    None if split else intake.headers,
+                    item.body if differs else None,
+                )
+            )
+
+    def _insert_copies(self) -> None:
+        if self.arrivals:
+            self.connection.executemany(
+                "UPDATE keys SET copies = copies + ?2, last_seen = ?3 WHERE hash = ?1", self.copied
+            )
+            self.connection.executemany(
+                "INSERT OR REPLACE INTO arrivals (event_id, slot, id, outcome, at, batch_id, head, body)"
+                " VALUES (?,?,?,?,?,?,?,?)",
+                self.arrivals,
+            )
+
+    def _insert_events(self) -> None:
+        rows = []
+        for pending in self.batch:
+            intake = pending.intake
+            split = intake.raw is not None
+            batch_id, head = (intake.arrival_id, None) if split else (None, intake.headers)
+            if split:
+                self.connection.execute(
+                    "INSERT INTO batches (id, source_id, received_at, head, body) VALUES (?,?,?,?,?)",
+                    (batch_id, intake.source_id, self.now, intake.headers, intake.raw),
+                )
+            self.counts[intake.source_id, 0, "received"] += len(intake.items)
+            for i in intake.items:
+                if id(i) in self.verdicts:
+                    continue
+                self.counts[intake.source_id, 0, "accepted"] += 1
+                rows.append(
+                    (
+                        i.event_id,
+                        intake.source_id,
+                        i.type,
+                        i.key,
+                        i.subject,
+                        self.now,
+                        None if i.event_at is None else to_micros(i.event_at),
+                        int(i.marks),
+                        i.rank,
+                        i.rank_scope,
+                        i.body_hash,
+                        i.key_hash,
+                        batch_id,
+                        head,
+                        i.body,
+                    )
+                )
+        self.connection.executemany(
+            "INSERT INTO events (id, source_id, type, key, subject, received_at, event_at, marks, rank, rank_scope,"
+            " body_hash, key_hash, batch_id, head, body) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
+            rows,
+        )
+
+    def _insert_deliveries(self) -> None:
+        deliveries, heads = [], []
+        fronts: set[bytes] = set()
+        for pending in self.batch:
+            for item in pending.intake.items:
+                if id(item) in self.verdicts:
+                    continue
+                for planned in item.deliveries:
+                    self.seq += 1
+                    behind = planned.subject_key is not None and self._has_head(planned.subject_key, fronts)
+                    deliveries.append(
+                        (planned.id, item.event_id, planned.destination_id, planned.subject_key, self.seq, behind)
+                    )
+                    line = planned.subject_key or planned.id
+                    heads.append((line, planned.destination_id, self.now, planned.id, item.event_id))
+                    self.counts[0, planned.destination_id, "pending"] += 1
+        if not deliveries:
+            return
+        self.connection.executemany(
+            "INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind) VALUES (?,?,?,?,?,?)",
+            deliveries,
+        )
+        self.connection.executemany(
+            "INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id) VALUES (?,?,?,?,?)"
+            " ON CONFLICT DO UPDATE SET waiting = waiting + 1, turn = 0",
+            heads,
+        )
+
+    def _has_head(self, subject_key: bytes, fronts: set[bytes]) -> bool:
+        if subject_key in fronts:
+            return True
+        fronts.add(subject_key)
+        found = self.connection.execute("SELECT 1 FROM heads WHERE subject_key = ?", (subject_key,)).fetchone()
+        return found is not None
+
+
+def count(connection: sqlite3.Connection, now: Micros, counts: Mapping[tuple[int, int, str], int]) -> None:
+    minute = now - now % MINUTE
+    connection.executemany(
+        "INSERT INTO counters (minute, source_id, destination_id, what, n) VALUES (?,?,?,?,?)"
+        " ON CONFLICT DO UPDATE SET n = n + excluded.n",
+        [(minute, *where, n) for where, n in counts.items()],
+    )
+
+
+def to_micros(moment: datetime) -> Micros:
+    return int(moment.timestamp() * 1_000_000)
