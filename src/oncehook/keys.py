@@ -395,7 +395,7 @@ class Rules:
         *,
         key: Spec = None,
         subject: Spec = None,
-        type: Spec = None,  # noqa: A002 - the setting's name
+        type: Spec = None,
         event_time: Spec = None,
         rank: Spec = None,
         rank_scope: Spec = None,

@@ -223,7 +223,8 @@ class Receiver:
         raw = arrival.body if len(items) > 1 else None
         if raw is not None and source.redaction is not None:
             raw = source.redaction(raw, payload.MISSING)
-        intake = Intake(new_id(), source.number, pack_head(arrival, source.masked, source.scheme.masked_query), items, raw)
+        head = pack_head(arrival, source.masked, source.scheme.masked_query)
+        intake = Intake(new_id(), source.number, head, items, raw)
         pending = self._store.record(intake)
         # Not asyncio.wait_for: a timer on the loop costs a tenth of it, and this is every arrival's path.
         timer = asyncio.get_running_loop().call_later(source.budget, _give_up, pending)

@@ -41,7 +41,7 @@ class Answer:
 
 
 def draft(source: Source, kind: str, *, body: bytes | None = None) -> Arrival:
-    """A fresh, unsigned arrival of this type for a source: the preset's sample, or JSON in which its rules find something."""
+    """A fresh, unsigned arrival of this type: the preset's sample, or JSON in which the rules find something."""
     if body is not None:
         return Arrival(source.name, [(b"content-type", b"application/json")], body)
     samples = source.preset.samples if source.preset else {}

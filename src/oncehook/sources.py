@@ -174,7 +174,7 @@ def build(  # one flat list of settings, as in the configuration
     on_missing_key: str | None = None,
     on_conflict: str = "accept",
     subject: keys.Spec = None,
-    type: keys.Spec = None,  # noqa: A002 - the setting's name
+    type: keys.Spec = None,
     event_time: keys.Spec = None,
     rank: keys.Spec = None,
     rank_scope: keys.Spec = None,

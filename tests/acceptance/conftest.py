@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ class Engine:
     name: str
     url: str
     folder: Path
+    receivers: list[Receiver] = field(default_factory=list)
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """Read the store from outside, with the database's own client."""
@@ -32,7 +33,15 @@ class Engine:
             return connection.execute(statement).fetchall()
 
     def receiver(self, name: str = "receiver") -> Receiver:
-        return Receiver(self.folder / name, self.url)
+        made = Receiver(self.folder / name, self.url)
+        self.receivers.append(made)
+        return made
+
+    def end(self) -> None:
+        """After a test that failed in the middle, nothing must go on running."""
+        for receiver in self.receivers:
+            if receiver.process is not None and receiver.process.poll() is None:
+                receiver.kill()
 
     def events(self) -> dict[str, bytes]:
         """Key to event id; fails when a key has two events."""
@@ -50,14 +59,20 @@ def make_engine(name: str, folder: Path) -> Engine:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
-    yield make_engine(request.param, tmp_path)
+    made = make_engine(request.param, tmp_path)
+    yield made
+    made.end()
 
 
 @pytest.fixture
-def sqlite(tmp_path: Path) -> Engine:
-    return make_engine("sqlite", tmp_path)
+def sqlite(tmp_path: Path) -> Iterator[Engine]:
+    made = make_engine("sqlite", tmp_path)
+    yield made
+    made.end()
 
 
 @pytest.fixture
-def postgres(tmp_path: Path) -> Engine:
-    return make_engine("postgres", tmp_path)
+def postgres(tmp_path: Path) -> Iterator[Engine]:
+    made = make_engine("postgres", tmp_path)
+    yield made
+    made.end()

@@ -32,7 +32,7 @@ from oncehook.sources import Source
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per answer on stdout.")
 def command(
     source: str | None,
-    type: str | None,  # noqa: A002
+    type: str | None,
     config_file: Path | None,
     url: str | None,
     file: Path | None,

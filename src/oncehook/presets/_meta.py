@@ -32,10 +32,11 @@ def one_of_each(data: Any, lists: tuple[str, ...]) -> Iterable[Any]:
     for entry in data["entry"]:
         for change in entry["changes"]:
             value = change.get("value")
-            found = [(name, item) for name in lists for item in value.get(name) or ()] if isinstance(value, dict) else []
-            alone = {name: part for name, part in value.items() if name not in lists} if found else None
+            known = value if isinstance(value, dict) else {}
+            found = [(name, item) for name in lists for item in known.get(name) or ()]
+            beside = {name: part for name, part in known.items() if name not in lists}
             for name, item in found:
-                yield _envelope(data, entry, {**change, "value": {**(alone or {}), name: [item]}})
+                yield _envelope(data, entry, {**change, "value": {**beside, name: [item]}})
             if not found:
                 yield _envelope(data, entry, change)
 

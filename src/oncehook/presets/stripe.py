@@ -24,7 +24,7 @@ PRESET = Preset(
     facts={
         "scheme": "github.com/stripe/stripe-python stripe/_webhook.py",
         "key": "github.com/stripe/stripe-python stripe/_webhook.py",
-        "horizon": "docs.stripe.com/webhooks (3 days) and docs.stripe.com/webhooks/process-undelivered-events (resends)",
+        "horizon": "docs.stripe.com/webhooks (3 days), …/webhooks/process-undelivered-events (resends by hand)",
     },
     samples={
         "invoice.paid": Sample(

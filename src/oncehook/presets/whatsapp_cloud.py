@@ -37,7 +37,9 @@ _ENVELOPE: Final = (
     '"field":"messages"}]}]}'
 )
 _CONTACT: Final = '"contacts":[{"profile":{"name":"Ana"},"wa_id":"5511988880142"}]'
-_MESSAGE: Final = '{"from":"5511988880142","id":"wamid.{id}%s","timestamp":"{now}","text":{"body":"Ol\\u00e1!"},"type":"text"}'
+_MESSAGE: Final = (
+    '{"from":"5511988880142","id":"wamid.{id}%s","timestamp":"{now}","text":{"body":"Ol\\u00e1!"},"type":"text"}'
+)
 _STATUS: Final = '{"id":"wamid.{id}","status":"%s","timestamp":"{now}","recipient_id":"5511988880142"}'
 
 PRESET = Preset(
@@ -50,7 +52,11 @@ PRESET = Preset(
     key=[[NUMBER, f"{MESSAGE}.id"], [NUMBER, f"{STATUS}.id", f"{STATUS}.status"]],
     # account_update, template and quality changes have no id.
     on_missing_key="body_hash",
-    type=[["literal:message", f"{MESSAGE}.type"], ["literal:status", f"{STATUS}.status"], "$.entry[0].changes[0].field"],
+    type=[
+        ["literal:message", f"{MESSAGE}.type"],
+        ["literal:status", f"{STATUS}.status"],
+        "$.entry[0].changes[0].field",
+    ],
     subject=[[NUMBER, f"{MESSAGE}.from"], [NUMBER, f"{STATUS}.recipient_id"], "$.entry[0].id"],
     event_time=[f"{MESSAGE}.timestamp", f"{STATUS}.timestamp"],
     # Statuses may overtake each other: with `latest_wins`, delivered never comes after read.

@@ -57,5 +57,5 @@ def conservation(tally: Tally) -> list[Check]:
 def _law(name: str, holds: bool, statement: str) -> Check:
     if holds:
         return Check(name, True, statement)
-    hint = "This must never happen. Keep a copy of the store and open an issue with the output of `oncehook doctor --json`."
+    hint = "This must never happen. Keep a copy of the store and report the output of `oncehook doctor --json`."
     return Check(name, False, f"does not hold: {statement}", hint)
