@@ -8,6 +8,7 @@ PostgreSQL and Redis (Valkey) come as Python packages, so a bare machine can run
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import sqlite3
@@ -190,6 +191,18 @@ def cpu_seconds(pids: Sequence[int]) -> float:
             # The children_ times are those of ended children only, so nothing is counted twice.
             total += sum(process.cpu_times()[:4])
     return total
+
+
+def machine_seconds() -> float:
+    """CPU time that this whole machine has spent on work so far, whoever asked for it."""
+    times = psutil.cpu_times()
+    return float(sum(times[:8]) - times.idle - getattr(times, "iowait", 0.0))
+
+
+def generator_seconds() -> float:
+    """CPU time of the children that we have waited for so far: between two calls, that of the load generators."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def count_sqlite(path: Path, table: str) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 from bench import disk, drive, report, traffic
 from bench.contestants import CONTESTANTS, Contestant, Place, Running, started
 from bench.drive import Figures, Order
-from bench.engines import BenchError, Postgres, Redis, cpu_seconds
+from bench.engines import BenchError, Postgres, Redis, cpu_seconds, generator_seconds, machine_seconds
 from bench.progress import Progress
 from bench.report import Growth, Measured, Results, Settings
 
@@ -137,16 +137,20 @@ class Trial:
     def _full_load(self, order: Order, what: str) -> Measured:
         tick = self._step(f"{what}, {self._settings.seconds:g} s")
         running, seconds = self._running, self._settings.seconds
-        server, store = cpu_seconds(running.server_pids), cpu_seconds(running.store_pids)
+        before = _clocks(running)
         if self._settings.wrk:
             figures = drive.load_wrk(self._settings.wrk, order, seconds=seconds, tick=tick)
         else:
             figures = drive.load_own(order, seconds=seconds, tick=tick)
+        elapsed, machine, server, store, generator = (
+            after - start for after, start in zip(_clocks(running), before, strict=True)
+        )
         events = max(1, figures.acknowledged)
         return Measured(
             figures,
-            server_cpu_us=(cpu_seconds(running.server_pids) - server) * 1e6 / events,
-            store_cpu_us=(cpu_seconds(running.store_pids) - store) * 1e6 / events,
+            server_cpu_us=server * 1e6 / events,
+            store_cpu_us=store * 1e6 / events,
+            others_cores=max(0.0, machine - server - store - generator) / elapsed,
         )
 
     def _order(self, records: int) -> Order:
@@ -165,6 +169,16 @@ class Trial:
         self._progress.result(
             f"{figures.per_second:,.0f} events/s, p50 {figures.p50_ms:.1f} ms, p99 {figures.p99_ms:.1f} ms"
         )
+
+
+def _clocks(running: Running) -> tuple[float, float, float, float, float]:
+    return (
+        time.monotonic(),
+        machine_seconds(),
+        cpu_seconds(running.server_pids),
+        cpu_seconds(running.store_pids),
+        generator_seconds(),
+    )
 
 
 def run_round(number: int, chosen: Sequence[Contestant], place: Place, results: Results, progress: Progress) -> None:

@@ -34,6 +34,7 @@ FLOORS = [
 """Ingest: contestant, what it is compared with, floor and moonshot of the ratio of events per second."""
 
 DUPLICATES_FLOOR, DUPLICATES_MOONSHOT = 1.2, 2.0
+NOISY_CORES = 0.3
 GROWTH_MOONSHOT = 0.95
 """Flat, within what two loads of the same thing differ by."""
 
@@ -62,6 +63,8 @@ class Measured:
     """CPU per event of the server's processes."""
     store_cpu_us: float
     """CPU per event of the database's processes, where it has its own."""
+    others_cores: float
+    """Cores that were busy with something else meanwhile: the kernel, or somebody who shares this machine."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,6 @@ class Results:
     latency: dict[str, list[Figures]] = field(default_factory=dict)
     growth: dict[str, Growth] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
-    load_at_start: float = field(default_factory=lambda: os.getloadavg()[0])
 
     def fail(self, name: str, reason: str) -> None:
         """Leave out a contestant whose figures cannot be trusted."""
@@ -193,13 +195,17 @@ def _heading(results: Results) -> str:
         lines.append(f"disk: fsync p50 {found.p50_ms:.3f} ms, p99 {found.p99_ms:.3f} ms")
         if found.is_memory:
             lines.append("warning: this folder is not on a disk; use --folder")
-    if results.load_at_start > 0.5:
-        lines.append(f"warning: the machine was busy when this began (load {results.load_at_start:.1f})")
+    others = [one.others_cores for rounds in results.rounds.values() for one in rounds]
+    if others and max(others) > NOISY_CORES:
+        lines.append(
+            f"warning: something else kept up to {max(others):.1f} cores busy (median {statistics.median(others):.1f}); "
+            "do not quote these figures"
+        )
     return "\n".join(lines)
 
 
 def _main_rows(results: Results) -> list[list[str]]:
-    rows = [["contestant", "events/s", "spread", "p50 ms", "p99 ms", "CPU µs/event", "failed", ""]]
+    rows = [["contestant", "events/s", "spread", "p50 ms", "p99 ms", "CPU µs/event", "failed", "others' cores", ""]]
     for name, rounds in sorted(results.rounds.items(), key=lambda item: -(results.per_second(item[0]) or 0)):
         speeds = [one.figures.per_second for one in rounds]
         server = statistics.median(one.server_cpu_us for one in rounds)
@@ -213,6 +219,7 @@ def _main_rows(results: Results) -> list[list[str]]:
                 f"{statistics.median(one.figures.p99_ms for one in rounds):.1f}",
                 f"{server:,.0f} + {store:,.0f}" if store else f"{server:,.0f}",
                 f"{sum(one.figures.refused + one.figures.broken for one in rounds):,}",
+                f"{max(one.others_cores for one in rounds):.2f}",
                 TITLES[name],
             ]
         )
@@ -271,7 +278,6 @@ def as_json(results: Results) -> dict[str, Any]:
             "cores": os.cpu_count(),
             "python": platform.python_version(),
             "system": platform.platform(),
-            "load_at_start": results.load_at_start,
         },
         "disk": asdict(results.disk) if results.disk else None,
         "contestants": {

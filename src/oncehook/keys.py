@@ -79,18 +79,7 @@ class Sight:
     A rule written in Python is called with one and returns the value, a tuple of parts, or None.
     """
 
-    __slots__ = (
-        "_data",
-        "_form",
-        "_glimpse",
-        "_headers",
-        "_loaded",
-        "_query",
-        "_values",
-        "arrival",
-        "body",
-        "unparsed",
-    )
+    __slots__ = ("_data", "_form", "_glimpse", "_head", "_loaded", "_query", "_values", "arrival", "body", "unparsed")
 
     def __init__(self, arrival: Arrival, body: bytes, data: Any = MISSING, glimpse: Glimpse | None = None) -> None:
         self.arrival = arrival
@@ -102,7 +91,7 @@ class Sight:
         self._loaded = data is not MISSING
         self._glimpse = glimpse
         self._values: Sequence[Any] | None = None
-        self._headers: dict[bytes, bytes] | None = None
+        self._head: dict[bytes, bytes] | None = None
         self._form: dict[str, list[str]] | None = None
         self._query: dict[str, list[str]] | None = None
 
@@ -126,12 +115,12 @@ class Sight:
 
     def find_header(self, name: bytes) -> str | None:
         """The same, by its name in lower case."""
-        if self._headers is None:
-            self._headers = dict(self.arrival.headers)
-        value = self._headers.get(name)
+        if self._head is None:
+            self._head = dict(self.arrival.headers)
+        value = self._head.get(name)
         if value is None:
             return None
-        if len(self._headers) != len(self.arrival.headers):
+        if len(self._head) != len(self.arrival.headers):
             return header(self.arrival.headers, name)
         return _header_text(name, value)
 
@@ -418,7 +407,7 @@ class Rules:
         return None if whole or not paths else Glimpse(paths)
 
     def read(self, arrival: Arrival) -> Reading:
-        """Read a whole arrival from its bytes. Never raises, whatever they are."""
+        """Read a whole arrival from its bytes. No bytes make it raise; a bug in a rule written in Python may."""
         return self._read(Sight(arrival, arrival.body, MISSING, self._glimpse))
 
     def read_data(self, arrival: Arrival, data: Any, body: bytes) -> Reading:

@@ -12,8 +12,8 @@ import pytest
 
 from tests.acceptance.conftest import Engine, make_engine
 from tests.acceptance.processes import Receiver
-from tests.wire import Answer, Client, hook, signed
 from tests.servers import Postgres
+from tests.wire import Answer, Client, hook, signed
 
 
 async def send(client: Client, key: str, size: int = 100) -> Answer:

@@ -17,7 +17,7 @@ from oncehook import payload
 from oncehook.errors import ConfigError
 from oncehook.payload import MISSING, BodyHash, Glimpse, Path, Redaction, Unreadable, parse, parse_form, text_of
 
-relaxed = settings(deadline=None, max_examples=300)
+relaxed = settings(deadline=None, max_examples=150)
 
 
 # -- what is read, and what is refused -----------------------------------------------------------
@@ -70,7 +70,9 @@ def test_what_cannot_be_read_is_unreadable_and_nothing_else(body: bytes) -> None
         parse(body)
 
 
-@pytest.mark.parametrize(("opening", "core", "closing"), [(b"[", b"1", b"]"), (b'{"a":', b"1", b"}"), (b"[", b"", b"]")])
+@pytest.mark.parametrize(
+    ("opening", "core", "closing"), [(b"[", b"1", b"]"), (b'{"a":', b"1", b"}"), (b"[", b"", b"]")]
+)
 def test_nesting_ends_at_sixty_four(opening: bytes, core: bytes, closing: bytes) -> None:
     parse(opening * 64 + core + closing * 64)
     with pytest.raises(Unreadable, match="deeper than 64"):
@@ -124,7 +126,7 @@ def test_the_slow_reference_knows_strings() -> None:
 # -- random documents, as text: names that repeat, shapes that surprise, numbers that are too large ----
 
 NAMES = ["a", "b", "id", "data", "é", "x-y", "", "e100", "5e"]
-NUMBERS = ["0", "-0", "1", "-7", "1.10", "1e5", "1E+5", "1e999", "-1E+400", "0e999", "1e-999", "9" * 30, "9" * 400 + ".5"]
+NUMBERS = ["0", "-0", "-7", "1.10", "1e5", "1E+5", "1e999", "-1E+400", "0e999", "1e-999", "9" * 30, "9" * 400 + ".5"]
 
 
 def spell(text: str, escaped: bool) -> str:
@@ -132,7 +134,7 @@ def spell(text: str, escaped: bool) -> str:
 
 
 strings = st.builds(
-    spell, st.one_of(st.sampled_from(NAMES), st.text("ae05{}[],:\"\\é\u0001", max_size=6)), st.booleans()
+    spell, st.one_of(st.sampled_from(NAMES), st.text('ae05{}[],:"\\é\u0001', max_size=6)), st.booleans()
 )
 scalars = st.one_of(strings, st.sampled_from(NUMBERS), st.sampled_from(["true", "false", "null", "NaN", "9" * 4301]))
 usual = st.one_of(strings, st.sampled_from(["1", "-2.5", "true", "null"]))
@@ -194,7 +196,7 @@ def read_by(read: Any) -> Any:
         return Unreadable
 
 
-@settings(deadline=None, max_examples=1500)
+@settings(deadline=None, max_examples=500)
 @given(bodies(), st.lists(simple_paths, min_size=1, max_size=5))
 @example(b'{"a":{"id":1},"a":{}}', ["$.a.id"])
 @example(b'{"a":5,"a":{"id":1}}', ["$.a.id"])
@@ -412,12 +414,12 @@ def test_what_is_left_out_never_matters(body: bytes, text: str) -> None:
         (["$.token"], b'{"token": 12345}', b'{"token":"[redacted]"}'),
         (["$.token"], b'{"token":"s3cret","token":"s3cret2"}', b'{"token":"[redacted]"}'),
         (["$.token"], b'{"\\u0074oken":"\\u0073ecret"}', b'{"token":"[redacted]"}'),
-        (["$.a[*].token"], b'{"a":[{"token":"x"},{"b":1},{"token":"y"}]}', b'{"a":[{"token":"[redacted]"},{"b":1},{"token":"[redacted]"}]}'),
+        (["$.a[*].t"], b'{"a":[{"t":"x"},{"b":1},{"t":0}]}', b'{"a":[{"t":"[redacted]"},{"b":1},{"t":"[redacted]"}]}'),
         (["$..token"], b'{"token":"x","a":{"token":"y"}}', b'{"token":"[redacted]","a":{"token":"[redacted]"}}'),
         (["$.a", "$.a.b"], b'{"a":{"b":"x","c":["y",null]}}', b'{"a":{"b":"[redacted]","c":["[redacted]",null]}}'),
         (["$"], b'"s3cret"', b'"[redacted]"'),
         (["form:token"], b"a=1&token=s3cret&b=%20", b"a=1&token=%5Bredacted%5D&b=%20"),
-        (["form:my token"], b"my+token=a&my%20token=b&token=c", b"my+token=%5Bredacted%5D&my%20token=%5Bredacted%5D&token=c"),
+        (["form:my t"], b"my+t=a&my%20t=b&token=c", b"my+t=%5Bredacted%5D&my%20t=%5Bredacted%5D&token=c"),
         (["form:token"], b"token=a" + b"&token=a" * 1500, b"token=%5Bredacted%5D" + b"&token=%5Bredacted%5D" * 1500),
     ],
 )  # fmt: skip

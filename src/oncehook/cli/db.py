@@ -24,7 +24,7 @@ def command() -> None:
 @config_option
 def migrate(config_file: Path | None) -> None:
     """Bring the schema up to date. Safe to run at any time and from several machines at once."""
-    url = load(config_file).config.store
+    url = load(config_file, secrets=False).config.store
 
     async def run() -> tuple[SchemaState, SchemaState]:
         store = open_store(url)
@@ -46,7 +46,7 @@ def migrate(config_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
 def status(config_file: Path | None, as_json: bool) -> int:
     """Show how far the schema is; exit 1 when it is behind."""
-    store = open_store(load(config_file).config.store)
+    store = open_store(load(config_file, secrets=False).config.store)
     state = asyncio.run(store.schema_state())
     if as_json:
         click.echo(json.dumps({"current": state.current, "target": state.target, "pending": list(state.pending)}))

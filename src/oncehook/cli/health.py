@@ -17,7 +17,7 @@ from oncehook.sending import post
 @click.option("--server", "address", help="Address of the server (default: that of these settings).", show_envvar=True)
 def command(config_file: Path | None, address: str | None) -> int:
     """Exit 0 when the server is ready, 1 when it is not, 3 when nobody answers."""
-    server = load(config_file).config.server
+    server = load(config_file, secrets=False).config.server
     address = address or f"http://{server.host}:{server.port}"
     try:
         answer = post(f"{address}/readyz", Arrival("", [(b"host", b"localhost")], b"", method="GET"), timeout=5)

@@ -67,7 +67,7 @@ async def _serve(setup: Setup, host: str, port: int) -> None:
 
 
 def _greet(setup: Setup, address: str) -> None:
-    lines = [("store", setup.config.store), ("receive", f"{address}/in/{{source}}")]
+    lines = [("store", setup.config.shown_store), ("receive", f"{address}/in/{{source}}")]
     if setup.development:
         lines.append(("note", "no oncehook.toml here: every preset under its own name, from this machine only"))
         lines.append(("try", "oncehook send dev hello --repeat 2"))

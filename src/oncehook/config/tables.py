@@ -249,10 +249,14 @@ class Config(_Table, frozen=True, kw_only=True):
     destination: dict[str, DestinationConfig] = {}
     route: list[RouteConfig] = []
 
+    @property
+    def shown_store(self) -> str:
+        """The store's address as it may be shown: without its password (S26)."""
+        return forms.hide_password(self.store)
+
     def __repr__(self) -> str:
-        # a store's address may hold a password (S26)
         return (
-            f"Config(store={forms.hide_password(self.store)!r}, source={list(self.source)}, "
+            f"Config(store={self.shown_store!r}, source={list(self.source)}, "
             f"destination={list(self.destination)}, route={len(self.route)})"
         )
 
