@@ -251,13 +251,11 @@ def opened_place(chosen: Sequence[Contestant], settings: Settings, progress: Pro
     redis: Redis | None = None
     try:
         per_load = settings.max_rate * math.ceil(settings.seconds)
+        loads = 2 if settings.grow else 1
+        offered = math.ceil(settings.offered * settings.seconds)
         prepared = traffic.prepare(
             folder,
-            records=2 * per_load
-            + settings.max_rate
-            + math.ceil(settings.offered * settings.seconds)
-            + settings.grow
-            + 10,
+            records=loads * per_load + settings.max_rate + offered + settings.grow + 10,
             duplicates=2 * per_load,
             tick=progress.step("sign the requests"),
         )

@@ -95,6 +95,11 @@ class Results:
         for kept in (self.rounds, self.duplicates, self.latency, self.growth):
             kept.pop(name, None)
 
+    @property
+    def others_cores(self) -> float:
+        """The most that somebody else disturbed a load."""
+        return max((one.others_cores for rounds in self.rounds.values() for one in rounds), default=0.0)
+
     def per_second(self, name: str) -> float | None:
         """Events per second: the median of the rounds."""
         rounds = self.rounds.get(name)
@@ -195,12 +200,8 @@ def _heading(results: Results) -> str:
         lines.append(f"disk: fsync p50 {found.p50_ms:.3f} ms, p99 {found.p99_ms:.3f} ms")
         if found.is_memory:
             lines.append("warning: this folder is not on a disk; use --folder")
-    others = [one.others_cores for rounds in results.rounds.values() for one in rounds]
-    if others and max(others) > NOISY_CORES:
-        lines.append(
-            f"warning: something else kept up to {max(others):.1f} cores busy (median {statistics.median(others):.1f}); "
-            "do not quote these figures"
-        )
+    if results.others_cores > NOISY_CORES:
+        lines.append(f"warning: others kept up to {results.others_cores:.1f} cores busy; do not quote these figures")
     return "\n".join(lines)
 
 
@@ -279,6 +280,7 @@ def as_json(results: Results) -> dict[str, Any]:
             "python": platform.python_version(),
             "system": platform.platform(),
         },
+        "noisy": results.others_cores > NOISY_CORES,
         "disk": asdict(results.disk) if results.disk else None,
         "contestants": {
             name: {

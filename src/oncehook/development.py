@@ -24,7 +24,7 @@ def sources() -> list[Source]:
     """One source per preset, and `dev`, which takes anything unsigned."""
     made = [build("dev", scheme=Nothing(), loopback_only=True)]
     with _open_keys() as file:
-        kept = json.loads(file.read() or "{}")
+        kept = _read(file)
         for name in presets.names():
             preset = presets.load(name)
             keys = _keys_of(kept, name, preset.scheme)
@@ -52,6 +52,15 @@ def _open_keys() -> IO[str]:
     descriptor = os.open(folder / "development-keys.json", os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return os.fdopen(descriptor, "r+")
+
+
+def _read(file: IO[str]) -> dict[str, list[str]]:
+    """The keys that are kept; none when a crash left half a file behind: they are made anew."""
+    try:
+        kept = json.load(file)
+    except ValueError:
+        return {}
+    return kept if isinstance(kept, dict) else {}
 
 
 def _keys_of(kept: dict[str, list[str]], name: str, scheme: Scheme) -> DevelopmentKeys:

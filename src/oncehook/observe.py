@@ -55,6 +55,7 @@ class Observer:
         self._store_errors = Metric(
             "oncehook_store_errors", "Operations the store could not do", ["operation"], registry=self.registry
         )
+        self._store_errors.labels("record")  # at nought from the start, so that its first rise is seen
         self.store_duration = Histogram(
             "oncehook_store_operation_duration_seconds", "Time of a store operation", ["operation"],
             buckets=_FAST, registry=self.registry,
@@ -68,9 +69,10 @@ class Observer:
         self._children: dict[tuple[str, str], Any] = {}
 
     def arrival(
-        self, source: str, outcome: str, seconds: float, size: int, items: Sequence[Item], ids: list[str]
+        self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
     ) -> None:
-        self._count(source, outcome)
+        for outcome in outcomes:
+            self._count(source, outcome)
         child = self._children.get((source, "ack"))
         if child is None:
             child = self._children[source, "ack"] = (self._acks.labels(source), self._sizes.labels(source))
@@ -79,39 +81,35 @@ class Observer:
         for item in items:
             if item.marks:
                 self._count_marks(source, item.marks)
-        level = logging.WARNING if outcome == "conflict" else logging.INFO if self.verbose else logging.DEBUG
+        level = logging.WARNING if "conflict" in outcomes else logging.INFO if self.verbose else logging.DEBUG
         if log.isEnabledFor(level):
-            self._tell(level, source, outcome, seconds, items, ids)
+            self._tell(level, source, outcomes, seconds, items, ids)
 
     def _tell(
-        self, level: int, source: str, outcome: str, seconds: float, items: Sequence[Item], ids: list[str]
+        self, level: int, source: str, outcomes: Sequence[str], seconds: float, items: Sequence[Item], ids: list[str]
     ) -> None:
+        # Of a batch, the line is named by what somebody may have to look at, then by what was new.
+        outcome = next((word for word in ("conflict", "accepted") if word in outcomes), outcomes[0])
         fields: dict[str, object] = {"source": source, "outcome": outcome, "duration_s": round(seconds, 6)}
-        if len(items) == 1:
+        if len(outcomes) == 1 and items:
             item = items[0]
             fields |= {"type": item.type, "event_id": ids[0], "key": item.key, "subject": item.subject}
             if item.marks:
                 fields["marks"] = [mark.name for mark in item.marks]
         elif items:
-            fields |= {"items": len(items), "event_ids": ids}
+            fields |= {"outcomes": dict(Counter(map(str, outcomes))), "event_ids": ids}
         log.log(level, "arrival.%s", outcome, extra={"fields": fields})
 
     def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
-        # An unknown source's name is a stranger's text: never a label.
+        # An unknown source's name is a stranger's text: never a label, and never as it came.
         name = "unknown" if source is None else source.name
         self._count(name, "rejected")
         if source is not None:
             self._counts[source.number, "rejected"] += 1
         reason = error.reason if isinstance(error, SignatureInvalid) else error.code
-        size = len(arrival.body)
-        self._rejections.append(Rejection(arrival.source[:63], clock.now_utc(), error.code, reason, arrival.peer, size))
-        fields = {
-            "source": arrival.source[:63],
-            "code": error.code,
-            "reason": reason,
-            "peer": arrival.peer,
-            "size": size,
-        }
+        asked, size = plain(arrival.source[:63]), len(arrival.body)
+        self._rejections.append(Rejection(asked, clock.now_utc(), error.code, reason, arrival.peer, size))
+        fields = {"source": asked, "code": error.code, "reason": reason, "peer": arrival.peer, "size": size}
         log.info("arrival.rejected", extra={"fields": fields})
 
     def unavailable(self, source: str, error: StoreUnavailable) -> None:
@@ -176,10 +174,14 @@ def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_peo
     return people
 
 
+_OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "fields", "color_message"})
+
+
 def _add_fields(logger: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """What was logged along with the message: `extra={"fields": {…}}`, or plain extra values."""
     record: logging.LogRecord = event["_record"]
-    fields = getattr(record, "fields", None)
-    return {**event, **fields} if fields else event
+    extra = {name: value for name, value in vars(record).items() if name not in _OWN and name[0] != "_"}
+    return {**event, **extra, **getattr(record, "fields", {})}
 
 
 _COLORS: Final = {
@@ -196,22 +198,23 @@ class _Lines:
         self._colored = colored
 
     def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> str:
-        moment = str(event["event"])
+        moment = plain(str(event["event"]).strip())
         parts = [event["timestamp"][11:19], self._paint(moment, f"{moment:<18}", event["level"])]
         what = " ".join(str(event[name]) for name in ("source", "type") if event.get(name))
         if what:
-            parts.append(f"{_plain(what):<32}")
+            parts.append(f"{plain(what):<32}")
         if "duration_s" in event:
             parts.append(f"{event['duration_s'] * 1000:6.1f} ms")
-        parts += [f"{k}={_plain(str(v))}" for k, v in event.items() if k not in _HIDDEN and v not in (None, "")]
-        line = "  ".join(parts)
-        return f"{line}\n{event['exception']}" if "exception" in event else line
+        parts += [f"{k}={plain(str(v))}" for k, v in event.items() if k not in _HIDDEN and v not in (None, "")]
+        # A traceback may quote a stranger: its lines are set in, so that none can pass for one of ours.
+        trace = [f"    {plain(line)}" for line in str(event.get("exception", "")).splitlines()]
+        return "\n".join(["  ".join(parts), *trace])
 
     def _paint(self, moment: str, text: str, level: str) -> str:
         color = _COLORS.get(moment) or _COLORS.get(level)
         return f"\x1b[{color}m{text}\x1b[0m" if self._colored and color else text
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """Text in which nothing can move the cursor or end the line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

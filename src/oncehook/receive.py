@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Any, Final, Protocol
 
@@ -42,24 +42,21 @@ from oncehook.model import (
     pack_head,
     show_id,
 )
-from oncehook.sources import Reply, Source
+from oncehook.sources import Odd, Reply, Source
 from oncehook.store.base import Pending, Store
 
 log = logging.getLogger("oncehook.receive")
 
 Plan = Callable[[Source, Arrival, Item], Sequence[Planned]]
 
-FORWARDING: Final = frozenset(
+INDIRECT: Final = frozenset(
     {
-        b"forwarded",
-        b"via",
-        b"x-forwarded-for",
-        b"x-forwarded-host",
-        b"x-forwarded-proto",
-        b"x-real-ip",
-        b"cf-connecting-ip",
+        *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"),  # a proxy's
+        *(b"origin", b"sec-fetch-site"),  # a browser's: any page may make it send
     }
 )
+"""Headers that tell that a request does not come from the program at the other end. So does X-Forwarded-anything."""
+
 RETRY_AFTER: Final = (b"retry-after", b"5")
 JSON: Final = (b"content-type", b"application/json")
 
@@ -68,9 +65,12 @@ class Witness(Protocol):
     """Who is told what happened, for logs and metrics. `observe` has the real one."""
 
     def arrival(
-        self, source: str, outcome: str, seconds: float, size: int, items: Sequence[Item], ids: list[str]
+        self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
     ) -> None:
-        """An arrival was answered after its commit, or acknowledged without one (`ignored`, `handshake`)."""
+        """An arrival was answered after its commit, or acknowledged without one (`ignored`, `handshake`).
+
+        A batch has one outcome for each of its parts: those of the items, in their order, then those ignored.
+        """
 
     def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
         """An arrival was turned away."""
@@ -98,41 +98,72 @@ class Receiver:
         self._witness = witness
 
     async def receive(self, arrival: Arrival) -> Receipt:
-        """Take one arrival in. Never raises: whatever happens becomes the sender's answer."""
+        """Take in one arrival for the source of its name."""
+        return await self.take(self.sources.get(arrival.source), arrival)
+
+    async def take(self, source: Source | None, arrival: Arrival) -> Receipt:
+        """Take in one arrival at a source's address; None: nobody lives there.
+
+        The address decides, not the name: a source with a path of its own is not found under its name (S8).
+        Never raises: whatever happens becomes the sender's answer.
+        """
         started = clock.perf()
-        source = self.sources.get(arrival.source)
         try:
-            source = self._admit(arrival, source)
+            source = self._admit(source, arrival)
             if source.handshake is not None and (reply := source.handshake(arrival, source)) is not None:
-                self._witness.arrival(source.name, "handshake", clock.perf() - started, len(arrival.body), (), [])
+                self._witness.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
                 return Receipt(reply, "handshake", [])
-            items = self._items(source, arrival)
+            parts, items = self._items(source, arrival)
             if not items:
-                self._witness.arrival(source.name, "ignored", clock.perf() - started, len(arrival.body), (), [])
+                outcomes = ("ignored",) * (parts or 1)
+                self._witness.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
                 return Receipt(_answer(source, {"status": "ignored"}), "ignored", [])
-            verdicts = await self._keep(source, arrival, items)
-            return self._acknowledge(source, arrival, items, verdicts, started)
+            verdicts = await self._keep(source, arrival, items, split=parts > 1)
+            return self._acknowledge(source, arrival, parts, items, verdicts, started)
         except Rejected as error:
-            self._witness.rejected(arrival, source, error)
-            return Receipt(_refusal(error, source), "rejected", [])
+            return Receipt(self.turn_away(source, arrival, error), "rejected", [])
         except StoreUnavailable as error:
-            self._witness.unavailable(arrival.source, error)
-            return Receipt(_try_again(error, source), "error", [])
+            return Receipt(self._try_again(source, error), "error", [])
         except Exception as error:
-            # A fault of ours is never the sender's: it tries again, and we read the log.
-            log.exception("receive.failed", extra={"source": arrival.source})
-            unavailable = StoreUnavailable(str(error))
-            self._witness.unavailable(arrival.source, unavailable)
-            return Receipt(_try_again(unavailable, source), "error", [])
+            return Receipt(self._stumble(source, error), "error", [])
 
-    def greet(self, arrival: Arrival) -> Reply:
+    def greet(self, source: Source | None, arrival: Arrival) -> Reply:
         """Answer anything but a POST: a provider's handshake, or the same refusal that a forged arrival gets."""
-        source = self.sources.get(arrival.source)
-        if source is None or source.handshake is None or (source.loopback_only and not is_direct(arrival)):
-            return _refusal(SignatureInvalid(), None)
-        return source.handshake(arrival, source) or _refusal(SignatureInvalid(), None)
+        started = clock.perf()
+        try:
+            if source is None or source.handshake is None:
+                raise SignatureInvalid("unknown source" if source is None else "not a POST")
+            self._check_peer(source, arrival)
+            reply = source.handshake(arrival, source)
+            if reply is None:
+                raise SignatureInvalid("handshake")
+        except Rejected as error:
+            return self.turn_away(source, arrival, error)
+        except Exception as error:
+            return self._stumble(source, error)
+        self._witness.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
+        return reply
 
-    def _admit(self, arrival: Arrival, source: Source | None) -> Source:
+    def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
+        """Note that an arrival is not taken, and say so."""
+        self._witness.rejected(arrival, source, error)
+        status = error.status
+        if isinstance(error, SignatureInvalid) and source is not None:
+            status = source.rejected
+        return Reply(status, _sentence(str(error), error.code))
+
+    def _stumble(self, source: Source | None, error: Exception) -> Reply:
+        # A fault of ours is never the sender's: it tries again, and we read the log.
+        log.exception("receive.failed", extra={"fields": {"source": _name(source)}})
+        return self._try_again(source, StoreUnavailable(str(error)))
+
+    def _try_again(self, source: Source | None, error: StoreUnavailable) -> Reply:
+        self._witness.unavailable(_name(source), error)
+        status = 503 if source is None else source.unavailable
+        # The sentence may name files and hosts of ours: the sender gets the code only.
+        return Reply(status, _sentence("Cannot store this now; try again.", error.code), (JSON, RETRY_AFTER))
+
+    def _admit(self, source: Source | None, arrival: Arrival) -> Source:
         """Let only genuine arrivals pass. Nothing is parsed before this, and no key is touched (R8, S1)."""
         for name, value in arrival.headers:
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
@@ -143,43 +174,34 @@ class Receiver:
             raise SignatureInvalid("unknown source")
         if len(arrival.body) > source.max_body:
             raise TooLarge
+        self._check_peer(source, arrival)
+        source.verifier(arrival)
+        return source
+
+    def _check_peer(self, source: Source, arrival: Arrival) -> None:
         if source.loopback_only and not is_direct(arrival):
             raise SignatureInvalid("not a direct request from this machine")
         if arrival.peer and not source.allows(arrival.peer):
             raise SignatureInvalid("address not allowed")
-        source.verifier(arrival)
-        return source
 
     # -- from bytes to items -------------------------------------------------------------------
 
-    def _items(self, source: Source, arrival: Arrival) -> list[Item]:
-        if source.split is not None:
-            parts = self._parts(source, arrival)
-            if parts is not None and len(parts) != 1:
-                made = [self._part(source, arrival, part) for part in parts]
-                return [item for item in made if item is not None]
-            if parts is not None:  # a batch of one is its own envelope: the bytes stay as they came
-                return self._whole(source, arrival, source.rules.read_data(arrival, parts[0], arrival.body))
-        return self._whole(source, arrival, source.rules.read(arrival))
-
-    def _whole(self, source: Source, arrival: Arrival, reading: Reading) -> list[Item]:
+    def _items(self, source: Source, arrival: Arrival) -> tuple[int, list[Item]]:
+        """How many parts the arrival has, and the events to be made of them: less where types are ignored."""
+        parts = None if source.split is None else _parts(source, arrival)
+        if parts is not None and len(parts) != 1:
+            made = [self._part(source, arrival, part, body) for part, body in parts]
+            return len(parts), [item for item in made if item is not None]
+        reading = source.rules.read(arrival)
+        if parts is not None and isinstance(parts[0][0], Odd):
+            reading = _odd(reading)
         item = self._item(source, arrival, arrival.body, reading)
-        return [] if item is None else [item]
+        return 1, [] if item is None else [item]
 
-    def _parts(self, source: Source, arrival: Arrival) -> list[Any] | None:
-        """The parts of a batch, or None when the body cannot be told apart: then it is kept whole."""
-        assert source.split is not None
-        try:
-            return list(source.split(payload.parse(arrival.body), arrival))
-        except payload.Unreadable:
-            return None
-        except Exception:  # a shape the splitter did not expect must not lose a verified event (S11)
-            log.exception("split.failed", extra={"source": source.name})
-            return None
-
-    def _part(self, source: Source, arrival: Arrival, part: Any) -> Item | None:
-        body = msgspec.json.encode(part)
-        return self._item(source, arrival, body, source.rules.read_data(arrival, part, body), part)
+    def _part(self, source: Source, arrival: Arrival, part: Any, body: bytes) -> Item | None:
+        data = part.part if isinstance(part, Odd) else part
+        reading = source.rules.read_data(arrival, data, body)
+        return self._item(source, arrival, body, _odd(reading) if isinstance(part, Odd) else reading, data)
 
     def _item(
         self, source: Source, arrival: Arrival, body: bytes, reading: Reading, data: Any = payload.MISSING
@@ -219,36 +241,81 @@ class Receiver:
 
     # -- to the store and back -----------------------------------------------------------------
 
-    async def _keep(self, source: Source, arrival: Arrival, items: Sequence[Item]) -> list[Verdict]:
-        raw = arrival.body if len(items) > 1 else None
+    async def _keep(self, source: Source, arrival: Arrival, items: Sequence[Item], *, split: bool) -> list[Verdict]:
+        raw = arrival.body if split else None
         if raw is not None and source.redaction is not None:
             raw = source.redaction(raw, payload.MISSING)
         head = pack_head(arrival, source.masked, source.scheme.masked_query)
-        intake = Intake(new_id(), source.number, head, items, raw)
-        pending = self._store.record(intake)
+        pending = self._store.record(Intake(new_id(), source.number, head, items, raw))
         # Not asyncio.wait_for: a timer on the loop costs a tenth of it, and this is every arrival's path.
         timer = asyncio.get_running_loop().call_later(source.budget, _give_up, pending)
         try:
             return await pending.future
+        except asyncio.CancelledError:
+            pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
+            raise
         finally:
             timer.cancel()
 
     def _acknowledge(
-        self, source: Source, arrival: Arrival, items: Sequence[Item], verdicts: Sequence[Verdict], started: float
+        self,
+        source: Source,
+        arrival: Arrival,
+        parts: int,
+        items: Sequence[Item],
+        verdicts: Sequence[Verdict],
+        started: float,
     ) -> Receipt:
         ids = [show_id(Kind.event, verdict.event_id) for verdict in verdicts]
-        if len(verdicts) == 1:
+        outcomes: list[str] = [verdict.outcome for verdict in verdicts]
+        if parts == 1:
             outcome = verdicts[0].outcome
             if outcome is Outcome.accepted:
                 answer: dict[str, object] = {"status": outcome, "event_id": ids[0]}
             else:
                 answer = {"status": outcome, "skipped": True, "event_id": ids[0]}
         else:
-            outcome, answer = _sum_up(verdicts, ids)
-        self._witness.arrival(source.name, outcome, clock.perf() - started, len(arrival.body), items, ids)
-        if source.reject_conflicts and outcome is Outcome.conflict:
-            return Receipt(_refusal(KeyConflict(), source), outcome, ids)
+            outcome, answer = _sum_up(outcomes, ids)
+            outcomes += ["ignored"] * (parts - len(verdicts))
+        self._witness.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), items, ids)
+        if source.reject_conflicts and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
+            error = KeyConflict()
+            return Receipt(Reply(error.status, _sentence(str(error), error.code)), outcome, ids)
         return Receipt(_answer(source, answer), outcome, ids)
+
+
+MOST_PARTS: Final = 10_000
+MOST_PART_BYTES: Final = 32 << 20
+"""A batch that would become more than this is kept whole: each part repeats its envelope, so a small body could grow
+without bound."""
+
+
+def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
+    """The parts of a batch and the bytes of each, or None when it cannot be told apart: then it is kept whole.
+
+    A shape that the splitter did not expect must not lose a verified event (S11).
+    """
+    assert source.split is not None
+    parts: list[tuple[Any, bytes]] = []
+    size = 0
+    try:
+        for part in source.split(payload.parse(arrival.body), arrival):
+            parts.append((part, msgspec.json.encode(part.part if isinstance(part, Odd) else part)))
+            size += len(parts[-1][1])
+            if size > MOST_PART_BYTES or len(parts) > MOST_PARTS:
+                log.warning("split.too_large", extra={"fields": {"source": source.name, "size": len(arrival.body)}})
+                return None
+    except payload.Unreadable:
+        return None
+    except Exception:
+        log.exception("split.failed", extra={"fields": {"source": source.name}})
+        return None
+    return parts
+
+
+def _odd(reading: Reading) -> Reading:
+    """What is read from a part of the wrong shape: whatever stands where the key should be is not believed."""
+    return replace(reading, key=None, unparsed=True)
 
 
 def is_direct(arrival: Arrival) -> bool:
@@ -260,7 +327,7 @@ def is_direct(arrival: Arrival) -> bool:
             return False
     except ValueError:
         return False
-    return not any(name in FORWARDING for name, _ in arrival.headers)
+    return not any(name in INDIRECT or name.startswith(b"x-forwarded-") for name, _ in arrival.headers)
 
 
 def _give_up(pending: Pending) -> None:
@@ -270,33 +337,26 @@ def _give_up(pending: Pending) -> None:
         pending.future.set_exception(StoreUnavailable("The store did not answer within this source's budget."))
 
 
-def _sum_up(verdicts: Sequence[Verdict], ids: list[str]) -> tuple[Outcome, dict[str, object]]:
+def _sum_up(outcomes: Sequence[str], ids: list[str]) -> tuple[Outcome, dict[str, object]]:
     """The answer to a batch: it counts as accepted when anything in it was new."""
-    outcomes = [verdict.outcome for verdict in verdicts]
-    counts = {outcome: outcomes.count(outcome) for outcome in (Outcome.accepted, Outcome.duplicate, Outcome.conflict)}
-    outcome = Outcome.accepted if counts[Outcome.accepted] else Outcome.duplicate
+    outcome = Outcome.accepted if Outcome.accepted in outcomes else Outcome.duplicate
     return outcome, {
         "status": outcome,
-        "accepted": counts[Outcome.accepted],
-        "duplicates": counts[Outcome.duplicate],
-        "conflicts": counts[Outcome.conflict],
+        "accepted": outcomes.count(Outcome.accepted),
+        "duplicates": outcomes.count(Outcome.duplicate),
+        "conflicts": outcomes.count(Outcome.conflict),
         "event_ids": ids,
     }
 
 
+def _name(source: Source | None) -> str:
+    # An unknown source's name is a stranger's text, and this one becomes a label.
+    return "unknown" if source is None else source.name
+
+
+def _sentence(text: str, code: str) -> bytes:
+    return msgspec.json.encode({"error": text, "code": code})
+
+
 def _answer(source: Source, body: Mapping[str, object]) -> Reply:
     return source.answer or Reply(200, msgspec.json.encode(body))
-
-
-def _refusal(error: Rejected, source: Source | None) -> Reply:
-    status = error.status
-    if isinstance(error, SignatureInvalid) and source is not None:
-        status = source.rejected
-    return Reply(status, msgspec.json.encode({"error": str(error), "code": error.code}))
-
-
-def _try_again(error: StoreUnavailable, source: Source | None) -> Reply:
-    status = 503 if source is None else source.unavailable
-    # The sentence may name files and hosts of ours: the sender gets the code only.
-    body = {"error": "Cannot store this now; try again.", "code": error.code}
-    return Reply(status, msgspec.json.encode(body), (JSON, RETRY_AFTER))

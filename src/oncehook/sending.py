@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -19,6 +19,7 @@ from oncehook.errors import ConfigError
 from oncehook.keys import Spec
 from oncehook.model import Arrival
 from oncehook.sources import Sample, Source
+from oncehook.verify import development_keys
 
 _SIMPLE: Final = re.compile(r"\$(?:\.[A-Za-z_][\w-]*)+")
 
@@ -116,33 +117,23 @@ def _put(data: dict[str, Any], headers: list[tuple[bytes, bytes]], part: str, va
 
 def sign(source: Source, arrival: Arrival, *, url: str | None = None, forge: bool = False) -> Arrival:
     """The arrival as its genuine sender would sign it; with `forge`, as somebody who does not know the secret would."""
-    if forge:
-        signed = source.scheme.sign(arrival, source.signing, at=clock.now(), url=url)
-        return replace(signed, body=signed.body + b" ", headers=[(n, _spoil(n, v)) for n, v in signed.headers])
-    return source.scheme.sign(arrival, source.signing, at=clock.now(), url=url)
-
-
-def _spoil(name: bytes, value: bytes) -> bytes:
-    """Turn what proves something into something that does not; ordinary headers stay."""
-    if name in (b"content-type", b"user-agent") or not value:
-        return value
-    return (
-        value[:-4] + bytes(reversed(value[-4:]))
-        if name == b"authorization" or b"sign" in name or b"token" in name
-        else value
-    )
+    secret = development_keys(source.scheme).signing if forge else source.signing
+    return source.scheme.sign(arrival, secret, at=clock.now(), url=url)
 
 
 def post(url: str, arrival: Arrival, *, timeout: float = 10.0) -> Answer:
     """Send it over HTTP. Raises OSError when nobody answers."""
     parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"{url} is not a web address.", hint="It begins with http:// or https://.")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout)
+    connection = kind(parts.hostname, parts.port, timeout=timeout)
     query = "&".join(text for text in (parts.query, arrival.query.decode()) if text)
     target = (parts.path or "/") + (f"?{query}" if query else "")
     started = clock.perf()
     try:
-        connection.putrequest(arrival.method, target, skip_accept_encoding=True)
+        says_host = any(name == b"host" for name, _ in arrival.headers)  # twice would be refused by many
+        connection.putrequest(arrival.method, target, skip_host=says_host, skip_accept_encoding=True)
         for name, value in arrival.headers:
             connection.putheader(name.decode("latin-1"), value.decode("latin-1"))
         connection.putheader("content-length", str(len(arrival.body)))

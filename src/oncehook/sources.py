@@ -17,12 +17,19 @@ from typing import Any, Final
 from oncehook import keys, units
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
-from oncehook.verify import Scheme, Verifier
+from oncehook.verify import Either, Scheme, Token, Verifier
 from oncehook.verify.schemes import Nothing
 
 Network = IPv4Network | IPv6Network
 Splitter = Callable[[Any, Arrival], Iterable[Any]]
-"""From a parsed body to its parts, each the provider's own envelope holding just one item."""
+"""From a parsed body to its parts, each the provider's own envelope holding just one item, or that as `Odd`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Odd:
+    """A part that does not have the shape it should: kept as it is and marked `unparsed`; its key is not believed."""
+
+    part: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +207,7 @@ def build(  # one flat list of settings, as in the configuration
     keep = keep_keys if keep_keys is not None else units.seconds(preset.keep_keys if preset else DEFAULT_KEEP)
     if tolerance is None and preset and preset.tolerance:
         tolerance = math.inf if preset.tolerance == "off" else units.seconds(preset.tolerance)
-    redacted = redact if redact is not None else (preset.redact if preset else ())
+    redacted = redact if redact is not None else (*(preset.redact if preset else ()), *_credentials(chosen))
     splitter = split or (preset.split if preset else None)
     places = _places(preset, key, type, subject, event_time, rank, rank_scope, chosen)
     return Source(
@@ -238,6 +245,15 @@ def build(  # one flat list of settings, as in the configuration
     )
 
 
+def _credentials(scheme: Scheme) -> list[str]:
+    """Where in the body the secret itself stands: it must not reach the store (S25)."""
+    if isinstance(scheme, Either):
+        return [place for one in scheme.schemes for place in _credentials(one)]
+    if not isinstance(scheme, Token) or not scheme.place.startswith("body:"):
+        return []
+    return ["$" + "".join(f"['{name}']" for name in scheme.place.removeprefix("body:").split("."))]
+
+
 def split_at(path: str) -> Splitter:
     """A splitter for the array at a path (`$.events`, or `$` itself): each part is the envelope with one item in it."""
     names = path.removeprefix("$").removesuffix("[*]").strip(".").split(".") if path not in ("$", "$[*]") else []
@@ -253,7 +269,8 @@ def split_at(path: str) -> Splitter:
             found = found.get(name) if isinstance(found, dict) else None
         if not isinstance(found, list):
             return [data]
-        return [wrap(data, names, item) for item in found]
+        # One by one, so that who takes them can stop: each repeats the envelope, and a batch may grow without bound.
+        return (wrap(data, names, item) for item in found)
 
     return split
 

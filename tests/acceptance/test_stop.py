@@ -62,7 +62,7 @@ async def test_nothing_new_is_taken_while_the_last_answer_is_under_way(sqlite: E
     assert receiver.process is not None
     receiver.process.send_signal(signal.SIGTERM)
     await asyncio.sleep(0.5)
-    with pytest.raises(OSError):
+    with pytest.raises(ConnectionError):
         await probe.get("/readyz")
     assert (await answer).status == 200
     assert receiver.wait() == 0

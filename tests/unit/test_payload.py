@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any
 
@@ -77,6 +80,21 @@ def test_nesting_ends_at_sixty_four(opening: bytes, core: bytes, closing: bytes)
     parse(opening * 64 + core + closing * 64)
     with pytest.raises(Unreadable, match="deeper than 64"):
         parse(opening * 65 + core + closing * 65)
+
+
+def test_a_caller_deep_in_its_own_calls_is_told_the_same_way() -> None:
+    """RecursionError is no ValueError; whoever catches Unreadable must not meet it (S11)."""
+    body = b"[" * 60 + b"]" * 60
+    frame, used = inspect.currentframe(), 0
+    while frame is not None:
+        frame, used = frame.f_back, used + 1
+
+    def descend(steps: int) -> object:
+        return parse(body) if steps == 0 else descend(steps - 1)
+
+    # Python 3.11 counts the decoder's levels among its own; later ones do not, and then it is read.
+    with suppress(Unreadable):
+        assert descend(sys.getrecursionlimit() - used - 20) == json.loads(body)
 
 
 def test_many_brackets_side_by_side_are_not_deep() -> None:

@@ -9,7 +9,7 @@ import pytest
 from slack_sdk.signature import SignatureVerifier
 from standardwebhooks import Webhook
 from stripe import WebhookSignature
-from twilio.request_validator import RequestValidator
+from twilio.request_validator import RequestValidator  # type: ignore[import-untyped]
 from verify_cases import SLACK, STRIPE
 
 from oncehook import clock

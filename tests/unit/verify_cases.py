@@ -7,6 +7,10 @@ import math
 from dataclasses import dataclass
 from functools import cache
 
+import pytest
+
+from oncehook import clock
+from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import (
     Basic,
@@ -27,6 +31,8 @@ from oncehook.verify import (
 )
 from oncehook.verify.asymmetric import ed25519_public
 
+NOW = float(int(clock.now()))
+REASONS = {"missing", "malformed", "mismatch", "stale", "repeated"}
 JSON = (b"content-type", b"application/json")
 FORM = (b"content-type", b"application/x-www-form-urlencoded; charset=utf-8")
 BODY = b'{"id":"1","text":"ol\\u00e1 \\ud83d\\ude42"}'
@@ -121,6 +127,8 @@ EVOLUTION = Either(
 JIRA = Either(Hmac(header="X-Hub-Signature", prefix="sha256="), Jwt())
 CLOUDEVENTS = Either(BEARER, Token(place="query:access_token"))
 
+GITLAB_ONLY_SIGNED = Either(StandardWebhooks(bare=False), StandardWebhooks(prefix="svix", bare=False))
+
 SITE = "https://hooks.example.com/in/case"
 
 CASES = [
@@ -181,3 +189,21 @@ CASES = [
     Case("generic-base64-key", Hmac(header="X-Signature", key="base64", algorithm="sha384", encoding="base64")),
 ]
 BY_NAME = {case.name: case for case in CASES}
+
+
+def signed(case: Case, at: float = NOW) -> Arrival:
+    """The case's draft, as its sender would send it."""
+    return case.scheme.sign(case.draft(), case.keys().signing, at=at, url=case.url)
+
+
+def check(case: Case, arrival: Arrival, *, tolerance: float | None = None) -> None:
+    """Verify with the case's own secrets."""
+    case.scheme.verifier(case.keys().secrets, url=case.url, tolerance=tolerance)(arrival)
+
+
+def refused(case: Case, arrival: Arrival) -> str:
+    """Assert that it is refused, and say why."""
+    with pytest.raises(SignatureInvalid) as refusal:
+        check(case, arrival)
+    assert refusal.value.reason in REASONS
+    return refusal.value.reason

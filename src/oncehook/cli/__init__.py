@@ -6,13 +6,14 @@ Manners: data on stdout, talk on stderr; exit 0 fine, 1 the work found failures,
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from typing import NoReturn
 
 import click
 
 from oncehook import __version__
-from oncehook.errors import OncehookError
+from oncehook.errors import ConfigError, OncehookError, StoreUnavailable
 
 COMMANDS = {
     "serve": ("serve", "Receive hooks and keep them."),
@@ -52,7 +53,7 @@ def cli() -> None:
 def main() -> NoReturn:
     """Run the command line; an error of ours is one sentence and a hint, never a traceback."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
     except click.ClickException as error:
         error.show()
         sys.exit(2)
@@ -62,5 +63,8 @@ def main() -> NoReturn:
         click.echo(f"oncehook: {error}", err=True)
         if error.hint:
             click.echo(f"  {error.hint}", err=True)
-        sys.exit(2 if error.code == "config_invalid" else 1)
+        sys.exit(2 if isinstance(error, ConfigError) else 3 if isinstance(error, StoreUnavailable) else 1)
+    except OSError as error:
+        click.echo(f"oncehook: {error}", err=True)
+        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)

@@ -12,6 +12,7 @@ from oncehook.cli.setup import config_option
 from oncehook.config import load
 from oncehook.inbox import open_store
 from oncehook.model import Engine, SchemaState
+from oncehook.store.base import Store
 from oncehook.store.migrate import migrations
 
 
@@ -26,19 +27,28 @@ def migrate(config_file: Path | None) -> None:
     """Bring the schema up to date. Safe to run at any time and from several machines at once."""
     url = load(config_file, secrets=False).config.store
 
-    async def run() -> tuple[SchemaState, SchemaState]:
-        store = open_store(url)
-        before = await store.schema_state()
-        await store.open(migrate=True)
-        try:
-            return before, await store.schema_state()
-        finally:
-            await store.close()
-
-    before, after = asyncio.run(run())
+    before, after = asyncio.run(_migrate(open_store(url)))
     for name in before.pending:
         click.echo(f"applied {name}")
     click.echo(f"schema at version {after.current}", err=True)
+
+
+async def _migrate(store: Store) -> tuple[SchemaState, SchemaState]:
+    try:
+        before = await store.schema_state()
+        if before.current == before.target:
+            return before, before  # nothing to write, so a server that holds the store is not in the way
+        await store.open(migrate=True)
+        return before, await store.schema_state()
+    finally:
+        await store.close()
+
+
+async def _look(store: Store) -> SchemaState:
+    try:
+        return await store.schema_state()
+    finally:
+        await store.close()
 
 
 @command.command("status")
@@ -46,8 +56,7 @@ def migrate(config_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
 def status(config_file: Path | None, as_json: bool) -> int:
     """Show how far the schema is; exit 1 when it is behind."""
-    store = open_store(load(config_file, secrets=False).config.store)
-    state = asyncio.run(store.schema_state())
+    state = asyncio.run(_look(open_store(load(config_file, secrets=False).config.store)))
     if as_json:
         click.echo(json.dumps({"current": state.current, "target": state.target, "pending": list(state.pending)}))
     else:

@@ -46,7 +46,8 @@ def command(seconds: float | None, rate: float, port: int) -> None:
 
 async def _run(folder: Path, seconds: float | None, rate: float, port: int) -> None:
     from oncehook.web import health, server
-    from oncehook.web.ingest import Ingest, direct_peer
+    from oncehook.web.ingest import Ingest
+    from oncehook.web.peers import direct_peer
 
     inbox = Inbox(f"sqlite:{folder / 'demo.db'}")
     inbox.observer.verbose = True

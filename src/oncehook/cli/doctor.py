@@ -58,19 +58,16 @@ async def _examine(config_file: Path | None) -> list[Check]:
 async def _examine_store(store: Store) -> list[Check]:
     try:
         state = await store.schema_state()
+        reached = f"version {state.current} of {state.target}"
         if state.pending:
-            return [Check("schema", False, f"version {state.current} of {state.target}", "Run: oncehook db migrate")]
+            return [Check("schema", False, reached, "Run: oncehook db migrate")]
         await store.open(migrate=False, write=False)
+        checks = [Check("schema", True, reached), *await store.check()]
+        return checks + (_examine_file(store) if store.engine is Engine.sqlite else [])
     except OncehookError as error:
         return [Check("store", False, str(error), error.hint)]
-    try:
-        checks = [Check("schema", True, f"version {state.current} of {state.target}"), *await store.check()]
-        checks += _examine_file(store) if store.engine is Engine.sqlite else []
-    except OncehookError as error:
-        checks = [Check("store", False, str(error), error.hint)]
     finally:
         await store.close()
-    return checks
 
 
 def _examine_file(store: Store) -> list[Check]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from oncehook import sending
-from oncehook.cli.setup import config_option, from_settings
+from oncehook.cli.setup import address_of, config_option, from_settings
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
 from oncehook.sources import Source
@@ -51,11 +51,11 @@ def command(
     if source not in setup.inbox.sources:
         raise ConfigError(f'There is no source "{source}".', hint=f"There are: {', '.join(setup.inbox.sources)}.")
     chosen = setup.inbox.sources[source]
-    server = setup.config.server
-    target = url or f"http://{server.host}:{server.port}/in/{chosen.path}"
+    target = url or f"{address_of(setup.config.server)}/in/{chosen.path}"
     arrival = _signed(chosen, type, file, target, bad_signature)
     answers = [_send_one(target, arrival, as_json) for _ in range(repeat)]
-    return 0 if all(200 <= status < 300 for status in answers) or bad_signature else 1
+    wanted = range(400, 500) if bad_signature else range(200, 300)
+    return 0 if all(status in wanted for status in answers) else 1
 
 
 def _signed(source: Source, kind: str | None, file: Path | None, url: str, forge: bool) -> Arrival:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-from ipaddress import ip_address
 from pathlib import Path
 
 import click
 
 from oncehook.cli.setup import Setup, config_option, from_app, from_settings
-from oncehook.config import check_bind
+from oncehook.config.forms import is_loopback
 from oncehook.errors import ConfigError
 from oncehook.observe import set_up_logging
 
@@ -26,34 +25,32 @@ def command(
     app: str | None, config_file: Path | None, host: str | None, port: int | None, log_level: str | None
 ) -> None:
     """Receive hooks and keep them: everything from oncehook.toml, or from APP (module:inbox)."""
-    setup = from_app(app, config_file) if app else from_settings(config_file)
+    # As flags of the settings, so that the checks see the address that is really listened on (S28).
+    flags = {"server.host": host, "server.port": port, "server.log_level": log_level}
+    setup = from_app(app, config_file, flags) if app else from_settings(config_file, flags)
     server = setup.config.server
-    bind = host or server.host
-    check_bind(setup.config, bind)
-    if setup.development and not _is_loopback(bind):
+    if setup.development and not is_loopback(server.host):
         raise ConfigError("Without settings, serve listens on this machine only.", hint="Write an oncehook.toml first.")
-    setup.inbox.observer.verbose = set_up_logging(log_level or server.log_level)
-    try:
-        run(setup, bind, server.port if port is None else port)
-    except OSError as error:
-        raise ConfigError(f"Cannot listen on {bind}: {error.strerror or error}") from error
+    setup.inbox.observer.verbose = set_up_logging(server.log_level)
+    run(setup)
 
 
-def run(setup: Setup, host: str, port: int) -> None:
+def run(setup: Setup) -> None:
     """Serve until a signal comes."""
     import uvloop
 
-    uvloop.run(_serve(setup, host, port))
+    uvloop.run(_serve(setup))
 
 
-async def _serve(setup: Setup, host: str, port: int) -> None:
+async def _serve(setup: Setup) -> None:
     from oncehook.web import health, server
     from oncehook.web.ingest import Ingest
+    from oncehook.web.peers import peer_finder
 
     inbox = setup.inbox
-    trusted = setup.config.server.trusted_proxies or ()
+    host, port, trusted = setup.config.server.host, setup.config.server.port, setup.config.server.trusted_proxies
     async with inbox.running():
-        ingest = Ingest(inbox.receiver, "/in/", server.peer_finder(trusted))
+        ingest = Ingest(inbox.receiver, "/in/", peer_finder(trusted))
         face = server.Face(ingest, health.routes(inbox.troubles, inbox.metrics))
 
         def ready(address: str) -> None:
@@ -63,7 +60,10 @@ async def _serve(setup: Setup, host: str, port: int) -> None:
         def stopping() -> None:
             inbox.draining = True
 
-        await server.serve(face, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
+        try:
+            await server.serve(face, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
+        except OSError as error:
+            raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
 def _greet(setup: Setup, address: str) -> None:
@@ -79,10 +79,3 @@ def _greet(setup: Setup, address: str) -> None:
             click.echo(f"  {name:<10} {text}", err=True)
     else:
         click.echo(f"oncehook ready on {address}", err=True)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
-from oncehook.config import Config, load
+from oncehook.config import Config, ServerConfig, load
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 
@@ -31,9 +32,9 @@ class Setup:
     development: bool = False
 
 
-def from_settings(config_file: Path | None) -> Setup:
-    """The inbox that the settings describe; without any, the development inbox."""
-    loaded = load(config_file)
+def from_settings(config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
+    """The inbox that the settings describe; without any, the development inbox. `flags` lie over the settings."""
+    loaded = load(config_file, flags=flags)
     for warning in loaded.warnings:
         click.echo(f"warning: {warning}", err=True)
     inbox = Inbox.from_config(loaded.config)
@@ -46,8 +47,8 @@ def from_settings(config_file: Path | None) -> Setup:
     return Setup(inbox, loaded.config, "development", development=True)
 
 
-def from_app(target: str, config_file: Path | None) -> Setup:
-    """The inbox that a program made: `module:attribute`."""
+def from_app(target: str, config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
+    """The inbox that a program made: `module:attribute`. Where it listens is still said by settings and flags."""
     module_name, _, attribute = target.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
@@ -58,4 +59,10 @@ def from_app(target: str, config_file: Path | None) -> Setup:
         ) from error
     if not isinstance(found, Inbox):
         raise ConfigError(f"{target} is a {type(found).__name__}, not an Inbox.")
-    return Setup(found, load(config_file).config, target)
+    return Setup(found, load(config_file, flags=flags).config, target)
+
+
+def address_of(server: ServerConfig) -> str:
+    """Where commands on this machine find the server of these settings."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)  # noqa: S104 - told apart, not bound
+    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"

@@ -1,13 +1,17 @@
-"""What Meta's products share: the signature, the handshake, and the nesting entry → changes → value."""
+"""What Meta's products share: the signature, the handshake, and taking nested lists apart.
+
+A splitter is put together from `each` and `one_of`; what does not have the expected shape becomes `Odd` and never
+costs its neighbours anything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 from urllib.parse import parse_qs
 
 from oncehook.model import Arrival
-from oncehook.sources import Reply, Source
+from oncehook.sources import Odd, Reply, Source
 from oncehook.verify import Hmac, same
 
 # Over the bytes on the wire, where Meta escapes everything outside ASCII: parsing and writing it again breaks it.
@@ -19,27 +23,42 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
     if arrival.method != "GET":
         return None
     asked = parse_qs(arrival.query.decode("latin-1"))
-    token = asked.get("hub.verify_token", [""])[0].encode("latin-1")
-    challenge = asked.get("hub.challenge", [""])[0].encode("latin-1")
+    token = asked.get("hub.verify_token", [""])[0].encode()
+    challenge = asked.get("hub.challenge", [""])[0].encode()
     if asked.get("hub.mode") != ["subscribe"] or not source.verify_token or not same(token, source.verify_token):
         return Reply(403, b"")
     # Plain text and nosniff: the challenge is the caller's own text.
     return Reply(200, challenge, ((b"content-type", b"text/plain"), (b"x-content-type-options", b"nosniff")))
 
 
-def one_of_each(data: Any, lists: tuple[str, ...]) -> Iterable[Any]:
-    """One envelope per item of the named lists in each change's value; a change without any stays whole."""
-    for entry in data["entry"]:
-        for change in entry["changes"]:
-            value = change.get("value")
-            known = value if isinstance(value, dict) else {}
-            found = [(name, item) for name in lists for item in known.get(name) or ()]
-            beside = {name: part for name, part in known.items() if name not in lists}
-            for name, item in found:
-                yield _envelope(data, entry, {**change, "value": {**beside, name: [item]}})
-            if not found:
-                yield _envelope(data, entry, change)
+Apart = Callable[[Any], Iterator[Any]]
+"""From a value to its parts, each a copy that holds one item."""
 
 
-def _envelope(data: dict[str, Any], entry: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
-    return {**data, "entry": [{**entry, "changes": [change]}]}
+def each(name: str, below: Apart) -> Apart:
+    """Takes an object apart along its list of this name, and every item of that in turn."""
+
+    def apart(whole: Any) -> Iterator[Any]:
+        items = whole.get(name) if isinstance(whole, dict) else None
+        if not isinstance(items, list) or not items:
+            yield Odd(whole)
+            return
+        for item in items:
+            for part in below(item):
+                yield put(whole, name, part)
+
+    return apart
+
+
+def one_of(whole: dict[str, Any], names: Sequence[str]) -> Iterator[Any]:
+    """A copy of the object for every item of the named lists, holding that item and no other."""
+    rest = {name: value for name, value in whole.items() if name not in names}
+    for name in names:
+        items = whole.get(name)
+        for item in items if isinstance(items, list) else ():
+            yield put(rest, name, item if isinstance(item, dict) else Odd(item))
+
+
+def put(whole: dict[str, Any], name: str, part: Any) -> Any:
+    """A copy of the object with a part alone in the named list; around an odd part it is odd as well."""
+    return Odd({**whole, name: [part.part]}) if isinstance(part, Odd) else {**whole, name: [part]}

@@ -26,7 +26,6 @@ from oncehook.store.base import KEPT_REJECTIONS, Numbers, Pending
 
 try:
     import psycopg as psycopg
-    import psycopg_pool as psycopg_pool
 except ImportError as missing:
     raise ConfigError(
         "PostgreSQL needs a driver that is not installed.", hint="Run: pip install 'oncehook[postgres]'"
@@ -73,12 +72,11 @@ class PostgresStore:
     # -- opening and closing -------------------------------------------------------------------
 
     async def open(self, *, migrate: bool = True, write: bool = True) -> None:
-        connection = await postgres_open.connect(self._here)
-        async with connection:
+        async with postgres_open.session(self._here) as connection:
             await postgres_open.prove(connection, self._here, unsafe=self._unsafe)
             await postgres_open.migrate(connection, self._here, migrate=migrate and write)
             await postgres_open.prove(connection, self._here, unsafe=self._unsafe)
-        await self._reader.open()
+        self._reader.open()
         if write:
             self._commit.start()
 
@@ -157,8 +155,7 @@ class PostgresStore:
         await self._reader.execute("UPDATE marks SET value = value + 1 WHERE name = 'ping'")
 
     async def schema_state(self) -> SchemaState:
-        connection = await postgres_open.connect(self._here)
-        async with connection:
+        async with postgres_open.session(self._here) as connection:
             return migrations.state(self.engine, await postgres_open.version(connection, self._here))
 
     async def check(self) -> list[Check]:

@@ -10,22 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import socket
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Final
 
 import psycopg
-from psycopg import pq
 
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Outcome, Verdict
 from oncehook.store.base import Pending, answer, refuse
 from oncehook.store.postgres_intake import INTAKE, Rows, verdicts
-from oncehook.store.postgres_open import PATIENCE
+from oncehook.store.postgres_open import PATIENCE, SILENCE, cut, is_alive
 from oncehook.store.postgres_wire import Column, Connection
 
 log = logging.getLogger("oncehook.store")
@@ -36,9 +33,6 @@ BATCH_BYTES: Final = 8 << 20
 FIRST_WAIT: Final = 0.05
 LONGEST_WAIT: Final = 2.0
 """Seconds between two tries to connect: doubled from the first to the longest."""
-
-SILENCE: Final = 10.0
-"""Seconds without an answer after which a connection is cut: its statement_timeout should have spoken long before."""
 
 HASTE: Final = "50ms"
 """lock_timeout while the parts of a blocked group are tried one by one: the free ones are still in time (R9)."""
@@ -290,19 +284,13 @@ class _Link:
         await self._connection.execute("SELECT set_config('lock_timeout', $1, false)", [PATIENCE])
 
     def listen(self, rest: asyncio.Future[None]) -> None:
-        """The server spoke without being asked: a notice, which is read and forgotten, or its farewell."""
-        connection = self._connection.pgconn
-        with contextlib.suppress(psycopg.Error):
-            connection.consume_input()
-            connection.is_busy()
-        if connection.status != pq.ConnStatus.OK and not rest.done():
+        """The server spoke without being asked."""
+        if not is_alive(self._connection) and not rest.done():
             rest.set_result(None)
 
     def cut(self) -> None:
-        """Break the connection from outside, so that a statement that waits for its answer ends."""
-        if self.is_open():
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.descriptor)) as line:
-                line.shutdown(socket.SHUT_RDWR)
+        """End a statement that waits for its answer."""
+        cut(self._connection)
 
     def drop(self) -> None:
         """Let go of the connection without a word: it may no longer hear one."""

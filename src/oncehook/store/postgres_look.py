@@ -1,4 +1,4 @@
-"""Reading a PostgreSQL store: a small pool of connections of its own, with the planner's ordinary settings.
+"""Reading a PostgreSQL store: a few connections of its own, with the planner's ordinary settings.
 
 A read never waits for an intake and never holds one up; a slow one is ended by the server after five seconds,
 because a long query keeps dead rows of `heads` alive. `PostgresStore` hands every question of its readers to this.
@@ -6,23 +6,24 @@ because a long query keeps dead rows of `heads` alive. `PostgresStore` hands eve
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 import psycopg
-from psycopg_pool import AsyncConnectionPool
+from psycopg import pq
 
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
 from oncehook.store.checks import Tally, conservation
-from oncehook.store.postgres_open import Place, dedup_index_stands, one, rows, settle_in
+from oncehook.store.postgres_open import SILENCE, Place, connect, cut, dedup_index_stands, is_alive, one, rows
 from oncehook.store.postgres_wire import Connection, Id
 
 CONNECTIONS: Final = 4
 PATIENCE: Final = 2.0
-"""Seconds a reader waits for a connection."""
+"""Seconds a question waits for its turn."""
 
 _EVENT: Final = """
 SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head, ''), e.body,
@@ -50,43 +51,64 @@ class Reader:
 
     def __init__(self, here: Place) -> None:
         self._here = here
-        self._pool: AsyncConnectionPool[Connection] | None = None
+        self._free: list[Connection] = []
+        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._opened = False
 
-    async def open(self) -> None:
+    def open(self) -> None:
         """Begin; connections are made when they are first needed."""
-        self._pool = AsyncConnectionPool(
-            self._here.conninfo,
-            min_size=0,
-            max_size=CONNECTIONS,
-            timeout=PATIENCE,
-            open=False,
-            name="oncehook-look",
-            configure=self._settle_in,
-            # Without it the first readers after a restart of the server would get its dead connections.
-            check=AsyncConnectionPool.check_connection,
-            kwargs={"autocommit": True, "cursor_factory": psycopg.AsyncRawCursor},
-        )
-        await self._pool.open()
+        self._opened = True
 
     async def close(self) -> None:
         """Let go of all connections."""
-        if self._pool is not None:
-            await self._pool.close()
-            self._pool = None
-
-    async def _settle_in(self, connection: Connection) -> None:
-        await settle_in(connection, self._here)
+        self._opened = False
+        while self._free:
+            await self._free.pop().close()
 
     @contextlib.asynccontextmanager
-    async def connection(self) -> AsyncIterator[Connection]:
-        """One connection of the pool; what the driver says becomes StoreUnavailable."""
-        if self._pool is None:
+    async def connection(self, silence: float | None = SILENCE) -> AsyncIterator[Connection]:
+        """A connection for one question; what the driver says becomes StoreUnavailable.
+
+        A server that does not answer for `silence` seconds is left.
+        """
+        if not self._opened:
             raise StoreUnavailable("The store is not open.")
-        try:
-            async with self._pool.connection() as connection:
+        async with self._place():
+            connection = await self._take()
+            guard = silence and asyncio.get_running_loop().call_later(silence, cut, connection)
+            try:
                 yield connection
-        except psycopg.Error as error:
-            raise StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}") from error
+            except psycopg.Error as error:
+                raise StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}") from error
+            finally:
+                if guard:
+                    guard.cancel()
+                await self._give_back(connection)
+
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        try:
+            await asyncio.wait_for(self._places.acquire(), PATIENCE)
+        except TimeoutError as error:
+            raise StoreUnavailable("Too many questions wait for an answer already.") from error
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    async def _take(self) -> Connection:
+        while self._free:
+            connection = self._free.pop()
+            if is_alive(connection):  # not one that a restart of the server left behind
+                return connection
+            await connection.close()
+        return await connect(self._here)
+
+    async def _give_back(self, connection: Connection) -> None:
+        if self._opened and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+            self._free.append(connection)
+        else:
+            await connection.close()
 
     async def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
         """All rows of one statement."""
@@ -169,7 +191,7 @@ class Reader:
 
     async def check(self) -> list[Check]:
         """The conservation laws over one snapshot, and what the server promises."""
-        async with self.connection() as connection, connection.transaction():
+        async with self.connection(silence=None) as connection, connection.transaction():
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             await connection.execute("SELECT set_config('statement_timeout', '0', true)")
             return [

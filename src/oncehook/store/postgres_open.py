@@ -6,7 +6,10 @@ program knows (R65). All tables live in one schema of their own, found through `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -23,6 +26,9 @@ OLDEST_SERVER: Final = 140000
 
 PATIENCE: Final = "300ms"
 """lock_timeout: how long a group of arrivals waits for a row that a foreign transaction holds."""
+
+SILENCE: Final = 10.0
+"""Seconds without an answer after which a connection is cut: its statement_timeout should have spoken long before."""
 
 DEFAULTS: Final = {
     "fallback_application_name": "oncehook",
@@ -91,38 +97,64 @@ async def connect(here: Place) -> Connection:
     """A connection in autocommit that knows our types and our schema. Raises StoreUnavailable."""
     try:
         connection = await psycopg.AsyncConnection.connect(
-            here.conninfo, autocommit=True, cursor_factory=psycopg.AsyncRawCursor
+            here.conninfo, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.AsyncRawCursor
         )
+        async with _or_close(connection):
+            adapt(connection)
+            await connection.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
     except psycopg.Error as error:
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
-    try:
-        await settle_in(connection, here)
-    except BaseException:
-        await connection.close()
-        raise
     return connection
 
 
-async def settle_in(connection: Connection, here: Place) -> None:
-    """Prepare a fresh connection, also one that a pool opened."""
-    adapt(connection)
-    connection.prepare_threshold = None
-    await connection.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
+@contextlib.asynccontextmanager
+async def session(here: Place) -> AsyncIterator[Connection]:
+    """A connection for a short while. What the driver says becomes StoreUnavailable."""
+    connection = await connect(here)
+    try:
+        async with connection:
+            yield connection
+    except psycopg.Error as error:
+        raise StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}") from error
+
+
+@contextlib.asynccontextmanager
+async def _or_close(connection: Connection) -> AsyncIterator[None]:
+    try:
+        yield
+    except BaseException:
+        await connection.close()
+        raise
 
 
 async def connect_hot(here: Place, *, unsafe: bool) -> tuple[Connection, int]:
     """A connection for intake, and the counters' slot that it alone writes. The promises are proven each time anew:
     after a failover it may be another server."""
     connection = await connect(here)
-    try:
+    async with _or_close(connection):
         await prove(connection, here, unsafe=unsafe)
         await connection.execute(_HEAT, [PATIENCE])
         connection.prepare_threshold = 0
         (slot,) = await one(connection, "SELECT nextval('counter_slot')")
-    except BaseException:
-        await connection.close()
-        raise
     return connection, slot
+
+
+def is_alive(connection: Connection) -> bool:
+    """The server has not said farewell to this connection, which rests. Anything else it said is read and forgotten."""
+    with contextlib.suppress(psycopg.Error):
+        connection.pgconn.consume_input()
+        connection.pgconn.is_busy()
+    return not connection.closed
+
+
+def cut(connection: Connection) -> None:
+    """Break a connection, so that whoever waits for its answer gets an error now.
+
+    Cancelling the waiting task instead would have the driver ask the server to cancel, and wait for that.
+    """
+    if not connection.closed:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.pgconn.socket)) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
 
 
 async def rows(connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Any]:

@@ -16,8 +16,10 @@ class Either:
 
     The first whose signature the arrival shows decides, alone: a wrong signature is not rescued by another
     credential beside it. With `every=True` all may be tried and one match is enough, for alternatives that look
-    alike from outside. A secret may fit some of the schemes only; one that fits none is an error, and a scheme
-    that no secret fits is as good as absent.
+    alike from outside. A scheme that reads the body shows in every arrival: put it last.
+
+    A secret may fit some of the schemes only; one that fits none is an error, and a scheme that no secret fits is
+    as good as absent.
     """
 
     schemes: tuple[Scheme, ...]

@@ -24,6 +24,7 @@ Reader = Callable[[Arrival], bytes | None]
 
 _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 FORM: Final = b"application/x-www-form-urlencoded"
+MOST_FIELDS: Final = 1000
 MOST_SIGNATURES: Final = 20
 """More signatures than this in one header is no sender's doing."""
 
@@ -86,7 +87,12 @@ def put_header(arrival: Arrival, name: str, value: bytes) -> None:
 
 
 def pairs(text: bytes) -> list[tuple[bytes, bytes]]:
-    """Names and values of a query or a form, decoded, in their order. Never fails: what is odd is taken as it is."""
+    """Names and values of a query or a form, decoded, in their order; what is odd is taken as it is.
+
+    More than MOST_FIELDS are refused: this runs before the sender is known, and on the way of all the others.
+    """
+    if text.count(b"&") >= MOST_FIELDS:
+        raise SignatureInvalid("malformed")
     found = []
     for part in text.split(b"&"):
         if part:

@@ -1,20 +1,28 @@
-"""Deadlines and caps on connections, which uvicorn does not have: a sender cannot hold us by being slow.
+"""Deadlines and caps on connections, which uvicorn does not have: a sender cannot hold us by being slow or endless.
 
-A request's head must be complete within 10 seconds and 64 KB, its body within 30 seconds (S14); one address holds a
-bounded share of the connections. Deadlines are looked at once a second for all connections, so a request pays for
-none of them.
+A request's head must be complete within 10 seconds and 64 KB, its body within 30 seconds (S14), and an answer must be
+taken within as long; one address holds a bounded share of the connections. Deadlines are looked at once a second for
+all connections, so a request pays for none of them. Framing that two readers could understand in two ways is refused
+(S15): by the parser, and here where the parser is lenient.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+import logging
+import resource
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from oncehook.web.peers import UNKNOWN, plain
+
+log = logging.getLogger("oncehook.web")
 
 
 @dataclass(slots=True, frozen=True)
@@ -24,14 +32,37 @@ class Limits:
     head_seconds: float = 10.0
     body_seconds: float = 30.0
     head_bytes: int = 64 << 10
+    """What a request may have besides its body; each byte of body buys one more, for the frames of small chunks."""
     connections: int = 8192
     per_address: int = 512
 
 
+OTHER_FILES: Final = 256
+"""Open files that are not connections: the store's, and room to spare."""
+
+
+def affordable(connections: int) -> int:
+    """How many of so many connections this process may hold open; asks the system for more where it is allowed to."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = connections + OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return connections
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return max(allowed - OTHER_FILES, 1)
+
+
+def _refusal(line: str, code: str, *headers: str) -> bytes:
+    body = f'{{"error":"{line[4:]}.","code":"{code}"}}'
+    lines = [f"HTTP/1.1 {line}", *headers, "content-type: application/json", f"content-length: {len(body)}"]
+    return "\r\n".join([*lines, "connection: close", "", body]).encode()
+
+
 _REFUSALS: Final = {
-    408: b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
-    431: b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
-    503: b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 5\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+    400: _refusal("400 Bad Request", "malformed"),
+    408: _refusal("408 Request Timeout", "too_slow"),
+    431: _refusal("431 Request Header Fields Too Large", "too_large"),
+    503: _refusal("503 Service Unavailable", "overloaded", "retry-after: 5"),
 }
 
 
@@ -50,20 +81,17 @@ class Guard:
 
     def admit(self, connection: _Guarded) -> bool:
         """Count a connection in; False when it is one too many."""
-        address = connection.client[0] if connection.client else ""
-        connection.address = address
+        address = connection.address
         self._open.add(connection)
         self._by_address[address] += 1
         if len(self._open) > self.limits.connections:
             return False
-        return self._by_address[address] <= self.limits.per_address or self._may_hold_many(address)
+        return self._by_address[address] <= self.limits.per_address or self.may_hold_many(address)
 
-    def _may_hold_many(self, address: str) -> bool:
+    def may_hold_many(self, address: str) -> bool:
+        """Whether the cap per address does not count here."""
         # Behind a proxy everybody has the proxy's address, and this machine is not a stranger.
-        try:
-            return ip_address(address).is_loopback or self._is_proxy(address)
-        except ValueError:
-            return True
+        return address != UNKNOWN and (ip_address(address).is_loopback or self._is_proxy(address))
 
     def release(self, connection: _Guarded) -> None:
         """Count a connection out."""
@@ -88,14 +116,20 @@ class _Guarded(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.address = ""
+        self.address = UNKNOWN
         self._since: float | None = None
         """When the request that is being read began; None between requests."""
+        self._stuck_since: float | None = None
+        """When the other end stopped taking our answers."""
         self._in_head = True
-        self._head_size = 0
+        self._overhead = 0
+        """Bytes of this request that are not paid for by its body."""
+        self._offered: list[tuple[bytes, bytes]] | None = None
+        """The headers of a request that offered to change the protocol."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.address = plain(self.client[0]) if self.client else UNKNOWN
         self._since = self.loop.time()
         if not self.guard.admit(self):
             self.refuse(503)
@@ -104,33 +138,108 @@ class _Guarded(HttpToolsProtocol):
         self.guard.release(self)
         super().connection_lost(exc)
 
+    # -- reading -------------------------------------------------------------------------------
+
     def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
         if self._since is None:
             self._since = self.loop.time()
-        if self._in_head:
-            self._head_size += len(data)
-        super().data_received(data)
-        if self._in_head and self._head_size > self.guard.limits.head_bytes:
+        self._overhead += len(data)
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as offer:
+            self._decline(data[offer.args[0] :])
+        except httptools.HttpParserError:
+            self._refuse_malformed()
+        if self._overhead > self.guard.limits.head_bytes:
             self.refuse(431)
 
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
+            self._offered = self.headers
+            return
+        limit = self.guard.limits.head_bytes
+        if self._overhead > limit and self._head_size() > limit:
+            self.refuse(431)
+            raise ValueError("long head")  # ends the parser; nobody sees it
+        if self._offered is not None:
+            self.headers[:], self._offered = self._offered, None
         self._in_head = False
+        if self._since is None:  # it came in the same piece as the end of the one before
+            self._since = self.loop.time()
         super().on_headers_complete()
+        # Trailers come by the same callback. None of them may become a header after the fact: a proxy that
+        # vouches for headers has not looked at them (S15).
+        self.headers = _NOWHERE  # type: ignore[assignment]
+
+    def on_body(self, body: bytes) -> None:
+        self._overhead -= 2 * len(body)
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._since, self._in_head, self._head_size = None, True, 0
+        if self._offered is None:
+            super().on_message_complete()
+            self._since, self._in_head, self._overhead = None, True, 0
+
+    def _head_size(self) -> int:
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _decline(self, rest: bytes) -> None:
+        """Go on in plain HTTP, as the protocol allows: after an offer to upgrade the parser leaves the body unread."""
+        assert self._offered is not None
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [name + b": " + value for name, value in self._offered if name != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+        self._overhead = 0
+        self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
+
+    # -- refusing ------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck_since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stuck_since = None
 
     def is_late(self, now: float) -> bool:
-        """Whether the request being read has outrun its deadline."""
-        if self._since is None:
-            return False
+        """Whether the request being read has outrun its deadline, or its answer is not taken."""
         limits = self.guard.limits
-        return now - self._since > (limits.head_seconds if self._in_head else limits.body_seconds)
+        if self._stuck_since is not None and now - self._stuck_since > limits.body_seconds:
+            return True
+        if self.pipeline and self._since is not None:
+            # The one before it is still being answered, and nothing is read meanwhile: its time has not begun.
+            self._since = now
+        return self._since is not None and now - self._since > (
+            limits.head_seconds if self._in_head else limits.body_seconds
+        )
+
+    def _refuse_malformed(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._in_head and self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False  # what came before is whole and gets its answer first
+            return
+        log.info("request.malformed", extra={"fields": {"peer": self.address}})
+        self.refuse(400)
 
     def refuse(self, status: int) -> None:
-        """End this connection with a bare answer."""
-        if not self.transport.is_closing():
-            if self.cycle is None or not self.cycle.response_started:
-                self.transport.write(_REFUSALS[status])
-            self.transport.close()
+        """End this connection, with a bare answer where one would be read as the answer to this request."""
+        if self.transport.is_closing():
+            return
+        if self._stuck_since is not None:
+            self.transport.abort()
+            return
+        if self._may_answer():
+            self.transport.write(_REFUSALS[status])
+        self.transport.close()
+
+    def _may_answer(self) -> bool:
+        if self.cycle is None or self.pipeline:
+            return not self.pipeline
+        return self.cycle.response_complete if self._in_head else not self.cycle.response_started
+
+
+_NOWHERE: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=0)

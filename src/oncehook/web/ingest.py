@@ -5,27 +5,22 @@ It reads the body under a cap that counts streamed bytes, hands it to the receiv
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
-
-import msgspec
+from urllib.parse import quote
 
 from oncehook.errors import Malformed, Rejected, TooLarge
 from oncehook.model import Arrival
 from oncehook.receive import Receiver
 from oncehook.sources import DEFAULT_MAX_BODY, Reply, Source
+from oncehook.web.peers import PeerOf, Scope, direct_peer
 
 if TYPE_CHECKING:
     from oncehook.inbox import Inbox
 
-log = logging.getLogger("oncehook.web")
-
-Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-PeerOf = Callable[[Scope], str]
 
 CLOSE: Final = (b"connection", b"close")
 
@@ -43,20 +38,38 @@ class Ingest:
         """Answer one request."""
         if scope["type"] != "http":
             return
-        path: str = scope["path"]
-        # Where we are mounted, `root_path` is ours to take off; what a sub-path adds (Evolution's
-        # /messages-upsert) belongs to the sender, not to the name.
-        name, _, _ = path[len(scope.get("root_path", "")) + len(self._prefix) :].partition("/")
+        name = self._name(scope)
         source = self._by_path.get(name)
         try:
             body = await _body(receive, scope, DEFAULT_MAX_BODY if source is None else source.max_body)
         except Rejected as error:
-            # The rest of the body is not read: this connection cannot carry another request.
-            await _send(send, _refusal(error), (CLOSE,))
+            reply = self._receiver.turn_away(source, self._arrival(scope, name, source, b""), error)
+            await _send(send, reply, () if _will_be_read(scope, error) else (CLOSE,))
             return
         if body is None:
             return  # the sender went away in the middle: nothing was acknowledged, nothing is kept
-        arrival = Arrival(
+        arrival = self._arrival(scope, name, source, body)
+        if scope["method"] == "POST":
+            await _send(send, (await self._receiver.take(source, arrival)).reply)
+        else:
+            await _send(send, self._receiver.greet(source, arrival))
+
+    def _name(self, scope: Scope) -> str:
+        path: str = scope["path"]
+        root: str = scope.get("root_path", "")
+        # Where we are mounted, `root_path` is ours to take off; what a sub-path adds (Evolution's
+        # /messages-upsert) belongs to the sender, not to the name.
+        start = len(root) if path.startswith(root) else 0
+        return path[start + len(self._prefix) :].partition("/")[0]
+
+    def _arrival(self, scope: Scope, name: str, source: Source | None, body: bytes) -> Arrival:
+        # The path as it was written: decoded, it could hold the line ends that part one stored header from the next.
+        raw: bytes | None = scope.get("raw_path")
+        path = quote(scope["path"]) if raw is None else raw.decode("latin-1")
+        if source is not None and source.path != source.name:
+            # an unguessable path is not for the store (S25)
+            path = quote(scope["path"].replace(source.path, source.name, 1))
+        return Arrival(
             name if source is None else source.name,
             scope["headers"],
             body,
@@ -65,16 +78,11 @@ class Ingest:
             path,
             self._peer_of(scope),
         )
-        if scope["method"] == "POST":
-            receipt = await self._receiver.receive(arrival)
-            await _send(send, receipt.reply)
-        else:
-            await _send(send, self._receiver.greet(arrival))
 
 
 async def _body(receive: Receive, scope: Scope, cap: int) -> bytes | None:
     """The whole body, or None when the sender broke off. Never more than `cap` bytes are held (R7, S9)."""
-    _check_length(scope, cap)
+    _check_framing(scope, cap)
     message = await receive()
     body: bytes = message.get("body", b"")
     if message["type"] == "http.request" and not message.get("more_body", False):
@@ -95,17 +103,24 @@ async def _body(receive: Receive, scope: Scope, cap: int) -> bytes | None:
     return b"".join(parts)
 
 
-def _check_length(scope: Scope, cap: int) -> None:
+def _check_framing(scope: Scope, cap: int) -> None:
+    """Refuse what is too large by its own word, and a transfer coding that would leave us with encoded bytes (S15)."""
     for name, value in scope["headers"]:
         if name == b"content-length":
             if not value.isdigit():
                 raise Malformed("Content-Length is not a number.")
-            if int(value) > cap:
+            if len(value) > 18 or int(value) > cap:
                 raise TooLarge
+        elif name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+            raise Malformed("The only transfer coding accepted here is chunked.")
 
 
-def _refusal(error: Rejected) -> Reply:
-    return Reply(error.status, msgspec.json.encode({"error": str(error), "code": error.code}))
+def _will_be_read(scope: Scope, error: Rejected) -> bool:
+    """Whether the server may read and drop what is left of the body, so that its sender comes to see the answer.
+
+    Not where its end is in doubt: framing that we refused, or a sender that waits to be told to continue.
+    """
+    return isinstance(error, TooLarge) and not any(name == b"expect" for name, _ in scope["headers"])
 
 
 async def _send(send: Send, reply: Reply, more: tuple[tuple[bytes, bytes], ...] = ()) -> None:
@@ -128,10 +143,3 @@ class Mount:
         if self._ingest is None or receiver is not self._receiver:
             self._receiver, self._ingest = receiver, Ingest(receiver, "/", direct_peer)
         await self._ingest(scope, receive, send)
-
-
-def direct_peer(scope: Scope) -> str:
-    """The address at the other end of the socket."""
-    client: tuple[str, int] | None = scope.get("client")
-    # Without a peer we cannot call it direct: a socket path or a test client is treated as a stranger.
-    return client[0] if client else "unknown"

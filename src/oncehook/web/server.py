@@ -11,7 +11,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from ipaddress import ip_address
+from dataclasses import replace
 from typing import Any
 
 import uvicorn
@@ -19,8 +19,9 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from oncehook.sources import Network
-from oncehook.web.guard import Guard, Limits
-from oncehook.web.ingest import Ingest, Receive, Scope, Send
+from oncehook.web.guard import Guard, Limits, affordable
+from oncehook.web.ingest import Ingest, Receive, Send
+from oncehook.web.peers import Scope, is_within
 
 DRAIN_SECONDS = 25
 
@@ -38,30 +39,6 @@ class Face:
             await self._ingest(scope, receive, send)
         else:
             await self._rest(scope, receive, send)
-
-
-def peer_finder(trusted: Sequence[Network]) -> Callable[[Scope], str]:
-    """Who is at the other end. `X-Forwarded-For` is believed only when a configured proxy says it (S16)."""
-
-    def is_trusted(address: str) -> bool:
-        with contextlib.suppress(ValueError):
-            return any(ip_address(address) in network for network in trusted)
-        return False
-
-    def peer_of(scope: Scope) -> str:
-        client: tuple[str, int] | None = scope.get("client")
-        address = client[0] if client else ""
-        if not trusted or not is_trusted(address):
-            return address
-        named = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
-        chain = [part.strip() for part in b",".join(named).decode("latin-1").split(",") if part.strip()]
-        # The last address no proxy of ours vouches for; what stands before it anybody could have written.
-        for hop in reversed(chain):
-            if not is_trusted(hop):
-                return hop
-        return address
-
-    return peer_of
 
 
 class _Server(uvicorn.Server):
@@ -100,7 +77,8 @@ async def serve(
     on_stop: Callable[[], None],
 ) -> None:
     """Listen until a signal comes. `on_ready` gets the address once the socket is open."""
-    guard = Guard(limits, lambda address: any(ip_address(address) in network for network in trusted))
+    limits = replace(limits, connections=affordable(limits.connections))
+    guard = Guard(limits, lambda address: is_within(address, trusted))
     config = uvicorn.Config(
         app,
         http=guard.protocol(),

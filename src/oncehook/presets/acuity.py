@@ -1,0 +1,55 @@
+"""Acuity Scheduling: a form with an action and an object's id, and neither an event id nor a time.
+
+Two reschedules of one appointment are the same bytes as one reschedule sent twice. So only what can happen once to an
+object has a key; the rest is kept every time, and what waits for one appointment is worked in one go.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncehook.keys import Sight
+from oncehook.sources import Preset, Sample
+from oncehook.verify import Hmac
+
+ONCE: Final = frozenset({"scheduled", "canceled", "order.completed"})
+FORM: Final = "application/x-www-form-urlencoded"
+
+
+def action(sight: Sight) -> str:
+    """What happened, in one spelling: static webhooks say `scheduled`, dynamic ones `appointment.scheduled`."""
+    return (sight.form("action") or "").removeprefix("appointment.")
+
+
+def key(sight: Sight) -> tuple[str, str] | None:
+    """The object and what happened to it, where that happens only once."""
+    about, what = sight.form("id"), action(sight)
+    return (about, what) if about and what in ONCE else None
+
+
+PRESET = Preset(
+    name="acuity",
+    title="Acuity Scheduling",
+    scheme=Hmac(header="X-Acuity-Signature", encoding="base64"),
+    key=key,
+    on_missing_key="accept",
+    # "Appointment 42 was rescheduled" is done once for all that wait: the handler reads the appointment anyway.
+    coalesce=True,
+    type=action,
+    subject="form:id",
+    # About a day, and nobody has written it down.
+    horizon="1d",
+    facts={
+        "scheme": "developers.acuityscheduling.com/docs/webhooks",
+        "key": "developers.acuityscheduling.com/docs/webhooks (the fields; `scheduled` is called once)",
+        "type": "developers.acuityscheduling.com/page/webhooks-webhooks-webhooks",
+        "horizon": "unverified",
+    },
+    samples={
+        "scheduled": Sample("action=scheduled&id={number}&calendarID=1424&appointmentTypeID=4242", content_type=FORM),
+        "rescheduled": Sample("action=rescheduled&id=142424&calendarID=1424&appointmentTypeID=4242", content_type=FORM),
+        "canceled": Sample("action=canceled&id={number}&calendarID=1424&appointmentTypeID=4242", content_type=FORM),
+        "changed": Sample("action=changed&id=142424&calendarID=1424&appointmentTypeID=4242", content_type=FORM),
+        "order.completed": Sample("action=order.completed&id={number}", content_type=FORM),
+    },
+)

@@ -1,0 +1,96 @@
+"""HubSpot: up to a hundred events in one array; a retry sends them again with a higher `attemptNumber`.
+
+Public apps sign method, URL, body and time (v3); older ones and private apps send a plain hash (v2, v1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from oncehook.model import Arrival
+from oncehook.sources import Odd, Preset, Sample
+from oncehook.verify import Either, Hash, Hmac
+
+# Which of the URL's escapes HubSpot resolves before signing is not documented, so both readings may match.
+V3: Final = Hmac(
+    header="X-HubSpot-Signature-v3",
+    encoding="base64",
+    signed=("{method}{url}{body}{timestamp}", "{method}{url|decoded}{body}{timestamp}"),
+    timestamp="header:X-HubSpot-Request-Timestamp",
+    unit="milliseconds",
+)
+V2: Final = Hash(header="X-HubSpot-Signature", signed="{method}{url}{body}")
+V1: Final = Hash(header="X-HubSpot-Signature", signed="{body}")
+
+
+def split(data: Any, arrival: Arrival) -> Iterable[Any]:
+    """Each event alone in an array, as HubSpot sends a single one; a workflow's webhook is no array and stays whole."""
+    if not isinstance(data, list):
+        return [data]
+    return ([item] if isinstance(item, dict) else Odd([item]) for item in data)
+
+
+_EVENT: Final = (
+    '{"eventId":{number}%s,"subscriptionId":23001,"portalId":62515,"appId":54321,"occurredAt":{now_ms},'
+    '"attemptNumber":0,"changeSource":"CRM_UI",%s}'
+)
+_CREATION: Final = '"subscriptionType":"contact.creation","objectId":%s,"changeFlag":"CREATED"'
+_CHANGE: Final = (
+    '"subscriptionType":"contact.propertyChange","objectId":{number},"propertyName":"firstname",'
+    '"propertyValue":"Zo\\u00eb"'
+)
+
+PRESET = Preset(
+    name="hubspot",
+    title="HubSpot",
+    # With v3 there, it decides alone. v2 and v1 share a header and tell nothing of which they are.
+    scheme=Either(V3, Either(V2, V1, every=True)),
+    needs=("secret", "public_url"),
+    split=split,
+    # eventId alone is not promised to be unique. Associations have two ends instead of an object.
+    key=[
+        [
+            "$[0].portalId",
+            "?$[0].subscriptionId",
+            "$[0].eventId",
+            "?$[0].occurredAt",
+            "?$[0].objectId",
+            "?$[0].fromObjectId",
+            "?$[0].toObjectId",
+            "?$[0].propertyName",
+        ]
+    ],
+    # A workflow's webhook has no event id, and two runs may look alike: they are all kept.
+    on_missing_key="accept",
+    type="$[0].subscriptionType",
+    subject=[["$[0].portalId", "$[0].objectId"], ["$[0].portalId", "$[0].fromObjectId"], "$[0].portalId"],
+    event_time="$[0].occurredAt",
+    volatile=("$[*].attemptNumber",),
+    horizon="1d",
+    # HubSpot waits 5 s for the whole batch.
+    budget="2.5s",
+    facts={
+        "scheme": "github.com/HubSpot/hubspot-api-python hubspot/utils/signature.py",
+        "key": "developers.hubspot.com/docs/api/webhooks (fields; that eventId may repeat is unverified)",
+        "split": "developers.hubspot.com/docs/api/webhooks (100 per request)",
+        "volatile": "developers.hubspot.com/docs/api/webhooks (attemptNumber)",
+        "horizon": "developers.hubspot.com/docs/api/webhooks (10 over 24 h)",
+        "budget": "developers.hubspot.com/docs/api/webhooks (5 s)",
+    },
+    samples={
+        "contact.creation": Sample("[" + _EVENT % ("", _CREATION % "{number}") + "]"),
+        "contact.propertyChange": Sample("[" + _EVENT % ("", _CHANGE) + "]"),
+        "batch": Sample(
+            "["
+            + ",".join(
+                [
+                    _EVENT % (1, _CREATION % "{number}"),
+                    _EVENT % (2, _CHANGE),
+                    _EVENT % (3, _CREATION % "{number}7"),
+                ]
+            )
+            + "]"
+        ),
+    },
+)

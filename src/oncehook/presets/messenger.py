@@ -1,0 +1,155 @@
+"""Messenger and Instagram (Meta): messages, receipts and page changes in one envelope, retried for 36 hours.
+
+Instagram's own examples wrap the document in an array, and with Business Login put `field` and `value` straight into
+the entry; both are taken. Reads and deliveries have no id: they say up to which moment everything was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from oncehook.keys import Sight
+from oncehook.model import Arrival
+from oncehook.presets import _meta
+from oncehook.sources import Odd, Preset, Sample
+
+LISTS: Final = ("messaging", "standby", "changes")
+# Every messaging item has these; what it has besides them is what happened.
+ADDRESS: Final = frozenset({"sender", "recipient", "timestamp", "hop_context"})
+
+
+def split(data: Any, arrival: Arrival) -> Iterator[Any]:
+    """Each messaging item and each change is an event of its own; a document in an array stays in one."""
+    if not isinstance(data, list):
+        yield from _documents(data)
+        return
+    for document in data:
+        for part in _documents(document):
+            yield Odd([part.part]) if isinstance(part, Odd) else [part]
+
+
+def _entry(entry: Any) -> Iterator[Any]:
+    if not isinstance(entry, dict):
+        yield Odd(entry)
+        return
+    parts = list(_meta.one_of(entry, LISTS))
+    yield from parts
+    if not parts:
+        yield entry if "field" in entry else Odd(entry)
+
+
+_documents: Final = _meta.each("entry", _entry)
+
+
+class Notice(NamedTuple):
+    """One item, told apart: whose account, what happened, and the item itself."""
+
+    account: str
+    kind: str
+    item: dict[str, Any]
+    about: Any
+    """Of a messaging item, what stands under its kind; of a change, nothing."""
+
+
+def read(sight: Sight) -> Notice:
+    """The one item of an event. Raises what reading something absent raises, which a rule takes for missing."""
+    data = sight.data
+    entry = (data[0] if isinstance(data, list) else data)["entry"][0]
+    for name in ("messaging", "standby"):
+        if name in entry:
+            # Standby: another app has this conversation, so it is not ours to answer.
+            return _messaging(entry["id"], entry[name][0], "standby." if name == "standby" else "")
+    change = entry["changes"][0] if "changes" in entry else entry
+    if "sender" in change["value"]:  # Business Login and the dashboard's test button send messages this way
+        return _messaging(entry["id"], change["value"], "")
+    return Notice(entry["id"], change["field"], change["value"], None)
+
+
+def _messaging(account: str, item: dict[str, Any], prefix: str) -> Notice:
+    names = [name for name in item if name not in ADDRESS]
+    name = "message" if "message" in names else names[0]
+    about = item[name]
+    kind = prefix + name
+    if name == "message" and about.get("is_echo"):
+        kind += ".echo"
+    elif name == "message" and about.get("is_deleted"):  # under the mid of the message that is gone
+        kind += ".deleted"
+    return Notice(account, kind, item, about)
+
+
+def key(sight: Sight) -> tuple[Any, ...] | None:
+    """A message's mid; of receipts who and how far; of everything else who, what and when. Changes have no key."""
+    account, kind, item, about = read(sight)
+    if about is None:
+        return None
+    name, sender = kind.removeprefix("standby.").partition(".")[0], item["sender"]["id"]
+    if name == "message":
+        return (account, kind, about["mid"]) if about["mid"] else None
+    if name in ("read", "delivery"):
+        mark = about.get("watermark") or about["mid"]
+        return (account, kind, sender, mark, *about.get("mids", ())) if mark else None
+    when = item["timestamp"]
+    return (account, kind, sender, about.get("mid"), when) if when else None
+
+
+def subject(sight: Sight) -> tuple[Any, ...]:
+    """The account and the person on the other side; of a change, the account and the post it is about."""
+    account, _, item, about = read(sight)
+    if about is not None:
+        sender = item["sender"]["id"]
+        return account, item["recipient"]["id"] if sender == account else sender  # an echo is our own message
+    media = item.get("media")
+    post = item.get("post_id") or item.get("media_id") or (media.get("id") if isinstance(media, dict) else None)
+    return (account, post) if post else (account,)
+
+
+# entry.time is when Meta sent the notice, and changes from attempt to attempt: it is no time of the event.
+_ENVELOPE: Final = '{"object":"page","entry":[{"id":"108077611888514","time":{now_ms},"messaging":[%s]}]}'
+_ITEM: Final = '{"sender":{"id":"7114203988"},"recipient":{"id":"108077611888514"},"timestamp":{now_ms},%s}'
+_MESSAGE: Final = _ITEM % '"message":{"mid":"m_{id}%s","text":"Ol\\u00e1, ainda est\\u00e1 aberto?"}'
+_POSTBACK: Final = _ITEM % '"postback":{"mid":"m_{id}P","title":"Get started","payload":"START"}'
+_READ: Final = _ITEM % '"read":{"watermark":{now_ms}}'
+
+PRESET = Preset(
+    name="messenger",
+    title="Messenger and Instagram",
+    scheme=_meta.SIGNATURE,
+    handshake=_meta.handshake,
+    split=split,
+    key=key,
+    # Comments, feed and other changes: the same content is the same change.
+    on_missing_key="body_hash",
+    type=lambda sight: read(sight).kind,
+    subject=subject,
+    event_time=lambda sight: read(sight).item.get("timestamp") or read(sight).item.get("created_time"),
+    volatile=("$.entry[*].time", "$[*].entry[*].time"),
+    horizon="36h",
+    keep_keys="30d",
+    max_body="4MiB",
+    # Meta waits 20 s and tries again at once.
+    budget="2s",
+    needs=("secret", "verify_token"),
+    facts={
+        "scheme": "developers.facebook.com/docs/graph-api/webhooks/getting-started",
+        "handshake": "developers.facebook.com/docs/graph-api/webhooks/getting-started",
+        "split": "developers.facebook.com/documentation/instagram-platform/webhooks/examples",
+        "key": "developers.facebook.com/documentation/instagram-platform/webhooks/examples (mid, read.watermark; "
+        "delivery, postback, reaction and changes unverified)",
+        "event_time": "developers.facebook.com/documentation/instagram-platform/webhooks/examples",
+        "horizon": "developers.facebook.com/docs/graph-api/webhooks/getting-started (36 hours)",
+        "budget": "developers.facebook.com/docs/messenger-platform/faq (20 s)",
+        "max_body": "unverified (as WhatsApp)",
+    },
+    samples={
+        "message": Sample(_ENVELOPE % (_MESSAGE % "")),
+        "postback": Sample(_ENVELOPE % _POSTBACK),
+        "read": Sample(_ENVELOPE % _READ),
+        "comments": Sample(
+            '[{"object":"instagram","entry":[{"id":"17841405309211844","time":{now},"field":"comments","value":'
+            '{"id":"1{number}","from":{"id":"232323232","username":"ana.example"},"text":"Que lindo \\ud83d\\ude0d",'
+            '"media":{"id":"17887498072083520","media_product_type":"FEED"}}}]}]'
+        ),
+        "batch": Sample(_ENVELOPE % ",".join([_MESSAGE % "A", _MESSAGE % "B", _POSTBACK, _READ])),
+    },
+)

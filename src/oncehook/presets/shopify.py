@@ -1,0 +1,81 @@
+"""Shopify: the topic, the shop and the ids stand in headers, which the signature does not cover.
+
+Classic webhooks name them `X-Shopify-…`, the newer "events" deliveries `Shopify-…`; both are understood.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncehook.sources import Preset, Sample
+from oncehook.verify import Either, Hmac
+
+PREFIXES: Final = ("X-Shopify-", "Shopify-")
+
+
+def named(*parts: str) -> list[list[str]]:
+    """A composite under either spelling of its headers: `named("header:Shop-Domain", "$.id")`."""
+    return [[part.replace("header:", f"header:{prefix}") for part in parts] for prefix in PREFIXES]
+
+
+def _headers(topic: str) -> dict[str, str]:
+    return {
+        "X-Shopify-Topic": topic,
+        "X-Shopify-Shop-Domain": "tea-and-co.myshopify.com",
+        "X-Shopify-API-Version": "2026-10",
+        "X-Shopify-Webhook-Id": "{id}",
+        "X-Shopify-Event-Id": "event-{id}",
+        "X-Shopify-Triggered-At": "{now_iso}",
+    }
+
+
+PRESET = Preset(
+    name="shopify",
+    title="Shopify",
+    scheme=Either(*(Hmac(header=f"{prefix}Hmac-Sha256", encoding="base64") for prefix in PREFIXES)),
+    # Per delivery and subscription, and kept when Shopify tries again. Event-Id is the other choice: one id for all
+    # that one action of the merchant set off, so on its own it would swallow whatever else came of that action.
+    key=named("header:Webhook-Id"),
+    key_authenticated=False,
+    type=named("header:Topic", "?header:Action"),
+    subject=[
+        *named("header:Shop-Domain", "$.id"),
+        *named("header:Shop-Domain", "header:Resource-Id"),
+        *named("header:Shop-Domain", "$.inventory_item_id"),
+        *named("header:Shop-Domain", "$.customer.id"),
+        *named("header:Shop-Domain"),
+    ],
+    event_time=[*named("header:Triggered-At"), "$.updated_at"],
+    # Four hours of retries, but a webhook may also come a day late.
+    horizon="1d",
+    # Shopify waits 5 s in all.
+    budget="2.5s",
+    # No limit is published; a product with two thousand variants is well above 1 MiB.
+    max_body="8MiB",
+    facts={
+        "scheme": "npm @shopify/shopify-api lib/webhooks and lib/types (both spellings)",
+        "key": "shopify.dev/docs/api/shopify-app-remix/v4/authenticate/webhook (webhookId is the idempotency key) and "
+        "shopify.dev/docs/apps/build/events/verify-deliveries; shopify.dev/apps/build/webhooks/ignore-duplicates names "
+        "Event-Id instead",
+        "type": "npm @shopify/shopify-api lib/types",
+        "horizon": "shopify.dev/changelog/updates-to-webhook-retry-mechanism (8 over 4 h)",
+        "budget": "shopify.dev/docs/apps/build/webhooks (5 s; unverified)",
+    },
+    samples={
+        "orders/create": Sample(
+            '{"id":{number},"admin_graphql_api_id":"gid://shopify/Order/{number}","name":"#1042","currency":"EUR",'
+            '"total_price":"42.00","financial_status":"paid","created_at":"{now_iso}","updated_at":"{now_iso}",'
+            '"line_items":[{"id":14242,"title":"Ch\\u00e1 verde","quantity":2,"price":"21.00"}]}',
+            headers=_headers("orders/create"),
+        ),
+        "products/update": Sample(
+            '{"id":{number},"admin_graphql_api_id":"gid://shopify/Product/{number}","title":"Green tea",'
+            '"status":"active","updated_at":"{now_iso}","variants":[{"id":4242,"price":"21.00","sku":"TEA-1"}]}',
+            headers=_headers("products/update"),
+        ),
+        "app/uninstalled": Sample(
+            '{"id":{number},"name":"Tea and Co","domain":"tea-and-co.myshopify.com","updated_at":"{now_iso}"}',
+            headers=_headers("app/uninstalled"),
+        ),
+    },
+)

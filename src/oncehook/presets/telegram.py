@@ -1,0 +1,70 @@
+"""Telegram bots: one update per request, proven by a token in a header and by nothing else.
+
+`update_id` counts up per bot, but after a week of silence it starts anywhere: a smaller one is not older. So one
+source is one bot.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncehook.keys import Sight
+from oncehook.sources import Preset, Sample
+from oncehook.verify import Token
+
+
+def kind(sight: Sight) -> str | None:
+    """What happened is the name of the one field beside `update_id`: `message`, `callback_query`."""
+    return next((name for name in sight.data if name != "update_id"), None)
+
+
+_USER: Final = '{"id":710000142,"is_bot":false,"first_name":"Ana","language_code":"pt"}'
+_CHAT: Final = '{"id":710000142,"first_name":"Ana","type":"private"}'
+
+PRESET = Preset(
+    name="telegram",
+    title="Telegram Bot API",
+    scheme=Token(place="header:X-Telegram-Bot-Api-Secret-Token"),
+    body_authenticated=False,
+    key_authenticated=False,
+    key="$.update_id",
+    on_missing_key="body_hash",
+    type=kind,
+    # The chat where there is one; a button is pressed under a message in a chat; the rest is about a person or a poll.
+    subject=[
+        "$.*.chat.id",
+        "$.callback_query.message.chat.id",
+        "$.*.user_chat_id",
+        "$.*.from.id",
+        "$.*.user.id",
+        "$.poll.id",
+    ],
+    # An edited message keeps the date it was sent.
+    event_time=["$.*.edit_date", "$.*.date"],
+    horizon="24h",
+    # Not longer: after a silence a new id could be one that we still remember.
+    keep_keys="7d",
+    budget="2s",
+    facts={
+        "scheme": "core.telegram.org/bots/api#setwebhook",
+        "key": "core.telegram.org/bots/api#update",
+        "type": "core.telegram.org/bots/api#update",
+        "horizon": "core.telegram.org/bots/api#getting-updates (kept 24 hours; schedule unpublished)",
+        "budget": "unverified",
+    },
+    samples={
+        "message": Sample(
+            '{"update_id":{number},"message":{"message_id":1365,"from":' + _USER + ',"chat":' + _CHAT + ","
+            '"date":{now},"text":"Ol\\u00e1"}}'
+        ),
+        "callback_query": Sample(
+            '{"update_id":{number},"callback_query":{"id":"3{number}","from":' + _USER + ',"message":'
+            '{"message_id":1366,"chat":' + _CHAT + ',"date":{now},"text":"Confirm?"},'
+            '"chat_instance":"-3788","data":"confirm"}}'
+        ),
+        "edited_message": Sample(
+            '{"update_id":{number},"edited_message":{"message_id":1365,"from":' + _USER + ',"chat":' + _CHAT + ","
+            '"date":{now},"edit_date":{now},"text":"Ol\\u00e1!"}}'
+        ),
+    },
+)
