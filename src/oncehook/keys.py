@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival, Headers
-from oncehook.payload import MISSING, BodyHash, Glimpse, Path, Redaction, Unreadable, parse, parse_form, text_of
+from oncehook.payload import MISSING, BodyHash, Path, Redaction, Unreadable, parse, parse_form, text_of
 
 __all__ = [
     "DEFAULT_KEY",
@@ -79,9 +79,9 @@ class Sight:
     A rule written in Python is called with one and returns the value, a tuple of parts, or None.
     """
 
-    __slots__ = ("_data", "_form", "_glimpse", "_head", "_loaded", "_query", "_values", "arrival", "body", "unparsed")
+    __slots__ = ("_data", "_form", "_head", "_loaded", "_query", "arrival", "body", "unparsed")
 
-    def __init__(self, arrival: Arrival, body: bytes, data: Any = MISSING, glimpse: Glimpse | None = None) -> None:
+    def __init__(self, arrival: Arrival, body: bytes, data: Any = MISSING) -> None:
         self.arrival = arrival
         self.body = body
         """The bytes of the event: the arrival's own, or those of one part of it."""
@@ -89,8 +89,6 @@ class Sight:
         """JSON was asked for, and the body could not be read."""
         self._data = data
         self._loaded = data is not MISSING
-        self._glimpse = glimpse
-        self._values: Sequence[Any] | None = None
         self._head: dict[bytes, bytes] | None = None
         self._form: dict[str, list[str]] | None = None
         self._query: dict[str, list[str]] | None = None
@@ -98,8 +96,7 @@ class Sight:
     @property
     def data(self) -> Any:
         """The parsed JSON body; None when it cannot be read, or is a form."""
-        if not self._loaded or self._values is not None:
-            self._glimpse = self._values = None
+        if not self._loaded:
             self._load()
         return None if self._data is MISSING else self._data
 
@@ -140,8 +137,6 @@ class Sight:
         """The first value a path leads to in the body, or MISSING."""
         if not self._loaded:
             self._load()
-        if self._values is not None and self._glimpse is not None:
-            return self._values[self._glimpse.slots[path]]
         return MISSING if self._data is MISSING else path.first(self._data)
 
     def _load(self) -> None:
@@ -149,19 +144,17 @@ class Sight:
         if self._is_opaque():
             return
         try:
-            if self._glimpse is not None:
-                self._values = self._glimpse.read(self.body)
-            else:
-                self._data = parse(self.body)
+            self._data = parse(self.body)
         except Unreadable:
             self.unparsed = True
 
     def _is_opaque(self) -> bool:
-        """Forms and uploads are not ours to look into, whatever they hold (S13)."""
+        """Forms and uploads are not ours to look into (S13); but `curl -d '{…}'` calls JSON a form."""
         if JSON in self.arrival.headers or JSON_UTF8 in self.arrival.headers:  # told without a closer look
             return False
         media_type = self.media_type or ""
-        return media_type == FORM or media_type.startswith("multipart/")
+        is_form = media_type == FORM and self.body.lstrip()[:1] not in (b"{", b"[")
+        return is_form or media_type.startswith("multipart/")
 
 
 def _fields_of(text: bytes) -> dict[str, list[str]]:
@@ -377,7 +370,7 @@ class Reading:
 class Rules:
     """The rules of one source, compiled together."""
 
-    __slots__ = ("_event_time", "_glimpse", "_key", "_order", "_rank", "_rank_scope", "_subject", "_type")
+    __slots__ = ("_event_time", "_key", "_order", "_rank", "_rank_scope", "_subject", "_type")
 
     def __init__(
         self,
@@ -397,18 +390,10 @@ class Rules:
         self._rank = _compile("rank", rank)
         self._rank_scope = _compile("rank_scope", rank_scope)
         self._order = self._rank.order if isinstance(self._rank, Rule) else None
-        self._glimpse = self._gather()
-
-    def _gather(self) -> Glimpse | None:
-        """One partial decode for all, when nobody may ask for more than simple paths."""
-        rules = [self._key, self._subject, self._type, self._event_time, self._rank, self._rank_scope]
-        paths = [path for rule in rules if isinstance(rule, Rule) for path in rule.paths]
-        whole = any(isinstance(rule, _Asked) for rule in rules) or any(path.location is None for path in paths)
-        return None if whole or not paths else Glimpse(paths)
 
     def read(self, arrival: Arrival) -> Reading:
         """Read a whole arrival from its bytes. No bytes make it raise; a bug in a rule written in Python may."""
-        return self._read(Sight(arrival, arrival.body, MISSING, self._glimpse))
+        return self._read(Sight(arrival, arrival.body))
 
     def read_data(self, arrival: Arrival, data: Any, body: bytes) -> Reading:
         """Read one part of a batch, already parsed; headers and query are those of the arrival it came in."""

@@ -1,4 +1,4 @@
-"""Shopify and HubSpot, end to end into a real store. HubSpot's library signs here; Shopify's has nothing for webhooks."""
+"""Shopify and HubSpot, end to end into a real store. HubSpot's library signs; Shopify's has nothing for webhooks."""
 
 from __future__ import annotations
 

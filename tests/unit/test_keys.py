@@ -274,10 +274,17 @@ def test_a_body_nobody_asked_for_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
 )
 @pytest.mark.parametrize("path", ["$.id", "$..id"])
 def test_forms_and_uploads_are_opaque(kind: str, path: str) -> None:
-    """S13: whatever the body looks like, it is not read as JSON, and that is nothing to be marked."""
-    for body in (b'{"id": 1}', b"id=1", b"--x\r\n"):
+    """S13: they are not read as JSON, and that is nothing to be marked."""
+    for body in (b"id=1", b"--x\r\n", b""):
         reading = Rules(key=path).read(arrive(body, ("content-type", kind)))
         assert (reading.key, reading.unparsed) == (None, False)
+
+
+def test_json_that_curl_calls_a_form_is_read() -> None:
+    """`curl -d '{…}'` says urlencoded; a form never begins with a bracket that is not escaped."""
+    form = ("content-type", "application/x-www-form-urlencoded")
+    assert Rules(key="$.id").read(arrive(b' {"id": 1}', form)).key == ("1",)
+    assert Rules(key="$.id").read(arrive(b'{"id": 1}', ("content-type", "multipart/form-data; boundary=x"))).key is None
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "text/plain", "application/cloudevents+json"])

@@ -42,6 +42,7 @@ PRESET = Preset(
     subject=[
         ["$.instanceId", "$.data.Info.Chat"],
         ["$.instanceId", "$.data.Chat"],
+        ["$.instanceId", "$.data.From"],
         ["$.instanceId", "$.data.JID"],
         "$.instanceId",
     ],
@@ -80,9 +81,13 @@ PRESET = Preset(
             )
         ),
         "Receipt": Sample(_ENVELOPE % ("Receipt", _RECEIPT % '"3EB0{id}"', ',"state":"Read"')),
-        "Connected": Sample(
+        "Presence": Sample(
             _ENVELOPE
-            % ("Connected", '{"status":"open","jid":"5511977770100:12@s.whatsapp.net","pushName":"Sales"}', "")
+            % (
+                "Presence",
+                '{"From":"5511988880142@s.whatsapp.net","Unavailable":true,"LastSeen":"{now_iso}"}',
+                ',"state":"offline"',
+            )
         ),
         "batch": Sample(_ENVELOPE % ("Receipt", _RECEIPT % '"3EB0{id}A","3EB0{id}B","3EB0{id}C"', ',"state":"Read"')),
     },

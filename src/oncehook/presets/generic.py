@@ -1,0 +1,37 @@
+"""Any sender that signs its body with a shared secret: HMAC-SHA256 in `X-Signature`, written `sha256=<hex>`.
+
+Another header, encoding or a signed time is a line of `verify`; what is the same event only its owner knows, so a
+source of this preset does not start without a `key`.
+"""
+
+from __future__ import annotations
+
+from oncehook.keys import DEFAULT_TYPE
+from oncehook.sources import Preset, Sample
+from oncehook.verify import Hmac
+
+PRESET = Preset(
+    name="generic",
+    title="Generic (HMAC)",
+    scheme=Hmac(header="X-Signature", prefix="sha256="),
+    needs=("secret", "key"),
+    type=DEFAULT_TYPE,
+    event_time=["$.timestamp", "$.created_at"],
+    horizon="7d",
+    facts={
+        "scheme": "the form that most senders have taken over from docs.github.com/en/webhooks/using-webhooks/"
+        "validating-webhook-deliveries",
+        "key": "the sender's own documentation",
+        "horizon": "unverified (longer than any sender of the fact sheet retries by itself)",
+    },
+    samples={
+        "order.created": Sample(
+            '{"id":"evt_{id}","idempotency_key":"{id}","type":"order.created","created_at":"{now_iso}",'
+            '"data":{"id":{number},"customer":"Jos\\u00e9","total":4200}}'
+        ),
+        "order.paid": Sample(
+            '{"id":"evt_{id}","idempotency_key":"{id}","type":"order.paid","created_at":"{now_iso}",'
+            '"data":{"id":{number},"customer":"Jos\\u00e9","total":4200}}'
+        ),
+    },
+)

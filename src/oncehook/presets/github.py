@@ -1,0 +1,115 @@
+"""GitHub: waits ten seconds and never tries again by itself; somebody has to press Redeliver, for three days.
+
+A redelivery carries the id of the first one, so what was already taken in is a duplicate: to work it again, replay it
+here. What an event is about stands under a name that depends on the event; all of them are listed.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncehook.sources import Preset, Sample
+from oncehook.verify import Hmac
+
+EVENT: Final = "header:X-GitHub-Event"
+
+# What an event of a repository is about: the first of these that is there. Issues, pull requests and discussions
+# count in one row of numbers, and a comment on a pull request names it as an issue: by number they stay together.
+OBJECTS: Final = (
+    "pull_request.number",
+    "issue.number",
+    "discussion.number",
+    "workflow_job.id",
+    "deployment.id",
+    "workflow_run.id",
+    "check_run.id",
+    "check_suite.id",
+    "release.id",
+    "package.id",
+    "comment.id",
+    "label.id",
+    "milestone.id",
+    "project_card.id",
+    "project_column.id",
+    "project.id",
+    "member.id",
+    "rule.id",
+    "key.id",
+    "forkee.id",
+    "merge_group.head_sha",
+    "alert.id",
+    "sha",
+    "ref",
+)
+
+_REPOSITORY: Final = (
+    '"repository":{"id":186853002,"name":"hooks","full_name":"example/hooks","private":false,'
+    '"default_branch":"main"},"sender":{"login":"ana","id":21031067,"type":"User"}'
+)
+_HEADERS: Final = {
+    "X-GitHub-Delivery": "{id}-72d3-11ee-8c99-0242ac120002",
+    "X-GitHub-Hook-ID": "292430182",
+    "User-Agent": "GitHub-Hookshot/044aadd",
+}
+
+PRESET = Preset(
+    name="github",
+    title="GitHub",
+    scheme=Hmac(header="X-Hub-Signature-256", prefix="sha256="),
+    key="header:X-GitHub-Delivery",
+    key_authenticated=False,
+    type=[[EVENT, "?$.action"]],
+    subject=[
+        ["$.organization.id", "$.team.id"],
+        "$.hook_id",
+        # Code scanning, Dependabot and secret scanning each count their alerts.
+        ["$.repository.id", EVENT, "$.alert.number"],
+        *(["$.repository.id", f"$.{about}"] for about in OBJECTS),
+        "$.repository.id",
+        ["$.organization.id", "$.projects_v2_item.id"],
+        ["$.organization.id", "$.blocked_user.id"],
+        "$.organization.id",
+        "$.installation.id",
+        "$.marketplace_purchase.account.id",
+        "$.sponsorship.node_id",
+        "$.security_advisory.ghsa_id",
+        "$.sender.id",
+    ],
+    horizon="3d",
+    max_body="26MiB",
+    # Nobody will send it again, so it is worth waiting for the store.
+    budget="8s",
+    facts={
+        "scheme": "docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries",
+        "key": "docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks (X-GitHub-Delivery)",
+        "subject": "npmjs.com/package/@octokit/webhooks-examples (all 329 payloads)",
+        "horizon": "docs.github.com/en/webhooks/using-webhooks/handling-failed-webhook-deliveries (none automatic); "
+        "3 days by hand: unverified",
+        "budget": "docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks (10 s)",
+        "max_body": "docs.github.com/en/webhooks/webhook-events-and-payloads (25 MB)",
+    },
+    samples={
+        "push": Sample(
+            '{"ref":"refs/heads/main","before":"6113728f27ae82c7b1a177c8d03f9e96e0adf246",'
+            '"after":"{id}{id}00000000","created":false,"deleted":false,"forced":false,'
+            '"commits":[{"id":"{id}{id}00000000","message":"Café: open at 8 \\u2615","timestamp":"{now_iso}"}],'
+            '"pusher":{"name":"ana"},' + _REPOSITORY + "}",
+            {"X-GitHub-Event": "push", **_HEADERS},
+        ),
+        "pull_request.opened": Sample(
+            '{"action":"opened","number":42,"pull_request":{"id":{number},"number":42,"state":"open",'
+            '"title":"Take each hook once","head":{"ref":"once"},"base":{"ref":"main"}},' + _REPOSITORY + "}",
+            {"X-GitHub-Event": "pull_request", **_HEADERS},
+        ),
+        "issue_comment.created": Sample(
+            '{"action":"created","issue":{"id":{number},"number":42,"title":"Take each hook once"},'
+            '"comment":{"id":{number},"body":"Obrigada!","created_at":"{now_iso}"},' + _REPOSITORY + "}",
+            {"X-GitHub-Event": "issue_comment", **_HEADERS},
+        ),
+        "ping": Sample(
+            '{"zen":"Keep it logically awesome.","hook_id":292430182,"hook":{"id":292430182,"type":"Repository",'
+            '"events":["push"]},' + _REPOSITORY + "}",
+            {"X-GitHub-Event": "ping", **_HEADERS},
+        ),
+    },
+)

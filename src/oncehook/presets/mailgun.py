@@ -1,0 +1,60 @@
+"""Mailgun: proves itself by a random token inside the body, and signs nothing of the event beside it.
+
+So whoever sees one genuine request can write others with its token for as long as the tolerance lasts: treat the event
+as a hint. Mail forwarded by a route comes as a form with the same three fields.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncehook.sources import Preset, Sample
+from oncehook.verify import Mailgun
+
+DATA: Final = "$['event-data']"
+
+_EVENT: Final = (
+    '{"signature":{},"event-data":{"event":"%s","id":"%s{id}","timestamp":{now}.25,"log-level":"%s",'
+    '"recipient":"ana@example.com","recipient-domain":"example.com",'
+    '"message":{"headers":{"message-id":"20270111.{id}@mg.example.com","from":"Loja <loja@mg.example.com>",'
+    '"to":"ana@example.com","subject":"Seu recibo \\u2013 obrigado"}}%s}}'
+)
+
+PRESET = Preset(
+    name="mailgun",
+    title="Mailgun",
+    # Every retry carries the first one's timestamp: the tolerance of 12 hours outlasts them.
+    scheme=Mailgun(),
+    body_authenticated=False,
+    key_authenticated=False,
+    # Of a forwarded mail there is a copy for each recipient.
+    key=[f"{DATA}.id", ["form:Message-Id", "form:recipient"]],
+    type=[f"{DATA}.event", "form:event"],
+    subject=[
+        [f"{DATA}.message.headers['message-id']", f"{DATA}.recipient"],
+        f"{DATA}.recipient",
+        ["form:Message-Id", "form:recipient"],
+    ],
+    event_time=[f"{DATA}.timestamp", "form:timestamp"],
+    # Should a retry ever be signed anew, it is the same event all the same.
+    volatile=("$.signature",),
+    # 10, 10, 15, 30 minutes, 1, 2, 4 hours. Any status but 200 is tried again, except 406: so that is never ours.
+    horizon="9h",
+    max_body="4MiB",
+    facts={
+        "scheme": "documentation.mailgun.com/docs/mailgun/user-manual/webhooks/securing-webhooks",
+        "key": "documentation.mailgun.com/docs/mailgun/user-manual/events/events (id; form fields unverified)",
+        "horizon": "help.mailgun.com/hc/en-us/articles/202236504",
+        "rejected": "help.mailgun.com/hc/en-us/articles/202236504 (406)",
+        "volatile": "unverified (the three fields are said to stay the same)",
+        "max_body": "unverified",
+    },
+    samples={
+        "delivered": Sample(_EVENT % ("delivered", "D", "info", ',"delivery-status":{"code":250,"message":"OK"}')),
+        "opened": Sample(_EVENT % ("opened", "O", "info", ',"ip":"203.0.113.7"')),
+        "failed": Sample(
+            _EVENT
+            % ("failed", "F", "error", ',"severity":"permanent","reason":"bounce","delivery-status":{"code":550}')
+        ),
+    },
+)

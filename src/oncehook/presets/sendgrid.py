@@ -1,0 +1,56 @@
+"""SendGrid Event Webhook: arrays of events, signed with a private key whose public half SendGrid shows.
+
+Copies are common: in one report each event came three times on average and for 29 hours. A retry may gather the
+events anew, so each of them is compared by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from oncehook.presets import _batch
+from oncehook.sources import Preset, Sample
+from oncehook.verify import SendGrid
+
+_EVENT: Final = (
+    '{"email":"ana@example.com","timestamp":{now},"smtp-id":"<14c5d75ce93.dfd.64b469@ismtpd-555>",'
+    '"sg_event_id":"%s-{id}","sg_message_id":"14c5d75ce93.dfd.64b469.{id}.0","category":["receipts"],'
+    '"event":"%s"%s}'
+)
+_DELIVERED: Final = _EVENT % ("ZGVsaXZlcmVk", "delivered", ',"response":"250 OK"')
+_OPEN: Final = _EVENT % ("b3Blbg", "open", ',"useragent":"Mozilla/5.0","ip":"203.0.113.7"')
+_BOUNCE: Final = _EVENT % (
+    "Ym91bmNl",
+    "bounce",
+    ',"reason":"550 5.1.1 bo\\u00eete inconnue","status":"5.1.1","type":"bounce"',
+)
+
+PRESET = Preset(
+    name="sendgrid",
+    title="SendGrid",
+    scheme=SendGrid(),
+    split=_batch.one_by_one,
+    key="$[0].sg_event_id",
+    # "Where present", says SendGrid. Without it the same content is the same event: it holds its own time.
+    on_missing_key="body_hash",
+    type="$[0].event",
+    # One message may go to many addresses, and each has its own story.
+    subject=[["$[0].sg_message_id", "$[0].email"], "$[0].email"],
+    event_time="$[0].timestamp",
+    horizon="29h",
+    max_body="4MiB",
+    facts={
+        "scheme": "github.com/sendgrid/sendgrid-python sendgrid/helpers/eventwebhook/__init__.py",
+        "key": "docs.sendgrid.com/for-developers/tracking-events/troubleshooting (unique where present)",
+        "split": "docs.sendgrid.com/for-developers/tracking-events/getting-started-event-webhook (an array)",
+        "horizon": "docs.sendgrid.com/for-developers/tracking-events/event (24 h); copies for 29 h: "
+        "github.com/sendgrid/docs issue 2933",
+        "max_body": "unverified (no limit published)",
+    },
+    samples={
+        "delivered": Sample(f"[{_DELIVERED}]"),
+        "open": Sample(f"[{_OPEN}]"),
+        "bounce": Sample(f"[{_BOUNCE}]"),
+        "batch": Sample(f"[{_DELIVERED},{_OPEN},{_BOUNCE}]"),
+    },
+)

@@ -1,0 +1,48 @@
+"""Standard Webhooks, and Svix, which sends the same under its own header names: id, time and body are signed together.
+
+The secret says what it is: `whsec_…` is shared (v1), `whpk_…` the sender's public key (v1a, ed25519).
+"""
+
+from __future__ import annotations
+
+from oncehook.keys import Sight
+from oncehook.sources import Preset, Sample
+from oncehook.verify import Either, StandardWebhooks
+
+
+def key(sight: Sight) -> str | None:
+    """The id that was signed, which is the one beside the signature that decided: another is anybody's."""
+    return sight.header("webhook-id" if sight.header("webhook-signature") else "svix-id")
+
+
+PRESET = Preset(
+    name="standard-webhooks",
+    title="Standard Webhooks and Svix",
+    scheme=Either(StandardWebhooks(), StandardWebhooks(prefix="svix")),
+    # The same on every attempt; the timestamp is renewed.
+    key=key,
+    type="$.type",
+    # A convention, no more: `data` is the object as it is now, and objects have ids.
+    subject="$.data.id",
+    event_time="$.timestamp",
+    # 5 s, 5 min, 30 min, 2, 5, 10, 14, 20, 24 h.
+    horizon="76h",
+    facts={
+        "scheme": "github.com/standard-webhooks/standard-webhooks spec/standard-webhooks.md; svix-* names: "
+        "github.com/svix/svix-webhooks python/svix/webhooks.py",
+        "key": "github.com/standard-webhooks/standard-webhooks spec/standard-webhooks.md (webhook-id)",
+        "type": "github.com/standard-webhooks/standard-webhooks spec/standard-webhooks.md (type, timestamp, data)",
+        "subject": "unverified (each sender decides what `data` holds)",
+        "horizon": "github.com/standard-webhooks/standard-webhooks spec/standard-webhooks.md (75 h 35 min)",
+    },
+    samples={
+        "contact.created": Sample(
+            '{"type":"contact.created","timestamp":"{now_iso}","data":{"id":"con_{id}","name":"Zo\\u00eb",'
+            '"email":"zoe@example.com"}}'
+        ),
+        "invoice.paid": Sample(
+            '{"type":"invoice.paid","timestamp":"{now_iso}","data":{"id":"inv_{number}","amount":4200,'
+            '"currency":"EUR"}}'
+        ),
+    },
+)
