@@ -9,7 +9,7 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -100,6 +100,11 @@ class Results:
         """The most that somebody else disturbed a load."""
         return max((one.others_cores for rounds in self.rounds.values() for one in rounds), default=0.0)
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the ratios of this run say more about the neighbours than about the contestants."""
+        return self.others_cores > NOISY_CORES
+
     def per_second(self, name: str) -> float | None:
         """Events per second: the median of the rounds."""
         rounds = self.rounds.get(name)
@@ -109,6 +114,16 @@ class Results:
         """How many times the reference's events per second."""
         ours, theirs = self.per_second(name), self.per_second(reference)
         return ours / theirs if ours and theirs else None
+
+    def cpu_us(self, name: str) -> float | None:
+        """CPU per event of server and database together: the median of the rounds."""
+        rounds = self.rounds.get(name)
+        return statistics.median(one.server_cpu_us + one.store_cpu_us for one in rounds) if rounds else None
+
+    def thrift(self, name: str, reference: str) -> float | None:
+        """How many times less CPU per event than the reference: steadier than `ratio` on a shared machine."""
+        ours, theirs = self.cpu_us(name), self.cpu_us(reference)
+        return theirs / ours if ours and theirs else None
 
 
 @dataclass(frozen=True)
@@ -179,12 +194,15 @@ def _latency_targets(results: Results, name: str) -> list[Target]:
 def render(results: Results) -> str:
     """The report as text."""
     parts = [_heading(results), _table(_main_rows(results))]
-    if ratios := _ratio_rows(results):
+    if ratios := _ratio_rows(results, results.ratio):
         parts += ["times as many events/s as", _table(ratios)]
+        parts += ["times less CPU per event than (all processes)", _table(_ratio_rows(results, results.thrift))]
     if results.latency:
         parts += [f"latency at {results.settings.offered:.0f} events/s offered", _table(_latency_rows(results))]
     if judged := targets(results):
-        parts += ["targets", "\n".join(f"  {target.line()}" for target in judged)]
+        # Somebody else's work slows the references that use all cores more than it slows us.
+        heading = "targets" if not results.is_noisy else "targets (no verdict: this machine was busy with other work)"
+        parts += [heading, "\n".join(f"  {target.line()}" for target in judged)]
     return "\n\n".join(parts)
 
 
@@ -200,7 +218,7 @@ def _heading(results: Results) -> str:
         lines.append(f"disk: fsync p50 {found.p50_ms:.3f} ms, p99 {found.p99_ms:.3f} ms")
         if found.is_memory:
             lines.append("warning: this folder is not on a disk; use --folder")
-    if results.others_cores > NOISY_CORES:
+    if results.is_noisy:
         lines.append(f"warning: others kept up to {results.others_cores:.1f} cores busy; do not quote these figures")
     return "\n".join(lines)
 
@@ -227,14 +245,14 @@ def _main_rows(results: Results) -> list[list[str]]:
     return rows
 
 
-def _ratio_rows(results: Results) -> list[list[str]]:
+def _ratio_rows(results: Results, ratio: Callable[[str, str], float | None]) -> list[list[str]]:
     ours = [name for name in OURS if name in results.rounds]
     references = [name for name in REFERENCES if name in results.rounds]
     if not ours or not references:
         return []
     return [
         ["", *references],
-        *[[name, *[f"{_short(results.ratio(name, reference))}x" for reference in references]] for name in ours],
+        *[[name, *[f"{_short(ratio(name, reference))}x" for reference in references]] for name in ours],
     ]
 
 
@@ -280,14 +298,16 @@ def as_json(results: Results) -> dict[str, Any]:
             "python": platform.python_version(),
             "system": platform.platform(),
         },
-        "noisy": results.others_cores > NOISY_CORES,
+        "noisy": results.is_noisy,
         "disk": asdict(results.disk) if results.disk else None,
         "contestants": {
             name: {
                 "title": TITLES[name],
                 "events_per_second": results.per_second(name),
                 "rounds": [asdict(one) for one in rounds],
+                "cpu_us_per_event": results.cpu_us(name),
                 "ratios": {other: results.ratio(name, other) for other in REFERENCES if other in results.rounds},
+                "cpu_ratios": {other: results.thrift(name, other) for other in REFERENCES if other in results.rounds},
             }
             for name, rounds in results.rounds.items()
         },

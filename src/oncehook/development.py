@@ -10,10 +10,12 @@ import base64
 import fcntl
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO
 
 from oncehook import presets
+from oncehook.keys import DEFAULT_KEY
 from oncehook.sources import Source, build
 from oncehook.verify import Scheme
 from oncehook.verify.development import DevelopmentKeys, development_keys
@@ -22,10 +24,20 @@ from oncehook.verify.schemes import Nothing
 
 def sources() -> list[Source]:
     """One source per preset, and `dev`, which takes anything unsigned."""
-    made = [build("dev", scheme=Nothing(), loopback_only=True)]
+    return [build("dev", scheme=Nothing(), loopback_only=True), *_of_presets(presets.names())]
+
+
+def source(preset: str) -> Source:
+    """The source of one preset, to send as its provider would where nothing is configured."""
+    (made,) = _of_presets([preset])
+    return made
+
+
+def _of_presets(names: Iterable[str]) -> list[Source]:
+    made = []
     with _open_keys() as file:
-        kept = _read(file)
-        for name in presets.names():
+        kept = json.loads(file.read() or "{}")
+        for name in names:
             preset = presets.load(name)
             keys = _keys_of(kept, name, preset.scheme)
             made.append(
@@ -36,6 +48,7 @@ def sources() -> list[Source]:
                     signing=keys.signing,
                     verify_token=b"development",
                     public_url=f"http://127.0.0.1:4020/in/{name}",
+                    key=list(DEFAULT_KEY) if "key" in preset.needs else None,
                     loopback_only=True,
                 )
             )

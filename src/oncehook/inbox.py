@@ -27,7 +27,7 @@ from oncehook.receive import Receipt, Receiver
 from oncehook.secret import Secret
 from oncehook.sources import Source, Splitter, build, split_at
 from oncehook.store.base import Store
-from oncehook.verify import Scheme
+from oncehook.verify import Genuine, Scheme
 
 if TYPE_CHECKING:
     from oncehook.web.ingest import Mount
@@ -90,7 +90,7 @@ class Inbox:
         name: str,
         *,
         preset: str | None = None,
-        verify: str | Mapping[str, object] | Scheme | None = None,
+        verify: str | Mapping[str, object] | Scheme | Genuine | None = None,
         secret: str | bytes | Sequence[str | bytes] | None = None,
         secret_env: str | None = None,
         verify_token: str | None = None,
@@ -99,6 +99,10 @@ class Inbox:
         **settings: Any,
     ) -> Source:
         """Add a source. Settings are those of `[source.NAME]`; durations and sizes may be words.
+
+        Functions may stand for settings: `verify` is then given the arrival and a secret and says True for a genuine
+        one, `split` is given the parsed body and the arrival and makes its parts, and `key`, `subject`, `type` and
+        `event_time` are given a `Sight`.
 
         >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
         """
@@ -310,10 +314,10 @@ def _source_from(name: str, settings: SourceConfig) -> Source:
     )
 
 
-def _scheme(spec: str | Mapping[str, object] | Scheme | None) -> Scheme | None:
+def _scheme(spec: str | Mapping[str, object] | Scheme | Genuine | None) -> Scheme | None:
     if spec is None or isinstance(spec, str | Mapping):
         return None if spec is None else verify.from_config(spec)
-    return spec
+    return verify.Custom(spec) if inspect.isroutine(spec) else cast(Scheme, spec)
 
 
 def _in_units(settings: dict[str, Any]) -> dict[str, Any]:

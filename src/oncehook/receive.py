@@ -359,4 +359,4 @@ def _sentence(text: str, code: str) -> bytes:
 
 
 def _answer(source: Source, body: Mapping[str, object]) -> Reply:
-    return source.answer or Reply(200, msgspec.json.encode(body))
+    return source.answer or Reply(source.accepted, msgspec.json.encode(body))

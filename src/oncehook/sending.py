@@ -20,6 +20,7 @@ from oncehook.keys import Spec
 from oncehook.model import Arrival
 from oncehook.sources import Sample, Source
 from oncehook.verify import development_keys
+from oncehook.verify import development_keys
 
 _SIMPLE: Final = re.compile(r"\$(?:\.[A-Za-z_][\w-]*)+")
 
@@ -42,18 +43,25 @@ class Answer:
 
 
 def draft(source: Source, kind: str, *, body: bytes | None = None) -> Arrival:
-    """A fresh, unsigned arrival of this type: the preset's sample, or JSON in which the rules find something."""
-    if body is not None:
-        return Arrival(source.name, [(b"content-type", b"application/json")], body)
+    """A fresh, unsigned arrival of this type: the preset's sample, or JSON in which the rules find something.
+
+    A body of one's own goes with the headers of that type's sample, or with those in which the rules look.
+    """
     samples = source.preset.samples if source.preset else {}
-    if not samples:
-        return _plain_draft(source, kind)
-    if kind not in samples:
+    if kind in samples:
+        made = _from_sample(source, samples[kind])
+        return _fit(source, kind, made) if body is None else replace(made, body=body)
+    if body is not None:
+        content_type = next(iter(samples.values())).content_type if samples else "application/json"
+        headers = [(b"content-type", content_type.encode())]
+        _put_rules(source, kind, {}, headers)
+        return Arrival(source.name, headers, body)
+    if samples:
         raise ConfigError(
             f'The preset "{source.preset and source.preset.name}" has no sample "{kind}".',
             hint=f"It has: {', '.join(samples)}.",
         )
-    return _from_sample(source, samples[kind])
+    return _plain_draft(source, kind)
 
 
 def _from_sample(source: Source, sample: Sample) -> Arrival:
@@ -81,17 +89,33 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
+def _fit(source: Source, kind: str, made: Arrival) -> Arrival:
+    """A sample in which a key is found also where the settings look for it elsewhere than the preset."""
+    if source.preset is None or source.places.get("key") == source.preset.key or source.rules.read(made).key:
+        return made
+    headers = list(made.headers)
+    try:
+        data = msgspec.json.decode(made.body, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return made
+    for part in _first_place(source.places.get("key")):
+        _put(data, headers, part, clock.random_bytes(8).hex())
+    return replace(made, headers=headers, body=msgspec.json.encode(data))
+
+
 def _plain_draft(source: Source, kind: str) -> Arrival:
-    fresh = clock.random_bytes(8).hex()
     data: dict[str, Any] = {"type": kind, "created_at": clock.now_utc().isoformat(), "data": {"hello": "world"}}
     headers = [(b"content-type", b"application/json")]
-    for part in _first_place(source.places.get("key")):
-        _put(data, headers, part, fresh)
-    for part in _first_place(source.places.get("subject")):
-        _put(data, headers, part, f"sample-{clock.chance.randrange(1, 4)}")
-    for part in _first_place(source.places.get("type")):
-        _put(data, headers, part, kind)
+    _put_rules(source, kind, data, headers)
     return Arrival(source.name, headers, msgspec.json.encode(data))
+
+
+def _put_rules(source: Source, kind: str, data: dict[str, Any], headers: list[tuple[bytes, bytes]]) -> None:
+    """Put something into the first place that each rule looks at."""
+    values = {"key": clock.random_bytes(8).hex(), "subject": f"sample-{clock.chance.randrange(1, 4)}", "type": kind}
+    for rule, value in values.items():
+        for part in _first_place(source.places.get(rule)):
+            _put(data, headers, part, value)
 
 
 def _first_place(spec: Spec) -> list[str]:
@@ -119,6 +143,17 @@ def sign(source: Source, arrival: Arrival, *, url: str | None = None, forge: boo
     """The arrival as its genuine sender would sign it; with `forge`, as somebody who does not know the secret would."""
     secret = development_keys(source.scheme).signing if forge else source.signing
     return source.scheme.sign(arrival, secret, at=clock.now(), url=url)
+
+
+def signed_url(source: Source, target: str) -> str:
+    """The address that a signature must cover: the registered one, whatever leads to it from here.
+
+    A development source is registered at the development server only, on whichever port that listens.
+    """
+    registered = source.public_url
+    if registered is None or (source.loopback_only and urlsplit(target).path != urlsplit(registered).path):
+        return target
+    return registered
 
 
 def post(url: str, arrival: Arrival, *, timeout: float = 10.0) -> Answer:

@@ -81,6 +81,8 @@ class Preset:
     handshake: Handshake | None = None
     answer: Reply | None = None
     """What to say instead of our own JSON, where the provider reads the answer."""
+    accepted: int = 200
+    """Status for an arrival that was taken in, for the first time or again."""
     unavailable: int = 503
     """Status when we cannot store: one that makes this sender try again."""
     rejected: int = 401
@@ -101,7 +103,7 @@ class Preset:
     """Whether the check covers where the key stands."""
     coalesce: bool | str = False
     needs: tuple[str, ...] = ("secret",)
-    """Settings this preset cannot do without: `secret`, `verify_token`, `public_url`."""
+    """Settings this preset cannot do without: `secret`, `verify_token`, `public_url`, `key`."""
     facts: Mapping[str, str] = field(default_factory=dict)
     samples: Mapping[str, Sample] = field(default_factory=dict)
 
@@ -127,6 +129,7 @@ class Source:
     split: Splitter | None
     handshake: Handshake | None
     answer: Reply | None
+    accepted: int
     unavailable: int
     rejected: int
     max_body: int
@@ -202,7 +205,8 @@ def build(  # one flat list of settings, as in the configuration
             f'Source "{name}" does not say how its arrivals are verified.',
             hint='Give it a preset or a verifier; verify = "none" must be said by name.',
         )
-    _check_needs(name, preset, scheme, secrets, verify_token, public_url)
+    given = {"secret": secrets, "verify_token": verify_token, "public_url": public_url, "key": key}
+    _check_needs(name, preset, scheme, given)
     policy, _, bucket = (on_missing_key or (preset.on_missing_key if preset else "accept")).partition(":")
     keep = keep_keys if keep_keys is not None else units.seconds(preset.keep_keys if preset else DEFAULT_KEEP)
     if tolerance is None and preset and preset.tolerance:
@@ -229,6 +233,7 @@ def build(  # one flat list of settings, as in the configuration
         split=splitter,
         handshake=preset.handshake if preset else None,
         answer=preset.answer if preset else None,
+        accepted=preset.accepted if preset else 200,
         unavailable=preset.unavailable if preset else 503,
         rejected=preset.rejected if preset else 401,
         max_body=max_body or (units.size(preset.max_body) if preset else DEFAULT_MAX_BODY),
@@ -275,17 +280,10 @@ def split_at(path: str) -> Splitter:
     return split
 
 
-def _check_needs(
-    name: str,
-    preset: Preset | None,
-    scheme: Scheme | None,
-    secrets: Sequence[bytes],
-    verify_token: bytes | None,
-    public_url: str | None,
-) -> None:
-    given = {"secret": bool(secrets), "verify_token": bool(verify_token), "public_url": bool(public_url)}
-    for need in preset.needs if preset and scheme is None else ():
-        if not given[need]:
+def _check_needs(name: str, preset: Preset | None, scheme: Scheme | None, given: Mapping[str, object]) -> None:
+    for need in preset.needs if preset else ():
+        # Who brings a verifier of their own is not asked for what the preset's would have needed.
+        if not given[need] and (scheme is None or need == "key"):
             raise ConfigError(
                 f'Source "{name}" needs `{need}`: the preset "{preset and preset.name}" cannot do without it.'
             )

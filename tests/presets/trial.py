@@ -89,6 +89,8 @@ async def trial(folder: Path, preset: str, **settings: Any) -> AsyncIterator[Tri
         settings |= {"secrets": keys.secrets, "signing": keys.signing}
     if "public_url" in chosen.needs:
         settings.setdefault("public_url", URL)
+    if "verify_token" in chosen.needs:
+        settings.setdefault("verify_token", b"a token for tests")
     inbox = Inbox(f"sqlite:{folder}/x.db")
     source = inbox.add(build("trial", preset=chosen, **settings))
     async with inbox.running():

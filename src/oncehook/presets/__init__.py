@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 from oncehook.errors import ConfigError
 from oncehook.sources import Preset
@@ -18,21 +18,37 @@ GROUP = "oncehook.presets"
 
 def names() -> list[str]:
     """Every preset there is, ours and those that other packages bring."""
-    modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
-    ours = {name.removeprefix("p_").replace("_", "-") for name in modules}
-    return sorted(ours | {point.name for point in entry_points(group=GROUP)})
+    return sorted(_ours() | {point.name for point in entry_points(group=GROUP)})
 
 
 def load(name: str) -> Preset:
-    """The preset of this name; only its own module is imported."""
-    if name not in names():
-        near = difflib.get_close_matches(name, names(), 1)
-        raise ConfigError(f'There is no preset "{name}".' + (f' Did you mean "{near[0]}"?' if near else ""))
+    """The preset of this name; only its own module is imported. A name of ours cannot be taken by another package."""
+    if name in _ours():
+        plain = name.replace("-", "_")
+        # A module's name cannot begin with a digit: 360dialog is p_360dialog.
+        module = importlib.import_module(f"{__name__}.{'p_' if plain[0].isdigit() else ''}{plain}")
+        preset: Preset = module.PRESET
+        return preset
     for point in entry_points(group=GROUP, name=name):
-        theirs: Preset = point.load()
-        return theirs
-    plain = name.replace("-", "_")
-    # A module's name cannot begin with a digit: 360dialog is p_360dialog.
-    module = importlib.import_module(f"{__name__}.{'p_' if plain[0].isdigit() else ''}{plain}")
-    preset: Preset = module.PRESET
-    return preset
+        return _theirs(point)
+    near = difflib.get_close_matches(name, names(), 1)
+    raise ConfigError(f'There is no preset "{name}".' + (f' Did you mean "{near[0]}"?' if near else ""))
+
+
+def _ours() -> set[str]:
+    modules = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
+    return {name.removeprefix("p_").replace("_", "-") for name in modules}
+
+
+def _theirs(point: EntryPoint) -> Preset:
+    package = point.dist.name if point.dist else "another package"
+    try:
+        found = point.load()
+    except Exception as error:
+        raise ConfigError(f'The preset "{point.name}" of {package} cannot be loaded: {error}.') from error
+    if not isinstance(found, Preset):
+        raise ConfigError(
+            f'The preset "{point.name}" of {package} is a {type(found).__name__}.',
+            hint=f"The entry point {point.value!r} must name a Preset.",
+        )
+    return found

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 from oncehook.keys import Reader, Sight, header
 from oncehook.model import Arrival
+from oncehook.payload import text_of
 from oncehook.presets import _batch
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Either, Token
@@ -57,7 +58,7 @@ _id, _source, _subject, _partition = (attribute(name) for name in ("id", "source
 
 def key(sight: Sight) -> tuple[Any, ...] | None:
     """Source and id: an id alone is unique within its source only."""
-    parts = (_source(sight), _id(sight))
+    parts = (text_of(_source(sight)), text_of(_id(sight)))
     return parts if all(parts) else None
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from oncehook.errors import ConfigError
 from oncehook.verify.asymmetric import PayPal, SendGrid
 from oncehook.verify.credentials import Basic, Jwt, Token
+from oncehook.verify.custom import Custom, Genuine
 from oncehook.verify.development import DevelopmentKeys, development_keys
 from oncehook.verify.either import Either
 from oncehook.verify.schemes import Fields, Hash, Hmac, Nothing, Scheme, SecretError, Verifier, one_of, same
@@ -22,9 +23,11 @@ from oncehook.verify.standard import StandardWebhooks
 
 __all__ = [
     "Basic",
+    "Custom",
     "DevelopmentKeys",
     "Either",
     "Fields",
+    "Genuine",
     "Hash",
     "Hmac",
     "Jwt",
