@@ -45,3 +45,9 @@ def forward(seconds: float) -> None:
 def random_bytes(count: int) -> bytes:
     """Unpredictable bytes."""
     return os.urandom(count)
+
+
+_dice = random.Random()  # noqa: S311 - ids must be unique, not secret
+# A forked child must not throw the same numbers as its parent.
+os.register_at_fork(after_in_child=_dice.seed)
+random_bits: Callable[[int], int] = _dice.getrandbits

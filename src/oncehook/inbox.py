@@ -13,7 +13,7 @@ import os
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -231,7 +231,7 @@ class Inbox:
         )
         item.deliveries = self._deliveries(Arrival(source, (), body), item)
         head = f"EMIT {source}\r\ncontent-type: application/json".encode()
-        (verdict,) = await self.store.record(Intake(new_id(), self._emitters[source], head, [item])).future
+        (verdict,) = await self.store.record(Intake(item.event_id, self._emitters[source], head, [item])).future
         return show_id(Kind.event, verdict.event_id)
 
     def _plan(self, source: Source, arrival: Arrival, item: Item) -> Sequence[Planned]:
@@ -317,7 +317,7 @@ def _source_from(name: str, settings: SourceConfig) -> Source:
 def _scheme(spec: str | Mapping[str, object] | Scheme | Genuine | None) -> Scheme | None:
     if spec is None or isinstance(spec, str | Mapping):
         return None if spec is None else verify.from_config(spec)
-    return verify.Custom(spec) if inspect.isroutine(spec) else cast(Scheme, spec)
+    return cast("Scheme", spec) if hasattr(spec, "verifier") else verify.Custom(spec)
 
 
 def _in_units(settings: dict[str, Any]) -> dict[str, Any]:

@@ -50,9 +50,8 @@ def new_id() -> bytes:
         if tick <= _last_tick:
             tick = _last_tick + 1
         _last_tick = tick
-    chance = int.from_bytes(clock.random_bytes(6)) & 0x3FFF_FFFF_FFFF
     high = (tick >> 12) << 16 | 0x7000 | (tick & 0xFFF)
-    return (high << 64 | 0x2 << 62 | chance << 16).to_bytes(16)
+    return (high << 64 | 0x2 << 62 | clock.random_bits(46) << 16).to_bytes(16)
 
 
 def delivery_id(event_id: bytes, destination_id: int) -> bytes:
@@ -167,6 +166,7 @@ class Intake:
     """What one verified arrival asks the store to keep, in one commit."""
 
     arrival_id: bytes
+    """Of an arrival with one item, the id of the event it would make: one is as fresh as the other."""
     source_id: int
     headers: bytes
     """The head of the request as it came: request line and headers, one per line (`pack_head`)."""

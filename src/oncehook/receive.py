@@ -246,7 +246,8 @@ class Receiver:
         if raw is not None and source.redaction is not None:
             raw = source.redaction(raw, payload.MISSING)
         head = pack_head(arrival, source.masked, source.scheme.masked_query)
-        pending = self._store.record(Intake(new_id(), source.number, head, items, raw))
+        arrival_id = new_id() if split else items[0].event_id
+        pending = self._store.record(Intake(arrival_id, source.number, head, items, raw))
         # Not asyncio.wait_for: a timer on the loop costs a tenth of it, and this is every arrival's path.
         timer = asyncio.get_running_loop().call_later(source.budget, _give_up, pending)
         try:
@@ -297,6 +298,8 @@ def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
     """
     assert source.split is not None
     parts: list[tuple[Any, bytes]] = []
+    # Not under the key of its first item: where that one is known already, all the others would be its conflict.
+    whole = [(Odd(None), arrival.body)]
     size = 0
     try:
         for part in source.split(payload.parse(arrival.body), arrival):
@@ -304,12 +307,12 @@ def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
             size += len(parts[-1][1])
             if size > MOST_PART_BYTES or len(parts) > MOST_PARTS:
                 log.warning("split.too_large", extra={"fields": {"source": source.name, "size": len(arrival.body)}})
-                return None
+                return whole
     except payload.Unreadable:
         return None
     except Exception:
         log.exception("split.failed", extra={"fields": {"source": source.name}})
-        return None
+        return whole
     return parts
 
 

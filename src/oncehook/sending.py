@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -19,7 +19,6 @@ from oncehook.errors import ConfigError
 from oncehook.keys import Spec
 from oncehook.model import Arrival
 from oncehook.sources import Sample, Source
-from oncehook.verify import development_keys
 from oncehook.verify import development_keys
 
 _SIMPLE: Final = re.compile(r"\$(?:\.[A-Za-z_][\w-]*)+")
@@ -50,7 +49,7 @@ def draft(source: Source, kind: str, *, body: bytes | None = None) -> Arrival:
     samples = source.preset.samples if source.preset else {}
     if kind in samples:
         made = _from_sample(source, samples[kind])
-        return _fit(source, kind, made) if body is None else replace(made, body=body)
+        return _fit(source, made) if body is None else replace(made, body=body)
     if body is not None:
         content_type = next(iter(samples.values())).content_type if samples else "application/json"
         headers = [(b"content-type", content_type.encode())]
@@ -89,7 +88,7 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
     return text
 
 
-def _fit(source: Source, kind: str, made: Arrival) -> Arrival:
+def _fit(source: Source, made: Arrival) -> Arrival:
     """A sample in which a key is found also where the settings look for it elsewhere than the preset."""
     if source.preset is None or source.places.get("key") == source.preset.key or source.rules.read(made).key:
         return made

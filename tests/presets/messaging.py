@@ -39,7 +39,7 @@ async def ground(folder: Path, preset: str, **settings: Any) -> AsyncIterator[Tr
 
 def ask(place: Trial, query: bytes, method: str = "GET") -> Reply:
     """What a question about the address itself is answered."""
-    return place.inbox.receiver.greet(Arrival(place.source.name, [], b"", query, method))
+    return place.inbox.receiver.greet(place.source, Arrival(place.source.name, [], b"", query, method))
 
 
 async def send_as(place: Trial, body: object, headers: dict[str, str], **how: Any) -> Receipt:

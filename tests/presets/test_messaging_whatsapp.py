@@ -152,7 +152,7 @@ async def test_a_partly_repeated_batch_adds_only_what_is_new(tmp_path: Path) -> 
 @pytest.mark.parametrize("alone_first", [True, False])
 async def test_alone_and_in_company_it_is_the_same_event(tmp_path: Path, alone_first: bool) -> None:
     """A retry is sent to all apps, and grouped anew."""
-    alone = document(change(contacts=[contact(ANA)], messages=[message("wamid.A")], statuses=[]), time=AT)
+    alone = document(change(contacts=[contact(ANA)], messages=[message("wamid.A")]), time=AT)
     together = document(
         change(contacts=[contact(RUI), contact(ANA)], messages=[message("wamid.B", RUI), message("wamid.A")]),
         time=AT + 7,

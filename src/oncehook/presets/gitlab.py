@@ -1,4 +1,4 @@
-"""GitLab: a fixed token in a header, or since 19.0 a signing token, which is Standard Webhooks; both may be set at once.
+"""GitLab: a fixed token in a header, or since 19.0 a signing token (Standard Webhooks); both may be set at once.
 
 Nothing is retried by itself, and four failures in a row switch the webhook off, for a minute first, then longer.
 """

@@ -57,10 +57,10 @@ def read(sight: Sight) -> Notice:
     data = sight.data
     entry = (data[0] if isinstance(data, list) else data)["entry"][0]
     for name in ("messaging", "standby"):
-        if name in entry:
+        if entry.get(name):
             # Standby: another app has this conversation, so it is not ours to answer.
             return _messaging(entry["id"], entry[name][0], "standby." if name == "standby" else "")
-    change = entry["changes"][0] if "changes" in entry else entry
+    change = entry["changes"][0] if entry.get("changes") else entry
     if "sender" in change["value"]:  # Business Login and the dashboard's test button send messages this way
         return _messaging(entry["id"], change["value"], "")
     return Notice(entry["id"], change["field"], change["value"], None)

@@ -26,7 +26,7 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9+/=_-]{1,200}")
 
 def handshake(arrival: Arrival, source: Source) -> Reply | None:
     """`{"event":"endpoint.url_validation","payload":{"plainToken":p}}`, signed like all others: p and its HMAC back."""
-    # Only a POST has been verified by now; to anybody else we would be signing whatever they like.
+    # Only a POST has been verified by now, age included; to anybody else we would be signing whatever they like.
     if arrival.method != "POST" or VALIDATION.encode() not in arrival.body:
         return None
     try:
