@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from hypothesis import strategies as st
+
+from oncehook import presets
 from oncehook.model import Arrival, Mark, StoredEvent
 from oncehook.receive import Receipt
-from oncehook.sources import Reply
+from oncehook.sources import Odd, Reply, build
 from tests.presets.trial import URL, Trial, trial
 
 NAMES = (
@@ -27,6 +32,8 @@ NAMES = (
 SECRET = b"canary-5f1c9a77e2"
 VERIFY_TOKEN = b"our verify token"
 FORM = "application/x-www-form-urlencoded"
+JUNK = [None, 42, "text", [], ["wamid.A"], True, {}]
+"""What may stand where an object is expected."""
 
 
 @contextlib.asynccontextmanager
@@ -59,3 +66,27 @@ def counts(receipt: Receipt) -> tuple[int, int, int]:
 
 def is_unparsed(event: StoredEvent) -> bool:
     return bool(event.marks & Mark.unparsed)
+
+
+def meta_signature(body: bytes, secret: bytes = SECRET) -> dict[str, str]:
+    """Made here, and not by our own scheme."""
+    return {"X-Hub-Signature-256": "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()}
+
+
+def json_values(names: Sequence[str]) -> st.SearchStrategy[Any]:
+    """Any JSON in which these names may stand anywhere."""
+    return st.recursive(
+        st.none() | st.booleans() | st.integers(-9, 9) | st.sampled_from(["", "id", "wamid.A", "é"]),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(names), inner, max_size=4),
+        max_leaves=25,
+    )
+
+
+def take_apart(preset: str, data: Any) -> list[Any]:
+    """The parts of a body, each read by the rules: whatever raises here is a 503 in the wild."""
+    source = build("here", preset=presets.load(preset), secrets=[SECRET], verify_token=b"x", public_url=URL)
+    arrival = Arrival("here", [], b"")
+    parts = [data] if source.split is None else list(source.split(data, arrival))
+    for part in parts:
+        source.rules.read_data(arrival, part.part if isinstance(part, Odd) else part, b"")
+    return parts

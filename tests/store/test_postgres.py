@@ -371,6 +371,30 @@ async def test_a_connection_that_dies_at_rest_costs_nobody_anything(place: Place
     assert outcomes(await keep(store, item("k1"), item("k2"))) == [DUPLICATE, ACCEPTED]
 
 
+async def test_a_reader_never_gets_a_connection_that_died_at_rest(place: Place) -> None:
+    store = await place.open()
+    [verdict] = await keep(store, item("k"))
+    await asyncio.gather(*[store.find_events() for _ in range(4)])
+    mine = f"FROM pg_stat_activity WHERE application_name = '{place.schema}'"
+    before = [pid for (pid,) in place.sql(f"SELECT pid {mine}")]
+    place.sql(f"SELECT pg_terminate_backend(pid) {mine}")
+    await until(lambda: not {pid for (pid,) in place.sql(f"SELECT pid {mine}")} & set(before))
+    assert [event.id for event in await store.find_events()] == [verdict.event_id]
+
+
+async def test_a_ping_is_a_committed_write(place: Place) -> None:
+    store = await place.open()
+    await store.ping()
+    await store.ping()
+    assert place.sql("SELECT value FROM marks WHERE name = 'ping'") == [(2,)]
+    place.sql("ALTER ROLE oncehook SET default_transaction_read_only = on")
+    try:
+        with pytest.raises(StoreUnavailable):
+            await PostgresStore(place.url, schema=place.schema).open()
+    finally:
+        place.sql("ALTER ROLE oncehook RESET default_transaction_read_only")
+
+
 async def test_connections_that_die_at_work_lose_and_double_nothing(place: Place) -> None:
     """R3, R4, R60"""
     store = await place.open()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from oncehook import sending
+from oncehook import presets, sending
 from oncehook.cli.setup import address_of, config_option, from_settings
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
@@ -26,6 +26,7 @@ from oncehook.sources import Source
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Body to send instead of a sample.",
 )
+@click.option("--batch", is_flag=True, help="Several events in one request, where the provider batches (TYPE batch).")
 @click.option("--repeat", type=click.IntRange(1, 100_000), default=1, help="Send the very same hook this often.")
 @click.option("--bad-signature", is_flag=True, help="Sign it wrongly, to see it refused.")
 @click.option("--list", "listing", is_flag=True, help="Show what can be sent.")
@@ -36,34 +37,54 @@ def command(
     config_file: Path | None,
     url: str | None,
     file: Path | None,
+    batch: bool,
     repeat: int,
     bad_signature: bool,
     listing: bool,
     as_json: bool,
 ) -> int:
-    """Send a hook of TYPE to SOURCE, signed as its sender would."""
+    """Send a hook of TYPE to SOURCE, signed as its sender would.
+
+    With --to, SOURCE may also be a preset that is not configured here: it is then signed with the development secret.
+    """
     setup = from_settings(config_file)
     if listing:
         _list(setup.inbox.sources)
         return 0
     if source is None:
         raise click.UsageError("Which source? `oncehook send --list` shows them.")
-    if source not in setup.inbox.sources:
-        raise ConfigError(f'There is no source "{source}".', hint=f"There are: {', '.join(setup.inbox.sources)}.")
-    chosen = setup.inbox.sources[source]
+    if batch and type not in (None, "batch"):
+        raise click.UsageError("--batch is a type of its own: leave TYPE out.")
+    chosen = _choose(setup.inbox.sources, source, url)
     target = url or f"{address_of(setup.config.server)}/in/{chosen.path}"
-    arrival = _signed(chosen, type, file, target, bad_signature)
+    arrival = _signed(chosen, "batch" if batch else type, file, target, bad_signature)
     answers = [_send_one(target, arrival, as_json) for _ in range(repeat)]
     wanted = range(400, 500) if bad_signature else range(200, 300)
     return 0 if all(status in wanted for status in answers) else 1
+
+
+def _choose(sources: dict[str, Source], name: str, url: str | None) -> Source:
+    if name in sources:
+        return sources[name]
+    if name not in presets.names():
+        raise ConfigError(f'There is no source "{name}".', hint=f"There are: {', '.join(sources)}.")
+    if url is None:
+        raise ConfigError(
+            f'"{name}" is a preset, but no source of these settings.', hint="Say where to send it with --to URL."
+        )
+    from oncehook import development
+
+    return development.source(name)
 
 
 def _signed(source: Source, kind: str | None, file: Path | None, url: str, forge: bool) -> Arrival:
     samples = source.preset.samples if source.preset else {}
     kind = kind or next(iter(samples), "hello")
     arrival = sending.draft(source, kind, body=file.read_bytes() if file else None)
-    signed = sending.sign(source, arrival, url=source.public_url or url, forge=forge)
-    return replace(signed, headers=[*signed.headers, (b"host", _host(url)), (b"user-agent", b"oncehook-send")])
+    signed = sending.sign(source, arrival, url=sending.signed_url(source, url), forge=forge)
+    own = [(b"host", _host(url)), (b"user-agent", b"oncehook-send")]
+    sent = {name for name, _ in signed.headers}
+    return replace(signed, headers=[*signed.headers, *(pair for pair in own if pair[0] not in sent)])
 
 
 def _host(url: str) -> bytes:
@@ -91,5 +112,9 @@ def _send_one(url: str, arrival: Arrival, as_json: bool) -> int:
 
 def _list(sources: dict[str, Source]) -> None:
     for name, source in sources.items():
-        samples = ", ".join(source.preset.samples) if source.preset else "any type"
-        click.echo(f"{name:<20} {samples}")
+        click.echo(f"{name:<20} {', '.join(source.preset.samples) if source.preset else 'any type'}")
+    others = [name for name in presets.names() if name not in sources]
+    if others:
+        click.echo("Not configured here, with --to URL:", err=True)
+    for name in others:
+        click.echo(f"{name:<20} {', '.join(presets.load(name).samples)}")

@@ -21,7 +21,7 @@ ADDRESS: Final = frozenset({"sender", "recipient", "timestamp", "hop_context"})
 
 def split(data: Any, arrival: Arrival) -> Iterator[Any]:
     """Each messaging item and each change is an event of its own; a document in an array stays in one."""
-    if not isinstance(data, list):
+    if not isinstance(data, list) or not data:
         yield from _documents(data)
         return
     for document in data:

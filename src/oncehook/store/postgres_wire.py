@@ -22,6 +22,7 @@ Connection: TypeAlias = psycopg.AsyncConnection[tuple[object, ...]]
 
 _NULL = b"\xff\xff\xff\xff"
 _LENGTH = struct.Struct("!i")
+_SIXTEEN = _LENGTH.pack(16)
 _ARRAY_HEAD = struct.Struct("!iiIii")
 _SMALL = struct.Struct("!ih")
 _INTEGER = struct.Struct("!ii")
@@ -58,10 +59,8 @@ class Ids(Column):
         if not any(values):
             super().__init__(None if values else [], len(values))
             return
-        parts = [_NULL if value is None else b"\x00\x00\x00\x10" + value for value in values]
-        if any(len(part) not in (4, 20) for part in parts):
-            raise ValueError("an id has 16 bytes")
-        super().__init__(parts, len(values))
+        # one of another length would shift the rest: the server then finds the array malformed
+        super().__init__([_NULL if value is None else _SIXTEEN + value for value in values], len(values))
 
 
 class Texts(Column):

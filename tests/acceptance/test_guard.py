@@ -1,0 +1,386 @@
+"""Senders that are slow, many, endless or gone: they cost themselves time, and nobody else (S14, R9, R57, R62).
+
+The servers here run in this process, with short deadlines and a store whose commits can be held up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sqlite3
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncehook import faults
+from oncehook.inbox import Inbox
+from oncehook.store.sqlite import SqliteStore
+from oncehook.verify import Hmac
+from oncehook.web import health, server
+from oncehook.web.guard import Guard, Limits
+from oncehook.web.ingest import Ingest
+from oncehook.web.peers import peer_finder
+from tests.wire import SECRET, Answer, Client, hook, request, signed
+
+QUICK = Limits(head_seconds=0.5, body_seconds=0.8)
+PATIENCE = 5.0
+"""Longer than any deadline here takes; who is still waiting then is held for ever."""
+
+
+@dataclass
+class Served:
+    port: int
+    path: Path
+
+    def client(self) -> Client:
+        return Client("127.0.0.1", self.port)
+
+    async def post(self, key: str | None, source: str = "orders") -> Answer:
+        client, body = self.client(), hook(key) if key else b'{"no": "key"}'
+        try:
+            return await client.post(f"/in/{source}", body, signed(body))
+        finally:
+            client.close()
+
+    async def dial(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    def keys(self) -> list[str | None]:
+        with closing(sqlite3.connect(self.path)) as connection:
+            return [key for (key,) in connection.execute("SELECT key FROM events ORDER BY id")]
+
+
+@contextlib.asynccontextmanager
+async def serving(folder: Path, limits: Limits = QUICK, **store: Any) -> AsyncIterator[Served]:
+    """A server with two sources, stopped as an operator would."""
+    path = folder / "inbox.db"
+    inbox = Inbox(f"sqlite:{path}")
+    inbox.store = SqliteStore(path, **store)
+    scheme = Hmac(header="X-Signature", prefix="sha256=")
+    inbox.source("orders", verify=scheme, secret=SECRET, key="$.id", budget="20s")
+    inbox.source("hasty", verify=scheme, secret=SECRET, key="$.id", budget="0.4s")
+    inbox.source("fenced", verify="none", key="$.id", ip_allow=["203.0.113.0/24"])
+    inbox.source("local", verify="none", key="$.id", loopback_only=True)
+    async with inbox.running():
+        ingest = Ingest(inbox.receiver, "/in/", peer_finder(()))
+        face = server.Face(ingest, health.routes(inbox.troubles, inbox.metrics))
+        address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(
+            server.serve(
+                face, host="127.0.0.1", port=0, limits=limits, on_ready=address.set_result, on_stop=lambda: None
+            )
+        )
+        served = Served(int((await address).rpartition(":")[2]), path)
+        client = served.client()
+        assert (await client.get("/livez")).status == 200
+        client.close()
+        try:
+            yield served
+        finally:
+            signal.raise_signal(signal.SIGTERM)
+            await task
+
+
+async def rest(reader: asyncio.StreamReader) -> bytes:
+    """Everything until the other end hangs up; fails when it never does."""
+    with contextlib.suppress(ConnectionError):
+        return await asyncio.wait_for(reader.read(), PATIENCE)
+    return b""
+
+
+async def drip(data: bytes, writer: asyncio.StreamWriter) -> None:
+    """One byte at a time, for as long as somebody listens."""
+    with contextlib.suppress(OSError):
+        for byte in data:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.1)
+
+
+HEAD = b"POST /in/orders HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n"
+
+
+# -- slow --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("at_once", "slowly"), [(b"", HEAD), (HEAD + b"\r\n", b"x" * 99), (b"", b"")])
+async def test_a_slow_request_ends_with_408(tmp_path: Path, at_once: bytes, slowly: bytes) -> None:
+    async with serving(tmp_path) as served:
+        reader, writer = await served.dial()
+        writer.write(at_once)
+        dripping = asyncio.create_task(drip(slowly, writer))
+        assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
+        writer.close()
+        await dripping
+        assert served.keys() == []
+
+
+@pytest.mark.parametrize("tail", [HEAD[:20], HEAD + b"\r\n"])
+async def test_deadlines_hold_for_the_second_request_of_a_connection(tmp_path: Path, tail: bytes) -> None:
+    async with serving(tmp_path) as served:
+        client, body = served.client(), hook("first")
+        first = request("POST", "/in/orders", body, signed(body))
+        assert (await client.send_raw(first)).status == 200
+        assert client._streams is not None
+        reader, writer = client._streams
+        writer.write(tail)
+        assert (await rest(reader)).startswith(b"HTTP/1.1 408 ")
+        client.close()
+
+
+async def test_a_second_request_in_the_same_piece_does_not_escape_the_deadline(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        reader, writer = await served.dial()
+        body = hook("first")
+        writer.write(request("POST", "/in/orders", body, signed(body)) + HEAD + b"\r\n")
+        answers = await rest(reader)
+        assert b'"accepted"' in answers
+        assert b"HTTP/1.1 408 " in answers
+        writer.close()
+
+
+async def test_an_honest_connection_may_rest_between_requests(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        client = served.client()
+        for n in range(2):
+            body = hook(f"rested-{n}")
+            assert (await client.post("/in/orders", body, signed(body))).status == 200
+            await asyncio.sleep(2.2)
+        assert (await client.get("/livez")).status == 200
+        assert client._streams is not None
+        client.close()
+
+
+async def test_a_sender_that_takes_no_answers_is_cut_off(tmp_path: Path) -> None:
+    async with serving(tmp_path) as served:
+        reader, writer = await served.dial()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        asked = 0
+        with contextlib.suppress(TimeoutError, ConnectionError):
+            while asked < 20_000:
+                writer.write(request("GET", "/metrics", b"") * 100)
+                await asyncio.wait_for(writer.drain(), PATIENCE)
+                asked += 100
+        writer.transport.resume_reading()  # type: ignore[attr-defined]
+        assert (await rest(reader)).count(b"HTTP/1.1 200 ") < asked
+        writer.close()
+
+
+async def test_three_hundred_slow_senders_do_not_stop_honest_ones(tmp_path: Path) -> None:
+    async with serving(tmp_path, Limits(head_seconds=2, body_seconds=3)) as served:
+        slow = [await served.dial() for _ in range(300)]
+        dripping = [
+            asyncio.create_task(drip(HEAD if n % 2 else HEAD + b"\r\n" + b"x" * 99, writer))
+            for n, (_, writer) in enumerate(slow)
+        ]
+        for n in range(50):
+            assert (await served.post(f"honest-{n}")).json["status"] == "accepted"
+        assert all((await rest(reader)).startswith(b"HTTP/1.1 408 ") for reader, _ in slow)
+        for _, writer in slow:
+            writer.close()
+        await asyncio.gather(*dripping)
+        assert len(served.keys()) == 50
+
+
+# -- many --------------------------------------------------------------------------------------
+
+
+async def test_one_address_holds_a_bounded_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guard, "may_hold_many", lambda guard, address: False)
+    await check_cap(tmp_path, Limits(per_address=3))
+
+
+async def test_all_together_hold_a_bounded_number(tmp_path: Path) -> None:
+    await check_cap(tmp_path, Limits(connections=3))
+
+
+async def check_cap(folder: Path, limits: Limits) -> None:
+    async with serving(folder, limits) as served:
+        held = [await served.dial() for _ in range(3)]
+        reader, writer = await served.dial()
+        refusal = await rest(reader)
+        assert refusal.startswith(b"HTTP/1.1 503 ")
+        assert b"retry-after: " in refusal
+        writer.close()
+        held[0][1].close()
+        await held[0][1].wait_closed()
+        await asyncio.sleep(0.1)
+        assert (await served.post("admitted")).status == 200
+        for _, other in held:
+            other.close()
+
+
+def test_this_machine_and_proxies_may_hold_many() -> None:
+    guard = Guard(Limits(), lambda address: address == "198.51.100.7")
+    assert [guard.may_hold_many(a) for a in ("127.0.0.1", "::1", "198.51.100.7", "203.0.113.1", "unknown")] == [
+        *(True, True, True, False, False),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("soft", "hard", "asked", "expected"), [(300, 600, 1000, 344), (300, 2000, 1000, 1000)])
+def test_open_files_bound_the_connections(soft: int, hard: int, asked: int, expected: int) -> None:
+    # In a process of its own: a limit once lowered cannot be raised again.
+    program = (
+        "import resource; from oncehook.web.guard import affordable;"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}));"
+        f"print(affordable({asked}), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert said.split() == [str(expected), str(min(asked + 256, hard)), str(hard)]
+
+
+# -- gone --------------------------------------------------------------------------------------
+
+
+async def test_a_sender_that_is_gone_before_we_look_is_not_taken_for_our_own(tmp_path: Path) -> None:
+    """Its address can no longer be asked for; that must not open what is closed to strangers."""
+    async with serving(tmp_path) as served:
+
+        def attack() -> None:
+            for source in ("fenced", "local"):
+                line = socket.create_connection(("127.0.0.1", served.port))
+                line.sendall(request("POST", f"/in/{source}", hook(f"ghost-{source}")))
+                line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                line.close()  # a reset, not a farewell
+
+        attacker = threading.Thread(target=attack)
+        attacker.start()
+        time.sleep(0.2)  # the loop is busy meanwhile, so the connections are accepted after their end
+        attacker.join()
+        assert (await served.post("ordinary")).status == 200
+        assert served.keys() == ["ordinary"]
+
+
+# -- a store that is held up -------------------------------------------------------------------
+
+
+@dataclass
+class Gate:
+    """Holds up the writer before its commit while it is closed."""
+
+    open: threading.Event
+    reached: threading.Event
+
+    def close(self) -> None:
+        self.open.clear()
+        self.reached.clear()
+
+    async def wait_until_reached(self) -> None:
+        assert await asyncio.to_thread(self.reached.wait, PATIENCE)
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made = Gate(threading.Event(), threading.Event())
+    made.open.set()
+
+    def point(name: str) -> None:
+        if name == "before_commit":
+            made.reached.set()
+            made.open.wait()
+
+    monkeypatch.setattr(faults, "point", point)
+    yield made
+    made.open.set()
+
+
+async def test_more_than_can_wait_is_told_to_try_again(tmp_path: Path, gate: Gate) -> None:
+    async with serving(tmp_path, max_waiting=5) as served:
+        gate.close()
+        taken = asyncio.create_task(served.post("taken"))
+        await gate.wait_until_reached()
+        waiting = [asyncio.create_task(served.post(f"waiting-{n}")) for n in range(5)]
+        await asyncio.sleep(0.3)
+        refused = await served.post("refused")
+        assert (refused.status, refused.json["code"]) == (503, "overloaded")
+        assert int(refused.headers["retry-after"]) > 0
+        client = served.client()
+        assert (await client.get("/livez")).status == 200
+        client.close()
+        gate.open.set()
+        assert [answer.json["status"] for answer in await asyncio.gather(taken, *waiting)] == ["accepted"] * 6
+        assert (await served.post("refused")).json["status"] == "accepted"
+
+
+async def test_too_many_bytes_that_wait_are_too_many(tmp_path: Path, gate: Gate) -> None:
+    async with serving(tmp_path, max_waiting_bytes=1000) as served:
+        gate.close()
+        taken = asyncio.create_task(served.post("taken"))
+        await gate.wait_until_reached()
+        client, body = served.client(), hook("large", padding="x" * 2000)
+        large = asyncio.create_task(client.post("/in/orders", body, signed(body)))
+        await asyncio.sleep(0.3)
+        assert (await served.post("refused")).json["code"] == "overloaded"
+        gate.open.set()
+        assert [answer.status for answer in (await taken, await large)] == [200, 200]
+        client.close()
+
+
+async def test_a_held_up_store_answers_503_within_the_budget(tmp_path: Path, gate: Gate) -> None:
+    async with serving(tmp_path) as served:
+        gate.close()
+        taken = asyncio.create_task(served.post("taken", "hasty"))
+        await gate.wait_until_reached()
+        waiting = [asyncio.create_task(served.post(key, "hasty")) for key in ("waiting", None, None)]
+        # The gate is still closed: only the budget can have answered these.
+        answers = await asyncio.wait_for(asyncio.gather(taken, *waiting), PATIENCE)
+        assert {(answer.status, answer.json["code"]) for answer in answers} == {(503, "store_unavailable")}
+        assert all(int(answer.headers["retry-after"]) > 0 for answer in answers)
+        gate.open.set()
+        # What the writer had taken is committed all the same, and its key tells; what it had not is withdrawn, so
+        # that the retry of one without a key is not a second event.
+        assert (await served.post("taken", "hasty")).json["status"] == "duplicate"
+        assert (await served.post("waiting", "hasty")).json["status"] == "accepted"
+        assert (await served.post(None, "hasty")).json["status"] == "accepted"
+        assert served.keys() == ["taken", "waiting", None]
+
+
+async def test_a_sender_that_leaves_during_its_commit_disturbs_nobody(
+    tmp_path: Path, gate: Gate, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path) as served:
+        gate.close()
+        taken = asyncio.create_task(served.post("taken"))
+        await gate.wait_until_reached()
+        staying = [asyncio.create_task(served.post(f"staying-{n}")) for n in range(3)]
+        _, writer = await served.dial()
+        body = hook("leaving")
+        writer.write(request("POST", "/in/orders", body, signed(body)))
+        await asyncio.sleep(0.2)
+        writer.transport.abort()
+        await asyncio.sleep(0.2)
+        gate.open.set()
+        assert [answer.json["status"] for answer in await asyncio.gather(taken, *staying)] == ["accepted"] * 4
+        # Its retry gets the event that was kept meanwhile.
+        assert (await served.post("leaving")).json["status"] == "duplicate"
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_an_application_that_cancels_the_request_withdraws_it(tmp_path: Path, gate: Gate) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
+    inbox.source("open", verify="none", budget="20s")
+    async with inbox.running():
+        gate.close()
+        first = asyncio.create_task(inbox.receive("open", {}, b"taken"))
+        await gate.wait_until_reached()
+        second = asyncio.create_task(inbox.receive("open", {}, b"cancelled"))
+        await asyncio.sleep(0.1)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        gate.open.set()
+        assert (await first).outcome == "accepted"
+        assert (await inbox.receive("open", {}, b"later")).outcome == "accepted"
+        assert sorted(event.body for event in await inbox.store.find_events()) == [b"later", b"taken"]
