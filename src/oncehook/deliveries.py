@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from enum import IntEnum, StrEnum
+from enum import IntEnum, IntFlag, StrEnum
 
 from oncehook.model import DeliveryStatus, Mark
 
@@ -20,6 +20,20 @@ class Turn(IntEnum):
     live = 0
     replay = 1
     suspect = 2
+
+
+class Options(IntFlag):
+    """What its route asks of a delivery; kept with it, because routes may change while it waits."""
+
+    none = 0
+    coalesce_type = 1
+    """Cover with one attempt all that waits on the subject and has the same type."""
+    coalesce_any = 2
+    """The same, of every type."""
+    latest_wins = 4
+    """Leave out what a higher rank has overtaken."""
+    hold = 8
+    """When it goes dead, its successors wait until it is replayed or discarded."""
 
 
 class Category(StrEnum):
@@ -56,8 +70,6 @@ class Want:
     limit: int
     lease: float
     turn: Turn = Turn.live
-    coalesce: str = ""
-    """Empty; `type`: cover what waits on the subject and has the type of its head; `any`: cover all that waits."""
     isolates: bool = False
     """Whether what was found leased after a crash must next run alone (handlers: their code runs in our process)."""
 
@@ -90,8 +102,16 @@ class Lease:
     marks: Mark
     rank: int | None
     rank_scope: str | None
+    options: Options
+    highest_rank: int | None
+    """The highest rank delivered in its scope so far, where the route asks that the latest wins."""
     head: bytes
     body: bytes
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether a higher rank has overtaken it."""
+        return self.rank is not None and self.highest_rank is not None and self.rank < self.highest_rank
 
 
 @dataclass(slots=True, frozen=True)
@@ -122,16 +142,20 @@ class Settlement:
     what: Settle
     wait: float = 0.0
     """Seconds until the next attempt (retry, release)."""
-    hold: bool = False
-    """With `dead`: keep its successors waiting."""
     category: Category | None = None
     note: str | None = None
     """`stale`: finished without attempt, because a higher rank came before."""
     evidence: Evidence = Evidence()
     started_at: datetime | None = None
     """When the attempt began; None: there was none."""
-    raise_rank: bool = False
-    """With `done`: remember the event's rank as the highest delivered in its scope."""
+
+
+@dataclass(slots=True, frozen=True)
+class Breaker:
+    """When a destination is held back: after so many failures in a row, for so long."""
+
+    failures: int = 10
+    open: float = 30.0
 
 
 @dataclass(slots=True, frozen=True)

@@ -36,7 +36,7 @@ def source(preset: str) -> Source:
 def _of_presets(names: Iterable[str]) -> list[Source]:
     made = []
     with _open_keys() as file:
-        kept = json.loads(file.read() or "{}")
+        kept = _read(file)
         for name in names:
             preset = presets.load(name)
             keys = _keys_of(kept, name, preset.scheme)

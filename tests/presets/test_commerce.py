@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hubspot.utils.signature import Signature
+from hubspot.utils.signature import Signature  # type: ignore[import-untyped]
 
 from oncehook import clock, presets
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival, Mark
 from oncehook.sources import build
-from tests.presets.trial import URL, Trial, check_window, trial, try_sample
+from tests.presets.trial import URL, Trial, check_page, check_spans, trial, try_sample
 
-WINDOWS = {"shopify": "2d", "hubspot": "2d"}
-SAMPLES = [(name, kind) for name in WINDOWS for kind in presets.load(name).samples]
+SPANS = {"shopify": ("2d", "5s"), "hubspot": ("2d", "5s")}
+"""Per preset: the window of the fact sheet, and how long the sender waits for an answer."""
+SAMPLES = [(name, kind) for name in SPANS for kind in presets.load(name).samples]
 
 
 @pytest.mark.parametrize(("preset", "kind"), SAMPLES)
@@ -31,9 +32,14 @@ async def test_every_sample(tmp_path: Path, preset: str, kind: str) -> None:
         assert abs(event.event_at.timestamp() - clock.now()) < 60
 
 
-@pytest.mark.parametrize(("preset", "least"), WINDOWS.items())
-def test_windows(preset: str, least: str) -> None:
-    check_window(preset, least)
+@pytest.mark.parametrize("preset", SPANS)
+def test_spans(preset: str) -> None:
+    check_spans(preset, *SPANS[preset])
+
+
+@pytest.mark.parametrize("preset", SPANS)
+def test_pages(tmp_path: Path, preset: str) -> None:
+    check_page(tmp_path, preset)
 
 
 # -- Shopify -----------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPubl
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificate
-from mercadopago.webhook import InvalidWebhookSignatureError, WebhookSignatureValidator
-from paddle_billing.Notifications import Secret, Verifier
-from paddle_billing.Notifications.PaddleSignature import PaddleSignature
-from paypalrestsdk.notifications import WebhookEvent
+from mercadopago.webhook import InvalidWebhookSignatureError, WebhookSignatureValidator  # type: ignore[import-untyped]
+from paddle_billing.Notifications import Secret, Verifier  # type: ignore[import-untyped]
+from paddle_billing.Notifications.PaddleSignature import PaddleSignature  # type: ignore[import-untyped]
+from paypalrestsdk.notifications import WebhookEvent  # type: ignore[import-untyped]
 from square.utils.webhooks_helper import verify_signature
 from stripe import Webhook, WebhookSignature
 
@@ -26,10 +26,17 @@ from oncehook import clock, presets, sending
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival, Mark
 from oncehook.sources import build
-from tests.presets.trial import DAY, URL, Trial, check_window, trial, try_sample
+from tests.presets.trial import DAY, URL, Trial, check_page, check_spans, trial, try_sample
 
-WINDOWS = {"stripe": "31d", "paypal": "4d", "square": "4d", "paddle": "4d", "mercadopago": "5d"}
-SAMPLES = [(name, kind) for name in WINDOWS for kind in presets.load(name).samples]
+SPANS = {
+    "stripe": ("31d", None),
+    "paypal": ("4d", None),
+    "square": ("4d", "10s"),
+    "paddle": ("4d", "5s"),
+    "mercadopago": ("5d", "5s"),
+}
+"""Per preset: the window of the fact sheet, and how long the sender waits for an answer."""
+SAMPLES = [(name, kind) for name in SPANS for kind in presets.load(name).samples]
 
 
 @pytest.mark.parametrize(("preset", "kind"), SAMPLES)
@@ -40,9 +47,14 @@ async def test_every_sample(tmp_path: Path, preset: str, kind: str) -> None:
     assert abs(event.event_at.timestamp() - clock.now()) < 60
 
 
-@pytest.mark.parametrize(("preset", "least"), WINDOWS.items())
-def test_windows(preset: str, least: str) -> None:
-    check_window(preset, least)
+@pytest.mark.parametrize("preset", SPANS)
+def test_spans(preset: str) -> None:
+    check_spans(preset, *SPANS[preset])
+
+
+@pytest.mark.parametrize("preset", SPANS)
+def test_pages(tmp_path: Path, preset: str) -> None:
+    check_page(tmp_path, preset)
 
 
 def header(arrival: Arrival, name: str) -> str:
@@ -363,8 +375,11 @@ ORDER: dict[str, Any] = {
     "user_id": "44444",
     "data": {"id": "ORD01JQ4S4KY8HWQ6NA5PXB65B3D3", "status": "processed", "version": 3},
 }
-ASKED = {"query": "data.id=999999999&type=payment", "headers": {"x-request-id": "r-1"}}
-ASKED_ORDER = {"query": "data.id=ORD01JQ4S4KY8HWQ6NA5PXB65B3D3&type=order", "headers": {"x-request-id": "r-2"}}
+ASKED: dict[str, Any] = {"query": "data.id=999999999&type=payment", "headers": {"x-request-id": "r-1"}}
+ASKED_ORDER: dict[str, Any] = {
+    "query": "data.id=ORD01JQ4S4KY8HWQ6NA5PXB65B3D3&type=order",
+    "headers": {"x-request-id": "r-2"},
+}
 
 
 async def test_a_mercado_pago_payment(tmp_path: Path) -> None:

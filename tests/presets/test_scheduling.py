@@ -16,10 +16,11 @@ import pytest
 
 from oncehook import clock, presets
 from oncehook.model import Arrival, Mark
-from tests.presets.trial import Trial, check_window, trial, try_sample
+from tests.presets.trial import Trial, check_page, check_spans, trial, try_sample
 
-WINDOWS = {"acuity": "2d", "calendly": "2d", "typeform": "1d", "zoom": "1d"}
-SAMPLES = [(name, kind) for name in WINDOWS for kind in presets.load(name).samples]
+SPANS = {"acuity": ("2d", None), "calendly": ("2d", "15s"), "typeform": ("1d", "30s"), "zoom": ("1d", "3s")}
+"""Per preset: the window of the fact sheet, and how long the sender waits for an answer."""
+SAMPLES = [(name, kind) for name in SPANS for kind in presets.load(name).samples]
 
 
 @pytest.mark.parametrize(("preset", "kind"), SAMPLES)
@@ -31,9 +32,14 @@ async def test_every_sample(tmp_path: Path, preset: str, kind: str) -> None:
         assert abs(event.event_at.timestamp() - clock.now()) < 60
 
 
-@pytest.mark.parametrize(("preset", "least"), WINDOWS.items())
-def test_windows(preset: str, least: str) -> None:
-    check_window(preset, least)
+@pytest.mark.parametrize("preset", SPANS)
+def test_spans(preset: str) -> None:
+    check_spans(preset, *SPANS[preset])
+
+
+@pytest.mark.parametrize("preset", SPANS)
+def test_pages(tmp_path: Path, preset: str) -> None:
+    check_page(tmp_path, preset)
 
 
 # -- Acuity ------------------------------------------------------------------------------------

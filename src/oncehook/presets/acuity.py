@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.keys import Sight
+from oncehook.keys import FORM, Sight
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Hmac
 
 ONCE: Final = frozenset({"scheduled", "canceled", "order.completed"})
-FORM: Final = "application/x-www-form-urlencoded"
 
 
 def action(sight: Sight) -> str:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import socket
+import struct
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -230,6 +232,9 @@ class _Guarded(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self._stuck_since is not None:
+            # With a reset: otherwise the system would go on offering what nobody takes.
+            line = self.transport.get_extra_info("socket")
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()
             return
         if self._may_answer():
