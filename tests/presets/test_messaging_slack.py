@@ -65,7 +65,7 @@ async def test_inside_the_window(tmp_path: Path, age: int) -> None:
 @pytest.mark.parametrize(
     "headers",
     [
-        lambda: {},
+        dict,
         lambda: signed(b"{}", clock.now() - 310),
         lambda: signed(b"{}", clock.now() + 310),
         lambda: {"X-Slack-Signature": signed(b"{}")["X-Slack-Signature"]},
