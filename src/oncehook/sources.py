@@ -261,9 +261,10 @@ def _credentials(scheme: Scheme) -> list[str]:
 
 def split_at(path: str) -> Splitter:
     """A splitter for the array at a path (`$.events`, or `$` itself): each part is the envelope with one item in it."""
-    names = path.removeprefix("$").removesuffix("[*]").strip(".").split(".") if path not in ("$", "$[*]") else []
-    if not path.startswith("$") or not all(re.fullmatch(r"[A-Za-z_][\w-]*", name) for name in names):
+    plain = re.fullmatch(r"\$((?:\.[A-Za-z_][\w-]*)*)(?:\[\*\])?", path)
+    if plain is None:
         raise ConfigError(f"split takes the path of an array, such as $.events or $ itself, not {path!r}.")
+    names = plain[1].split(".")[1:]
 
     def wrap(data: Any, names: Sequence[str], item: Any) -> Any:
         return {**data, names[0]: wrap(data[names[0]], names[1:], item)} if names else [item]

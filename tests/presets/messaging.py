@@ -32,7 +32,7 @@ NAMES = (
 SECRET = b"canary-5f1c9a77e2"
 VERIFY_TOKEN = b"our verify token"
 FORM = "application/x-www-form-urlencoded"
-JUNK = [None, 42, "text", [], ["wamid.A"], True, {}]
+JUNK: list[Any] = [None, 42, "text", [], ["wamid.A"], True, {}]
 """What may stand where an object is expected."""
 
 

@@ -13,7 +13,7 @@ from oncehook.errors import ConfigError
 from oncehook.sources import build
 from oncehook.verify import Either, Scheme, Token
 from tests.presets.messaging import NAMES, SECRET, VERIFY_TOKEN, ground
-from tests.presets.trial import URL, check_window, try_sample
+from tests.presets.trial import URL, check_page, check_spans, try_sample
 
 # What providers.md says: how long a key must be remembered, how long the sender retries, how long it waits.
 WINDOWS = {
@@ -37,9 +37,12 @@ def test_window_horizon_and_budget(name: str) -> None:
     window, horizon, limit = WINDOWS[name]
     assert preset.name == name
     assert units.seconds(preset.horizon) >= units.seconds(horizon)
-    check_window(name, window)
-    if limit is not None:
-        assert units.seconds(preset.budget) < units.seconds(limit)
+    check_spans(name, window, limit)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_page(tmp_path: Path, name: str) -> None:
+    check_page(tmp_path, name)
 
 
 @pytest.mark.parametrize("name", NAMES)

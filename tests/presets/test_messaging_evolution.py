@@ -305,7 +305,7 @@ async def test_go_channel_edits_keep_their_id(tmp_path: Path) -> None:
     async with ground(tmp_path, "evolution-go") as place:
         for edit, outcome in ((None, "accepted"), (1, "accepted"), (2, "accepted"), (1, "duplicate")):
             more = {"NewsletterMeta": {"EditTS": edit}} if edit else {}
-            assert await place.outcome(hook("Message", info("3EB0A", **more))) == outcome
+            assert await place.outcome(hook("Message", info("3EB0A") | more)) == outcome
 
 
 async def test_go_receipts_are_one_event_per_message(tmp_path: Path) -> None:

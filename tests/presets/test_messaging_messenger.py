@@ -166,12 +166,12 @@ async def test_instagram_comments(tmp_path: Path, around: dict[str, Any], wrappe
 @pytest.mark.parametrize("wrapped", [True, False])
 @pytest.mark.parametrize("shape", ["messaging", "business-login", "test-button"])
 async def test_instagram_messages(tmp_path: Path, wrapped: bool, shape: str) -> None:
-    inner: dict[str, Any] = {
+    shapes: dict[str, dict[str, Any]] = {
         "messaging": {"messaging": [message("m_1")]},
         "business-login": {"field": "messages", "value": message("m_1")},
         "test-button": {"changes": [{"field": "messages", "value": message("m_1")}]},
-    }[shape]
-    data = document({"id": PAGE, "time": AT, **inner}, kind="instagram")
+    }
+    data = document({"id": PAGE, "time": AT, **shapes[shape]}, kind="instagram")
     async with ground(tmp_path, "messenger") as place:
         event = await place.keep([data] if wrapped else data)
         assert (event.type, event.key, event.subject) == ("message", f"{PAGE}:message:m_1", f"{PAGE}:{ANA}")

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from xml.etree import ElementTree as ET
 
 import pytest
-from twilio.request_validator import RequestValidator
+from twilio.request_validator import RequestValidator  # type: ignore[import-untyped]
 
 from tests.presets.messaging import FORM, SECRET, ground, keys, send_as
 from tests.presets.trial import URL

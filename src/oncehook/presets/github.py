@@ -37,7 +37,6 @@ OBJECTS: Final = (
     "key.id",
     "forkee.id",
     "merge_group.head_sha",
-    "alert.id",
     "sha",
     "ref",
 )
@@ -62,7 +61,8 @@ PRESET = Preset(
     subject=[
         ["$.organization.id", "$.team.id"],
         "$.hook_id",
-        # Code scanning, Dependabot and secret scanning each count their alerts.
+        # Code scanning and Dependabot each count their alerts; older ones have an id.
+        ["$.repository.id", "$.alert.id"],
         ["$.repository.id", EVENT, "$.alert.number"],
         *(["$.repository.id", f"$.{about}"] for about in OBJECTS),
         "$.repository.id",

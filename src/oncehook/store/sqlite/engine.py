@@ -104,6 +104,7 @@ class SqliteStore:
             self._connect(migrate)
         except BaseException:
             self.hold.release()
+            self.hold = None
             raise
 
     def _connect(self, migrate: bool) -> None:
@@ -212,7 +213,7 @@ class SqliteStore:
             return
         try:
             verdicts, results = self._transact(intakes, calls)
-        except sqlite3.Error as error:
+        except Exception as error:  # whatever it is, this thread must live on
             self._roll_back()
             if opening.is_data_error(error) and len(intakes) > 1:
                 middle = len(intakes) // 2
@@ -359,14 +360,14 @@ def _run(call: _Call, connection: sqlite3.Connection, now: Micros) -> tuple[Any,
     connection.execute("SAVEPOINT call")
     try:
         result = call.function(connection, now)
-    except sqlite3.Error as error:
+    except StoreError as error:
+        connection.execute("ROLLBACK TO call")
+        return None, error
+    except Exception as error:
         if not opening.is_data_error(error):
             raise
         connection.execute("ROLLBACK TO call")
         return None, StoreError(f"The store refused this write: {error}")
-    except StoreError as error:
-        connection.execute("ROLLBACK TO call")
-        return None, error
     finally:
         if connection.in_transaction:
             connection.execute("RELEASE call")

@@ -1,6 +1,6 @@
 """One transaction's worth of arrivals: which are new, which are copies, and the rows they make.
 
-Called by the writer inside its transaction, with everything that waited; one `executemany` per table.
+Called by the writer inside its transaction, with everything that waited; a few statements a table, for many rows each.
 """
 
 from __future__ import annotations
@@ -16,6 +16,54 @@ from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS, Fold, Pending, fo
 
 Micros = int
 MINUTE: Final = 60_000_000
+
+
+class Insert:
+    """An INSERT of many rows in few steps.
+
+    With every step SQLite lets go of the interpreter's lock and has to win it back from the event loop. Row by row that
+    costs more than the writing itself; so rows go in by the dozen.
+    """
+
+    def __init__(self, into: str, columns: int, otherwise: str = "") -> None:
+        row = f"({','.join('?' * columns)})"
+        self._statements = [(n, f"{into} VALUES {','.join([row] * n)} {otherwise}") for n in (48, 12, 3, 1)]
+
+    def __call__(self, connection: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> int:
+        """Insert the rows in their order; returns how many were changed."""
+        start = changed = 0
+        for n, statement in self._statements:
+            while len(rows) - start >= n:
+                values = [value for row in rows[start : start + n] for value in row]
+                changed += connection.execute(statement, values).rowcount
+                start += n
+        return changed
+
+
+_KEY_COLUMNS: Final = "(hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
+NEW_KEYS: Final = Insert(f"INSERT INTO keys {_KEY_COLUMNS}", 8, "ON CONFLICT DO NOTHING")
+COPIED_KEYS: Final = Insert(
+    f"INSERT INTO keys {_KEY_COLUMNS}",
+    8,
+    "ON CONFLICT DO UPDATE SET copies = copies + excluded.copies, last_seen = excluded.last_seen",
+)
+EVENTS: Final = Insert(
+    "INSERT INTO events (id, source_id, type, key, subject, received_at, event_at, marks, rank, rank_scope, body_hash,"
+    " key_hash, batch_id, head, body)",
+    15,
+)
+ARRIVALS: Final = Insert("INSERT OR REPLACE INTO arrivals (event_id, slot, id, outcome, at, batch_id, head, body)", 8)
+DELIVERIES: Final = Insert("INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind)", 6)
+HEADS: Final = Insert(
+    "INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id)",
+    5,
+    "ON CONFLICT DO UPDATE SET waiting = waiting + 1, turn = 0",
+)
+COUNTERS: Final = Insert(
+    "INSERT INTO counters (minute, source_id, destination_id, what, n)",
+    5,
+    "ON CONFLICT DO UPDATE SET n = n + excluded.n",
+)
 
 
 class Group:
@@ -53,16 +101,12 @@ class Group:
                 f.intake.source_id,
                 1 + len(f.copies),
                 self.now,
+                self.now,
                 self.now + int(f.candidate.keep * 1_000_000),
             )
             for f in folds
         ]
-        cursor = self.connection.executemany(
-            "INSERT INTO keys (hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
-            " VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?6, ?7) ON CONFLICT DO NOTHING",
-            rows,
-        )
-        every_key_is_new = cursor.rowcount == len(rows)
+        every_key_is_new = NEW_KEYS(self.connection, rows) == len(rows)
         for f, row in zip(folds, rows, strict=True):
             if not every_key_is_new:
                 self._judge(f, row)
@@ -79,12 +123,12 @@ class Group:
         elif expires_at <= self.now:
             self.connection.execute(
                 "UPDATE keys SET event_id = ?2, body_hash = ?3, source_id = ?4, copies = ?5, first_seen = ?6,"
-                " last_seen = ?6, expires_at = ?7 WHERE hash = ?1",
+                " last_seen = ?7, expires_at = ?8 WHERE hash = ?1",
                 row,
             )
             self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
         else:
-            self.copied.append((row[0], 1 + len(f.copies), self.now))
+            self.copied.append(row)
             self._add_copies(event_id, body_hash, copies, [(f.candidate, f.intake), *f.copies])
 
     def _add_copies(
@@ -112,14 +156,8 @@ class Group:
 
     def _insert_copies(self) -> None:
         if self.arrivals:
-            self.connection.executemany(
-                "UPDATE keys SET copies = copies + ?2, last_seen = ?3 WHERE hash = ?1", self.copied
-            )
-            self.connection.executemany(
-                "INSERT OR REPLACE INTO arrivals (event_id, slot, id, outcome, at, batch_id, head, body)"
-                " VALUES (?,?,?,?,?,?,?,?)",
-                self.arrivals,
-            )
+            COPIED_KEYS(self.connection, self.copied)
+            ARRIVALS(self.connection, self.arrivals)
 
     def _insert_events(self) -> None:
         rows = []
@@ -156,11 +194,7 @@ class Group:
                         i.body,
                     )
                 )
-        self.connection.executemany(
-            "INSERT INTO events (id, source_id, type, key, subject, received_at, event_at, marks, rank, rank_scope,"
-            " body_hash, key_hash, batch_id, head, body) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)",
-            rows,
-        )
+        EVENTS(self.connection, rows)
 
     def _insert_deliveries(self) -> None:
         deliveries, heads = [], []
@@ -178,17 +212,8 @@ class Group:
                     line = planned.subject_key or planned.id
                     heads.append((line, planned.destination_id, self.now, planned.id, item.event_id))
                     self.counts[0, planned.destination_id, "pending"] += 1
-        if not deliveries:
-            return
-        self.connection.executemany(
-            "INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind) VALUES (?,?,?,?,?,?)",
-            deliveries,
-        )
-        self.connection.executemany(
-            "INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id) VALUES (?,?,?,?,?)"
-            " ON CONFLICT DO UPDATE SET waiting = waiting + 1, turn = 0",
-            heads,
-        )
+        DELIVERIES(self.connection, deliveries)
+        HEADS(self.connection, heads)
 
     def _has_head(self, subject_key: bytes, fronts: set[bytes]) -> bool:
         if subject_key in fronts:
@@ -200,11 +225,7 @@ class Group:
 
 def count(connection: sqlite3.Connection, now: Micros, counts: Mapping[tuple[int, int, str], int]) -> None:
     minute = now - now % MINUTE
-    connection.executemany(
-        "INSERT INTO counters (minute, source_id, destination_id, what, n) VALUES (?,?,?,?,?)"
-        " ON CONFLICT DO UPDATE SET n = n + excluded.n",
-        [(minute, *where, n) for where, n in counts.items()],
-    )
+    COUNTERS(connection, [(minute, *where, n) for where, n in counts.items()])
 
 
 def to_micros(moment: datetime) -> Micros:

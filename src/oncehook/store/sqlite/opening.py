@@ -171,19 +171,18 @@ _PASSING_CODES: Final = frozenset(
 )
 
 
-def _primary_code(error: sqlite3.Error) -> int | None:
-    code = getattr(error, "sqlite_errorcode", None)
-    return None if code is None else code & 0xFF
+def is_data_error(error: Exception) -> bool:
+    """One row is to blame, not the disk: the database refuses it, or Python could not even hand it over."""
+    if isinstance(error, sqlite3.Error):
+        return _primary_code(error) in _DATA_CODES
+    return isinstance(error, ValueError | OverflowError | TypeError)
 
 
-def is_data_error(error: sqlite3.Error) -> bool:
-    """One row is to blame, not the disk. Errors without a code come from binding values in Python."""
-    code = _primary_code(error)
-    return code in _DATA_CODES or (
-        code is None and isinstance(error, sqlite3.DataError | sqlite3.InterfaceError | sqlite3.ProgrammingError)
-    )
-
-
-def is_broken(error: sqlite3.Error) -> bool:
+def is_broken(error: Exception) -> bool:
     """The connection can no longer be believed: I/O errors, corruption. A full disk only rolls back (R58)."""
     return not is_data_error(error) and _primary_code(error) not in _PASSING_CODES
+
+
+def _primary_code(error: Exception) -> int | None:
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF

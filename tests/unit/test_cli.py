@@ -1,0 +1,335 @@
+"""The command line from outside: real processes, their exit codes, and what they say on which stream."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from oncehook.cli import COMMANDS
+from oncehook.cli.setup import address_of
+from oncehook.config import ServerConfig
+
+CONFIG = """
+store = "sqlite:./inbox.db"
+
+[server]
+port = {port}
+
+[source.orders]
+verify = {{ scheme = "hmac", header = "X-Signature", prefix = "sha256=" }}
+secret = {{ env = "ORDERS_SECRET" }}
+key = ["$.id"]
+
+[source.token]
+verify = {{ scheme = "token", query = "token" }}
+secret = {{ env = "ORDERS_SECRET" }}
+key = ["$.id"]
+"""
+HEAVY = ("starlette", "uvicorn", "uvloop", "httptools", "psycopg", "structlog", "jinja2", "cryptography")
+
+
+def environment(folder: Path, **more: str) -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("ONCEHOOK_")}
+    return {**ours, "ORDERS_SECRET": "canary-secret", "XDG_STATE_HOME": str(folder / "state"), **more}
+
+
+def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """One command in a folder, as a user would."""
+    return subprocess.run(
+        [sys.executable, "-m", "oncehook", *arguments],
+        capture_output=True, text=True, cwd=folder, env=environment(folder, **env), timeout=60,
+    )  # fmt: skip
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *arguments: str, **env: str) -> Iterator[str]:
+    """`oncehook serve` until the block ends; gives its address."""
+    with (folder / "log").open("wb") as log:
+        command = [sys.executable, "-m", "oncehook", "serve", *arguments]
+        process = subprocess.Popen(command, stderr=log, cwd=folder, env=environment(folder, **env))
+    try:
+        yield wait_until_ready(process, folder / "log")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        code = process.wait(30)
+    assert code == 0
+
+
+def wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> str:
+    while process.poll() is None:
+        if found := re.search(r"ready on (http://\S+)", log.read_text()):
+            return found[1]
+        time.sleep(0.01)
+    raise AssertionError(log.read_text())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "oncehook.toml").write_text(CONFIG.format(port=port))
+    return tmp_path
+
+
+def lines(text: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+# -- manners -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "command", [(), *((name,) for name in COMMANDS), ("db", "migrate"), ("db", "status"), ("db", "sql")]
+)
+def test_every_command_has_help(tmp_path: Path, command: tuple[str, ...]) -> None:
+    done = run(tmp_path, *command, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith("Usage: ")
+    assert not done.stderr
+    assert not list(tmp_path.iterdir()), "help leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import oncehook",
+        "import sys; sys.argv = ['oncehook', '--help']; from oncehook.cli import main\ntry: main()\nexcept SystemExit: pass",
+        "import sys; sys.argv = ['oncehook', 'version']; from oncehook.cli import main\ntry: main()\nexcept SystemExit: pass",
+    ],
+)
+def test_nothing_heavy_is_imported_for_little(statement: str) -> None:
+    program = f"{statement}\nimport sys; print('loaded:', *[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1].strip() == "loaded:"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("version",), 0, ""),
+        (("--version",), 0, ""),
+        (("nonsense",), 2, "No such command"),
+        (("serve", "--nonsense"), 2, "No such option"),
+        (("serve", "--port", "99999"), 2, "99999"),
+        (("send", "orders", "--repeat", "0"), 2, "repeat"),
+        (("send", "nobody"), 2, 'There is no source "nobody"'),
+        (("send",), 2, "Which source?"),
+        (("send", "orders", "--to", "nowhere"), 2, "not a web address"),
+        (("send", "orders", "--to", "http://127.0.0.1:1/in/x"), 3, "nobody answers"),
+        (("send", "orders"), 3, "nobody answers"),
+        (("health",), 3, "nobody answers"),
+        (("health", "--server", "ftp://x"), 2, "not a web address"),
+        (("db", "status", "--config", "missing.toml"), 2, "missing.toml"),
+        (("serve", "nothing:here"), 2, "cannot be loaded"),
+        (("serve", "json:dumps"), 2, "not an Inbox"),
+    ],
+)
+def test_exit_codes(folder: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
+    done = run(folder, *arguments)
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False)
+    if code:
+        assert not done.stdout, "on failure stdout is empty"
+        assert says in done.stderr
+
+
+def test_a_store_that_is_not_reachable_is_3(tmp_path: Path) -> None:
+    pytest.importorskip("psycopg", exc_type=ModuleNotFoundError)
+    done = run(tmp_path, "db", "status", ONCEHOOK_STORE="postgresql://user:canary@127.0.0.1:1/none?connect_timeout=2")
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert "canary" not in done.stderr
+
+
+def test_a_store_that_cannot_be_opened_is_told_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    done = run(tmp_path, "serve", "--port", "0", ONCEHOOK_STORE="sqlite:./file/inbox.db")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "listen" not in done.stderr
+
+
+# -- serve -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org"])
+def test_a_public_address_needs_more_than_a_flag(folder: Path, host: str) -> None:
+    done = run(folder, "serve", "--host", host)
+    assert done.returncode == 2
+    assert "admin_token" in done.stderr
+    assert "TLS" in done.stderr
+    assert not (folder / "inbox.db").exists()
+
+
+def test_without_settings_only_this_machine(tmp_path: Path) -> None:
+    token = {"ONCEHOOK_SERVER__ADMIN_TOKEN": "t", "ONCEHOOK_SERVER__PUBLIC_WITHOUT_TLS": "true"}
+    done = run(tmp_path, "serve", "--host", "0.0.0.0", **token)
+    assert done.returncode == 2
+    assert "this machine only" in done.stderr
+
+
+def test_a_taken_port_is_told(folder: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        done = run(folder, "serve", "--port", str(port))
+    assert done.returncode == 2
+    assert f"Cannot listen on 127.0.0.1:{port}" in done.stderr
+
+
+def test_flags_lie_over_settings(folder: Path) -> None:
+    settings = folder / "oncehook.toml"
+    settings.write_text(settings.read_text().replace("[server]", '[server]\nhost = "192.0.2.1"'))
+    with serving(folder, "--host", "localhost", "--port", "0") as address:
+        assert address.startswith("http://localhost:")
+
+
+def test_the_development_inbox(tmp_path: Path) -> None:
+    with serving(tmp_path, "--port", "0") as address:
+        sent = run(tmp_path, "send", "dev", "hello", "--repeat", "2", "--json", "--to", f"{address}/in/dev")
+        assert sent.returncode == 0
+        assert [line["status"] for line in lines(sent.stdout)] == ["accepted", "duplicate"]
+        listed = run(tmp_path, "send", "--list").stdout
+        assert listed.startswith("dev ")
+        for name in re.findall(r"^(\S+)", listed, re.MULTILINE)[1:]:
+            sent = run(tmp_path, "send", name, "--json", "--to", f"{address}/in/{name}")
+            assert sent.returncode == 0, f"{name}: {sent.stdout}"
+            break  # tests of presets try them all
+    keys = tmp_path / "state" / "oncehook" / "development-keys.json"
+    assert keys.stat().st_mode & 0o777 == 0o600
+
+
+def test_half_a_file_of_development_keys_is_made_anew(tmp_path: Path) -> None:
+    keys = tmp_path / "state" / "oncehook" / "development-keys.json"
+    keys.parent.mkdir(parents=True)
+    keys.write_text('{"stripe": ["abc')
+    done = run(tmp_path, "send", "--list")
+    assert done.returncode == 0
+    assert isinstance(json.loads(keys.read_text()), dict)
+
+
+def test_an_inbox_made_in_python(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from oncehook import Inbox\n"
+        "inbox = Inbox('sqlite:./app.db')\n"
+        "inbox.source('orders', verify={'scheme': 'hmac', 'header': 'X-Signature'}, secret_env='ORDERS_SECRET')\n"
+    )
+    with serving(tmp_path, "app:inbox", "--port", "0") as address:
+        assert run(tmp_path, "health", "--server", address).returncode == 0
+    assert (tmp_path / "app.db").exists()
+
+
+# -- send, health, doctor, db on a running server ----------------------------------------------
+
+
+def test_send_and_health(folder: Path) -> None:
+    with serving(folder) as address:
+        sent = run(folder, "send", "orders", "order.paid", "--repeat", "2", "--json")
+        assert sent.returncode == 0
+        first, second = lines(sent.stdout)
+        assert (first["status"], second["status"]) == ("accepted", "duplicate")
+        assert first["event_id"] == second["event_id"]
+        for source in ("orders", "token"):
+            forged = run(folder, "send", source, "--bad-signature", "--json")
+            assert forged.returncode == 0
+            assert lines(forged.stdout)[0]["code"] == "signature_invalid"
+        spoken = run(folder, "send", "orders")
+        assert re.match(r"→ 200 in \d+ ms   evt_[0-9a-f]{32}   accepted", spoken.stdout)
+        (folder / "body.json").write_text('{"id": "from a file"}')
+        assert run(folder, "send", "orders", "--file", "body.json").returncode == 0
+        elsewhere = run(folder, "send", "orders", "--to", f"{address}/livez")
+        assert elsewhere.returncode == 1
+        healthy = run(folder, "health")
+        assert (healthy.returncode, healthy.stdout) == (0, "ready\n")
+    with contextlib.closing(sqlite3.connect(folder / "inbox.db")) as store:
+        kept = store.execute("SELECT key, body, head FROM events ORDER BY id").fetchall()
+    assert [key for key, _, _ in kept][-1] == "from a file"
+    assert b"canary-secret" not in b"".join(body + head for _, body, head in kept)
+    assert kept[0][2].count(b"\r\nhost: ") == 1, "two Host headers are refused by many"
+
+
+def test_doctor(folder: Path) -> None:
+    early = run(folder, "doctor")
+    assert (early.returncode, "oncehook db migrate" in early.stdout) == (1, True)
+    with serving(folder):
+        run(folder, "send", "orders", "--repeat", "3")
+        well = run(folder, "doctor")
+        assert well.returncode == 0, well.stdout
+        told = json.loads(run(folder, "doctor", "--json").stdout)
+        assert all(check["ok"] for check in told)
+        assert {"settings", "schema", "file", "arrivals", "events", "keys", "writer"} <= {c["name"] for c in told}
+    with contextlib.closing(sqlite3.connect(folder / "inbox.db", isolation_level=None)) as store:
+        store.execute("UPDATE counters SET n = n + 1 WHERE what = 'accepted'")
+    ill = run(folder, "doctor")
+    assert ill.returncode == 1
+    assert re.search(r"FAIL +arrivals +does not hold", ill.stdout)
+    assert "→ This must never happen" in ill.stdout
+
+
+def test_doctor_on_a_file_that_is_no_database(folder: Path) -> None:
+    (folder / "inbox.db").write_bytes(b"this is no database" * 1000)
+    done = run(folder, "doctor")
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "FAIL" in done.stdout
+
+
+def test_db(folder: Path) -> None:
+    behind = run(folder, "db", "status")
+    assert behind.returncode == 1
+    assert behind.stdout.startswith("version 0 of ")
+    done = run(folder, "db", "migrate")
+    assert (done.returncode, done.stdout.startswith("applied 0001_")) == (0, True)
+    assert "schema at version" in done.stderr
+    state = run(folder, "db", "status", "--json")
+    assert state.returncode == 0
+    assert json.loads(state.stdout)["pending"] == []
+    with serving(folder):
+        again = run(folder, "db", "migrate")
+        assert (again.returncode, again.stdout) == (0, ""), "with nothing to do, a running server is not in the way"
+        assert run(folder, "db", "status").returncode == 0
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+def test_db_sql_connects_to_nothing(tmp_path: Path, engine: str) -> None:
+    done = run(tmp_path, "db", "sql", "--engine", engine)
+    assert done.returncode == 0
+    assert "CREATE TABLE events" in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
+def test_health_says_no_while_the_store_cannot_write(folder: Path) -> None:
+    with serving(folder), contextlib.closing(sqlite3.connect(folder / "inbox.db", isolation_level=None)) as rival:
+        rival.execute("BEGIN IMMEDIATE")
+        done = run(folder, "health")
+        assert (done.returncode, done.stdout) == (1, "not ready\n")
+        rival.execute("ROLLBACK")
+
+
+def test_the_demo(tmp_path: Path) -> None:
+    done = run(tmp_path, "demo", "--seconds", "1", "--rate", "20", "--port", "0", TMPDIR=str(tmp_path))
+    assert done.returncode == 0
+    assert re.search(r"\d+ hooks sent: \d+ events kept", done.stderr)
+    assert not list(tmp_path.glob("oncehook-demo-*"))
+
+
+@pytest.mark.parametrize(
+    ("host", "address"),
+    [
+        *(("127.0.0.1", "http://127.0.0.1:4020"), ("0.0.0.0", "http://127.0.0.1:4020"), ("::", "http://[::1]:4020")),
+        *(("::1", "http://[::1]:4020"), ("localhost", "http://localhost:4020")),
+    ],
+)
+def test_where_commands_find_the_server(host: str, address: str) -> None:
+    assert address_of(ServerConfig(host=host)) == address

@@ -1,0 +1,213 @@
+"""A source, compiled from settings and preset: what is believed, what is kept, what is refused at start."""
+
+from __future__ import annotations
+
+import json
+import math
+from ipaddress import ip_network
+from typing import Any
+
+import pytest
+
+from oncehook.errors import ConfigError, SignatureInvalid
+from oncehook.keys import DEFAULT_KEY
+from oncehook.model import Arrival
+from oncehook.sources import Preset, Source, Splitter, build, split_at
+from oncehook.verify import Basic, Either, Hmac, Nothing, Scheme, StandardWebhooks, Token
+
+HMAC = Hmac(header="X-Signature")
+PRESET = Preset(
+    name="acme", title="Acme", scheme=HMAC, key="$.id", subject="$.object", type="$.kind", on_missing_key="body_hash",
+    max_body="4MiB", budget="2s", keep_keys="10d", ignore=("ping",), redact=("$.password",), volatile=("$.try",),
+    unavailable=429, rejected=403, needs=("secret", "verify_token"),
+)  # fmt: skip
+
+
+def acme(**settings: Any) -> Source:
+    return build("acme", preset=PRESET, secrets=[b"s"], verify_token=b"t", **settings)
+
+
+def arrival(body: bytes = b"{}", **headers: str) -> Arrival:
+    return Arrival("s", [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()], body)
+
+
+# -- no source without a check (S4) ------------------------------------------------------------
+
+
+def test_verification_must_be_said() -> None:
+    with pytest.raises(ConfigError, match="does not say how its arrivals are verified"):
+        build("orders")
+    build("orders", scheme=Nothing()).verifier(arrival())
+
+
+@pytest.mark.parametrize("secrets", [[], [b""], [b"  "], [b"good", b""]])
+@pytest.mark.parametrize("scheme", [HMAC, Token(place="header:X-Token"), StandardWebhooks(), Basic()])
+def test_no_secret_no_source(scheme: Scheme, secrets: list[bytes]) -> None:
+    with pytest.raises(ConfigError):
+        build("orders", scheme=scheme, secrets=secrets)
+
+
+@pytest.mark.parametrize("given", [{"secrets": [b"s"]}, {"verify_token": b"t"}, {}])
+def test_what_a_preset_needs(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"needs `(secret|verify_token)`"):
+        build("acme", preset=PRESET, **given)
+
+
+def test_a_verifier_of_ones_own_replaces_that_of_the_preset() -> None:
+    source = build("acme", preset=PRESET, scheme=Token(place="header:X-Token"), secrets=[b"t"])
+    source.verifier(arrival(x_token="t"))
+    with pytest.raises(SignatureInvalid):
+        source.verifier(arrival())
+    assert source.masked >= {b"x-token"}
+    assert source.rules.read(arrival(b'{"id": 1}')).key == ("1",)
+
+
+# -- settings over preset over defaults --------------------------------------------------------
+
+
+def test_defaults() -> None:
+    source = build("orders", scheme=HMAC, secrets=[b"s"])
+    assert (source.max_body, source.budget, source.keep) == (1 << 20, 0.8, 30 * 86400)
+    assert (source.on_missing_key, source.reject_conflicts, source.path) == ("accept", False, "orders")
+    assert (source.unavailable, source.rejected, source.loopback_only) == (503, 401, False)
+
+
+def test_the_preset_speaks_where_the_settings_do_not() -> None:
+    source = acme()
+    assert (source.max_body, source.budget, source.keep) == (4 << 20, 2.0, 10 * 86400)
+    assert (source.on_missing_key, source.unavailable, source.rejected) == ("body_hash", 429, 403)
+    read = source.rules.read(arrival(b'{"id": 1, "object": "o", "kind": "k"}'))
+    assert (read.key, read.subject, read.type) == (("1",), "o", "k")
+    assert source.ignored is not None
+    assert source.ignored.match("ping")
+    assert not source.ignored.match("pinger")
+    assert source.body_hash(b'{"try": 1}') == source.body_hash(b'{"try": 2}')
+
+
+def test_the_settings_have_the_last_word() -> None:
+    source = acme(
+        key="$.other", subject="$.s", type="$.t", on_missing_key="reject", max_body=10, budget=9.0, keep_keys=5.0,
+        ignore=[], redact=[], volatile=[], on_conflict="reject", path="p4th",
+    )  # fmt: skip
+    assert (source.max_body, source.budget, source.keep, source.path) == (10, 9.0, 5.0, "p4th")
+    assert (source.on_missing_key, source.reject_conflicts) == ("reject", True)
+    assert (source.ignored, source.redaction) == (None, None)
+    read = source.rules.read(arrival(b'{"id": 1, "other": 2, "s": "o", "t": "k"}'))
+    assert (read.key, read.subject, read.type) == (("2",), "o", "k")
+    assert source.body_hash(b'{"try": 1}') != source.body_hash(b'{"try": 2}')
+
+
+def test_no_key_can_be_asked_for() -> None:
+    assert acme(key="none").rules.read(arrival(b'{"id": 1}')).key is None
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [("accept", ("accept", 60)), ("body_hash", ("body_hash", 60)), ("body_hash:2s", ("body_hash", 2))],
+)
+def test_what_a_missing_key_means(policy: str, expected: tuple[str, float]) -> None:
+    source = build("orders", scheme=Nothing(), on_missing_key=policy, keep_keys=60)
+    assert (source.on_missing_key, source.missing_keep) == expected
+
+
+def test_tolerance_can_be_turned_off_by_name() -> None:
+    stamped = Hmac(header="X-Signature", signed="{timestamp}.{body}", timestamp="header:X-Time")
+    old = stamped.sign(arrival(), b"s", at=1000.0)
+    with pytest.raises(SignatureInvalid):
+        build("orders", scheme=stamped, secrets=[b"s"]).verifier(old)
+    build("orders", scheme=stamped, secrets=[b"s"], tolerance=math.inf).verifier(old)
+    preset = Preset(name="old", title="Old", scheme=stamped, tolerance="off")
+    build("old", preset=preset, secrets=[b"s"]).verifier(old)
+
+
+# -- where a key may stand ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("scheme", "secrets", "from_header"),
+    [
+        (Nothing(), [], True),
+        (Token(place="header:X-Token"), [b"t"], True),
+        (Basic(), [b"a:b"], True),
+        (HMAC, [b"s"], False),
+        (StandardWebhooks(), [b"whsec_" + b"MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz"], False),
+    ],
+)
+def test_a_header_is_a_key_by_default_where_nothing_better_is_signed(
+    scheme: Scheme, secrets: list[bytes], from_header: bool
+) -> None:
+    source = build("orders", scheme=scheme, secrets=secrets)
+    places = source.places["key"]
+    assert places == (list(DEFAULT_KEY) if from_header else list(DEFAULT_KEY)[1:])
+
+
+# -- what must not be kept (S25) ---------------------------------------------------------------
+
+
+def test_headers_that_carry_secrets_are_masked() -> None:
+    always = {b"authorization", b"proxy-authorization", b"cookie"}
+    assert build("a", scheme=Nothing()).masked >= always
+    assert build("a", scheme=Token(place="header:X-Key"), secrets=[b"t"]).masked >= {*always, b"x-key"}
+
+
+@pytest.mark.parametrize(
+    "scheme", [Token(place="body:auth.token"), Either(HMAC, Token(place="body:auth.token"))], ids=["token", "either"]
+)
+def test_a_secret_in_the_body_is_redacted_unless_told_otherwise(scheme: Scheme) -> None:
+    body = b'{"auth": {"token": "t", "user": "u"}, "id": 1}'
+    source = build("a", scheme=scheme, secrets=[b"t"])
+    assert source.redaction is not None
+    assert json.loads(source.redaction(body)) == {"auth": {"token": "[redacted]", "user": "u"}, "id": 1}
+    assert build("a", scheme=scheme, secrets=[b"t"], redact=[]).redaction is None
+
+
+# -- networks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("peer", "allowed"),
+    [("192.0.2.1", True), ("192.0.3.1", False), ("2001:db8::1", True), ("::1", False), ("unknown", False), ("", False)],
+)
+def test_allowed_networks(peer: str, allowed: bool) -> None:
+    networks = [ip_network("192.0.2.0/24"), ip_network("2001:db8::/32")]
+    assert build("a", scheme=Nothing(), ip_allow=networks).allows(peer) is allowed
+    assert build("a", scheme=Nothing()).allows(peer)
+
+
+# -- splitting ---------------------------------------------------------------------------------
+
+
+def parts(splitter: Splitter, data: Any) -> list[Any]:
+    return list(splitter(data, arrival()))
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "expected"),
+    [
+        ("$", [1, 2], [[1], [2]]),
+        ("$[*]", [1], [[1]]),
+        ("$", {"a": 1}, [{"a": 1}]),
+        ("$.a", {"a": [1, 2], "b": 3}, [{"a": [1], "b": 3}, {"a": [2], "b": 3}]),
+        ("$.a[*]", {"a": [1]}, [{"a": [1]}]),
+        ("$.a.b", {"a": {"b": [1, 2], "c": 3}}, [{"a": {"b": [1], "c": 3}}, {"a": {"b": [2], "c": 3}}]),
+        ("$.a", {"a": []}, []),
+        ("$.a", {"a": "text"}, [{"a": "text"}]),
+        ("$.a.b", {"a": [1]}, [{"a": [1]}]),
+        ("$.a", None, [None]),
+    ],
+)
+def test_each_part_is_the_envelope_with_one_item(path: str, data: Any, expected: list[Any]) -> None:
+    before = json.dumps(data)
+    assert parts(split_at(path), data) == expected
+    assert json.dumps(data) == before
+
+
+def test_parts_are_made_one_by_one() -> None:
+    envelope = {**{f"k{n}": n for n in range(1000)}, "a": [1] * 100_000}
+    assert next(iter(split_at("$.a")(envelope, arrival())))["a"] == [1]
+
+
+@pytest.mark.parametrize("path", ["", "events", "$.a[0]", "$..a", "$.a[?@.b]", "$.", "$['a']", "$.a b"])
+def test_what_is_not_the_path_of_an_array(path: str) -> None:
+    with pytest.raises(ConfigError, match="split takes the path of an array"):
+        split_at(path)

@@ -1,0 +1,245 @@
+"""What can be seen without running anything: one door to time and chance, constant SQL (R76), names that are there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import oncehook
+
+PACKAGE = Path(oncehook.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+assert len(MODULES) > 40
+
+EXECUTING = {"execute", "executemany", "executescript"}
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.module or ""
+
+
+# -- time and chance ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_only_the_clock_knows_time_and_chance(path: Path) -> None:
+    if path != PACKAGE / "clock.py":
+        assert not {"time", "random", "secrets"} & set(imported(parsed(path)))
+
+
+def now_calls(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("now", "utcnow", "today", "urandom", "uuid4", "uuid1"):
+            owner = ast.unparse(node.value)
+            if owner.split(".")[-1] in ("datetime", "date", "os", "uuid"):
+                yield f"{owner}.{node.attr}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nobody_goes_round_the_clock(path: Path) -> None:
+    if path != PACKAGE / "clock.py":
+        assert not list(now_calls(parsed(path)))
+
+
+# -- SQL ---------------------------------------------------------------------------------------
+
+
+def is_constant(node: ast.expr, constants: set[str]) -> bool:
+    """Text that no value can get into: literals, sums of such, and names, attributes or entries of such."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, str)
+    if isinstance(node, ast.BinOp):
+        return isinstance(node.op, ast.Add) and all(is_constant(side, constants) for side in (node.left, node.right))
+    if isinstance(node, ast.Name):
+        return node.id in constants
+    if isinstance(node, ast.Attribute):  # statements.FIND
+        return isinstance(node.value, ast.Name) and node.attr.isupper()
+    if isinstance(node, ast.Subscript):
+        return is_constant(node.value, constants)
+    return False
+
+
+def assigned(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    """Names given at the top of a module, with their values."""
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            yield node.targets[0].id, node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            yield node.target.id, node.value
+
+
+def constants_of(tree: ast.Module) -> set[str]:
+    """Names at the top of a module that hold constant text, tables of it, or come from another module in capitals."""
+    found = {
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if (alias.asname or alias.name).isupper()
+    }
+    for name, value in assigned(tree):
+        entries = list(value.values) if isinstance(value, ast.Dict) else [value]
+        if all(is_constant(entry, found) for entry in entries):
+            found.add(name)
+    return found
+
+
+class Statements(ast.NodeVisitor):
+    """Every place in a module that hands text to the database, when that text is not constant."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.constants = constants_of(tree)
+        self.scopes: list[set[str]] = []
+        self.wrong: list[str] = []
+        self.seen = 0
+        self.visit(tree)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self.scopes.append(self.local_constants(node))
+        self.generic_visit(node)
+        self.scopes.pop()
+
+    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+
+    def local_constants(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
+        """Names that a function gives constant text, or takes from a loop over such; and `statement` parameters.
+
+        A parameter called `statement` only hands on: whoever calls that function is looked at instead.
+        """
+        arguments = [*node.args.args, *node.args.kwonlyargs]
+        found = {argument.arg for argument in arguments if argument.arg == "statement"}
+        known = self.constants | found
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Assign) and isinstance(inner.targets[0], ast.Name):
+                if is_constant(inner.value, known):
+                    found.add(inner.targets[0].id)
+            elif isinstance(inner, ast.For) and isinstance(inner.target, ast.Name):
+                values = inner.iter.elts if isinstance(inner.iter, ast.Tuple | ast.List) else []
+                if values and all(is_constant(value, known) for value in values):
+                    found.add(inner.target.id)
+        return found
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        places = {0} if name in EXECUTING else HANDING.get(name, set())
+        texts = [node.args[place] for place in places if place < len(node.args)]
+        if texts:
+            self.seen += 1
+            known = self.constants.union(*self.scopes)
+            if not any(is_constant(text, known) for text in texts):
+                self.wrong.append(f"line {node.lineno}: {ast.unparse(texts[-1])[:80]}")
+        self.generic_visit(node)
+
+
+STORE = sorted((PACKAGE / "store").rglob("*.py"))
+HANDS_ON = r"(?:execute\w*|rows)\((?:\w+, )?statement\b"
+
+
+def handing_functions() -> dict[str, set[int]]:
+    """Functions of the store that hand a `statement` on to the database, and at which places (self left out)."""
+    found: dict[str, set[int]] = {}
+    for path in STORE:
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                names = [argument.arg for argument in node.args.args if argument.arg != "self"]
+                if "statement" in names and re.search(HANDS_ON, ast.unparse(node)):
+                    found.setdefault(node.name, set()).add(names.index("statement"))
+    return found
+
+
+HANDING = handing_functions()
+
+ALLOWED = {"sqlite/opening.py": {"statement"}, "postgres_open.py": {"step.sql.encode()"}}
+"""The numbered files of the schema: text of ours that is read at start."""
+
+
+@pytest.mark.parametrize("path", STORE, ids=lambda path: str(path.relative_to(PACKAGE / "store")))
+def test_sql_is_constant_text(path: Path) -> None:
+    allowed = ALLOWED.get(str(path.relative_to(PACKAGE / "store")), set())
+    wrong = [line for line in Statements(parsed(path)).wrong if line.partition(": ")[2] not in allowed]
+    assert not wrong, f"{path.name}: {wrong}"
+
+
+def test_the_check_sees_statements_at_all() -> None:
+    assert sum(Statements(parsed(path)).seen for path in STORE) > 30
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'c.execute(f"SELECT {x}")',
+        'c.execute("SELECT %s" % x)',
+        'c.execute("SELECT " + x)',
+        'c.execute("SELECT {}".format(x))',
+        'c.execute(" ".join(x))',
+        'Q = "SELECT {}"\nc.execute(Q.format(x))',
+        "c.executemany(build(x), [])",
+        "def f(text):\n    c.execute(text)",
+        'def f(x):\n    q = f"SELECT {x}"\n    c.execute(q)',
+        "Q = make()\nc.execute(Q)",
+        'Q = {1: f"{x}"}\nc.execute(Q[1])',
+    ],
+)
+def test_the_check_sees_formatted_sql(code: str) -> None:
+    assert Statements(ast.parse(code)).wrong
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'c.execute("SELECT 1")',
+        'Q = "SELECT 1"\nc.execute(Q + " LIMIT ?", (x,))',
+        'Q: str = "SELECT 1"\nT = {1: Q + "x"}\nc.execute(T[x])',
+        'def f():\n    for q in ("PRAGMA a", "PRAGMA b"):\n        c.execute(q)',
+        "from m import QUERY\nc.execute(QUERY)",
+    ],
+)
+def test_the_check_lets_constant_sql_pass(code: str) -> None:
+    assert not Statements(ast.parse(code)).wrong
+
+
+def test_sql_stays_in_the_store() -> None:
+    elsewhere = [path for path in MODULES if PACKAGE / "store" not in path.parents and "contrib" not in path.parts]
+    talking = {
+        str(path.relative_to(PACKAGE))
+        for path in elsewhere
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.Attribute) and node.attr in EXECUTING
+    }
+    assert talking <= {"claims.py"}
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+def module_names() -> list[str]:
+    return [module.name for module in pkgutil.walk_packages([str(PACKAGE)], "oncehook.")]
+
+
+@pytest.mark.parametrize("name", ["oncehook", *module_names()])
+def test_public_names_are_there(name: str) -> None:
+    if name.endswith("__main__"):
+        return
+    module = importlib.import_module(name)
+    assert module.__doc__ or not Path(str(module.__file__)).read_text().strip(), "a module says what it is for"
+    for public in getattr(module, "__all__", ()):
+        assert getattr(module, public) is not None
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_module_is_two_nouns(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 520
