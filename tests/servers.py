@@ -45,9 +45,8 @@ class Postgres:
         self._owner = _unprivileged(self._folder)
         self._programs = _programs(self._folder, as_other=bool(self._owner))
         self._process: subprocess.Popen[bytes] | None = None
-        self.port = _free_port()
         self._initialise()
-        self.start()
+        self._start_on_a_free_port()
 
     @property
     def url(self) -> str:
@@ -104,6 +103,17 @@ class Postgres:
     @property
     def _log(self) -> Path:
         return self._folder / "log"
+
+    def _start_on_a_free_port(self) -> None:
+        # between asking for a free port and taking it somebody else may be quicker
+        for last in (False, False, True):
+            self.port = _free_port()
+            try:
+                return self.start()
+            except RuntimeError:
+                self.stop(immediate=True)
+                if last:
+                    raise
 
     def _initialise(self) -> None:
         command = [str(self._programs / "initdb"), "-D", str(self._data), "-U", "oncehook"]

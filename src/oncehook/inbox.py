@@ -44,6 +44,7 @@ class Inbox:
     def __init__(self, store: str = "sqlite:./oncehook.db", *, migrate: bool = True) -> None:
         self.store: Store = open_store(store)
         self.observer = Observer(self.store.engine.value)
+        self.store.watch = self.observer.operation
         self.sources: dict[str, Source] = {}
         self.routes: list[routes.Route] = []
         self.destinations: dict[str, object] = {}

@@ -14,11 +14,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import IO, Any, Final
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram, generate_latest
-from prometheus_client import Counter as Metric
+from prometheus_client import generate_latest
 
 from oncehook import __version__, clock
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
+from oncehook.metrics import Count, Level, Panel, Spread
 from oncehook.model import Arrival, Item, Mark, Rejection
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS
@@ -30,60 +30,50 @@ _SIZES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 167772
 
 
 class Observer:
-    """Counts and tells. One per inbox, with a registry of its own."""
+    """Counts and tells. One per inbox."""
 
     def __init__(self, engine: str) -> None:
-        self.registry = CollectorRegistry()
         self.verbose = False
         """On a terminal every arrival is worth a line; elsewhere only what somebody may have to act on."""
-        self._arrivals = Metric(
-            "oncehook_arrivals", "Arrivals by outcome", ["source", "outcome"], registry=self.registry
+        self._arrivals = Count("oncehook_arrivals", "Arrivals by outcome", "source", "outcome")
+        self._acks = Spread("oncehook_ack_duration_seconds", "From the whole request to its answer", "source", _FAST)
+        self._sizes = Spread("oncehook_arrival_size_bytes", "Size of bodies", "source", _SIZES)
+        self._unkeyed = Count("oncehook_unkeyed", "Events accepted although no key was found", "source")
+        self._unparsed = Count("oncehook_unparsed", "Verified events whose body could not be read", "source")
+        self._store_errors = Count("oncehook_store_errors", "Operations the store could not do", "operation")
+        self._store_errors.add("record", by=0)
+        self._operations = Spread(
+            "oncehook_store_operation_duration_seconds", "Time of a store operation", "operation", _FAST
         )
-        self._acks = Histogram(
-            "oncehook_ack_duration_seconds", "From the whole request to its answer", ["source"],
-            buckets=_FAST, registry=self.registry,
-        )  # fmt: skip
-        self._sizes = Histogram(
-            "oncehook_arrival_size_bytes", "Size of bodies", ["source"], buckets=_SIZES, registry=self.registry
-        )
-        self._unkeyed = Metric(
-            "oncehook_unkeyed", "Events accepted although no key was found", ["source"], registry=self.registry
-        )
-        self._unparsed = Metric(
-            "oncehook_unparsed", "Verified events whose body could not be read", ["source"], registry=self.registry
-        )
-        self._store_errors = Metric(
-            "oncehook_store_errors", "Operations the store could not do", ["operation"], registry=self.registry
-        )
-        self._store_errors.labels("record")  # at nought from the start, so that its first rise is seen
-        self.store_duration = Histogram(
-            "oncehook_store_operation_duration_seconds", "Time of a store operation", ["operation"],
-            buckets=_FAST, registry=self.registry,
-        )  # fmt: skip
-        self._store_size = Gauge("oncehook_store_size_bytes", "Bytes the store takes on disk", registry=self.registry)
-        info = Gauge("oncehook_build_info", "Version and store", ["version", "store"], registry=self.registry)
-        info.labels(__version__, engine).set(1)
+        self._store_size = Level("oncehook_store_size_bytes", "Bytes the store takes on disk")
+        info = Level("oncehook_build_info", "Version and store", "version", "store")
+        info.set(1, __version__, engine)
+        self._panel = Panel()
+        for instrument in (
+            self._arrivals, self._acks, self._sizes, self._unkeyed, self._unparsed,
+            self._store_errors, self._operations, self._store_size, info,
+        ):  # fmt: skip
+            self._panel.mount(instrument)
         self._rejections: deque[Rejection] = deque(maxlen=KEPT_REJECTIONS)
         self._counts: Counter[tuple[int, str]] = Counter()
-        # Labelled children by name: looking one up through labels() costs as much as counting.
-        self._children: dict[tuple[str, str], Any] = {}
 
     def arrival(
         self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
     ) -> None:
         for outcome in outcomes:
-            self._count(source, outcome)
-        child = self._children.get((source, "ack"))
-        if child is None:
-            child = self._children[source, "ack"] = (self._acks.labels(source), self._sizes.labels(source))
-        child[0].observe(seconds)
-        child[1].observe(size)
+            self._arrivals.add(source, outcome)
+        self._acks.add(source, seconds)
+        self._sizes.add(source, size)
         for item in items:
             if item.marks:
                 self._count_marks(source, item.marks)
         level = logging.WARNING if "conflict" in outcomes else logging.INFO if self.verbose else logging.DEBUG
         if log.isEnabledFor(level):
             self._tell(level, source, outcomes, seconds, items, ids)
+
+    def operation(self, name: str, seconds: float) -> None:
+        """The store did something, and took this long."""
+        self._operations.add(name, seconds)
 
     def _tell(
         self, level: int, source: str, outcomes: Sequence[str], seconds: float, items: Sequence[Item], ids: list[str]
@@ -103,7 +93,7 @@ class Observer:
     def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
         # An unknown source's name is a stranger's text: never a label, and never as it came.
         name = "unknown" if source is None else source.name
-        self._count(name, "rejected")
+        self._arrivals.add(name, "rejected")
         if source is not None:
             self._counts[source.number, "rejected"] += 1
         reason = error.reason if isinstance(error, SignatureInvalid) else error.code
@@ -113,21 +103,15 @@ class Observer:
         log.info("arrival.rejected", extra={"fields": fields})
 
     def unavailable(self, source: str, error: StoreUnavailable) -> None:
-        self._count(source, "error")
-        self._store_errors.labels("record").inc()
+        self._arrivals.add(source, "error")
+        self._store_errors.add("record")
         log.warning("arrival.error", extra={"fields": {"source": source, "code": error.code, "error": str(error)}})
-
-    def _count(self, source: str, outcome: str) -> None:
-        child = self._children.get((source, outcome))
-        if child is None:
-            child = self._children[source, outcome] = self._arrivals.labels(source, outcome)
-        child.inc()
 
     def _count_marks(self, source: str, marks: Mark) -> None:
         if Mark.unkeyed in marks:
-            self._unkeyed.labels(source).inc()
+            self._unkeyed.add(source)
         if Mark.unparsed in marks:
-            self._unparsed.labels(source).inc()
+            self._unparsed.add(source)
 
     def take_rejections(self) -> tuple[list[Rejection], Counter[tuple[int, str]]]:
         """What was rejected since the last call, to be written down; the ring is bounded, the counts are not."""
@@ -139,7 +123,7 @@ class Observer:
         """The metrics in Prometheus's text format."""
         if store_size is not None:
             self._store_size.set(store_size)
-        return generate_latest(self.registry)
+        return generate_latest(self._panel)
 
 
 # -- how lines look ----------------------------------------------------------------------------

@@ -116,7 +116,9 @@ HEAD = b"POST /in/orders HTTP/1.1\r\nHost: test\r\nContent-Length: 100\r\n"
 # -- slow --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("at_once", "slowly"), [(b"", HEAD), (HEAD + b"\r\n", b"x" * 99), (b"", b"")])
+@pytest.mark.parametrize(
+    ("at_once", "slowly"), [(b"", HEAD), (HEAD + b"\r\n", b"x" * 99), (b"", b"")], ids=["head", "body", "nothing"]
+)
 async def test_a_slow_request_ends_with_408(tmp_path: Path, at_once: bytes, slowly: bytes) -> None:
     async with serving(tmp_path) as served:
         reader, writer = await served.dial()
@@ -128,7 +130,7 @@ async def test_a_slow_request_ends_with_408(tmp_path: Path, at_once: bytes, slow
         assert served.keys() == []
 
 
-@pytest.mark.parametrize("tail", [HEAD[:20], HEAD + b"\r\n"])
+@pytest.mark.parametrize("tail", [HEAD[:20], HEAD + b"\r\n"], ids=["head", "body"])
 async def test_deadlines_hold_for_the_second_request_of_a_connection(tmp_path: Path, tail: bytes) -> None:
     async with serving(tmp_path) as served:
         client, body = served.client(), hook("first")

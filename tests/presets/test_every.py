@@ -32,25 +32,43 @@ SAMPLES = [(name, kind) for name in NAMES for kind in presets.load(name).samples
 PAGES = Path(__file__).resolve().parents[2] / "docs" / "providers"
 URL = "https://hooks.example.com/in/every?tenant=1"
 
-WANTED = frozenset(
-    "whatsapp-cloud messenger 360dialog evolution-api evolution-go waha twilio telegram slack stripe paypal square paddle "
-    "mercadopago shopify hubspot acuity calendly typeform zoom sendgrid mailgun github gitlab linear jira n8n "
-    "standard-webhooks cloudevents generic".split(" ")
-)
-
-# The fact sheet's windows, and how long each sender waits for an answer, where it says so.
-WINDOWS = {
-    **{"whatsapp-cloud": "8d", "messenger": "3d", "360dialog": "8d", "evolution-api": "1d", "evolution-go": "1d"},
-    **{"waha": "1d", "twilio": "1d", "telegram": "2d", "slack": "1d", "stripe": "31d", "paypal": "4d", "square": "4d"},
-    **{"paddle": "4d", "mercadopago": "5d", "shopify": "2d", "hubspot": "2d", "calendly": "2d", "typeform": "1d"},
-    **{"zoom": "1d", "sendgrid": "2d", "mailgun": "1d", "github": "4d", "gitlab": "3d", "linear": "1d", "jira": "1d"},
-    **{"n8n": "7d", "standard-webhooks": "4d"},
-}
-LIMITS = {
-    **{"messenger": "20s", "360dialog": "1s", "evolution-api": "30s", "twilio": "15s", "slack": "3s", "square": "10s"},
-    **{"paddle": "5s", "mercadopago": "5s", "shopify": "5s", "hubspot": "5s", "calendly": "15s", "typeform": "30s"},
-    **{"zoom": "3s", "github": "10s", "gitlab": "10s", "linear": "5s", "standard-webhooks": "15s"},
-}
+# The fact sheet: how long a key must be remembered at least, and how long the sender waits for an answer; - where it
+# does not say.
+SHEET = """
+whatsapp-cloud     8d   -
+messenger          3d   20s
+360dialog          8d   1s
+evolution-api      1d   30s
+evolution-go       1d   -
+waha               1d   -
+twilio             1d   15s
+telegram           2d   -
+slack              1d   3s
+stripe             31d  -
+paypal             4d   -
+square             4d   10s
+paddle             4d   5s
+mercadopago        5d   5s
+shopify            2d   5s
+hubspot            2d   5s
+acuity             -    -
+calendly           2d   15s
+typeform           1d   30s
+zoom               1d   3s
+sendgrid           2d   -
+mailgun            1d   -
+github             4d   10s
+gitlab             3d   10s
+linear             1d   5s
+jira               1d   -
+n8n                7d   -
+standard-webhooks  4d   15s
+cloudevents        -    -
+generic            7d   -
+"""
+SPANS = {name: spans for name, *spans in (line.split() for line in SHEET.strip().splitlines())}
+UNSIGNED = frozenset({b"paypal-cert-url"})
+"""Headers of a signature that it does not cover: this one names a certificate, and the one we hold decides."""
 
 
 def given_to(preset: Preset) -> dict[str, Any]:
@@ -103,7 +121,7 @@ async def running(folder: Path, name: str) -> AsyncIterator[Running]:
 
 
 def test_all_that_are_wanted_are_there() -> None:
-    assert set(NAMES) >= WANTED
+    assert set(NAMES) >= set(SPANS)
 
 
 # -- genuine and forged ------------------------------------------------------------------------
@@ -159,7 +177,7 @@ def _changed_credentials(draft: Arrival, arrival: Arrival) -> Iterator[Arrival]:
     """Every header that signing has put there, with one byte in its middle changed; and the query, if it did that."""
     before = set(draft.headers)
     for place, (header, value) in enumerate(arrival.headers):
-        if (header, value) not in before and header != b"content-type":
+        if (header, value) not in before and header not in UNSIGNED:
             middle = len(value) // 2
             other = value[:middle] + bytes([value[middle] ^ 1]) + value[middle + 1 :]
             yield replace(
@@ -195,12 +213,14 @@ def test_window_outlasts_the_horizon_twice(name: str) -> None:
     preset = presets.load(name)
     keep = units.seconds(preset.keep_keys)
     assert keep >= 2 * units.seconds(preset.horizon)
-    assert keep >= units.seconds(WINDOWS.get(name, "1d"))
+    window = SPANS.get(name, "-")[0]
+    assert window == "-" or keep >= units.seconds(window)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_answer_comes_before_the_sender_gives_up(name: str) -> None:
-    assert units.seconds(presets.load(name).budget) < units.seconds(LIMITS.get(name, "10s"))
+    limit = SPANS.get(name, "--")[1]
+    assert units.seconds(presets.load(name).budget) < units.seconds("10s" if limit == "-" else limit)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -314,7 +334,7 @@ def test_no_genuine_body_is_refused_or_lost(tmp_path: Path, name: str) -> None:
         on = opened(tmp_path, name)
         runner.run(on.inbox.start())
 
-        @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
         @given(bodies(name))
         def check(drawn: tuple[str, bytes]) -> None:
             runner.run(_is_kept(on, *drawn))
@@ -332,10 +352,6 @@ async def _is_kept(on: Running, kind: str, body: bytes) -> None:
         assert await on.refuses(sending.draft(on.source, kind, body=body))
         return
     receipt = await on.take(arrival)
-    if receipt.outcome == "rejected":  # a proof that stands in the body was spoilt with it
-        assert not on.preset.body_authenticated
-        assert receipt.reply.status == on.source.rejected
-        return
     assert receipt.outcome in ("accepted", "duplicate", "conflict", "ignored", "handshake"), receipt
     assert 200 <= receipt.reply.status < 300
     if receipt.outcome == "ignored":  # there was nothing in it

@@ -113,7 +113,7 @@ class Statements(ast.NodeVisitor):
         self.generic_visit(node)
         self.scopes.pop()
 
-    visit_AsyncFunctionDef = visit_FunctionDef  # type: ignore[assignment]
+    visit_AsyncFunctionDef = visit_FunctionDef
 
     def local_constants(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> set[str]:
         """Names that a function gives constant text, or takes from a loop over such; and `statement` parameters.

@@ -8,7 +8,7 @@ house (the store looks after itself).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -42,6 +42,14 @@ class Numbers:
 
     sources: Mapping[str, int]
     destinations: Mapping[str, int]
+
+
+Watch = Callable[[str, float], None]
+"""Is told the name of an operation and its seconds."""
+
+
+def unwatched(operation: str, seconds: float) -> None:
+    """Nobody looks."""
 
 
 class Pending:
@@ -84,6 +92,8 @@ class Store(Protocol):
     """What oncehook asks of a database."""
 
     engine: Engine
+    watch: Watch
+    """Told on the loop how long each commit took; may be replaced before `open`."""
 
     # -- house: opening --------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from oncehook.model import (
     StoredEvent,
 )
 from oncehook.store import migrate as migrations
-from oncehook.store.base import KEPT_REJECTIONS, Numbers, Pending
+from oncehook.store.base import KEPT_REJECTIONS, Numbers, Pending, Watch, unwatched
 
 try:
     import psycopg as psycopg
@@ -60,9 +60,11 @@ class PostgresStore:
     ) -> None:
         self._here = postgres_open.place(url, schema, search_path)
         self._unsafe = unsafe
+        self.watch: Watch = unwatched
         self._reader = Reader(self._here)
         self._commit = GroupCommit(
             self._connect_hot,
+            lambda operation, seconds: self.watch(operation, seconds),
             connections=intake_connections,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,

@@ -20,7 +20,7 @@ import psycopg
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Outcome, Verdict
-from oncehook.store.base import Pending, answer, refuse
+from oncehook.store.base import Pending, Watch, answer, refuse
 from oncehook.store.postgres_intake import INTAKE, Rows, verdicts
 from oncehook.store.postgres_open import PATIENCE, SILENCE, cut, is_alive
 from oncehook.store.postgres_wire import Column, Connection
@@ -48,9 +48,10 @@ class GroupCommit:
     """The line of arrivals that wait, and the writers that serve it. Lives on one event loop."""
 
     def __init__(
-        self, connect: Connect, *, connections: int, max_waiting: int, max_waiting_bytes: int, batch: int
+        self, connect: Connect, watch: Watch, *, connections: int, max_waiting: int, max_waiting_bytes: int, batch: int
     ) -> None:
         self.connect = connect
+        self.watch = watch
         self.closing = False
         self.stopped = False
         self._waiting: deque[Pending] = deque()
@@ -74,13 +75,16 @@ class GroupCommit:
             raise StoreUnavailable("The store is not open.")
         if len(self._waiting) >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
             raise Overloaded
-        if all(writer.unreachable for writer in self._writers):
+        if self._is_unreachable():
             raise StoreUnavailable("PostgreSQL cannot be reached.") from self._writers[0].unreachable
         pending = Pending(intake, self._loop.create_future())
         self._waiting.append(pending)
         self._waiting_bytes += pending.size
         self.wake()
         return pending
+
+    def _is_unreachable(self) -> bool:
+        return all(writer.unreachable for writer in self._writers)
 
     def take(self) -> list[Pending]:
         """The next group: what waits now, up to the limit, without those whose sender has gone."""
@@ -125,7 +129,7 @@ class GroupCommit:
             if not rest.done():
                 rest.set_result(None)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=CLOSE_SECONDS)
+            await asyncio.wait(self._tasks, timeout=0 if self._is_unreachable() else CLOSE_SECONDS)
             self.stopped = True
             for writer in self._writers:
                 writer.cut()
@@ -208,6 +212,7 @@ class _Writer:
 
     async def _commit(self, link: _Link, batch: Sequence[Pending]) -> None:
         """Write a group; when one of its rows is to blame, find it by halving, so that only its sender fails."""
+        started = clock.perf()
         try:
             outcome = await link.write(batch)
         except (psycopg.Error, _UnfitError) as error:
@@ -219,6 +224,7 @@ class _Writer:
                 refuse(batch, _unavailable(error))
                 return
         else:
+            self._line.watch("commit", clock.perf() - started)
             answer(batch, outcome)
             return
         middle = len(batch) // 2

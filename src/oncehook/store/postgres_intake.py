@@ -48,6 +48,7 @@ WITH i AS MATERIALIZED (
   INSERT INTO batches (id, source_id, received_at, head, body)
   SELECT id, source_id, now(), head, body
   FROM unnest($18::uuid[], $19::smallint[], $20::bytea[], $21::bytea[]) AS b(id, source_id, head, body)
+  WHERE $18 IS NOT NULL             -- decided once, before anything is unpacked: a group without any pays nothing
 ), x AS MATERIALIZED (              -- copies: of keys that stood before, then of candidates of this very group
   SELECT k.event_id, k.copies - i.copies + 1 AS nth, k.body_hash <> i.body_hash AS differs, i.source_id, i.arrival_id,
     i.batch_id, i.head, i.body
@@ -59,6 +60,7 @@ WITH i AS MATERIALIZED (
   FROM unnest($22::uuid[], $23::smallint[], $24::uuid[], $25::uuid[], $26::uuid[], $27::bytea[], $28::bytea[],
       $29::integer[]) AS c(hash, source_id, body_hash, arrival_id, batch_id, head, body, later),
     LATERAL (SELECT * FROM k WHERE k.hash = c.hash LIMIT 1) k
+  WHERE $22 IS NOT NULL
 ), r AS (                           -- a ring per event: slots 0-19 for duplicates, 20-39 for conflicts
   INSERT INTO arrivals AS r (event_id, slot, id, outcome, at, batch_id, head, body)
   SELECT DISTINCT ON (event_id, slot) event_id, slot, arrival_id,

@@ -228,7 +228,7 @@ async def migrate(connection: Connection, here: Place, *, migrate: bool) -> None
         except psycopg.errors.InsufficientPrivilege as error:
             raise StoreError(
                 f"This role may not make the tables: {str(error).strip()}",
-                hint=f"As an administrator: CREATE SCHEMA {here.schema} AUTHORIZATION {connection.info.user}",
+                hint="Let an administrator make the schema for this role: CREATE SCHEMA … AUTHORIZATION …",
             ) from error
         except psycopg.DatabaseError as error:
             raise StoreError(f"The migration {step.name} failed: {str(error).strip()}") from error

@@ -57,7 +57,7 @@ class Ids(Column):
 
     def __init__(self, values: Sequence[bytes | None]) -> None:
         if not any(values):
-            super().__init__(None if values else [], len(values))
+            super().__init__(None, 0)
             return
         # one of another length would shift the rest: the server then finds the array malformed
         super().__init__([_NULL if value is None else _SIXTEEN + value for value in values], len(values))
@@ -71,7 +71,7 @@ class Texts(Column):
 
     def __init__(self, values: Sequence[str | None]) -> None:
         parts = [_NULL if value is None else _with_length(value.encode()) for value in values]
-        super().__init__(None if parts and all(value is None for value in values) else parts, len(values))
+        super().__init__(None if all(value is None for value in values) else parts, len(values))
 
 
 class Blobs(Column):
@@ -108,7 +108,7 @@ class Integers(Column):
 
     def __init__(self, values: Sequence[int | None]) -> None:
         parts = [_NULL if value is None else _INTEGER.pack(4, value) for value in values]
-        super().__init__(None if parts and all(value is None for value in values) else parts, len(values))
+        super().__init__(None if all(value is None for value in values) else parts, len(values))
 
 
 class Bigs(Column):
@@ -139,7 +139,7 @@ class Times(Column):
 
     def __init__(self, values: Sequence[datetime | None]) -> None:
         parts = [_NULL if value is None else _BIG.pack(8, (value - _EPOCH) // _MICROSECOND) for value in values]
-        super().__init__(None if parts and all(value is None for value in values) else parts, len(values))
+        super().__init__(None if all(value is None for value in values) else parts, len(values))
 
 
 def _with_length(value: bytes) -> bytes:

@@ -36,8 +36,10 @@ from oncehook.store.base import (
     KEPT_REJECTIONS,
     Numbers,
     Pending,
+    Watch,
     answer,
     refuse,
+    unwatched,
 )
 from oncehook.store.sqlite import opening
 from oncehook.store.sqlite.hold import Hold
@@ -73,6 +75,7 @@ class SqliteStore:
 
     def __init__(self, path: str | Path, *, max_waiting: int = 5000, max_waiting_bytes: int = 64 << 20) -> None:
         self.path = Path(path)
+        self.watch: Watch = unwatched
         self.hold: Hold | None = None
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
@@ -211,6 +214,7 @@ class SqliteStore:
         if self._broken is not None:
             self._fail(intakes, calls, StoreUnavailable(self._broken))
             return
+        started = clock.perf()
         try:
             verdicts, results = self._transact(intakes, calls)
         except Exception as error:  # whatever it is, this thread must live on
@@ -227,6 +231,7 @@ class SqliteStore:
             log.error("store.failed", extra={"error": str(error), "group": len(intakes)})
             self._fail(intakes, calls, StoreUnavailable(f"The store could not write: {error}"), error)
         else:
+            self._on_loop(self.watch, "commit", clock.perf() - started)
             self._settle(intakes, verdicts, calls, results)
 
     def _transact(
