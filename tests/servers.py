@@ -105,15 +105,16 @@ class Postgres:
         return self._folder / "log"
 
     def _start_on_a_free_port(self) -> None:
-        # between asking for a free port and taking it somebody else may be quicker
-        for last in (False, False, True):
+        for tries_left in (2, 1, 0):
             self.port = _free_port()
             try:
-                return self.start()
-            except RuntimeError:
+                self.start()
+            except RuntimeError:  # between asking for a free port and taking it, somebody else may be quicker
                 self.stop(immediate=True)
-                if last:
+                if not tries_left:
                     raise
+            else:
+                return
 
     def _initialise(self) -> None:
         command = [str(self._programs / "initdb"), "-D", str(self._data), "-U", "oncehook"]

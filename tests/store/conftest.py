@@ -23,6 +23,7 @@ from oncehook.store.postgres import PostgresStore
 from oncehook.store.sqlite import SqliteStore
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import enrolled
+from tests.store.place import Place
 
 
 class Ground(ABC):
@@ -125,6 +126,13 @@ async def store(ground: Ground) -> AsyncIterator[Store]:
     failed = [] if ground.damaged else failed_checks(await made.check())
     await made.close()
     assert failed == []
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    made = Place()
+    yield made
+    await made.remove()
 
 
 def failed_checks(checks: Sequence[Check]) -> list[str]:

@@ -1,90 +1,29 @@
-"""What only PostgreSQL has: rivals in other processes, connections that break, servers that promise too little."""
+"""PostgreSQL: what the server must promise, how it is addressed, how the schema comes to be, which plans it makes."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import random
-import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 from urllib.parse import quote
 
-import psycopg
 import pytest
 
-from oncehook.errors import ConfigError, MigrationNeeded, Overloaded, StoreError, StoreUnavailable
+from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
 from oncehook.model import Outcome, new_id
-from oncehook.store import postgres_commit, postgres_intake, postgres_look, postgres_open
+from oncehook.store import postgres_intake, postgres_look, postgres_open
 from oncehook.store.migrate import steps_from
 from oncehook.store.postgres import PostgresStore
 from oncehook.store.postgres_wire import Id
-from tests.servers import Postgres, fresh_schema, shared_postgres
+from tests.servers import Postgres, fresh_schema
 from tests.store.conftest import failed_checks
-from tests.store.making import enrolled, intake, item, keep, outcomes, record, record_all
+from tests.store.making import enrolled, intake, item, keep, outcomes, record_all
+from tests.store.place import Place
 
 ACCEPTED, DUPLICATE = Outcome.accepted, Outcome.duplicate
 CRM = ("crm", 1)
-
-
-class Place:
-    """A schema on the session's server, and a connection to look at it from outside."""
-
-    def __init__(self) -> None:
-        self.server = shared_postgres()
-        self.schema = fresh_schema()
-        self.url = f"{self.server.url}?application_name={self.schema}"
-        self.connection = psycopg.connect(self.server.url, autocommit=True)
-        self.stores: list[PostgresStore] = []
-
-    def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        self.connection.execute(f"SET search_path = {self.schema}")
-        cursor = self.connection.execute(statement)
-        return cursor.fetchall() if cursor.description else []
-
-    async def open(self, **options: Any) -> PostgresStore:
-        store = PostgresStore(options.pop("url", self.url), schema=self.schema, **options)
-        self.stores.append(store)
-        await store.open()
-        await enrolled(store)
-        return store
-
-    def backends(self) -> list[int]:
-        """The server's processes that serve intake: those that have a slot of the counters."""
-        rows = self.sql(
-            f"SELECT pid FROM pg_stat_activity WHERE application_name = '{self.schema}'"
-            " AND (query LIKE '%counter_slot%' OR query LIKE '%unnest($1::uuid[]%') ORDER BY pid"
-        )
-        return [pid for (pid,) in rows]
-
-
-@pytest.fixture
-async def place() -> AsyncIterator[Place]:
-    made = Place()
-    yield made
-    for store in made.stores:
-        await store.close()
-    made.sql(f"DROP SCHEMA IF EXISTS {made.schema} CASCADE")
-    made.connection.close()
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """Wait until something is so; the test's own time limit is the only one."""
-    while not happened():
-        await asyncio.sleep(0.01)
-
-
-async def insist(store: PostgresStore, key: str) -> Outcome:
-    """What a sender does: try again until it gets an answer."""
-    while True:
-        try:
-            [verdict] = await record(store, intake(item(key, to=[CRM])))
-            return verdict.outcome
-        except StoreUnavailable:
-            await asyncio.sleep(0.02)
 
 
 # -- what the server must promise --------------------------------------------------------------
@@ -137,6 +76,19 @@ async def test_an_invalid_dedup_index_is_refused(place: Place) -> None:
     with pytest.raises(StoreError, match="unique index"):
         await place.open()
     assert "dedup index" in failed_checks(await place.stores[0].check())
+
+
+async def test_a_ping_is_a_committed_write(place: Place) -> None:
+    store = await place.open()
+    await store.ping()
+    await store.ping()
+    assert place.sql("SELECT value FROM marks WHERE name = 'ping'") == [(2,)]
+    place.sql("ALTER ROLE oncehook SET default_transaction_read_only = on")
+    try:
+        with pytest.raises(StoreUnavailable):
+            await PostgresStore(place.url, schema=place.schema).open()
+    finally:
+        place.sql("ALTER ROLE oncehook RESET default_transaction_read_only")
 
 
 # -- addresses ---------------------------------------------------------------------------------
@@ -240,323 +192,6 @@ async def test_a_migration_that_fails_leaves_nothing_behind(place: Place, monkey
 async def test_a_reader_does_not_migrate(place: Place) -> None:
     with pytest.raises(MigrationNeeded):
         await PostgresStore(place.url, schema=place.schema).open(write=False)
-
-
-# -- rivals ------------------------------------------------------------------------------------
-
-
-async def test_rivals_with_the_same_keys_have_one_winner_each(place: Place) -> None:
-    """R11, R13: overlapping groups in any order, and nobody deadlocks."""
-    stores = [await place.open() for _ in range(4)]
-    keys = [f"k{n}" for n in range(150)]
-
-    async def send(store: PostgresStore) -> list[Any]:
-        mine = random.sample(keys, len(keys))
-        subjects = {key: f"s{hash(key) % 5}" for key in mine}
-        return await record_all(store, [intake(item(key, subject=subjects[key], to=[CRM])) for key in mine])
-
-    answers = await asyncio.gather(*[send(store) for store in stores])
-    flat = [verdict for one in answers for [verdict] in one]
-    assert outcomes(flat).count(ACCEPTED) == 150
-    assert outcomes(flat).count(DUPLICATE) == 450
-    assert len({verdict.event_id for verdict in flat}) == 150
-    assert failed_checks(await stores[0].check()) == []
-
-
-async def test_rivals_for_a_lapsed_key_have_one_winner(place: Place) -> None:
-    stores = [await place.open() for _ in range(4)]
-    keys = [f"k{n}" for n in range(30)]
-    await record_all(stores[0], [intake(item(key, keep=3600)) for key in keys])
-    place.sql("UPDATE keys SET expires_at = now() - interval '1 second'")
-
-    async def send(store: PostgresStore) -> list[Any]:
-        return await record_all(store, [intake(item(key)) for key in random.sample(keys, len(keys))])
-
-    answers = await asyncio.gather(*[send(store) for store in stores])
-    flat = [verdict for one in answers for [verdict] in one]
-    assert outcomes(flat).count(ACCEPTED) == 30
-    assert len({verdict.event_id for verdict in flat}) == 30
-    assert place.sql("SELECT count(*) FROM keys WHERE copies <> 4") == [(0,)]
-
-
-async def test_order_of_commit_is_order_of_seq(place: Place) -> None:
-    """R42: a worker that has seen a later delivery of a subject can never meet an earlier one afterwards."""
-    stores = [await place.open(batch=4) for _ in range(4)]
-
-    async def send(store: PostgresStore) -> None:
-        for _ in range(20):
-            items = [item(None, subject=f"s{n % 3}", to=[CRM]) for n in range(12)]
-            await record_all(store, [intake(one) for one in items])
-
-    await asyncio.gather(*[send(store) for store in stores])
-    rows = place.sql("SELECT subject_key, seq, pg_xact_commit_timestamp(xmin), xmin::text FROM deliveries ORDER BY seq")
-    assert len(rows) == 960
-    last: dict[Any, Any] = {}
-    rivals = 0
-    for line, _, committed, transaction in rows:
-        before = last.setdefault(line, (committed, transaction))
-        assert committed >= before[0]
-        rivals += transaction != before[1]
-        last[line] = (committed, transaction)
-    assert rivals > 50
-    assert failed_checks(await stores[0].check()) == []
-
-
-async def test_a_foreign_lock_blocks_only_its_own_subject(place: Place) -> None:
-    store = await place.open()
-    await keep(store, item("first", subject="blocked", to=[CRM]))
-    with psycopg.connect(place.server.url) as foreign:
-        foreign.execute(f"SELECT * FROM {place.schema}.heads FOR UPDATE")
-        subjects = [f"s{n}" for n in range(30)]
-        subjects[11] = "blocked"
-        intakes = [intake(item(f"k{n}", subject=subject, to=[CRM])) for n, subject in enumerate(subjects)]
-        results = await record_all(store, intakes)
-        assert isinstance(results.pop(11), StoreUnavailable)
-        assert {verdict.outcome for result in results if isinstance(result, list) for verdict in result} == {ACCEPTED}
-        assert len(results) == 29
-    assert outcomes(await keep(store, item("k11", subject="blocked", to=[CRM]))) == [ACCEPTED]
-    assert failed_checks(await store.check()) == []
-
-
-@pytest.mark.parametrize("bad", ["a\x00b", random.Random(1).randbytes(9000).hex()], ids=["nul", "long"])
-async def test_text_that_postgres_refuses_fails_alone(place: Place, bad: str) -> None:
-    """NUL, and a subject that is too long for its index."""
-    store = await place.open()
-    intakes = [intake(item(f"k{n}", subject=bad if n == 13 else "s", to=[CRM])) for n in range(30)]
-    results = await record_all(store, intakes)
-    assert isinstance(results.pop(13), StoreUnavailable)
-    assert {verdict.outcome for result in results if isinstance(result, list) for verdict in result} == {ACCEPTED}
-    rows = place.sql("SELECT key FROM events JOIN deliveries d ON d.event_id = events.id ORDER BY d.seq")
-    assert sorted(key for (key,) in rows) == sorted(f"k{n}" for n in range(30) if n != 13)
-
-
-async def test_an_id_of_the_wrong_length_fails_alone(place: Place) -> None:
-    """It would shift everything behind it in the packed column."""
-    store = await place.open()
-    intakes = [intake(item(f"k{n}", event_id=b"short" if n == 3 else new_id())) for n in range(8)]
-    results = await record_all(store, intakes)
-    assert isinstance(results.pop(3), StoreUnavailable)
-    assert all(isinstance(result, list) for result in results)
-
-
-async def test_bodies_that_wait_are_bounded(place: Place) -> None:
-    """R57"""
-    store = await place.open(max_waiting_bytes=1000)
-    pending = [store.record(intake(item(f"k{n}", body=b"x" * 600))) for n in range(2)]
-    with pytest.raises(Overloaded):
-        store.record(intake(item("k3")))
-    await asyncio.gather(*[one.future for one in pending])
-    assert outcomes(await keep(store, item("k3"))) == [ACCEPTED]
-
-
-async def test_counters_of_two_connections_do_not_meet(place: Place) -> None:
-    stores = [await place.open() for _ in range(2)]
-    await asyncio.gather(*[keep(store, *[item() for _ in range(20)]) for store in stores])
-    [(slots,)] = place.sql("SELECT count(DISTINCT slot) FROM counters WHERE what = 'accepted'")
-    assert slots >= 2
-
-
-# -- connections that break --------------------------------------------------------------------
-
-
-async def test_a_connection_that_dies_at_rest_costs_nobody_anything(place: Place) -> None:
-    """R60"""
-    store = await place.open()
-    await keep(store, item("k1"))
-    await until(lambda: len(place.backends()) == 2)
-    before = place.backends()
-    for pid in before:
-        place.sql(f"SELECT pg_terminate_backend({pid})")
-    await until(lambda: len(set(place.backends()) - set(before)) == 2)
-    assert outcomes(await keep(store, item("k1"), item("k2"))) == [DUPLICATE, ACCEPTED]
-
-
-async def test_a_reader_never_gets_a_connection_that_died_at_rest(place: Place) -> None:
-    store = await place.open()
-    [verdict] = await keep(store, item("k"))
-    await asyncio.gather(*[store.find_events() for _ in range(4)])
-    mine = f"FROM pg_stat_activity WHERE application_name = '{place.schema}'"
-    before = [pid for (pid,) in place.sql(f"SELECT pid {mine}")]
-    place.sql(f"SELECT pg_terminate_backend(pid) {mine}")
-    await until(lambda: not {pid for (pid,) in place.sql(f"SELECT pid {mine}")} & set(before))
-    assert [event.id for event in await store.find_events()] == [verdict.event_id]
-
-
-async def test_a_ping_is_a_committed_write(place: Place) -> None:
-    store = await place.open()
-    await store.ping()
-    await store.ping()
-    assert place.sql("SELECT value FROM marks WHERE name = 'ping'") == [(2,)]
-    place.sql("ALTER ROLE oncehook SET default_transaction_read_only = on")
-    try:
-        with pytest.raises(StoreUnavailable):
-            await PostgresStore(place.url, schema=place.schema).open()
-    finally:
-        place.sql("ALTER ROLE oncehook RESET default_transaction_read_only")
-
-
-async def test_connections_that_die_at_work_lose_and_double_nothing(place: Place) -> None:
-    """R3, R4, R60"""
-    store = await place.open()
-    finished = False
-
-    async def assassin() -> None:
-        while not finished:
-            for pid in place.backends():
-                place.sql(f"SELECT pg_terminate_backend({pid})")
-            await asyncio.sleep(random.uniform(0, 0.05))
-
-    async def sender(first: int) -> list[Outcome]:
-        return [await insist(store, f"k{n}") for n in range(first, first + 40)]
-
-    killing = asyncio.create_task(assassin())
-    answers = await asyncio.gather(*[sender(first) for first in range(0, 400, 40)])
-    finished = True
-    await killing
-    assert all(outcome in (ACCEPTED, DUPLICATE) for one in answers for outcome in one)
-    assert place.sql("SELECT count(*), count(DISTINCT key) FROM events") == [(400, 400)]
-    assert place.sql("SELECT count(*) FROM deliveries") == [(400,)]
-    assert failed_checks(await store.check()) == []
-
-
-class Cutter:
-    """A wire between the store and the server that swallows the server's next answer and breaks."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-        self._serving: list[asyncio.Task[Any] | None] = []
-        self.armed = False
-
-    async def __aenter__(self) -> Cutter:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        await asyncio.gather(*[task for task in self._serving if task])
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._serving.append(asyncio.current_task())
-        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
-        ends = [asyncio.create_task(self._pump(reader, to_server, answers=False))]
-        ends.append(asyncio.create_task(self._pump(from_server, writer, answers=True)))
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-        for end in ends:
-            end.cancel()
-        await asyncio.gather(*ends, return_exceptions=True)
-        for wire in (writer, to_server):
-            wire.close()
-            with contextlib.suppress(ConnectionError):
-                await wire.wait_closed()
-
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool) -> None:
-        while data := await source.read(1 << 16):
-            if answers and self.armed:
-                self.armed = False
-                return
-            sink.write(data)
-            await sink.drain()
-
-
-async def test_an_answer_that_is_lost_after_the_commit(place: Place) -> None:
-    """R4, R5: 503, and the truth is decided by the unique index at the next delivery."""
-    async with Cutter(place.server.port) as wire:
-        url = place.url.replace(f":{place.server.port}/", f":{wire.port}/")
-        store = await place.open(url=url, intake_connections=1)
-        await keep(store, item("before"))  # the statement is prepared: from here one answer is one commit
-        first = item("k", to=[CRM])
-        wire.armed = True
-        [failure] = await record_all(store, [intake(first)])
-        assert isinstance(failure, StoreUnavailable)
-        [again] = await keep(store, item("k", to=[CRM]))
-        assert (again.outcome, again.event_id) == (DUPLICATE, first.event_id)
-        assert place.sql("SELECT count(*) FROM deliveries") == [(1,)]
-        await store.close()
-
-
-@pytest.fixture
-def own_server() -> Iterator[Postgres]:
-    with Postgres() as server:
-        yield server
-
-
-def refuses_at_once(store: PostgresStore) -> bool:
-    try:
-        store.record(intake(item(None))).future.cancel()
-    except StoreUnavailable:
-        return True
-    return False
-
-
-async def test_a_server_that_restarts(own_server: Postgres) -> None:
-    """R60: refused at once while it is away, and well again without anybody's help."""
-    store = PostgresStore(own_server.url)
-    await store.open()
-    await enrolled(store)
-    [first] = await keep(store, item("k"))
-    await asyncio.to_thread(own_server.stop, immediate=True)
-    await until(lambda: refuses_at_once(store))
-    with pytest.raises(StoreUnavailable):
-        await store.ping()
-    await asyncio.to_thread(own_server.start)
-    assert await insist(store, "new") is ACCEPTED
-    [again] = await keep(store, item("k"))
-    assert (again.outcome, again.event_id) == (DUPLICATE, first.event_id)
-    await store.ping()
-    assert await store.get_event(first.event_id) is not None
-    assert failed_checks(await store.check()) == []
-    await store.close()
-
-
-async def test_what_waits_while_the_server_is_away_is_written_when_it_is_back(own_server: Postgres) -> None:
-    store = PostgresStore(own_server.url, intake_connections=1)
-    await store.open()
-    await enrolled(store)
-    await keep(store, item("k"))
-    pending = [store.record(intake(item(f"k{n}"))) for n in range(100)]
-    own_server.stop(immediate=True)  # without giving way to the loop: all of them are still in the line
-    await until(lambda: refuses_at_once(store))
-    await asyncio.to_thread(own_server.start)
-    results = await asyncio.gather(*[one.future for one in pending], return_exceptions=True)
-    written = [result for result in results if isinstance(result, list)]
-    assert all(isinstance(result, list | StoreUnavailable) for result in results)
-    with psycopg.connect(own_server.url) as look:
-        kept = look.execute("SELECT count(*) FROM oncehook.events WHERE key LIKE 'k_%'").fetchone()
-    assert kept == (len(written),)
-    assert len(written) >= 100 - 32  # all but a group that was on its way
-    await store.close()
-
-
-async def test_a_server_that_falls_silent_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R9: a frozen backend still acknowledges packets, so only the silence tells."""
-    monkeypatch.setattr(postgres_commit, "SILENCE", 0.3)
-    store = await place.open(intake_connections=1)
-    await keep(store, item("k"))
-    [frozen] = place.backends()
-    os.kill(frozen, signal.SIGSTOP)
-    try:
-        [result] = await record_all(store, [intake(item("k2"))])
-        assert isinstance(result, StoreUnavailable)
-        assert await insist(store, "k3") is ACCEPTED
-    finally:
-        os.kill(frozen, signal.SIGCONT)
-
-
-async def test_close_does_not_wait_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R56"""
-    monkeypatch.setattr(postgres_commit, "CLOSE_SECONDS", 0.2)
-    store = await place.open(intake_connections=1, batch=1)
-    await keep(store, item("k"))
-    [frozen] = place.backends()
-    os.kill(frozen, signal.SIGSTOP)
-    try:
-        pending = [store.record(intake(item(f"k{n}"))) for n in range(3)]
-        await asyncio.sleep(0.05)
-        await store.close()
-        assert all(isinstance(one.future.exception(), StoreUnavailable) for one in pending)
-    finally:
-        os.kill(frozen, signal.SIGCONT)
 
 
 # -- plans -------------------------------------------------------------------------------------

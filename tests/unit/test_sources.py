@@ -203,8 +203,9 @@ def test_each_part_is_the_envelope_with_one_item(path: str, data: Any, expected:
 
 
 def test_parts_are_made_one_by_one() -> None:
-    envelope = {**{f"k{n}": n for n in range(1000)}, "a": [1] * 100_000}
-    assert next(iter(split_at("$.a")(envelope, arrival())))["a"] == [1]
+    # All at once, a small body with a large envelope and many items would fill the memory.
+    made = split_at("$.a")({"a": [1, 2], "b": 3}, arrival())
+    assert iter(made) is made
 
 
 @pytest.mark.parametrize("path", ["", "events", "$.a[0]", "$..a", "$.a[?@.b]", "$.", "$['a']", "$.a b"])

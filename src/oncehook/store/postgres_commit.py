@@ -64,8 +64,9 @@ class GroupCommit:
         self._idle: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self) -> None:
-        """Begin to serve the line, on the running loop."""
+    def start(self, watch: Watch) -> None:
+        """Begin to serve the line, on the running loop. `watch` is told how long each commit took."""
+        self.watch = watch
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(writer.run(), name="oncehook-intake") for writer in self._writers]
 
@@ -212,6 +213,7 @@ class _Writer:
 
     async def _commit(self, link: _Link, batch: Sequence[Pending]) -> None:
         """Write a group; when one of its rows is to blame, find it by halving, so that only its sender fails."""
+        started = clock.perf()
         started = clock.perf()
         try:
             outcome = await link.write(batch)

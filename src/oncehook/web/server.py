@@ -33,12 +33,11 @@ class Face:
         self._ingest = ingest
         self._rest = Starlette(routes=list(routes))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send a request to its world."""
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        """Send a request to its world. Not a coroutine of its own: every arrival would pay for it."""
         if scope["type"] == "http" and scope["path"].startswith("/in/"):
-            await self._ingest(scope, receive, send)
-        else:
-            await self._rest(scope, receive, send)
+            return self._ingest(scope, receive, send)
+        return self._rest(scope, receive, send)
 
 
 class _Server(uvicorn.Server):
@@ -82,6 +81,7 @@ async def serve(
     config = uvicorn.Config(
         app,
         http=guard.protocol(),
+        interface="asgi3",
         loop="none",
         ws="none",
         lifespan="off",

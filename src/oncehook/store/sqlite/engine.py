@@ -8,6 +8,7 @@ So no lock decides anything here: order of commit, order of `seq` and order of a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import sqlite3
 import threading
@@ -79,10 +80,11 @@ class SqliteStore:
         self.hold: Hold | None = None
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
-        self._queue: SimpleQueue[Pending | _Call | None] = SimpleQueue()
-        # Bytes that wait = joined - taken. Each is written by one thread only, so neither needs a lock.
-        self._joined = 0
-        self._taken = 0
+        self._queue: SimpleQueue[list[Pending] | _Call | None] = SimpleQueue()
+        self._gathering: list[Pending] = []
+        # What waits = joined - taken. Each is written by one thread only, so none needs a lock.
+        self._joined = self._joined_bytes = 0
+        self._taken = self._taken_bytes = 0
         self._broken: str | None = "The store is not open."
         self._closing = False
         self._reader = Reader(self.path)
@@ -127,6 +129,7 @@ class SqliteStore:
     async def close(self) -> None:
         if self._thread is not None:
             self._closing = True  # from here nothing can join behind the end mark
+            self._hand_over()
             self._queue.put(None)
             await asyncio.to_thread(self._thread.join)
             self._thread = None
@@ -141,13 +144,24 @@ class SqliteStore:
     def record(self, intake: Intake) -> Pending:
         if self._broken is not None or self._closing:
             raise StoreUnavailable(self._broken or "The store is closing.")
-        if self._queue.qsize() >= self._max_waiting or self._joined - self._taken > self._max_waiting_bytes:
+        waiting_bytes = self._joined_bytes - self._taken_bytes
+        if self._joined - self._taken >= self._max_waiting or waiting_bytes > self._max_waiting_bytes:
             raise Overloaded
         assert self._loop is not None
         pending = Pending(intake, self._loop.create_future())
-        self._joined += pending.size
-        self._queue.put(pending)
+        self._joined += 1
+        self._joined_bytes += pending.size
+        if not self._gathering:
+            # Handed over when the loop has served all that is ready now: a writer that is woken for every single
+            # arrival fights the loop for the interpreter's lock, and commits groups of one.
+            self._loop.call_soon(self._hand_over)
+        self._gathering.append(pending)
         return pending
+
+    def _hand_over(self) -> None:
+        gathered, self._gathering = self._gathering, []
+        if gathered:
+            self._queue.put(gathered)
 
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
         def write(connection: sqlite3.Connection, now: Micros) -> None:
@@ -179,35 +193,34 @@ class SqliteStore:
     def _write_until_closed(self) -> None:
         closing = False
         while not closing:
-            jobs, closing = self._take()
-            intakes = [job for job in jobs if isinstance(job, Pending) and not job.abandoned]
-            calls = [job for job in jobs if isinstance(job, _Call)]
-            self._commit(intakes, calls)
+            intakes, calls, closing = self._take()
+            self._commit([pending for pending in intakes if not pending.abandoned], calls)
             if self._broken is not None and not closing:
                 self._reopen()
         self._broken = "The store is closed."
 
-    def _take(self) -> tuple[list[Pending | _Call], bool]:
+    def _take(self) -> tuple[list[Pending], list[_Call], bool]:
         """All that waits now; blocks until there is something, unless the store is broken and wants mending.
 
         True: the store is closing, and nothing comes after this.
         """
-        jobs: list[Pending | _Call] = []
-        try:
-            job = self._queue.get(timeout=None if self._broken is None else REOPEN_AFTER)
-        except Empty:
-            return jobs, False
-        while job is not None:
-            jobs.append(job)
-            if isinstance(job, Pending):
-                self._taken += job.size
-            if len(jobs) >= GROUP_LIMIT:
-                return jobs, False
-            try:
-                job = self._queue.get_nowait()
-            except Empty:
-                return jobs, False
-        return jobs, True
+        intakes: list[Pending] = []
+        calls: list[_Call] = []
+        closing = False
+        with contextlib.suppress(Empty):
+            found = self._queue.get(timeout=None if self._broken is None else REOPEN_AFTER)
+            while found is not None:
+                if isinstance(found, list):
+                    intakes += found
+                else:
+                    calls.append(found)
+                if len(intakes) >= GROUP_LIMIT:
+                    break
+                found = self._queue.get_nowait()
+            closing = found is None
+        self._taken += len(intakes)
+        self._taken_bytes += sum(pending.size for pending in intakes)
+        return intakes, calls, closing
 
     def _commit(self, intakes: Sequence[Pending], calls: Sequence[_Call]) -> None:
         """One transaction for the whole group. Data that the database refuses is found by halving the group."""

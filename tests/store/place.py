@@ -1,0 +1,56 @@
+"""A place on the session's PostgreSQL where a test may do what it likes: break connections, race, damage."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+
+from oncehook.store.postgres import PostgresStore
+from tests.servers import fresh_schema, shared_postgres
+from tests.store.making import enrolled
+
+
+class Place:
+    """A schema on the session's server, and a connection to look at it from outside."""
+
+    def __init__(self) -> None:
+        self.server = shared_postgres()
+        self.schema = fresh_schema()
+        self.url = f"{self.server.url}?application_name={self.schema}"
+        self.connection = psycopg.connect(self.server.url, autocommit=True)
+        self.stores: list[PostgresStore] = []
+
+    def sql(self, statement: str) -> list[tuple[Any, ...]]:
+        self.connection.execute(f"SET search_path = {self.schema}")
+        cursor = self.connection.execute(statement)
+        return cursor.fetchall() if cursor.description else []
+
+    async def open(self, **options: Any) -> PostgresStore:
+        store = PostgresStore(options.pop("url", self.url), schema=self.schema, **options)
+        self.stores.append(store)
+        await store.open()
+        await enrolled(store)
+        return store
+
+    async def remove(self) -> None:
+        for store in self.stores:
+            await store.close()
+        self.sql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
+        self.connection.close()
+
+    def backends(self) -> list[int]:
+        """The server's processes that serve intake: those that have a slot of the counters."""
+        rows = self.sql(
+            f"SELECT pid FROM pg_stat_activity WHERE application_name = '{self.schema}'"
+            " AND (query LIKE '%counter_slot%' OR query LIKE '%unnest($1::uuid[]%') ORDER BY pid"
+        )
+        return [pid for (pid,) in rows]
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """Wait until something is so; the test's own time limit is the only one."""
+    while not happened():
+        await asyncio.sleep(0.01)
