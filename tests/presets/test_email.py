@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sendgrid.helpers.eventwebhook import EventWebhook
+from sendgrid.helpers.eventwebhook import EventWebhook  # type: ignore[import-untyped]
 
 from oncehook import clock, presets, sending
 from oncehook.errors import ConfigError
@@ -202,7 +202,8 @@ async def test_mailgun_signs_its_token_and_nothing_else(tmp_path: Path) -> None:
         for field in ("token", "timestamp", "signature"):
             spoilt = {**data, "signature": {**data["signature"], field: _other(data["signature"][field])}}
             assert (await on.take(replace(genuine, body=json.dumps(spoilt).encode()))).reply.status == 401
-        for missing in ({}, {"signature": {}}, {**data, "signature": None}, []):
+        without: list[Any] = [{}, {"signature": {}}, {**data, "signature": None}, []]
+        for missing in without:
             assert (await on.take(replace(genuine, body=json.dumps(missing).encode()))).reply.status == 401
         # and this is why the page says: a hint
         data["event-data"]["id"] = "written by somebody else"

@@ -78,6 +78,14 @@ def schema(config_file: Path | None) -> None:
     click.echo(json.dumps(describe(), indent=2, ensure_ascii=False))
 
 
+@command.command("reference")
+def reference() -> None:
+    """Print every setting with its meaning and default, as a page in Markdown."""
+    from oncehook.config.reference import reference as page
+
+    click.echo(page(), nl=False)
+
+
 def _refuse(error: ConfigError, as_json: bool) -> int:
     problems = str(error).splitlines()
     if as_json:

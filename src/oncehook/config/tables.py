@@ -184,7 +184,9 @@ class TokenConfig(_Table, frozen=True, kw_only=True):
     """A bearer token for the API."""
 
     name: Annotated[str, forms.TEXT, "Who holds it, for the audit log."]
-    role: Annotated[Literal["viewer", "operator", "admin"], forms.choice("viewer", "operator", "admin")]
+    role: Annotated[
+        Literal["viewer", "operator", "admin"], forms.choice("viewer", "operator", "admin"), "What it may do."
+    ]
     token: Annotated[Secret, forms.SECRET, "Where it is kept."]
 
 
@@ -201,7 +203,9 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     admin_bind: Annotated[str | None, forms.BIND, "Another address and port for API and dashboard."] = None
     public_without_tls: Annotated[bool, forms.FLAG, "Listen publicly in clear text, by name."] = False
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], forms.choice("debug", "info", "warning", "error")
+        Literal["debug", "info", "warning", "error"],
+        forms.choice("debug", "info", "warning", "error"),
+        "From which level on to log.",
     ] = "info"
 
 

@@ -58,9 +58,9 @@ class PostgresStore:
         search_path: str | None = None,
         unsafe: bool = False,
     ) -> None:
-        self.watch: Watch = unwatched
         self._here = postgres_open.place(url, schema, search_path)
         self._unsafe = unsafe
+        self.watch: Watch = unwatched
         self._reader = Reader(self._here)
         self._commit = GroupCommit(
             self._connect_hot,
@@ -80,7 +80,7 @@ class PostgresStore:
             await postgres_open.prove(connection, self._here, unsafe=self._unsafe)
         self._reader.open()
         if write:
-            self._commit.start(self.watch)
+            self._commit.start()
 
     async def close(self) -> None:
         await self._commit.close()

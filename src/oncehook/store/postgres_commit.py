@@ -64,9 +64,8 @@ class GroupCommit:
         self._idle: list[asyncio.Future[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def start(self, watch: Watch) -> None:
-        """Begin to serve the line, on the running loop. `watch` is told how long each commit took."""
-        self.watch = watch
+    def start(self) -> None:
+        """Begin to serve the line, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(writer.run(), name="oncehook-intake") for writer in self._writers]
 
@@ -214,7 +213,6 @@ class _Writer:
     async def _commit(self, link: _Link, batch: Sequence[Pending]) -> None:
         """Write a group; when one of its rows is to blame, find it by halving, so that only its sender fails."""
         started = clock.perf()
-        started = clock.perf()
         try:
             outcome = await link.write(batch)
         except (psycopg.Error, _UnfitError) as error:
@@ -226,8 +224,8 @@ class _Writer:
                 refuse(batch, _unavailable(error))
                 return
         else:
-            self._line.watch("commit", clock.perf() - started)
             answer(batch, outcome)
+            self._line.watch("commit", clock.perf() - started)
             return
         middle = len(batch) // 2
         async with link.haste(needed=blame is _Blame.lock):

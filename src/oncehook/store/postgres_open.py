@@ -142,8 +142,9 @@ async def connect_hot(here: Place, *, unsafe: bool) -> tuple[Connection, int]:
 def is_alive(connection: Connection) -> bool:
     """The server has not said farewell to this connection, which rests. Anything else it said is read and forgotten."""
     with contextlib.suppress(psycopg.Error):
-        connection.pgconn.consume_input()
-        connection.pgconn.is_busy()
+        for _ in range(2):  # its last words, and then the end of the line
+            connection.pgconn.consume_input()
+            connection.pgconn.is_busy()
     return not connection.closed
 
 

@@ -1,0 +1,71 @@
+"""Every setting as a page for people, made from the tables themselves, so that the two cannot disagree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+
+from oncehook.config.tables import (
+    BreakerConfig,
+    Config,
+    DestinationConfig,
+    RetentionConfig,
+    RetryConfig,
+    RouteConfig,
+    ServerConfig,
+    SourceConfig,
+    TokenConfig,
+    WatermarkConfig,
+)
+from oncehook.config.walk import Field, fields_of
+
+_TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+    ("At the top", Config),
+    ("`[server]`", ServerConfig),
+    ("`[[server.tokens]]`", TokenConfig),
+    ("`[source.NAME]`", SourceConfig),
+    ("`[destination.NAME]`", DestinationConfig),
+    ("`retry = { … }`", RetryConfig),
+    ("`breaker = { … }`", BreakerConfig),
+    ("`[[route]]`", RouteConfig),
+    ("`retention = { … }`", RetentionConfig),
+    ("`[watermark]`", WatermarkConfig),
+)
+
+_HEAD = """# Settings
+
+In `oncehook.toml`, or under `[tool.oncehook]` in `pyproject.toml`; one file counts, they are never merged. A flag
+comes before the environment (`ONCEHOOK_STORE`, `ONCEHOOK_SERVER__PORT`), the environment before the file. Durations
+and sizes are words (`"15s"`, `"1h30m"`, `"1MiB"`); a secret is a reference: `{ env = "NAME" }`, `{ file = "path" }` or
+`{ credential = "name" }`. `oncehook config check` finds what is wrong, `oncehook config show` tells where each setting
+comes from, `oncehook config schema` prints a JSON Schema for editors. A source's settings that nobody has said are the
+preset's.
+
+This page is written by `oncehook config reference`.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return _HEAD + "".join(_table(title, kind) for title, kind in _TABLES)
+
+
+def _table(title: str, kind: type[msgspec.Struct]) -> str:
+    rows = "\n".join(_rows(kind))
+    return f"\n## {title}\n\n{kind.__doc__}\n\n| setting | meaning | default |\n| --- | --- | --- |\n{rows}\n"
+
+
+def _rows(kind: type[msgspec.Struct]) -> Iterator[str]:
+    for name, field in fields_of(kind).items():
+        if field.form is not None:
+            yield f"| `{name}` | {field.about} | {_default(field)} |"
+
+
+def _default(field: Field) -> str:
+    if field.required:
+        return "must be said"
+    if field.default is None or field.default in ((), {}, []):
+        return ""
+    shown = field.form.show(field.default) if field.form else field.default
+    return f"`{msgspec.json.encode(shown).decode()}`"

@@ -1,0 +1,49 @@
+"""What the documents say is what the program does: compared, not remembered."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from oncehook import presets
+from oncehook.cli import COMMANDS
+from oncehook.config import load
+from oncehook.config.reference import reference
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_page_of_settings_is_the_tables() -> None:
+    assert (ROOT / "docs/reference/settings.md").read_text() == reference(), "run: oncehook config reference"
+
+
+def test_every_preset_has_a_page_and_every_page_a_preset() -> None:
+    pages = {page.stem for page in (ROOT / "docs/providers").glob("*.md")} - {"index"}
+    assert pages == set(presets.names())
+
+
+def test_the_readmes_settings_are_good(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
+    tomllib.loads(block)
+    (tmp_path / "oncehook.toml").write_text(block)
+    env = dict.fromkeys(["META_APP_SECRET", "META_VERIFY_TOKEN", "ORDERS_SECRET"], "set")
+    assert set(load(tmp_path / "oncehook.toml", env).config.source) == {"whatsapp", "orders"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
+def test_commands_that_are_named_exist(page: str) -> None:
+    text = (ROOT / page).read_text()
+    named = set(re.findall(r"(?:`|\$ )oncehook ([a-z]+)", text))
+    assert named <= set(COMMANDS), f"{page} names commands that are not there"
+    scripts = set(re.findall(r"scripts/([a-z]+)", text))
+    assert scripts <= {script.name for script in (ROOT / "scripts").iterdir()}
+
+
+def test_links_lead_somewhere() -> None:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
