@@ -123,7 +123,7 @@ class Receiver:
         except Rejected as error:
             return Receipt(self.turn_away(source, arrival, error), "rejected", [])
         except StoreUnavailable as error:
-            return Receipt(self._try_again(source, error), "error", [])
+            return Receipt(self.put_off(source, error), "error", [])
         except Exception as error:
             return Receipt(self._stumble(source, error), "error", [])
 
@@ -155,9 +155,10 @@ class Receiver:
     def _stumble(self, source: Source | None, error: Exception) -> Reply:
         # A fault of ours is never the sender's: it tries again, and we read the log.
         log.exception("receive.failed", extra={"fields": {"source": _name(source)}})
-        return self._try_again(source, StoreUnavailable(str(error)))
+        return self.put_off(source, StoreUnavailable(str(error)))
 
-    def _try_again(self, source: Source | None, error: StoreUnavailable) -> Reply:
+    def put_off(self, source: Source | None, error: StoreUnavailable) -> Reply:
+        """Note that an arrival cannot be taken now, and ask its sender to try again."""
         self._witness.unavailable(_name(source), error)
         status = 503 if source is None else source.unavailable
         # The sentence may name files and hosts of ours: the sender gets the code only.

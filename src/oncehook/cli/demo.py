@@ -8,24 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import signal
 import tempfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import click
-import msgspec
 
-from oncehook import clock, sending
+from oncehook import clock, presets, sending
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival
 from oncehook.observe import set_up_logging
 from oncehook.sources import Source
-from oncehook.verify.schemes import Hmac
 
-KINDS = {"shop": ("order.paid", "order.shipped", "refund.made"), "bookings": ("booking.made", "booking.moved")}
-CUSTOMERS = ("ana", "bruno", "chidi", "dara", "emre", "fatou")
+SENDERS = {"whatsapp": "whatsapp-cloud", "stripe": "stripe", "github": "github", "orders": "shopify"}
+OUTCOMES = ("accepted", "duplicate", "conflict")
 
 
 @click.command("demo")
@@ -45,49 +45,39 @@ def command(seconds: float | None, rate: float, port: int) -> None:
 
 
 async def _run(folder: Path, seconds: float | None, rate: float, port: int) -> None:
-    from oncehook.web import health, server
-    from oncehook.web.ingest import Ingest
-    from oncehook.web.peers import direct_peer
+    from oncehook.web.server import serve_inbox
 
     inbox = Inbox(f"sqlite:{folder / 'demo.db'}")
     inbox.observer.verbose = True
-    for name in KINDS:
-        scheme = Hmac(header="X-Signature", prefix="sha256=")
-        inbox.source(name, verify=scheme, secret=clock.random_bytes(16).hex(), key="$.id", subject="$.customer")
+    for name, preset in SENDERS.items():
+        inbox.source(name, preset=preset, secret=clock.random_bytes(16).hex(), verify_token="demo")  # noqa: S106
+    traffic: list[asyncio.Task[None]] = []
+    sent: Counter[str] = Counter()
+
+    def ready(address: str) -> None:
+        _say(f"  inbox      {folder}, removed at the end")
+        _say(f"  receive    {address}/in/{{{'|'.join(SENDERS)}}}")
+        _say(f"  sending    {rate:g} hooks a second: some twice, some changed, some badly signed")
+        _say(f"  stop       {f'in {seconds:g} seconds' if seconds else 'Ctrl-C'}\n")
+        traffic.append(asyncio.create_task(_send_until_stopped(inbox, address, rate, seconds, sent)))
+
     async with inbox.running():
-        traffic: list[asyncio.Task[None]] = []
-        sent: Counter[str] = Counter()
-
-        def ready(address: str) -> None:
-            _say(f"  inbox      {folder}, removed at the end")
-            _say(f"  receive    {address}/in/{{{'|'.join(KINDS)}}}")
-            _say(f"  sending    {rate:g} hooks a second: some twice, some changed, some badly signed")
-            _say("  stop       " + (f"in {seconds:g} seconds" if seconds else "Ctrl-C") + "\n")
-            traffic.append(asyncio.create_task(_send_until_stopped(inbox, address, rate, seconds, sent)))
-
-        def stopping() -> None:
-            inbox.draining = True
-
-        face = server.Face(Ingest(inbox.receiver, "/in/", direct_peer), health.routes(inbox.troubles, inbox.metrics))
         try:
-            await server.serve(face, host="127.0.0.1", port=port, on_ready=ready, on_stop=stopping)
+            await serve_inbox(inbox, host="127.0.0.1", port=port, on_ready=ready)
         finally:
             for task in traffic:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
-        figures = (await inbox.store.figures()).by_source
-        _sum_up(sent, Counter({what: sum(f.get(what, 0) for f in figures.values()) for what in _OUTCOMES}))
-
-
-_OUTCOMES = ("accepted", "duplicate", "conflict")
+        figures = (await inbox.store.figures()).by_source.values()
+        _sum_up(sent, {what: sum(source.get(what, 0) for source in figures) for what in OUTCOMES})
 
 
 def _say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def _sum_up(sent: Counter[str], kept: Counter[str]) -> None:
+def _sum_up(sent: Counter[str], kept: dict[str, int]) -> None:
     _say(
         f"\n  {sent['sent']} hooks sent: {kept['accepted']} events kept, {kept['duplicate']} duplicates folded into"
         f" them, {kept['conflict']} conflicts shown, {sent['refused']} forgeries refused."
@@ -102,30 +92,16 @@ async def _send_until_stopped(
     ends_at = None if seconds is None else loop.time() + seconds
     chance = clock.chance
     while ends_at is None or loop.time() < ends_at:
-        source = inbox.sources[chance.choice(list(KINDS))]
-        hook = _hook(source)
+        source = inbox.sources[chance.choice(list(SENDERS))]
+        hook = sending.draft(source, chance.choice(list(presets.load(SENDERS[source.name]).samples)))
         whim = chance.random()
         await _post(address, source, hook, sent, forge=whim < 0.12)
         if whim > 0.65:
             await _post(address, source, hook, sent)
-        if whim > 0.94:
-            await _post(address, source, replace(hook, body=hook.body.replace(b'"amount":', b'"amount":1')), sent)
+        if whim > 0.9:
+            await _post(address, source, replace(hook, body=hook.body.replace(b'"', b' "', 1)), sent)
         await asyncio.sleep(chance.uniform(0.5, 1.5) / rate)
-    import os
-    import signal
-
     os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _hook(source: Source) -> Arrival:
-    chance = clock.chance
-    fields = {
-        "id": f"{source.name}-{clock.random_bytes(4).hex()}",
-        "type": chance.choice(KINDS[source.name]),
-        "customer": chance.choice(CUSTOMERS),
-        "amount": chance.randrange(5, 500),
-    }
-    return Arrival(source.name, [(b"content-type", b"application/json")], msgspec.json.encode(fields))
 
 
 async def _post(address: str, source: Source, hook: Arrival, sent: Counter[str], *, forge: bool = False) -> None:

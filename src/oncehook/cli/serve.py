@@ -43,27 +43,17 @@ def run(setup: Setup) -> None:
 
 
 async def _serve(setup: Setup) -> None:
-    from oncehook.web import health, server
-    from oncehook.web.ingest import Ingest
-    from oncehook.web.peers import peer_finder
+    from oncehook.web.server import serve_inbox
 
-    inbox = setup.inbox
-    host, port, trusted = setup.config.server.host, setup.config.server.port, setup.config.server.trusted_proxies
-    async with inbox.running():
-        ingest = Ingest(inbox.receiver, "/in/", peer_finder(trusted))
-        face = server.Face(ingest, health.routes(inbox.troubles, inbox.metrics))
-
-        def ready(address: str) -> None:
-            inbox.announce(address)
-            _greet(setup, address)
-
-        def stopping() -> None:
-            inbox.draining = True
-
-        try:
-            await server.serve(face, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
-        except OSError as error:
-            raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
+    server = setup.config.server
+    async with setup.inbox.running():
+        await serve_inbox(
+            setup.inbox,
+            host=server.host,
+            port=server.port,
+            trusted=server.trusted_proxies,
+            on_ready=lambda address: _greet(setup, address),
+        )
 
 
 def _greet(setup: Setup, address: str) -> None:

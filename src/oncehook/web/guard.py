@@ -76,6 +76,8 @@ class Guard:
         self._is_proxy = is_proxy
         self._open: set[_Guarded] = set()
         self._by_address: Counter[str] = Counter()
+        self.refused: Counter[int] = Counter()
+        """Connections refused since the last line about it, by status."""
 
     def protocol(self) -> type[HttpToolsProtocol]:
         """The protocol class to give to uvicorn."""
@@ -111,6 +113,9 @@ class Guard:
             now = loop.time()
             for connection in [c for c in self._open if c.is_late(now)]:
                 connection.refuse(408)
+            if self.refused:  # one line for all: a flood of connections is no flood of lines
+                log.warning("connections.refused", extra={"fields": {"statuses": dict(self.refused)}})
+                self.refused.clear()
 
 
 class _Guarded(HttpToolsProtocol):
@@ -224,13 +229,13 @@ class _Guarded(HttpToolsProtocol):
         if self._in_head and self.cycle is not None and not self.cycle.response_complete:
             self.cycle.keep_alive = False  # what came before is whole and gets its answer first
             return
-        log.info("request.malformed", extra={"fields": {"peer": self.address}})
         self.refuse(400)
 
     def refuse(self, status: int) -> None:
         """End this connection, with a bare answer where one would be read as the answer to this request."""
         if self.transport.is_closing():
             return
+        self.guard.refused[status] += 1
         if self._stuck_since is not None:
             # With a reset: otherwise the system would go on offering what nobody takes.
             line = self.transport.get_extra_info("socket")

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from oncehook.errors import Malformed, Rejected, TooLarge
+from oncehook.errors import Malformed, Overloaded, Rejected, TooLarge
 from oncehook.model import Arrival
 from oncehook.receive import Receiver
 from oncehook.sources import DEFAULT_MAX_BODY, Reply, Source
@@ -24,6 +24,9 @@ Send = Callable[[Message], Awaitable[None]]
 
 CLOSE: Final = (b"connection", b"close")
 
+MOST_HELD: Final = 256 << 20
+"""Bytes of unfinished bodies at most, over all connections: nothing is known yet about who sends them."""
+
 
 class Ingest:
     """An ASGI application for one prefix: what follows it in the path names the source."""
@@ -33,6 +36,7 @@ class Ingest:
         self._prefix = prefix
         self._peer_of = peer_of
         self._by_path: Mapping[str, Source] = {source.path: source for source in receiver.sources.values()}
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -41,7 +45,10 @@ class Ingest:
         name = self._name(scope)
         source = self._by_path.get(name)
         try:
-            body = await _body(receive, scope, DEFAULT_MAX_BODY if source is None else source.max_body)
+            body = await self._body(receive, scope, DEFAULT_MAX_BODY if source is None else source.max_body)
+        except Overloaded as error:
+            await _send(send, self._receiver.put_off(source, error), (CLOSE,))
+            return
         except Rejected as error:
             reply = self._receiver.turn_away(source, self._arrival(scope, name, source, b""), error)
             await _send(send, reply, () if _will_be_read(scope, error) else (CLOSE,))
@@ -53,6 +60,35 @@ class Ingest:
             await _send(send, (await self._receiver.take(source, arrival)).reply)
         else:
             await _send(send, self._receiver.greet(source, arrival))
+
+    async def _body(self, receive: Receive, scope: Scope, cap: int) -> bytes | None:
+        """The whole body, or None when the sender broke off. Never more than `cap` bytes are held (R7, S9)."""
+        _check_framing(scope, cap)
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message["type"] == "http.request" and not message.get("more_body", False):
+            if len(body) > cap:
+                raise TooLarge
+            return body
+        parts, size = [body], len(body)
+        self._held += size
+        try:
+            while message["type"] == "http.request" and message.get("more_body", False):
+                if size > cap:
+                    raise TooLarge
+                if self._held > MOST_HELD:
+                    raise Overloaded
+                message = await receive()
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                self._held += len(parts[-1])
+        finally:
+            self._held -= size
+        if message["type"] != "http.request":
+            return None
+        if size > cap:
+            raise TooLarge
+        return b"".join(parts)
 
     def _name(self, scope: Scope) -> str:
         path: str = scope["path"]
@@ -78,29 +114,6 @@ class Ingest:
             path,
             self._peer_of(scope),
         )
-
-
-async def _body(receive: Receive, scope: Scope, cap: int) -> bytes | None:
-    """The whole body, or None when the sender broke off. Never more than `cap` bytes are held (R7, S9)."""
-    _check_framing(scope, cap)
-    message = await receive()
-    body: bytes = message.get("body", b"")
-    if message["type"] == "http.request" and not message.get("more_body", False):
-        if len(body) > cap:
-            raise TooLarge
-        return body
-    parts, size = [body], len(body)
-    while message["type"] == "http.request" and message.get("more_body", False):
-        if size > cap:
-            raise TooLarge
-        message = await receive()
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-    if message["type"] != "http.request":
-        return None
-    if size > cap:
-        raise TooLarge
-    return b"".join(parts)
 
 
 def _check_framing(scope: Scope, cap: int) -> None:

@@ -18,10 +18,13 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
+from oncehook.errors import ConfigError
+from oncehook.inbox import Inbox
 from oncehook.sources import Network
+from oncehook.web import health
 from oncehook.web.guard import Guard, Limits, affordable
 from oncehook.web.ingest import Ingest, Receive, Send
-from oncehook.web.peers import Scope, is_within
+from oncehook.web.peers import Scope, is_within, peer_finder
 
 DRAIN_SECONDS = 25
 
@@ -63,6 +66,26 @@ class _Server(uvicorn.Server):
             self.force_exit = True
         self.should_exit = True
         self._on_stop()
+
+
+async def serve_inbox(
+    inbox: Inbox, *, host: str, port: int, trusted: Sequence[Network] = (), on_ready: Callable[[str], None]
+) -> None:
+    """Serve a running inbox until a signal comes: arrivals, health, metrics. Raises ConfigError for a taken port."""
+
+    def ready(address: str) -> None:
+        inbox.announce(address)
+        on_ready(address)
+
+    def stopping() -> None:
+        inbox.draining = True
+
+    ingest = Ingest(inbox.receiver, "/in/", peer_finder(trusted))
+    face = Face(ingest, health.routes(inbox.troubles, inbox.metrics))
+    try:
+        await serve(face, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
 async def serve(
