@@ -189,7 +189,11 @@ class _Lines:
             parts.append(f"{plain(what):<32}")
         if "duration_s" in event:
             parts.append(f"{event['duration_s'] * 1000:6.1f} ms")
-        parts += [f"{k}={plain(str(v))}" for k, v in event.items() if k not in _HIDDEN and v not in (None, "")]
+        rest = {k: v for k, v in event.items() if k not in _HIDDEN and v not in (None, "")}
+        ids = rest.pop("event_ids", ())
+        # Ids stand last: they are long, and wanted only to be copied.
+        rest["event_id"] = f"{ids[0]} and {len(ids) - 1} more" if ids else rest.pop("event_id", "")
+        parts += [f"{k}={_short(_words(v))}" for k, v in rest.items() if v]
         # A traceback may quote a stranger: its lines are set in, so that none can pass for one of ours.
         trace = [f"    {plain(line)}" for line in str(event.get("exception", "")).splitlines()]
         return "\n".join(["  ".join(parts), *trace])
@@ -197,6 +201,17 @@ class _Lines:
     def _paint(self, moment: str, text: str, level: str) -> str:
         color = _COLORS.get(moment) or _COLORS.get(level)
         return f"\x1b[{color}m{text}\x1b[0m" if self._colored and color else text
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{n} {word}" for word, n in value.items())
+    return plain(str(value))
+
+
+def _short(text: str, width: int = 52) -> str:
+    """Cut in the middle: it is their ends that tell long keys and subjects apart."""
+    return text if len(text) <= width else f"{text[: width // 2]}…{text[-width // 2 :]}"
 
 
 def plain(text: str) -> str:

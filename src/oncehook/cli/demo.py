@@ -99,7 +99,7 @@ async def _send_until_stopped(
         if whim > 0.65:
             await _post(address, source, hook, sent)
         if whim > 0.9:
-            await _post(address, source, replace(hook, body=hook.body.replace(b'"', b' "', 1)), sent)
+            await _post(address, source, replace(hook, body=hook.body.rstrip()[:-1] + b',"changed":true}'), sent)
         await asyncio.sleep(chance.uniform(0.5, 1.5) / rate)
     os.kill(os.getpid(), signal.SIGTERM)
 
