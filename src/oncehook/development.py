@@ -10,11 +10,12 @@ import base64
 import fcntl
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
 from oncehook import presets
+from oncehook.errors import ConfigError
 from oncehook.keys import DEFAULT_KEY
 from oncehook.sources import Source, build
 from oncehook.verify import Scheme
@@ -77,8 +78,19 @@ def _read(file: IO[str]) -> dict[str, list[str]]:
 
 
 def _keys_of(kept: dict[str, list[str]], name: str, scheme: Scheme) -> DevelopmentKeys:
-    if name not in kept:
-        made = development_keys(scheme)
-        kept[name] = [base64.b64encode(value).decode() for value in (made.signing, *made.secrets)]
-    signing, *secrets = (base64.b64decode(text) for text in kept[name])
-    return DevelopmentKeys(tuple(secrets), signing)
+    if name in kept:
+        signing, *secrets = (base64.b64decode(text) for text in kept[name])
+        if _fit(scheme, secrets):
+            return DevelopmentKeys(tuple(secrets), signing)
+    made = development_keys(scheme)
+    kept[name] = [base64.b64encode(value).decode() for value in (made.signing, *made.secrets)]
+    return made
+
+
+def _fit(scheme: Scheme, secrets: Sequence[bytes]) -> bool:
+    """Whether these are still keys of this scheme: another version of the preset may have another one."""
+    try:
+        scheme.verifier(secrets, url="http://127.0.0.1/")
+    except ConfigError:
+        return False
+    return True

@@ -29,7 +29,7 @@ from oncehook import faults
 from oncehook.inbox import Inbox
 from oncehook.store.sqlite import SqliteStore
 from oncehook.verify import Hmac
-from oncehook.web import health, server
+from oncehook.web import health, ingest, server
 from oncehook.web.guard import Guard, Limits
 from oncehook.web.ingest import Ingest
 from oncehook.web.peers import peer_finder
@@ -96,9 +96,12 @@ async def serving(folder: Path, limits: Limits = QUICK, **store: Any) -> AsyncIt
 
 async def rest(reader: asyncio.StreamReader) -> bytes:
     """Everything until the other end hangs up; fails when it never does."""
+    heard = b""
     with contextlib.suppress(ConnectionError):
-        return await asyncio.wait_for(reader.read(), PATIENCE)
-    return b""
+        async with asyncio.timeout(2 * PATIENCE):
+            while piece := await reader.read(1 << 16):
+                heard += piece
+    return heard
 
 
 async def drip(data: bytes, writer: asyncio.StreamWriter) -> None:
@@ -184,14 +187,14 @@ async def test_a_sender_that_takes_no_answers_is_cut_off(tmp_path: Path) -> None
 async def test_three_hundred_slow_senders_do_not_stop_honest_ones(tmp_path: Path) -> None:
     async with serving(tmp_path, Limits(head_seconds=2, body_seconds=3)) as served:
         slow = [await served.dial() for _ in range(300)]
+        ends = [asyncio.create_task(rest(reader)) for reader, _ in slow]
         dripping = [
             asyncio.create_task(drip(HEAD if n % 2 else HEAD + b"\r\n" + b"x" * 99, writer))
             for n, (_, writer) in enumerate(slow)
         ]
         for n in range(50):
             assert (await served.post(f"honest-{n}")).json["status"] == "accepted"
-        ends = [await rest(reader) for reader, _ in slow]
-        assert all(end.startswith(b"HTTP/1.1 408 ") for end in ends)
+        assert all(end.startswith(b"HTTP/1.1 408 ") for end in await asyncio.gather(*ends))
         for _, writer in slow:
             writer.close()
         await asyncio.gather(*dripping)
@@ -293,7 +296,7 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     def point(name: str) -> None:
         if name == "before_commit":
             made.reached.set()
-            made.open.wait()
+            made.open.wait(2 * PATIENCE)  # not for ever: a test that fails must end
 
     monkeypatch.setattr(faults, "point", point)
     yield made
@@ -316,6 +319,40 @@ async def test_more_than_can_wait_is_told_to_try_again(tmp_path: Path, gate: Gat
         gate.open.set()
         assert [answer.json["status"] for answer in await asyncio.gather(taken, *waiting)] == ["accepted"] * 6
         assert (await served.post("refused")).json["status"] == "accepted"
+
+
+async def test_unfinished_bodies_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has proved anything yet: many large bodies that never end must not fill the memory."""
+    monkeypatch.setattr(ingest, "MOST_HELD", 300_000)
+    async with serving(tmp_path, Limits(body_seconds=PATIENCE)) as served:
+        head = b"POST /in/orders HTTP/1.1\r\nHost: test\r\nContent-Length: 200000\r\n\r\n"
+        lines = [await served.dial() for _ in range(3)]
+        for _, writer in lines:
+            writer.write(head + b"x" * 150_000)
+        answers = [asyncio.create_task(reader.readuntil(b"}")) for reader, _ in lines]
+        ended, _ = await asyncio.wait(answers, timeout=PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        assert all(b"503 " in task.result() and b'"overloaded"' in task.result() for task in ended)
+        assert len(ended) < 3
+        assert (await served.post("small ones pass")).status == 200
+        for _, writer in lines:
+            writer.close()
+        await asyncio.gather(*answers, return_exceptions=True)
+        client, body = served.client(), hook("large", padding="x" * 290_000)
+        assert (await client.post("/in/orders", body, signed(body))).status == 200, "nothing is held any more"
+        client.close()
+
+
+async def test_refusals_are_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with serving(tmp_path) as served:
+        for _ in range(20):
+            reader, writer = await served.dial()
+            writer.write(b"nonsense\r\n\r\n")
+            assert (await rest(reader)).startswith(b"HTTP/1.1 400 ")
+            writer.close()
+        await asyncio.sleep(1.1)
+    told = [record.fields for record in caplog.records if record.message == "connections.refused"]  # type: ignore[attr-defined]
+    assert len(told) in (1, 2)
+    assert sum(fields["statuses"][400] for fields in told) == 20
 
 
 async def test_too_many_bytes_that_wait_are_too_many(tmp_path: Path, gate: Gate) -> None:

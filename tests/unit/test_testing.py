@@ -124,6 +124,17 @@ def test_signed_by_a_presets_name(tmp_path: Path) -> None:
     assert (tmp_path / "state" / "oncehook" / "development-keys.json").stat().st_mode & 0o777 == 0o600
 
 
+def test_development_keys_stay_the_same_as_long_as_they_fit(tmp_path: Path) -> None:
+    file = tmp_path / "state" / "oncehook" / "development-keys.json"
+    first = {name: development.source(name).secrets for name in ("sendgrid", "github")}
+    assert {name: development.source(name).secrets for name in ("sendgrid", "github")} == first
+    kept = json.loads(file.read_text())
+    file.write_text(json.dumps({**kept, "sendgrid": kept["github"]}))  # as if the preset had had another scheme
+    source = development.source("sendgrid")
+    source.verifier(signed(source, "open"))
+    assert development.source("github").secrets == first["github"]
+
+
 def test_a_file_of_an_event_without_a_sample_gets_its_headers() -> None:
     hook = signed("github", "check_run", body={"action": "created"})
     assert dict(hook.headers)[b"x-github-event"] == b"check_run"

@@ -82,7 +82,7 @@ PRESET = Preset(
     facts={
         "scheme": "docs.github.com/en/webhooks/using-webhooks/validating-webhook-deliveries",
         "key": "docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks (X-GitHub-Delivery)",
-        "subject": "npmjs.com/package/@octokit/webhooks-examples (all 329 payloads)",
+        "subject": "npm @octokit/webhooks-examples api.github.com/index.json (all 329 payloads)",
         "horizon": "docs.github.com/en/webhooks/using-webhooks/handling-failed-webhook-deliveries (none automatic); "
         "3 days by hand: unverified",
         "budget": "docs.github.com/en/webhooks/using-webhooks/best-practices-for-using-webhooks (10 s)",

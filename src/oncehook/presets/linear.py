@@ -45,9 +45,9 @@ PRESET = Preset(
     horizon="8h",
     budget="2s",
     facts={
-        "scheme": "npmjs.com/package/@linear/sdk webhooks (60 s, from the body)",
+        "scheme": "npm @linear/sdk webhooks (60 s, from the body)",
         "key": "linear.app/developers/webhooks (Linear-Delivery; that a retry repeats it is unverified)",
-        "volatile": "npmjs.com/package/@linear/sdk webhooks",
+        "volatile": "npm @linear/sdk webhooks",
         "horizon": "linear.app/developers/webhooks (1 min, 1 h, 6 h)",
         "budget": "linear.app/developers/webhooks (5 s)",
     },

@@ -46,11 +46,11 @@ class Ingest:
         source = self._by_path.get(name)
         try:
             body = await self._body(receive, scope, DEFAULT_MAX_BODY if source is None else source.max_body)
-        except Overloaded as error:
-            await _send(send, self._receiver.put_off(source, error), (CLOSE,))
-            return
-        except Rejected as error:
-            reply = self._receiver.turn_away(source, self._arrival(scope, name, source, b""), error)
+        except (Rejected, Overloaded) as error:
+            if isinstance(error, Overloaded):
+                reply = self._receiver.put_off(source, error)
+            else:
+                reply = self._receiver.turn_away(source, self._arrival(scope, name, source, b""), error)
             await _send(send, reply, () if _will_be_read(scope, error) else (CLOSE,))
             return
         if body is None:
@@ -128,12 +128,12 @@ def _check_framing(scope: Scope, cap: int) -> None:
             raise Malformed("The only transfer coding accepted here is chunked.")
 
 
-def _will_be_read(scope: Scope, error: Rejected) -> bool:
+def _will_be_read(scope: Scope, error: Rejected | Overloaded) -> bool:
     """Whether the server may read and drop what is left of the body, so that its sender comes to see the answer.
 
     Not where its end is in doubt: framing that we refused, or a sender that waits to be told to continue.
     """
-    return isinstance(error, TooLarge) and not any(name == b"expect" for name, _ in scope["headers"])
+    return not isinstance(error, Malformed) and not any(name == b"expect" for name, _ in scope["headers"])
 
 
 async def _send(send: Send, reply: Reply, more: tuple[tuple[bytes, bytes], ...] = ()) -> None:

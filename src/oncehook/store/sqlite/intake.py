@@ -41,9 +41,9 @@ class Insert:
 
 
 _KEY_COLUMNS: Final = "(hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
-NEW_KEYS: Final = Insert(f"INSERT INTO keys {_KEY_COLUMNS}", 8, "ON CONFLICT DO NOTHING")
+NEW_KEYS: Final = Insert("INSERT INTO keys " + _KEY_COLUMNS, 8, "ON CONFLICT DO NOTHING")
 COPIED_KEYS: Final = Insert(
-    f"INSERT INTO keys {_KEY_COLUMNS}",
+    "INSERT INTO keys " + _KEY_COLUMNS,
     8,
     "ON CONFLICT DO UPDATE SET copies = copies + excluded.copies, last_seen = excluded.last_seen",
 )
