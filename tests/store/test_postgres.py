@@ -13,10 +13,10 @@ import pytest
 
 from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
 from oncehook.model import Outcome, new_id
-from oncehook.store import postgres_intake, postgres_look, postgres_open
 from oncehook.store.migrate import steps_from
-from oncehook.store.postgres import PostgresStore
-from oncehook.store.postgres_wire import Id
+from oncehook.store.postgres import PostgresStore, look, opening
+from oncehook.store.postgres.intake import INTAKE
+from oncehook.store.postgres.wire import Id
 from tests.servers import Postgres, fresh_schema
 from tests.store.conftest import failed_checks
 from tests.store.making import enrolled, intake, item, keep, outcomes, record_all
@@ -51,11 +51,9 @@ async def test_more_than_durable_is_fine(place: Place, value: str) -> None:
 async def test_the_durable_setting_is_pinned_on_connections_for_intake(place: Place) -> None:
     """A change of the server's configuration reaches running sessions, but not these."""
     await place.open()
-    connection, _ = await postgres_open.connect_hot(postgres_open.place(place.url, place.schema, None), unsafe=False)
+    connection, _ = await opening.connect_hot(opening.place(place.url, place.schema, None), unsafe=False)
     async with connection:
-        [(source,)] = await postgres_open.rows(
-            connection, "SELECT source FROM pg_settings WHERE name = 'synchronous_commit'"
-        )
+        [(source,)] = await opening.rows(connection, "SELECT source FROM pg_settings WHERE name = 'synchronous_commit'")
     assert source == "session"
 
 
@@ -91,6 +89,33 @@ async def test_a_ping_is_a_committed_write(place: Place) -> None:
         place.sql("ALTER ROLE oncehook RESET default_transaction_read_only")
 
 
+async def test_a_subject_that_is_held_is_no_fault(place: Place) -> None:
+    """Its head is dead and stays, due at infinity, and the others wait behind it on purpose."""
+    store = await place.open()
+    await record_all(store, [intake(item(f"k{n}", subject="s", to=[CRM])) for n in range(5)])
+    place.sql("UPDATE deliveries SET status = 'dead' WHERE NOT behind")
+    place.sql("UPDATE counters SET n = n - 1 WHERE what = 'pending'")
+    assert failed_checks(await store.check()) == ["heads"]
+    place.sql("UPDATE heads SET due_at = 'infinity'")
+    assert failed_checks(await store.check()) == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "law"),
+    [
+        ("UPDATE keys SET copies = copies + 1", "copies"),
+        ("DELETE FROM batches", "references"),
+        ("UPDATE deliveries SET event_id = id", "references"),
+    ],
+)
+async def test_what_only_this_engine_checks(place: Place, damage: str, law: str) -> None:
+    store = await place.open()
+    await record_all(store, [intake(item("a", to=[CRM]), item("b"), raw=b"raw"), intake(item())])
+    assert failed_checks(await store.check()) == []
+    place.sql(damage)
+    assert law in failed_checks(await store.check())
+
+
 # -- addresses ---------------------------------------------------------------------------------
 
 
@@ -117,6 +142,16 @@ async def test_two_schemas_know_nothing_of_each_other(place: Place) -> None:
     await enrolled(other)
     assert outcomes([*await keep(one, item("k")), *await keep(other, item("k"))]) == [ACCEPTED, ACCEPTED]
     await other.close()
+
+
+async def test_a_search_path_in_the_address_is_left_alone(place: Place) -> None:
+    path = f"{place.schema},pg_catalog"
+    url = with_setting(place, f"search_path={path}")
+    store = await place.open(url=url)
+    assert outcomes(await keep(store, item("k"))) == [ACCEPTED]
+    async with opening.session(opening.place(url, place.schema, None)) as connection:
+        [(found,)] = await opening.rows(connection, "SELECT current_setting('search_path')")
+    assert found == path
 
 
 async def test_an_address_that_is_none() -> None:
@@ -181,7 +216,7 @@ async def test_a_migration_that_fails_leaves_nothing_behind(place: Place, monkey
         for step in steps_from(*arguments, **options):
             yield type(step)(step.version, step.name, step.sql + "SELECT 1 / 0;")
 
-    monkeypatch.setattr(postgres_open, "steps_from", broken)
+    monkeypatch.setattr(opening, "steps_from", broken)
     with pytest.raises(StoreError, match="migration"):
         await place.open()
     monkeypatch.undo()
@@ -210,10 +245,10 @@ async def fill(place: Place, store: PostgresStore) -> None:
 async def test_the_intake_statement_scans_no_table(place: Place) -> None:
     store = await place.open()
     await fill(place, store)
-    here = postgres_open.place(place.url, place.schema, None)
-    connection, _ = await postgres_open.connect_hot(here, unsafe=False)
+    here = opening.place(place.url, place.schema, None)
+    connection, _ = await opening.connect_hot(here, unsafe=False)
     async with connection:
-        cursor = await connection.execute(f"EXPLAIN (GENERIC_PLAN, COSTS OFF) {postgres_intake.INTAKE}", prepare=False)
+        cursor = await connection.execute(f"EXPLAIN (GENERIC_PLAN, COSTS OFF) {INTAKE}", prepare=False)
         plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
     assert "Insert on heads" in plan
     assert "Seq Scan" not in plan
@@ -235,10 +270,10 @@ async def test_every_list_has_its_index(place: Place, source: int | None, subjec
     store = await place.open()
     await keep(store, *[item(f"other{n}", source="payments") for n in range(30)], source_id=2)
     await fill(place, store)
-    connection = await postgres_open.connect(postgres_open.place(place.url, place.schema, None))
+    connection = await opening.connect(opening.place(place.url, place.schema, None))
     async with connection:
         question = [source, subject, Id(new_id()), 50]
-        found = await connection.execute(f"EXPLAIN (COSTS OFF) {postgres_look._FIND}", question)
+        found = await connection.execute(f"EXPLAIN (COSTS OFF) {look._FIND}", question)
         plan = "\n".join(str(line) for (line,) in await found.fetchall())
     assert index in plan
     assert "Seq Scan on events" not in plan

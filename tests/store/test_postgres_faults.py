@@ -15,8 +15,7 @@ import pytest
 
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Outcome
-from oncehook.store import postgres_commit
-from oncehook.store.postgres import PostgresStore
+from oncehook.store.postgres import PostgresStore, commit
 from tests.servers import Postgres
 from tests.store.conftest import failed_checks
 from tests.store.making import enrolled, intake, item, keep, outcomes, record, record_all
@@ -194,7 +193,7 @@ async def test_what_waits_while_the_server_is_away_is_written_when_it_is_back(ow
 
 async def test_a_server_that_falls_silent_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """R9: a frozen backend still acknowledges packets, so only the silence tells."""
-    monkeypatch.setattr(postgres_commit, "SILENCE", 0.3)
+    monkeypatch.setattr(commit, "SILENCE", 0.3)
     store = await place.open(intake_connections=1)
     await keep(store, item("k"))
     [frozen] = place.backends()
@@ -209,7 +208,7 @@ async def test_a_server_that_falls_silent_is_left(place: Place, monkeypatch: pyt
 
 async def test_close_does_not_wait_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """R56"""
-    monkeypatch.setattr(postgres_commit, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(commit, "CLOSE_SECONDS", 0.2)
     store = await place.open(intake_connections=1, batch=1)
     await keep(store, item("k"))
     [frozen] = place.backends()

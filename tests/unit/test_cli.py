@@ -12,8 +12,11 @@ import sqlite3
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import Request
 
 import pytest
 from click.testing import CliRunner
@@ -83,6 +86,15 @@ def folder(tmp_path: Path) -> Path:
         port = probe.getsockname()[1]
     (tmp_path / "oncehook.toml").write_text(CONFIG.format(port=port))
     return tmp_path
+
+
+def status_of(request: Request) -> int:
+    try:
+        with urllib.request.urlopen(request) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
 
 
 def lines(text: str) -> list[dict[str, str]]:
@@ -227,6 +239,9 @@ def test_the_development_inbox(tmp_path: Path) -> None:
         assert [line["status"] for line in lines(sent.stdout)] == ["accepted", "duplicate"]
         forged = run(tmp_path, "send", "stripe", "--bad-signature", "--to", f"{address}/in/stripe")
         assert "signature_invalid" in forged.stdout
+        for tunnel in ({"X-Forwarded-For": "127.0.0.1"}, {"Origin": "https://example.org"}):
+            answer = status_of(Request(f"{address}/in/dev", b"{}", tunnel))
+            assert answer == 401, "development sources are for direct requests of this machine"
     keys = tmp_path / "state" / "oncehook" / "development-keys.json"
     assert keys.stat().st_mode & 0o777 == 0o600
 

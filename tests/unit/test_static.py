@@ -166,7 +166,7 @@ HANDING = handing_functions()
 ALLOWED = {
     # the numbered files of the schema: text of ours that is read at start
     "sqlite/opening.py": {"statement"},
-    "postgres_open.py": {"step.sql.encode()"},
+    "postgres/opening.py": {"step.sql.encode()"},
     # `Insert` repeats constant text; the next test looks at what it is given
     "sqlite/intake.py": {"statement"},
 }

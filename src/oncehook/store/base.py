@@ -18,7 +18,6 @@ from oncehook.model import (
     Engine,
     Figures,
     Intake,
-    Item,
     Rejection,
     SchemaState,
     StoredArrival,
@@ -77,15 +76,7 @@ def refuse(batch: Sequence[Pending], error: BaseException) -> None:
     for pending in batch:
         if not pending.future.done():
             pending.future.set_exception(error)
-
-
-@dataclass(slots=True)
-class Fold:
-    """All items of one group that carry the same key: the first is the candidate, the others are its copies."""
-
-    candidate: Item
-    intake: Intake
-    copies: list[tuple[Item, Intake]]
+            pending.future.exception()  # seen: its sender may have gone, and that is nothing to log
 
 
 class Store(Protocol):
@@ -166,23 +157,3 @@ class Store(Protocol):
 
     async def size(self) -> int:
         """Bytes on disk."""
-
-
-def fold(batch: Sequence[Pending]) -> tuple[list[Fold], list[tuple[Item, Intake]]]:
-    """Group the items of a batch by key, in order of arrival; unkeyed items come apart.
-
-    One statement may touch a key once, so copies inside a batch are folded into their first before the
-    database sees them.
-    """
-    folds: dict[bytes, Fold] = {}
-    unkeyed: list[tuple[Item, Intake]] = []
-    for pending in batch:
-        intake = pending.intake
-        for item in intake.items:
-            if item.key_hash is None:
-                unkeyed.append((item, intake))
-            elif (known := folds.get(item.key_hash)) is None:
-                folds[item.key_hash] = Fold(item, intake, [])
-            else:
-                known.copies.append((item, intake))
-    return list(folds.values()), unkeyed

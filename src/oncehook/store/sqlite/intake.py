@@ -8,11 +8,12 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 from oncehook.model import Intake, Item, Outcome, Verdict
-from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS, Fold, Pending, fold
+from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS, Pending
 
 Micros = int
 MINUTE: Final = 60_000_000
@@ -66,6 +67,33 @@ COUNTERS: Final = Insert(
 )
 
 
+@dataclass(slots=True)
+class Fold:
+    """All items of one group that carry the same key: the first is the candidate, the others are its copies."""
+
+    candidate: Item
+    intake: Intake
+    copies: list[tuple[Item, Intake]]
+
+
+def fold(batch: Sequence[Pending]) -> list[Fold]:
+    """Group the keyed items of a batch by key, in order of arrival.
+
+    Copies inside a batch are folded into their first before the database sees them, so that it sees a key once.
+    """
+    folds: dict[bytes, Fold] = {}
+    for pending in batch:
+        for item in pending.intake.items:
+            if item.key_hash is None:
+                continue
+            known = folds.get(item.key_hash)
+            if known is None:
+                folds[item.key_hash] = Fold(item, pending.intake, [])
+            else:
+                known.copies.append((item, pending.intake))
+    return list(folds.values())
+
+
 class Group:
     """The intakes of one transaction: which are new, which are copies, and the rows they make."""
 
@@ -81,8 +109,7 @@ class Group:
         self.arrivals: list[tuple[Any, ...]] = []
 
     def write(self) -> list[list[Verdict]]:
-        folds, _ = fold(self.batch)
-        self._claim_keys(folds)
+        self._claim_keys(fold(self.batch))
         self._insert_copies()
         self._insert_events()
         self._insert_deliveries()

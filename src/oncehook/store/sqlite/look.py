@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
 from oncehook.store.checks import Tally, conservation
+from oncehook.store.sqlite.intake import MINUTE
 
 T = TypeVar("T")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -117,7 +118,7 @@ class Reader:
         return [Rejection(r[0], moment(r[1]), *r[2:]) for r in rows]
 
     async def figures(self, since: datetime | None) -> Figures:
-        start = 0 if since is None else int((since - EPOCH).total_seconds() * 1_000_000)
+        start = 0 if since is None else int((since - EPOCH).total_seconds() * 1_000_000) // MINUTE * MINUTE
         rows = await self.run(
             lambda c: c.execute(
                 "SELECT s.name, d.name, c.what, sum(c.n) FROM counters c LEFT JOIN sources s ON s.id = c.source_id"

@@ -1,6 +1,6 @@
 """The inbox in PostgreSQL: any number of processes on any number of machines, one database as the judge.
 
-Intake goes through a few connections of its own (`postgres_commit`), reading through a pool (`postgres_look`), so
+Intake goes through a few connections of its own (`commit`), reading through a pool (`look`), so
 neither waits for the other. Each verb is one statement in autocommit: no lock is ever held across a round trip, and
 a process that is stopped between two packets blocks nobody.
 """
@@ -31,10 +31,10 @@ except ImportError as missing:
         "PostgreSQL needs a driver that is not installed.", hint="Run: pip install 'oncehook[postgres]'"
     ) from missing
 
-from oncehook.store import postgres_open
-from oncehook.store.postgres_commit import GroupCommit
-from oncehook.store.postgres_look import Reader
-from oncehook.store.postgres_wire import Bigs, Connection, Smalls, Texts, Times
+from oncehook.store.postgres import opening
+from oncehook.store.postgres.commit import GroupCommit
+from oncehook.store.postgres.look import Reader
+from oncehook.store.postgres.wire import Bigs, Connection, Smalls, Texts, Times
 
 
 class PostgresStore:
@@ -58,7 +58,7 @@ class PostgresStore:
         search_path: str | None = None,
         unsafe: bool = False,
     ) -> None:
-        self._here = postgres_open.place(url, schema, search_path)
+        self._here = opening.place(url, schema, search_path)
         self._unsafe = unsafe
         self.watch: Watch = unwatched
         self._reader = Reader(self._here)
@@ -74,10 +74,10 @@ class PostgresStore:
     # -- opening and closing -------------------------------------------------------------------
 
     async def open(self, *, migrate: bool = True, write: bool = True) -> None:
-        async with postgres_open.session(self._here) as connection:
-            await postgres_open.prove(connection, self._here, unsafe=self._unsafe)
-            await postgres_open.migrate(connection, self._here, migrate=migrate and write)
-            await postgres_open.prove(connection, self._here, unsafe=self._unsafe)
+        async with opening.session(self._here) as connection:
+            await opening.prove(connection, self._here, unsafe=self._unsafe)
+            await opening.migrate(connection, self._here, migrate=migrate and write)
+            await opening.prove(connection, self._here, unsafe=self._unsafe)
         self._reader.open()
         if write:
             self._commit.start()
@@ -87,7 +87,7 @@ class PostgresStore:
         await self._reader.close()
 
     async def _connect_hot(self) -> tuple[Connection, int]:
-        return await postgres_open.connect_hot(self._here, unsafe=self._unsafe)
+        return await opening.connect_hot(self._here, unsafe=self._unsafe)
 
     # -- intake --------------------------------------------------------------------------------
 
@@ -149,16 +149,16 @@ class PostgresStore:
                 [Texts(list(sources)), Texts(list(destinations))],
             )
             return Numbers(
-                dict(await postgres_open.rows(connection, "SELECT name, id FROM sources")),
-                dict(await postgres_open.rows(connection, "SELECT name, id FROM destinations")),
+                dict(await opening.rows(connection, "SELECT name, id FROM sources")),
+                dict(await opening.rows(connection, "SELECT name, id FROM destinations")),
             )
 
     async def ping(self) -> None:
         await self._reader.execute("UPDATE marks SET value = value + 1 WHERE name = 'ping'")
 
     async def schema_state(self) -> SchemaState:
-        async with postgres_open.session(self._here) as connection:
-            return migrations.state(self.engine, await postgres_open.version(connection, self._here))
+        async with opening.session(self._here) as connection:
+            return migrations.state(self.engine, await opening.version(connection, self._here))
 
     async def check(self) -> list[Check]:
         return await self._reader.check()

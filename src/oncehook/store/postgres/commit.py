@@ -21,9 +21,9 @@ from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Outcome, Verdict
 from oncehook.store.base import Pending, Watch, answer, refuse
-from oncehook.store.postgres_intake import INTAKE, Rows, verdicts
-from oncehook.store.postgres_open import PATIENCE, SILENCE, cut, is_alive
-from oncehook.store.postgres_wire import Column, Connection
+from oncehook.store.postgres.intake import INTAKE, Rows, verdicts
+from oncehook.store.postgres.opening import PATIENCE, SILENCE, cut, is_alive
+from oncehook.store.postgres.wire import Column, Connection
 
 log = logging.getLogger("oncehook.store")
 

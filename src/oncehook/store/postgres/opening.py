@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from oncehook.errors import ConfigError, StoreError, StoreUnavailable
 from oncehook.model import Engine
 from oncehook.store.migrate import Migration, steps_from
-from oncehook.store.postgres_wire import Connection, adapt
+from oncehook.store.postgres.wire import Connection, adapt
 
 OLDEST_SERVER: Final = 140000
 

@@ -18,8 +18,8 @@ from psycopg import pq
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
 from oncehook.store.checks import Tally, conservation
-from oncehook.store.postgres_open import SILENCE, Place, connect, cut, dedup_index_stands, is_alive, one, rows
-from oncehook.store.postgres_wire import Connection, Id
+from oncehook.store.postgres.opening import SILENCE, Place, connect, cut, dedup_index_stands, is_alive, one, rows
+from oncehook.store.postgres.wire import Connection, Id
 
 CONNECTIONS: Final = 4
 PATIENCE: Final = 2.0

@@ -2,7 +2,7 @@
 
 A group of intakes goes in (`Rows`), one statement keeps all of it in one commit (`INTAKE`), and one verdict per item
 comes out (`verdicts`). Locks are taken in the order keys (sorted), heads (sorted), deliveries, and never held across
-a round trip: rivals wait for each other and cannot deadlock. `postgres_commit` runs it.
+a round trip: rivals wait for each other and cannot deadlock. `commit` runs it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from oncehook.model import Intake, Item, Outcome, Verdict
 from oncehook.store.base import Pending
-from oncehook.store.postgres_wire import Blobs, Column, Floats, Ids, Integers, Smalls, Texts, Times
+from oncehook.store.postgres.wire import Blobs, Column, Floats, Ids, Integers, Smalls, Texts, Times
 
 # Arrays 1-17 are the candidates, 18-21 the split requests, 22-29 copies inside this group, 30-33 the deliveries that
 # candidates would cause, 34 is the counters' slot. Plans are forced (see HOT_SETTINGS), so the statement is written for
