@@ -1,4 +1,4 @@
-"""The inbox in PostgreSQL: `engine` is the whole, `commit` writes, `intake` says what, `look` reads, `opening` opens."""
+"""The inbox in PostgreSQL: `engine` is the whole, `commit` writes, `intake` says what, `look` reads."""
 
 from oncehook.store.postgres.engine import PostgresStore
 
