@@ -309,7 +309,7 @@ async def test_more_than_can_wait_is_told_to_try_again(tmp_path: Path, gate: Gat
         taken = asyncio.create_task(served.post("taken"))
         await gate.wait_until_reached()
         waiting = [asyncio.create_task(served.post(f"waiting-{n}")) for n in range(5)]
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1)
         refused = await served.post("refused")
         assert (refused.status, refused.json["code"]) == (503, "overloaded")
         assert int(refused.headers["retry-after"]) > 0
@@ -362,7 +362,7 @@ async def test_too_many_bytes_that_wait_are_too_many(tmp_path: Path, gate: Gate)
         await gate.wait_until_reached()
         client, body = served.client(), hook("large", padding="x" * 2000)
         large = asyncio.create_task(client.post("/in/orders", body, signed(body)))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1)
         assert (await served.post("refused")).json["code"] == "overloaded"
         gate.open.set()
         assert [answer.status for answer in (await taken, await large)] == [200, 200]
@@ -399,9 +399,9 @@ async def test_a_sender_that_leaves_during_its_commit_disturbs_nobody(
         _, writer = await served.dial()
         body = hook("leaving")
         writer.write(request("POST", "/in/orders", body, signed(body)))
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         writer.transport.abort()
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         gate.open.set()
         assert [answer.json["status"] for answer in await asyncio.gather(taken, *staying)] == ["accepted"] * 4
         # Its retry gets the event that was kept meanwhile.

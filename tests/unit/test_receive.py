@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
 from oncehook import receive
 from oncehook.errors import SignatureInvalid, StoreUnavailable
@@ -19,6 +20,7 @@ from oncehook.model import Arrival, Mark, Outcome, StoredEvent, unpack_head
 from oncehook.receive import is_direct
 from oncehook.sources import Odd, Preset, Reply, Source, build
 from oncehook.verify import Hmac, Nothing, Token
+from oncehook.web import health
 from oncehook.web.ingest import Ingest
 from oncehook.web.peers import direct_peer, peer_finder, plain
 
@@ -431,6 +433,29 @@ async def test_without_a_client_address_it_is_a_stranger(inbox: Inbox) -> None:
         for path in ("/local", "/fenced"):
             assert await Talk(b"1", path=path, client=None).through(inbox.asgi()) == 401
             assert await Talk(b"1", path=path).through(inbox.asgi()) == 200
+
+
+@pytest.mark.parametrize(
+    ("client", "headers", "told"),
+    [
+        (("127.0.0.1", 1), [], "password authentication failed for user x at 10.0.0.5"),
+        (("127.0.0.1", 1), [(b"x-forwarded-for", b"192.0.2.1")], "failing"),
+        (("192.0.2.1", 1), [], "failing"),
+        (None, [], "failing"),
+    ],
+)
+async def test_strangers_are_not_told_why_we_are_not_ready(
+    client: tuple[str, int] | None, headers: list[tuple[bytes, bytes]], told: str
+) -> None:
+    async def probe() -> dict[str, str]:
+        return {"store": "password authentication failed for user x at 10.0.0.5"}
+
+    async def metrics() -> bytes:
+        return b""
+
+    talk = Talk(method="GET", path="/readyz", client=client, headers=headers)
+    assert await talk.through(Starlette(routes=health.routes(probe, metrics))) == 503
+    assert json.loads(talk.sent[1]["body"]) == {"status": "not ready", "checks": {"store": told}}
 
 
 def test_a_refusal_tells_nothing_but_its_code() -> None:

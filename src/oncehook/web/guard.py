@@ -193,7 +193,9 @@ class _Guarded(HttpToolsProtocol):
 
     def _decline(self, rest: bytes) -> None:
         """Go on in plain HTTP, as the protocol allows: after an offer to upgrade the parser leaves the body unread."""
-        assert self._offered is not None
+        if self._offered is None:  # a tunnel, which nobody offers here
+            self._refuse_malformed()
+            return
         lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
         lines += [name + b": " + value for name, value in self._offered if name != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)

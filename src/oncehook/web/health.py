@@ -8,6 +8,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from oncehook.model import Arrival
+from oncehook.receive import is_direct
+from oncehook.web.peers import direct_peer
+
 Probe = Callable[[], Awaitable[dict[str, str]]]
 """What is not well, by name; empty when ready."""
 
@@ -22,7 +26,10 @@ def routes(probe: Probe, metrics: Callable[[], Awaitable[bytes]]) -> list[Route]
         troubles = await probe()
         if not troubles:
             return JSONResponse({"status": "ready"})
-        return JSONResponse({"status": "not ready", "checks": troubles}, 503, {"Retry-After": "5"})
+        # What is wrong may name hosts, users and files of ours: in full only for who sits on this machine.
+        asking = Arrival("", request.scope["headers"], b"", peer=direct_peer(request.scope))
+        told = troubles if is_direct(asking) else dict.fromkeys(troubles, "failing")
+        return JSONResponse({"status": "not ready", "checks": told}, 503, {"Retry-After": "5"})
 
     async def show_metrics(request: Request) -> Response:
         return Response(await metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
