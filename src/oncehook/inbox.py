@@ -27,7 +27,7 @@ from oncehook.receive import Receipt, Receiver
 from oncehook.secret import Secret
 from oncehook.sources import Source, Splitter, build, split_at
 from oncehook.store.base import Store
-from oncehook.verify import Genuine, Scheme
+from oncehook.verify import Genuine, Nothing, Scheme
 
 if TYPE_CHECKING:
     from oncehook.web.ingest import Mount
@@ -108,11 +108,15 @@ class Inbox:
         >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
         """
         token = _from_env(verify_token_env, name) if verify_token_env else (verify_token or "").encode()
+        scheme = _scheme(verify)
+        confirmed = isinstance(verify, Mapping) and "confirm" in verify
         return self.add(
             build(
                 name,
                 preset=presets.load(preset) if preset else None,
-                scheme=_scheme(verify),
+                scheme=scheme,
+                # Unverified and unconfirmed: for direct requests of this machine (DESIGN.md 8.11).
+                loopback_only=isinstance(scheme, Nothing) and not confirmed,
                 secrets=[_from_env(secret_env, name)] if secret_env else _as_secrets(secret),
                 verify_token=token or None,
                 split=split_at(split) if isinstance(split, str) else split,
@@ -247,7 +251,10 @@ class Inbox:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(1.0)
-            await self._write_rejections()
+            try:
+                await self._write_rejections()
+            except Exception:  # what it could not write down is lost; the next second must come all the same
+                log.exception("rejections.failed")
 
     async def _write_rejections(self) -> None:
         """Write down what was turned away: outside every commit, so a flood of forgeries costs no fsync each."""

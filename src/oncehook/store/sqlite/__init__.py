@@ -1,4 +1,4 @@
-"""The inbox in one SQLite file: `engine` writes, `intake` says what, `look` reads, `opening` and `hold` guard it."""
+"""The inbox in one SQLite file: `engine` is the whole, `writer` writes, `intake` says what, `look` reads."""
 
 from oncehook.store.sqlite.engine import SqliteStore
 

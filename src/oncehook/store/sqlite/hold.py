@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,12 +35,21 @@ class Hold:
 
     def __init__(self, database: Path) -> None:
         self._descriptor = os.open(_lock_path(database), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not self._take():
             os.close(self._descriptor)
-            raise _refusal(database) from error
+            raise _refusal(database)
         self.announce()
+
+    def _take(self) -> bool:
+        # A command that only asks who holds the file (`holder`) has it locked for a moment: try more than once.
+        for _ in range(5):
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                threading.Event().wait(0.05)
+            else:
+                return True
+        return False
 
     def announce(self, address: str = "", token: str = "") -> None:
         """Tell commands where this process can be reached."""

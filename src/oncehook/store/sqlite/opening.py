@@ -183,6 +183,11 @@ def is_broken(error: Exception) -> bool:
     return not is_data_error(error) and _primary_code(error) not in _PASSING_CODES
 
 
+def is_blocked(error: Exception) -> bool:
+    """Another program holds the write lock; it will let go."""
+    return _primary_code(error) == sqlite3.SQLITE_BUSY
+
+
 def _primary_code(error: Exception) -> int | None:
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

@@ -1,0 +1,333 @@
+"""Everything that writes to a SQLite store: one connection, one transaction at a time, group commit.
+
+Arrivals gather while a commit runs. When it is done, all that waits is inserted on the event loop and committed on a
+thread, so that a slow disk holds up no one else. Inserting on a thread too would be slower: with every step SQLite lets
+go of the interpreter's lock, and two busy threads then spend more time passing it to and fro than working. No lock
+decides anything here: order of commit, order of `seq` and order of arrival are the same thing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Final, TypeVar
+
+from oncehook import clock, faults
+from oncehook.errors import Overloaded, StoreError, StoreUnavailable
+from oncehook.model import Intake, Verdict
+from oncehook.store.base import Pending, Watch, answer, refuse
+from oncehook.store.sqlite import opening
+from oncehook.store.sqlite.intake import Group, Micros
+
+log = logging.getLogger("oncehook.store")
+T = TypeVar("T")
+Function = Callable[[sqlite3.Connection, Micros], T]
+
+GROUP_LIMIT: Final = 128
+"""Arrivals per commit at most: enough to make the fsync cheap, few enough to keep the loop and the wait short."""
+
+PATIENCE: Final = 5.0
+"""Seconds to wait for another program that holds the database's write lock."""
+
+REOPEN_AFTER: Final = 0.5
+"""Seconds between two tries to open a database that failed."""
+
+
+class _Call:
+    """Any other write: a function of the connection, run inside the next group's transaction."""
+
+    __slots__ = ("error", "function", "future", "result")
+
+    def __init__(self, function: Function[Any], future: asyncio.Future[Any]) -> None:
+        self.function = function
+        self.future = future
+        self.result: Any = None
+        self.error: StoreError | None = None
+
+
+class _Work:
+    """A group that is inserted and waits for its commit."""
+
+    __slots__ = ("calls", "intakes", "now", "seq", "started", "verdicts")
+
+    def __init__(self, intakes: Sequence[Pending], calls: Sequence[_Call], now: Micros, seq: int) -> None:
+        self.started = clock.perf()
+        self.intakes = intakes
+        self.calls = calls
+        self.now = now
+        self.seq = seq
+        self.verdicts: list[list[Verdict]] = []
+
+
+class Writer:
+    """See above. Lives on the loop that `start` is called on; all but `prepare` must be called there."""
+
+    def __init__(self, path: Path, watch: Watch, *, max_waiting: int, max_waiting_bytes: int) -> None:
+        self._path = path
+        self._watch = watch
+        self._max_waiting = max_waiting
+        self._max_waiting_bytes = max_waiting_bytes
+        self._waiting: deque[Pending] = deque()
+        self._waiting_bytes = 0
+        self._calls: list[_Call] = []
+        self._halves: deque[list[Pending]] = deque()
+        """Parts of a group in which the database refused something: each is tried alone."""
+        self._busy = False
+        """A commit is under way, or the next turn is planned already."""
+        self._rest = asyncio.Event()
+        """Set when there is nothing left to write."""
+        self._blocked_since: float | None = None
+        self.broken: str | None = "The store is not open."
+        self._closing = False
+        self._commits: SimpleQueue[_Work | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    # -- opening and closing -------------------------------------------------------------------
+
+    def prepare(self, *, migrate: bool) -> None:
+        """Open the file and bring its schema up to date. May take long: for a thread."""
+        self._connection = opening.connect(self._path)
+        opening.migrate(self._connection, migrate=migrate)
+        marks = dict(self._connection.execute("SELECT name, value FROM marks"))
+        self._seq: int = marks["seq"]
+        # "Now" starts at the wall clock, or where the last process left off if that is later, and from there
+        # only ever grows: a clock set forward and back again does not freeze anything (R64, DESIGN.md 8.9).
+        self._started_at: Micros = max(int(clock.now() * 1_000_000), marks["clock"])
+        self._started_steady = clock.steady()
+        # Another program's lock is waited for between turns of the loop, never inside one.
+        self._connection.execute("PRAGMA busy_timeout = 0")
+
+    def start(self) -> None:
+        """Begin to write, on the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self.broken = None
+        self._thread = threading.Thread(target=self._commit_until_closed, name="oncehook-commits", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether anything can be written at all."""
+        return self._thread is not None
+
+    async def close(self) -> None:
+        """Commit what was taken in, and let go of the file."""
+        if self._thread is None:
+            return
+        self._closing = True
+        if self._busy and self.broken is None:
+            await self._rest.wait()
+        self._commits.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._thread, self.broken = None, "The store is closed."
+        opening.disconnect(self._connection)
+
+    def now(self) -> Micros:
+        """The store's own time: it never runs backward."""
+        return self._started_at + int((clock.steady() - self._started_steady) * 1_000_000)
+
+    # -- joining -------------------------------------------------------------------------------
+
+    def record(self, intake: Intake) -> Pending:
+        """Join the next group. Raises at once when too much waits, or nothing can be written."""
+        self._check()
+        if len(self._waiting) >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
+            raise Overloaded
+        pending = Pending(intake, self._loop.create_future())
+        self._waiting.append(pending)
+        self._waiting_bytes += pending.size
+        if not self._busy:
+            self._plan_turn()
+        return pending
+
+    async def call(self, function: Function[T]) -> T:
+        """Run a function inside the next group's transaction, and wait for its commit."""
+        self._check()
+        call = _Call(function, self._loop.create_future())
+        self._calls.append(call)
+        if not self._busy:
+            self._plan_turn()
+        result: T = await call.future
+        return result
+
+    def _check(self) -> None:
+        if self.broken is not None or self._closing:
+            raise StoreUnavailable(self.broken or "The store is closing.")
+
+    # -- a turn: insert on the loop, commit on the thread ----------------------------------------
+
+    def _plan_turn(self) -> None:
+        # Not at once: whatever the loop has ready now belongs to the same group.
+        self._busy = True
+        self._rest.clear()
+        self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        intakes, calls = self._take()
+        if not intakes and not calls:
+            self._busy = False
+            self._rest.set()
+            return
+        try:
+            self._commits.put(self._insert(intakes, calls))
+        except Exception as error:  # whatever it is, the next group must have its turn
+            self._roll_back()
+            self._recover(intakes, calls, error)
+
+    def _take(self) -> tuple[list[Pending], list[_Call]]:
+        if self._halves:
+            return self._halves.popleft(), []
+        intakes: list[Pending] = []
+        while self._waiting and len(intakes) < GROUP_LIMIT:
+            pending = self._waiting.popleft()
+            self._waiting_bytes -= pending.size
+            if not pending.abandoned:
+                intakes.append(pending)
+        calls, self._calls = self._calls, []
+        return intakes, calls
+
+    def _insert(self, intakes: Sequence[Pending], calls: Sequence[_Call]) -> _Work:
+        connection = self._connection
+        work = _Work(intakes, calls, self.now(), self._seq)
+        connection.execute("BEGIN IMMEDIATE")
+        if intakes:
+            group = Group(connection, work.now, work.seq, intakes)
+            work.verdicts, work.seq = group.write(), group.seq
+        connection.execute("UPDATE marks SET value = ? WHERE name = 'clock'", (work.now,))
+        if work.seq != self._seq:
+            connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (work.seq,))
+        return work
+
+    def _recover(self, intakes: list[Pending], calls: Sequence[_Call], error: Exception) -> None:
+        """Nothing of this group was written: see who is to blame."""
+        if opening.is_blocked(error) and not self._has_waited_long():
+            self._waiting.extendleft(reversed(intakes))
+            self._waiting_bytes += sum(pending.size for pending in intakes)
+            self._calls[:0] = calls
+            self._loop.call_later(0.02, self._turn)
+            return
+        if opening.is_data_error(error) and len(intakes) > 1:
+            middle = len(intakes) // 2
+            self._halves.extendleft((intakes[middle:], intakes[:middle]))
+            self._calls[:0] = calls
+        else:
+            self._fail(intakes, calls, error)
+        self._go_on()
+
+    def _has_waited_long(self) -> bool:
+        self._blocked_since = self._blocked_since or clock.steady()
+        return clock.steady() - self._blocked_since > PATIENCE
+
+    def _commit_until_closed(self) -> None:
+        """The thread: runs the calls of a group and commits it, one after the other."""
+        while (work := self._commits.get()) is not None:
+            error: Exception | None = None
+            try:
+                for call in work.calls:
+                    _run(call, self._connection, work.now)
+                faults.point("before_commit")
+                self._connection.execute("COMMIT")
+                faults.point("after_commit")
+            except Exception as failure:  # whatever it is, this thread must live on
+                error = failure
+                self._roll_back()
+            if not self._loop.is_closed():
+                self._loop.call_soon_threadsafe(self._committed, work, error)
+
+    def _committed(self, work: _Work, error: Exception | None) -> None:
+        self._blocked_since = None
+        if error is not None:
+            self._fail(work.intakes, work.calls, error)
+        else:
+            self._seq = work.seq
+            self._watch("commit", clock.perf() - work.started)
+            answer(work.intakes, work.verdicts)
+            for call in work.calls:
+                _resolve(call)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self.broken is None:
+            self._plan_turn()
+
+    def _fail(self, intakes: Sequence[Pending], calls: Sequence[_Call], error: Exception) -> None:
+        log.error("store.failed", extra={"error": str(error), "group": len(intakes)})
+        failure = StoreUnavailable(f"The store could not write: {error}")
+        failure.__cause__ = error
+        refuse(intakes, failure)
+        for call in calls:
+            call.error = failure
+            _resolve(call)
+        self._blocked_since = None
+        if opening.is_broken(error):
+            self._break(f"The database failed ({error}); it is being reopened.")
+
+    # -- mending -------------------------------------------------------------------------------
+
+    def _roll_back(self) -> None:
+        try:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            log.error("store.rollback_failed", extra={"error": str(error)})
+
+    def _break(self, why: str) -> None:
+        """Stop writing. A failed fsync may have lost pages that the cache still shows as clean: never go on with this
+        connection, but reopen it and look at what is really on the disk (R59)."""
+        self.broken, self._busy = why, False
+        self._rest.set()
+        waiting = [*self._waiting, *(pending for half in self._halves for pending in half)]
+        self._waiting.clear()
+        self._halves.clear()
+        self._waiting_bytes = 0
+        refuse(waiting, StoreUnavailable(why))
+        for call in self._calls:
+            call.error = StoreUnavailable(why)
+            _resolve(call)
+        self._calls.clear()
+        self._loop.create_task(self._mend())
+
+    async def _mend(self) -> None:
+        while self.broken is not None and not self._closing:
+            await asyncio.sleep(REOPEN_AFTER)
+            try:
+                await asyncio.to_thread(self._reopen)
+            except Exception as error:
+                self.broken = f"The database cannot be opened ({error})."
+                log.error("store.broken", extra={"error": str(error)})
+            else:
+                self.broken = None
+                log.warning("store.reopened")
+
+    def _reopen(self) -> None:
+        opening.disconnect(self._connection)
+        self.prepare(migrate=False)
+        opening.verify(self._connection)
+
+
+def _run(call: _Call, connection: sqlite3.Connection, now: Micros) -> None:
+    """One function of the group, in a savepoint: when it fails it takes only itself back."""
+    connection.execute("SAVEPOINT call")
+    try:
+        call.result = call.function(connection, now)
+    except Exception as error:
+        if not isinstance(error, StoreError) and not opening.is_data_error(error):
+            raise
+        connection.execute("ROLLBACK TO call")
+        call.error = error if isinstance(error, StoreError) else StoreError(f"The store refused this write: {error}")
+    connection.execute("RELEASE call")
+
+
+def _resolve(call: _Call) -> None:
+    if call.future.done():
+        return
+    if call.error is None:
+        call.future.set_result(call.result)
+    else:
+        call.future.set_exception(call.error)
+        call.future.exception()  # seen: whoever asked may have gone
