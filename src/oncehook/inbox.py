@@ -110,13 +110,13 @@ class Inbox:
         token = _from_env(verify_token_env, name) if verify_token_env else (verify_token or "").encode()
         scheme = _scheme(verify)
         confirmed = isinstance(verify, Mapping) and "confirm" in verify
+        # Unverified and unconfirmed: for direct requests of this machine (DESIGN.md 8.11).
+        settings.setdefault("loopback_only", isinstance(scheme, Nothing) and not confirmed)
         return self.add(
             build(
                 name,
                 preset=presets.load(preset) if preset else None,
                 scheme=scheme,
-                # Unverified and unconfirmed: for direct requests of this machine (DESIGN.md 8.11).
-                loopback_only=isinstance(scheme, Nothing) and not confirmed,
                 secrets=[_from_env(secret_env, name)] if secret_env else _as_secrets(secret),
                 verify_token=token or None,
                 split=split_at(split) if isinstance(split, str) else split,

@@ -42,8 +42,9 @@ from oncehook.model import (
     pack_head,
     show_id,
 )
+from oncehook.patience import Patience
 from oncehook.sources import Odd, Reply, Source
-from oncehook.store.base import Pending, Store
+from oncehook.store.base import Store
 
 log = logging.getLogger("oncehook.receive")
 
@@ -96,6 +97,7 @@ class Receiver:
         self._store = store
         self._plan = plan
         self._witness = witness
+        self._patience = Patience()
 
     async def receive(self, arrival: Arrival) -> Receipt:
         """Take in one arrival for the source of its name."""
@@ -249,15 +251,12 @@ class Receiver:
         head = pack_head(arrival, source.masked, source.scheme.masked_query)
         arrival_id = new_id() if split else items[0].event_id
         pending = self._store.record(Intake(arrival_id, source.number, head, items, raw))
-        # Not asyncio.wait_for: a timer on the loop costs a tenth of it, and this is every arrival's path.
-        timer = asyncio.get_running_loop().call_later(source.budget, _give_up, pending)
+        self._patience.watch(pending, source.budget)
         try:
             return await pending.future
         except asyncio.CancelledError:
             pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
             raise
-        finally:
-            timer.cancel()
 
     def _acknowledge(
         self,
@@ -332,13 +331,6 @@ def is_direct(arrival: Arrival) -> bool:
     except ValueError:
         return False
     return not any(name in INDIRECT or name.startswith(b"x-forwarded-") for name, _ in arrival.headers)
-
-
-def _give_up(pending: Pending) -> None:
-    """The budget is spent (R9). What the writer has not taken yet is withdrawn; what it has, the key will tell."""
-    if not pending.future.done():
-        pending.abandoned = True
-        pending.future.set_exception(StoreUnavailable("The store did not answer within this source's budget."))
 
 
 def _sum_up(outcomes: Sequence[str], ids: list[str]) -> tuple[Outcome, dict[str, object]]:

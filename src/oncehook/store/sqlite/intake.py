@@ -42,6 +42,11 @@ class Insert:
 
 
 _KEY_COLUMNS: Final = "(hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
+_LOOKED_UP: Final = 32
+STANDING: Final = (
+    "SELECT hash, event_id, body_hash, expires_at, copies FROM keys WHERE hash IN ("
+    "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+)
 NEW_KEYS: Final = Insert("INSERT INTO keys " + _KEY_COLUMNS, 8, "ON CONFLICT DO NOTHING")
 COPIED_KEYS: Final = Insert(
     "INSERT INTO keys " + _KEY_COLUMNS,
@@ -120,7 +125,7 @@ class Group:
         return self.verdicts.get(id(item)) or Verdict(Outcome.accepted, item.event_id)
 
     def _claim_keys(self, folds: Sequence[Fold]) -> None:
-        rows = [
+        rows: list[tuple[Any, ...]] = [
             (
                 f.candidate.key_hash,
                 f.candidate.event_id,
@@ -134,17 +139,27 @@ class Group:
             for f in folds
         ]
         every_key_is_new = NEW_KEYS(self.connection, rows) == len(rows)
+        known = {} if every_key_is_new else self._standing(rows)
         for f, row in zip(folds, rows, strict=True):
             if not every_key_is_new:
-                self._judge(f, row)
+                self._judge(f, row, *known[row[0]])
             elif f.copies:
                 self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
 
-    def _judge(self, f: Fold, row: tuple[Any, ...]) -> None:
+    def _standing(self, rows: Sequence[tuple[Any, ...]]) -> dict[bytes, tuple[bytes, bytes, Micros, int]]:
+        """What stands for each key of the group now: event, body hash, end of its window, copies."""
+        found: dict[bytes, tuple[bytes, bytes, Micros, int]] = {}
+        for start in range(0, len(rows), _LOOKED_UP):
+            hashes = [row[0] for row in rows[start : start + _LOOKED_UP]]
+            hashes += [None] * (_LOOKED_UP - len(hashes))
+            for hash_, *stands in self.connection.execute(STANDING, hashes):
+                found[hash_] = (stands[0], stands[1], stands[2], stands[3])
+        return found
+
+    def _judge(
+        self, f: Fold, row: tuple[Any, ...], event_id: bytes, body_hash: bytes, expires_at: Micros, copies: int
+    ) -> None:
         """Some key of this group was known before: see whether it is this one."""
-        event_id, body_hash, expires_at, copies = self.connection.execute(
-            "SELECT event_id, body_hash, expires_at, copies FROM keys WHERE hash = ?", row[:1]
-        ).fetchone()
         if event_id == f.candidate.event_id:
             self._add_copies(event_id, body_hash, 1, f.copies)
         elif expires_at <= self.now:
