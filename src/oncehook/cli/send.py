@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -104,10 +105,19 @@ def _send_one(url: str, arrival: Arrival, as_json: bool) -> int:
     if as_json:
         click.echo(json.dumps({"http_status": answer.status, **fields}))
         return answer.status
-    what = fields.get("status") or fields.get("code") or answer.body.decode("utf-8", "replace")[:60]
-    ids = fields.get("event_id") or ", ".join(fields.get("event_ids", ()))
-    click.echo(f"→ {answer.status} in {answer.seconds * 1000:.0f} ms   {ids}   {what}")
+    click.echo(f"→ {answer.status} in {answer.seconds * 1000:.0f} ms   {_said(fields, answer.body)}")
     return answer.status
+
+
+def _said(fields: dict[str, Any], body: bytes) -> str:
+    """What the answer says, in a line: the event, or how many of a batch were new, or the reason it was refused."""
+    if ids := fields.get("event_ids"):
+        counts = ", ".join(
+            f"{fields[word]} {word}" for word in ("accepted", "duplicates", "conflicts") if fields.get(word)
+        )
+        return f"{ids[0]} and {len(ids) - 1} more   {counts}"
+    what = fields.get("status") or fields.get("code") or body.decode("utf-8", "replace")[:60]
+    return f"{fields['event_id']}   {what}" if "event_id" in fields else str(what)
 
 
 def _list(sources: dict[str, Source]) -> None:

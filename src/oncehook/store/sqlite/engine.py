@@ -67,6 +67,8 @@ class SqliteStore:
 
     def _prepare(self, migrate: bool) -> None:
         opening.prepare_folder(self.path)
+        if warning := opening.warn_of_old_library():
+            log.warning("store.old_library", extra={"fields": {"warning": warning}})
         self.hold = Hold(self.path)
         try:
             self._writer.prepare(migrate=migrate)
