@@ -27,6 +27,11 @@ from oncehook.web.peers import direct_peer, peer_finder, plain
 REFUSAL = {"error": "Unknown source, or the signature does not match.", "code": "signature_invalid"}
 
 
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged about arrivals; what the store says of its library depends on the machine."""
+    return [record.message for record in caplog.records if record.name != "oncehook.store"]
+
+
 @pytest.fixture
 async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
     made = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
@@ -90,7 +95,7 @@ async def test_a_fault_of_ours_is_503_and_is_told(inbox: Inbox, caplog: pytest.L
     assert receipt.reply.status == 503
     assert dict(receipt.reply.headers)[b"retry-after"] == b"5"
     assert said(receipt) == {"error": "Cannot store this now; try again.", "code": "store_unavailable"}
-    assert "receive.failed" in [record.message for record in caplog.records]
+    assert "receive.failed" in told(caplog)
     assert await stored(inbox) == []
 
 
@@ -187,7 +192,7 @@ async def test_a_batch_that_would_explode_is_kept_whole(inbox: Inbox, caplog: py
         assert (await send(inbox, "batch", bomb)).outcome == "accepted"
     assert [event.body for event in await stored(inbox)] == bombs
     assert {event.marks for event in await stored(inbox)} == {Mark.unparsed | Mark.unkeyed}
-    assert [record.message for record in caplog.records] == ["split.too_large"] * 3
+    assert told(caplog) == ["split.too_large"] * 3
 
 
 @pytest.mark.parametrize(
@@ -213,7 +218,7 @@ async def test_a_splitter_that_stumbles_loses_nothing(inbox: Inbox, caplog: pyte
     (event,) = await stored(inbox)
     # Under the key of one of its parts, it would stand in that part's way.
     assert (event.key, event.body, event.marks) == (None, b'{"id": "x"}', Mark.unparsed | Mark.unkeyed)
-    assert [record.message for record in caplog.records] == ["split.failed"]
+    assert told(caplog) == ["split.failed"]
 
 
 async def test_an_odd_part_is_kept_and_takes_nobodys_key(inbox: Inbox) -> None:
@@ -411,7 +416,7 @@ async def test_a_too_large_arrival_is_counted_and_told(inbox: Inbox, caplog: pyt
     async with inbox.running():
         await Talk(b"12345678901").through(inbox.asgi())
         assert b'oncehook_arrivals_total{outcome="rejected",source="open"} 1.0' in await inbox.metrics()
-    assert [record.message for record in caplog.records] == ["arrival.rejected"]
+    assert told(caplog) == ["arrival.rejected"]
 
 
 async def test_the_path_is_kept_as_it_was_written(inbox: Inbox) -> None:

@@ -1,0 +1,163 @@
+"""What only SQLite has to promise: one writer, the right settings, a file that is guarded (R2, R61, S38)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from oncehook import clock
+from oncehook.errors import StoreError, StoreHeld, StoreUnavailable
+from oncehook.store.sqlite import SqliteStore, opening
+from oncehook.store.sqlite.hold import Hold, holder
+from tests.store.making import enrolled, intake, item
+
+
+async def test_the_file_is_opened_so_that_it_keeps_its_promises(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "new" / "inbox.db")
+    await store.open()
+    try:
+        connection = store._writer._connection
+        settings = {
+            name: connection.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("journal_mode", "synchronous", "mmap_size", "page_size", "busy_timeout")
+        }
+    finally:
+        await store.close()
+    assert settings == {"journal_mode": "wal", "synchronous": 2, "mmap_size": 0, "page_size": 8192, "busy_timeout": 0}
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "new" / "inbox.db").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "new" / "inbox.db-lock").stat().st_mode) == 0o600
+
+
+async def test_an_old_library_is_named_at_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert "WAL-reset" in (opening.warn_of_old_library((3, 51, 2)) or "")
+    assert opening.warn_of_old_library((3, 51, 3)) is None
+    monkeypatch.setattr(opening, "warn_of_old_library", lambda: "SQLite 3.1.4 has the WAL-reset bug")
+    with caplog.at_level(logging.WARNING, "oncehook"):
+        store = SqliteStore(tmp_path / "inbox.db")
+        await store.open()
+        await store.close()
+    assert [record.message for record in caplog.records] == ["store.old_library"]
+
+
+async def test_one_process_writes_and_the_next_is_told_who(tmp_path: Path) -> None:
+    first, second = SqliteStore(tmp_path / "inbox.db"), SqliteStore(tmp_path / "inbox.db")
+    await first.open()
+    assert first.hold is not None
+    first.hold.announce("http://127.0.0.1:4020", "a token")
+    try:
+        with pytest.raises(StoreHeld, match=re.escape("http://127.0.0.1:4020")):
+            await second.open()
+        found = holder(tmp_path / "inbox.db")
+        assert found is not None
+        assert (found.address, found.token) == ("http://127.0.0.1:4020", "a token")
+        await second.open(write=False)  # reading beside it is fine
+        assert await second.find_events() == []
+        await second.close()
+    finally:
+        await first.close()
+    assert holder(tmp_path / "inbox.db") is None
+
+
+async def test_a_look_at_the_lock_does_not_keep_a_server_from_starting(tmp_path: Path) -> None:
+    asked = Hold(tmp_path / "inbox.db")
+    asyncio.get_running_loop().call_later(0.08, asked.release)
+    store = SqliteStore(tmp_path / "inbox.db")
+    await store.open()
+    await store.close()
+
+
+@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])
+def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
+    assert opening.file_system(tmp_path, mounts) == kind
+    assert opening.file_system(tmp_path.parent, mounts) == "ext4"
+    monkeypatch.setattr(opening, "file_system", lambda folder: kind)
+    with pytest.raises(StoreError, match="network file system"):
+        opening.prepare_folder(tmp_path / "inbox.db")
+
+
+async def test_time_never_runs_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R64: a clock that is set forward and back again freezes nothing, and a restart goes on from the highest time."""
+    day = 86_400.0
+    real = clock.now
+    monkeypatch.setattr(clock, "now", lambda: real() + day)
+    store = SqliteStore(tmp_path / "inbox.db")
+    await store.open()
+    ahead = store._writer.now()
+    await store.ping()
+    await store.close()
+    monkeypatch.setattr(clock, "now", real)
+    again = SqliteStore(tmp_path / "inbox.db")
+    await again.open()
+    try:
+        assert again._writer.now() >= ahead
+        before = again._writer.now()
+        await asyncio.sleep(0.01)
+        assert again._writer.now() > before
+    finally:
+        await again.close()
+
+
+async def test_a_full_database_rolls_back_and_goes_on(tmp_path: Path) -> None:
+    """R58: SQLite's own "full" is not a broken file: 503 for the group, and the same connection resumes."""
+    store = SqliteStore(tmp_path / "inbox.db")
+    await store.open()
+    try:
+        await enrolled(store)
+        connection = store._writer._connection
+        (pages,) = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages + 4}")
+        with pytest.raises(StoreUnavailable, match="full"):
+            await store.record(intake(item("large", body=b"x" * 200_000))).future
+        assert store._writer.broken is None
+        connection.execute("PRAGMA max_page_count = 1073741823")
+        (verdict,) = await store.record(intake(item("large", body=b"x" * 200_000))).future
+        assert verdict.outcome == "accepted"
+        assert store._writer._connection is connection
+    finally:
+        await store.close()
+
+
+async def test_a_damaged_file_is_not_written_to(tmp_path: Path) -> None:
+    """R59, R66: without its dedup index the store does not start."""
+    path = tmp_path / "inbox.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("ALTER TABLE keys RENAME TO old_keys")
+        connection.execute("CREATE TABLE keys AS SELECT * FROM old_keys")
+    with pytest.raises(StoreError, match="unique index"):
+        await SqliteStore(path).open()
+
+
+async def test_a_foreign_lock_is_waited_for_without_stopping_the_loop(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "inbox.db")
+    await store.open()
+    try:
+        await enrolled(store)
+        with closing(sqlite3.connect(store.path, isolation_level=None)) as rival:
+            rival.execute("BEGIN IMMEDIATE")
+            pending = store.record(intake(item("order-1")))
+            turns = 0
+            for _ in range(20):
+                await asyncio.sleep(0.005)
+                turns += 1
+            assert turns == 20
+            assert not pending.future.done()
+            rival.execute("ROLLBACK")
+        (verdict,) = await pending.future
+        assert verdict.outcome == "accepted"
+    finally:
+        await store.close()
