@@ -6,31 +6,20 @@ from collections.abc import Iterator
 
 import msgspec
 
-from oncehook.config.tables import (
-    BreakerConfig,
-    Config,
-    DestinationConfig,
-    RetentionConfig,
-    RetryConfig,
-    RouteConfig,
-    ServerConfig,
-    SourceConfig,
-    TokenConfig,
-    WatermarkConfig,
-)
+from oncehook.config import tables
 from oncehook.config.walk import Field, fields_of
 
 _TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
-    ("At the top", Config),
-    ("`[server]`", ServerConfig),
-    ("`[[server.tokens]]`", TokenConfig),
-    ("`[source.NAME]`", SourceConfig),
-    ("`[destination.NAME]`", DestinationConfig),
-    ("`retry = { … }`", RetryConfig),
-    ("`breaker = { … }`", BreakerConfig),
-    ("`[[route]]`", RouteConfig),
-    ("`retention = { … }`", RetentionConfig),
-    ("`[watermark]`", WatermarkConfig),
+    ("At the top", tables.Config),
+    ("`[server]`", tables.ServerConfig),
+    ("`[[server.tokens]]`", tables.TokenConfig),
+    ("`[source.NAME]`", tables.SourceConfig),
+    ("`[destination.NAME]`", tables.DestinationConfig),
+    ("`retry = { … }`", tables.RetryConfig),
+    ("`breaker = { … }`", tables.BreakerConfig),
+    ("`[[route]]`", tables.RouteConfig),
+    ("`retention = { … }`", tables.RetentionConfig),
+    ("`[watermark]`", tables.WatermarkConfig),
 )
 
 _HEAD = """# Settings

@@ -8,18 +8,13 @@ a process that is stopped between two packets blocks nobody.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 
 from oncehook.errors import ConfigError
 from oncehook.model import (
-    Check,
     Engine,
-    Figures,
     Intake,
     Rejection,
     SchemaState,
-    StoredArrival,
-    StoredEvent,
 )
 from oncehook.store import migrate as migrations
 from oncehook.store.base import KEPT_REJECTIONS, Numbers, Pending, Watch, unwatched
@@ -37,7 +32,7 @@ from oncehook.store.postgres.look import Reader
 from oncehook.store.postgres.wire import Bigs, Connection, Smalls, Texts, Times
 
 
-class PostgresStore:
+class PostgresStore(Reader):
     """See `Store`. `url` is what the driver takes, plus `?schema=`; the schema is made when it is not there.
 
     `search_path` replaces the schema as the path on which names are found; `unsafe` accepts a server that may lose
@@ -58,10 +53,9 @@ class PostgresStore:
         search_path: str | None = None,
         unsafe: bool = False,
     ) -> None:
-        self._here = opening.place(url, schema, search_path)
+        super().__init__(opening.place(url, schema, search_path))
         self._unsafe = unsafe
         self.watch: Watch = unwatched
-        self._reader = Reader(self._here)
         self._commit = GroupCommit(
             self._connect_hot,
             lambda operation, seconds: self.watch(operation, seconds),
@@ -78,13 +72,13 @@ class PostgresStore:
             await opening.prove(connection, self._here, unsafe=self._unsafe)
             await opening.migrate(connection, self._here, migrate=migrate and write)
             await opening.prove(connection, self._here, unsafe=self._unsafe)
-        self._reader.open()
+        self.start_reading()
         if write:
             self._commit.start()
 
     async def close(self) -> None:
         await self._commit.close()
-        await self._reader.close()
+        await self.stop_reading()
 
     async def _connect_hot(self) -> tuple[Connection, int]:
         return await opening.connect_hot(self._here, unsafe=self._unsafe)
@@ -96,7 +90,7 @@ class PostgresStore:
 
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
         latest = rejections[-KEPT_REJECTIONS:]  # one statement may touch a slot of the ring once
-        async with self._reader.connection() as connection:
+        async with self.connection() as connection:
             # The number decides who stays: of two processes that meet in a slot, the one that drew the later number.
             await connection.execute(
                 """
@@ -134,7 +128,7 @@ class PostgresStore:
     # -- house ---------------------------------------------------------------------------------
 
     async def enroll(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
-        async with self._reader.connection() as connection:
+        async with self.connection() as connection:
             # Known names are left out first, because every row that meets a conflict burns a number of the 32,767
             # there are. The conflict is for the race: it waits for the rival's commit, and the SELECT then sees it.
             await connection.execute(
@@ -154,42 +148,11 @@ class PostgresStore:
             )
 
     async def ping(self) -> None:
-        await self._reader.execute("UPDATE marks SET value = value + 1 WHERE name = 'ping'")
+        await self.execute("UPDATE marks SET value = value + 1 WHERE name = 'ping'")
 
     async def schema_state(self) -> SchemaState:
         async with opening.session(self._here) as connection:
             return migrations.state(self.engine, await opening.version(connection, self._here))
-
-    async def check(self) -> list[Check]:
-        return await self._reader.check()
-
-    async def size(self) -> int:
-        return await self._reader.size()
-
-    # -- look ----------------------------------------------------------------------------------
-
-    async def get_event(self, event_id: bytes) -> StoredEvent | None:
-        return await self._reader.get_event(event_id)
-
-    async def find_events(
-        self, *, source: str | None = None, subject: str | None = None, before: bytes | None = None, limit: int = 50
-    ) -> list[StoredEvent]:
-        return await self._reader.find_events(source, subject, before, limit)
-
-    async def find_key(self, key_hash: bytes) -> bytes | None:
-        return await self._reader.find_key(key_hash)
-
-    async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
-        return await self._reader.arrivals_of(event_id)
-
-    async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
-        return await self._reader.batch_body(batch_id)
-
-    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
-        return await self._reader.recent_rejections(limit)
-
-    async def figures(self, since: datetime | None = None) -> Figures:
-        return await self._reader.figures(since)
 
 
 def _storable(text: str) -> str:

@@ -55,11 +55,11 @@ class Reader:
         self._places = asyncio.Semaphore(CONNECTIONS)
         self._opened = False
 
-    def open(self) -> None:
+    def start_reading(self) -> None:
         """Begin; connections are made when they are first needed."""
         self._opened = True
 
-    async def close(self) -> None:
+    async def stop_reading(self) -> None:
         """Let go of all connections."""
         self._opened = False
         while self._free:
@@ -127,7 +127,7 @@ class Reader:
         return _event(found[0]) if found else None
 
     async def find_events(
-        self, source: str | None, subject: str | None, before: bytes | None, limit: int
+        self, *, source: str | None = None, subject: str | None = None, before: bytes | None = None, limit: int = 50
     ) -> list[StoredEvent]:
         async with self.connection() as connection:
             source_id = None
@@ -159,13 +159,13 @@ class Reader:
 
     # -- numbers -------------------------------------------------------------------------------
 
-    async def recent_rejections(self, limit: int) -> list[Rejection]:
+    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
         found = await self.rows(
             "SELECT source, at, code, reason, peer, size FROM rejections ORDER BY n DESC LIMIT $1", [limit]
         )
         return [Rejection(*row) for row in found]
 
-    async def figures(self, since: datetime | None) -> Figures:
+    async def figures(self, since: datetime | None = None) -> Figures:
         found = await self.rows(
             """
             SELECT s.name, d.name, c.what, sum(c.n)::bigint FROM counters c

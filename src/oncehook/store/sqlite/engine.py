@@ -6,20 +6,15 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
 from oncehook.errors import StoreUnavailable
 from oncehook.model import (
-    Check,
     Engine,
-    Figures,
     Intake,
     Rejection,
     SchemaState,
-    StoredArrival,
-    StoredEvent,
 )
 from oncehook.store import migrate as migrations
 from oncehook.store.base import (
@@ -39,16 +34,15 @@ log = logging.getLogger("oncehook.store")
 T = TypeVar("T")
 
 
-class SqliteStore:
+class SqliteStore(Reader):
     """See `Store`. `path` is the database file; its folder is made when it is not there."""
 
     engine = Engine.sqlite
 
     def __init__(self, path: str | Path, *, max_waiting: int = 5000, max_waiting_bytes: int = 64 << 20) -> None:
-        self.path = Path(path)
+        super().__init__(Path(path))
         self.watch: Watch = unwatched
         self.hold: Hold | None = None
-        self._reader = Reader(self.path)
         self._writer = Writer(
             self.path,
             lambda operation, seconds: self.watch(operation, seconds),
@@ -83,7 +77,7 @@ class SqliteStore:
 
     async def close(self) -> None:
         # Readers first: the last connection to close tidies up the log, and that must be the one that writes.
-        await asyncio.to_thread(self._reader.close)
+        await asyncio.to_thread(self.stop_reading)
         await self._writer.close()
         self._let_go()
 
@@ -107,6 +101,9 @@ class SqliteStore:
             count(connection, now, {(source_id, 0, what): n for (source_id, what), n in counts.items()})
 
         await self._writer.call(write)
+
+    def now(self) -> Micros:
+        return self._writer.now() if self._writer.is_started else super().now()
 
     # -- house -----------------------------------------------------------------------------------
 
@@ -133,36 +130,8 @@ class SqliteStore:
     async def schema_state(self) -> SchemaState:
         if not self.path.exists():
             return migrations.state(self.engine, 0)
-        return await self._reader.run(lambda connection: migrations.state(Engine.sqlite, opening.version(connection)))
-
-    async def check(self) -> list[Check]:
-        return await self._reader.check()
+        return await self.read(lambda connection: migrations.state(Engine.sqlite, opening.version(connection)))
 
     async def size(self) -> int:
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
-
-    # -- look: on connections of their own ---------------------------------------------------------
-
-    async def get_event(self, event_id: bytes) -> StoredEvent | None:
-        return await self._reader.get_event(event_id)
-
-    async def find_events(
-        self, *, source: str | None = None, subject: str | None = None, before: bytes | None = None, limit: int = 50
-    ) -> list[StoredEvent]:
-        return await self._reader.find_events(source, subject, before, limit)
-
-    async def find_key(self, key_hash: bytes) -> bytes | None:
-        return await self._reader.find_key(key_hash, self._writer.now())
-
-    async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
-        return await self._reader.arrivals_of(event_id)
-
-    async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
-        return await self._reader.batch_body(batch_id)
-
-    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
-        return await self._reader.recent_rejections(limit)
-
-    async def figures(self, since: datetime | None = None) -> Figures:
-        return await self._reader.figures(since)

@@ -14,10 +14,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from oncehook import clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
 from oncehook.store.checks import Tally, conservation
-from oncehook.store.sqlite.intake import MINUTE
+from oncehook.store.sqlite.intake import MINUTE, Micros
 
 T = TypeVar("T")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,16 +44,16 @@ class Reader:
     """A few threads, each with a read-only connection, opened when first needed."""
 
     def __init__(self, path: Path, *, threads: int = 2) -> None:
-        self._path = path
+        self.path = path
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="oncehook-reader")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
 
-    async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
+    async def read(self, function: Callable[[sqlite3.Connection], T]) -> T:
         """Call a function with a connection, on a reading thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, function)
 
-    def close(self) -> None:
+    def stop_reading(self) -> None:
         """Finish what runs and close the connections."""
         self._threads.shutdown(wait=True)
         for connection in self._connections:
@@ -68,25 +69,30 @@ class Reader:
         connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
         if connection is None:
             connection = sqlite3.connect(
-                f"{self._path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
+                f"{self.path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
             )
             self._local.connection = connection
             self._connections.append(connection)
         return connection
 
     async def get_event(self, event_id: bytes) -> StoredEvent | None:
-        rows = await self.run(lambda c: c.execute(_EVENT + "WHERE e.id = ?", (event_id,)).fetchall())
+        rows = await self.read(lambda c: c.execute(_EVENT + "WHERE e.id = ?", (event_id,)).fetchall())
         return _event(rows[0]) if rows else None
 
     async def find_events(
-        self, source: str | None, subject: str | None, before: bytes | None, limit: int
+        self, *, source: str | None = None, subject: str | None = None, before: bytes | None = None, limit: int = 50
     ) -> list[StoredEvent]:
         statement = _FIND[source is not None, subject is not None]
-        rows = await self.run(lambda c: c.execute(statement, (source, subject, before, limit)).fetchall())
+        rows = await self.read(lambda c: c.execute(statement, (source, subject, before, limit)).fetchall())
         return [_event(row) for row in rows]
 
-    async def find_key(self, key_hash: bytes, now: int) -> bytes | None:
-        row = await self.run(
+    def now(self) -> Micros:
+        """The time by which windows are measured. Who only reads has no better one than this machine's."""
+        return int(clock.now() * 1_000_000)
+
+    async def find_key(self, key_hash: bytes) -> bytes | None:
+        now = self.now()
+        row = await self.read(
             lambda c: c.execute(
                 "SELECT event_id FROM keys WHERE hash = ? AND expires_at > ?", (key_hash, now)
             ).fetchone()
@@ -94,7 +100,7 @@ class Reader:
         return None if row is None else bytes(row[0])
 
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
-        rows = await self.run(
+        rows = await self.read(
             lambda c: c.execute(
                 "SELECT a.id, a.event_id, a.outcome, a.at, coalesce(a.head, b.head), a.body, a.batch_id"
                 " FROM arrivals a LEFT JOIN batches b ON b.id = a.batch_id WHERE a.event_id = ? ORDER BY a.at, a.id",
@@ -104,22 +110,22 @@ class Reader:
         return [StoredArrival(r[0], r[1], Outcome(r[2]), moment(r[3]), r[4], r[5], r[6]) for r in rows]
 
     async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
-        row: tuple[bytes, bytes] | None = await self.run(
+        row: tuple[bytes, bytes] | None = await self.read(
             lambda c: c.execute("SELECT head, body FROM batches WHERE id = ?", (batch_id,)).fetchone()
         )
         return row
 
-    async def recent_rejections(self, limit: int) -> list[Rejection]:
-        rows = await self.run(
+    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
+        rows = await self.read(
             lambda c: c.execute(
                 "SELECT source, at, code, reason, peer, size FROM rejections ORDER BY n DESC LIMIT ?", (limit,)
             ).fetchall()
         )
         return [Rejection(r[0], moment(r[1]), *r[2:]) for r in rows]
 
-    async def figures(self, since: datetime | None) -> Figures:
+    async def figures(self, since: datetime | None = None) -> Figures:
         start = 0 if since is None else int((since - EPOCH).total_seconds() * 1_000_000) // MINUTE * MINUTE
-        rows = await self.run(
+        rows = await self.read(
             lambda c: c.execute(
                 "SELECT s.name, d.name, c.what, sum(c.n) FROM counters c LEFT JOIN sources s ON s.id = c.source_id"
                 " LEFT JOIN destinations d ON d.id = c.destination_id WHERE c.minute >= ? GROUP BY 1, 2, 3",
@@ -130,7 +136,7 @@ class Reader:
 
     async def check(self) -> list[Check]:
         """The conservation laws over one snapshot, and the file's own integrity."""
-        return await self.run(_check)
+        return await self.read(_check)
 
 
 def _check(connection: sqlite3.Connection) -> list[Check]:
