@@ -193,7 +193,7 @@ class _Lines:
         ids = rest.pop("event_ids", ())
         # Ids stand last: they are long, and wanted only to be copied.
         rest["event_id"] = f"{ids[0]} and {len(ids) - 1} more" if ids else rest.pop("event_id", "")
-        parts += [f"{k}={_short(_words(v))}" for k, v in rest.items() if v]
+        parts += [f"{k}={_short(_words(v)) if k in ('key', 'subject') else _words(v)}" for k, v in rest.items() if v]
         # A traceback may quote a stranger: its lines are set in, so that none can pass for one of ours.
         trace = [f"    {plain(line)}" for line in str(event.get("exception", "")).splitlines()]
         return "\n".join(["  ".join(parts), *trace])
