@@ -92,16 +92,21 @@ class Writer:
 
     def prepare(self, *, migrate: bool) -> None:
         """Open the file and bring its schema up to date. May take long: for a thread."""
-        self._connection = opening.connect(self._path)
-        opening.migrate(self._connection, migrate=migrate)
-        marks = dict(self._connection.execute("SELECT name, value FROM marks"))
+        connection = opening.connect(self._path)
+        try:
+            opening.migrate(connection, migrate=migrate)
+            marks = dict(connection.execute("SELECT name, value FROM marks"))
+            # Another program's lock is waited for between turns of the loop, never inside one.
+            connection.execute("PRAGMA busy_timeout = 0")
+        except BaseException:
+            opening.disconnect(connection)
+            raise
+        self._connection = connection
         self._seq: int = marks["seq"]
         # "Now" starts at the wall clock, or where the last process left off if that is later, and from there
         # only ever grows: a clock set forward and back again does not freeze anything (R64, DESIGN.md 8.9).
         self._started_at: Micros = max(int(clock.now() * 1_000_000), marks["clock"])
         self._started_steady = clock.steady()
-        # Another program's lock is waited for between turns of the loop, never inside one.
-        self._connection.execute("PRAGMA busy_timeout = 0")
 
     def start(self) -> None:
         """Begin to write, on the running loop."""
