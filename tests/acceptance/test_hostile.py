@@ -179,11 +179,19 @@ async def test_nobody_gets_a_tunnel(house: House, target: str) -> None:
     assert house.extent() == before
 
 
-@pytest.mark.parametrize("size", [70_000, 200_000, 2_000_000])
-async def test_a_huge_head_is_refused(house: House, size: int) -> None:
+async def test_a_huge_head_is_refused(house: House) -> None:
     body, before = hook("huge-head"), house.extent()
-    answer = await house.send(request("POST", "/in/orders", body, {**signed(body), "X-Big": "x" * size}))
+    answer = await house.send(request("POST", "/in/orders", body, {**signed(body), "X-Big": "x" * 70_000}))
     assert answer.status == 431
+    assert house.extent() == before
+
+
+@pytest.mark.parametrize("size", [200_000, 2_000_000])
+async def test_an_even_larger_head_is_not_heard_out(house: House, size: int) -> None:
+    body, before = hook("huge-head"), house.extent()
+    with contextlib.suppress(OSError):  # it may be hung up on in the middle of its own talk
+        answer = await house.send(request("POST", "/in/orders", body, {**signed(body), "X-Big": "x" * size}))
+        assert answer.status == 431
     assert house.extent() == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import resource
 import sqlite3
 import stat
 from contextlib import closing
@@ -125,6 +126,34 @@ async def test_a_full_database_rolls_back_and_goes_on(tmp_path: Path) -> None:
         (verdict,) = await store.record(intake(item("large", body=b"x" * 200_000))).future
         assert verdict.outcome == "accepted"
         assert store._writer._connection is connection
+    finally:
+        await store.close()
+
+
+async def test_after_a_failed_write_only_the_disk_is_believed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """R59: an I/O error stops all writing; the file is opened anew and read before anything is written again."""
+    store = SqliteStore(tmp_path / "inbox.db")
+    await store.open()
+    try:
+        await enrolled(store)
+        suspect = store._writer._connection
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+        try:
+            with pytest.raises(StoreUnavailable):
+                await store.record(intake(item("lost"))).future
+            with pytest.raises(StoreUnavailable, match="reopened"):
+                store.record(intake(item("refused at once")))
+            with pytest.raises(StoreUnavailable):
+                await store.ping()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        while store._writer.broken is not None:
+            await asyncio.sleep(0.01)
+        assert store._writer._connection is not suspect
+        assert "store.reopened" in [record.message for record in caplog.records]
+        (verdict,) = await store.record(intake(item("lost"))).future
+        assert verdict.outcome == "accepted"
     finally:
         await store.close()
 
