@@ -195,10 +195,12 @@ class Receiver:
         if parts is not None and len(parts) != 1:
             made = [self._part(source, arrival, part, body) for part, body in parts]
             return len(parts), [item for item in made if item is not None]
-        reading = source.rules.read(arrival)
-        if parts is not None and isinstance(parts[0][0], Odd):
-            reading = _odd(reading)
-        item = self._item(source, arrival, arrival.body, reading)
+        # A batch of one is its own envelope: it is read as the part it holds, and its bytes stay as they came.
+        if parts is not None and not isinstance(parts[0][0], Odd):
+            item = self._part(source, arrival, parts[0][0], arrival.body)
+        else:
+            reading = source.rules.read(arrival)
+            item = self._item(source, arrival, arrival.body, reading if parts is None else _odd(reading))
         return 1, [] if item is None else [item]
 
     def _part(self, source: Source, arrival: Arrival, part: Any, body: bytes) -> Item | None:
