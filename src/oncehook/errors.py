@@ -6,21 +6,15 @@
     │   ├── TooLarge                413
     │   ├── Encoded                 415
     │   ├── KeyRequired             422
+    │   ├── KeyConflict             422
     │   └── Malformed               400
     ├── ConfigError         the operator: a setting is wrong
-    ├── StoreError          the operator: the store cannot do what was asked
-    │   ├── StoreUnavailable        answered 503; the sender's retry repairs it
-    │   ├── Overloaded              answered 503; more waits than can be written in time
-    │   ├── StoreHeld               another process writes this SQLite file
-    │   ├── MigrationNeeded         the schema is older than this program
-    │   └── SchemaTooNew            the schema is newer than this program
-    ├── Steering            the author of a handler, on purpose
-    │   ├── RetryLater              try this delivery again, later
-    │   └── GiveUp                  never try this delivery again
-    └── ClaimError          the caller of the small primitive
-        ├── InProgress              somebody else holds the key now
-        ├── ClaimLost               the claim is no longer ours
-        └── KeyMissing              no key could be read from the call
+    └── StoreError          the operator: the store cannot do what was asked
+        ├── StoreUnavailable        answered 503; the sender's retry repairs it
+        │   └── Overloaded          more waits than can be written in time
+        ├── StoreHeld               another process writes this SQLite file
+        ├── MigrationNeeded         the schema is older than this program
+        └── SchemaTooNew            the schema is newer than this program
 
 Each carries a stable `code` (a word for programs) and a `hint` (what to do next);
 API, command line and dashboard print both.
@@ -140,50 +134,3 @@ class SchemaTooNew(StoreError):
 
     code = "schema_too_new"
     hint = "Upgrade oncehook on this machine, or point it at another store."
-
-
-class Steering(OncehookError):
-    """Raised by a handler on purpose, to steer what happens next."""
-
-    code = "steering"
-
-
-class RetryLater(Steering):
-    """Try this delivery again, later."""
-
-    code = "retry_later"
-
-    def __init__(self, message: str = "", *, after: str | float | None = None) -> None:
-        super().__init__(message)
-        self.after = after
-
-
-class GiveUp(Steering):
-    """Never try this delivery again; keep it as a dead letter."""
-
-    code = "give_up"
-
-
-class ClaimError(OncehookError):
-    """The claim cannot be used so."""
-
-    code = "claim_error"
-
-
-class InProgress(ClaimError):
-    """Somebody else is working on this key right now."""
-
-    code = "in_progress"
-    hint = "Answer so that the sender tries again, for example with 409 or 503."
-
-
-class ClaimLost(ClaimError):
-    """The claim has lapsed or was taken over; nothing was changed."""
-
-    code = "claim_lost"
-
-
-class KeyMissing(ClaimError):
-    """No key could be read from the call."""
-
-    code = "key_missing"

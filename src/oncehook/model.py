@@ -262,16 +262,6 @@ class StoredArrival:
     batch_id: bytes | None = None
 
 
-class DeliveryStatus(StrEnum):
-    """Where a delivery stands."""
-
-    pending = "pending"
-    leased = "leased"
-    done = "done"
-    dead = "dead"
-    discarded = "discarded"
-
-
 class Engine(Enum):
     """Which database keeps it all."""
 
