@@ -31,6 +31,10 @@ def command(
     server = setup.config.server
     if setup.development and not is_loopback(server.host):
         raise ConfigError("Without settings, serve listens on this machine only.", hint="Write an oncehook.toml first.")
+    if setup.inbox.routes:
+        click.echo(
+            "warning: what your routes ask for is recorded and waits; no worker of this version does it", err=True
+        )
     setup.inbox.observer.verbose = set_up_logging(server.log_level)
     run(setup)
 
