@@ -8,6 +8,20 @@
     │   ├── KeyRequired             422
     │   ├── KeyConflict             422
     │   └── Malformed               400
+    ├── Refused             whoever asks at the desk: this cannot be done now; answered 4xx
+    │   ├── Unauthorized            401, no or a wrong credential
+    │   ├── Forbidden               403, the role does not suffice
+    │   ├── BadRequest              400
+    │   │   └── QueryInvalid        a query that cannot be read
+    │   ├── NotFound                404
+    │   ├── NotReplayable           409, pending, leased, or done without `force`
+    │   ├── NotWaiting              409, nothing to retry or discard
+    │   ├── PlanChanged             409, the plan no longer says what would happen
+    │   └── ReplayTooSoon           429, replayed a moment ago
+    ├── Steering            a handler: how its attempt is to be taken
+    │   ├── RetryLater              try again, after a while
+    │   └── GiveUp                  a dead letter at once
+    ├── LeaseLost           a worker: what it worked on is no longer its own
     ├── ConfigError         the operator: a setting is wrong
     └── StoreError          the operator: the store cannot do what was asked
         ├── StoreUnavailable        answered 503; the sender's retry repairs it
@@ -90,6 +104,107 @@ class Malformed(Rejected):
 
     code = "malformed"
     status = 400
+
+
+class Refused(OncehookError):
+    """This cannot be done now."""
+
+    code = "refused"
+    status = 409
+    retry_after: float | None = None
+
+
+class Unauthorized(Refused):
+    """A bearer token is needed here."""
+
+    code = "unauthorized"
+    status = 401
+    hint = "Send `Authorization: Bearer …` with the admin token or one of the configured tokens."
+
+
+class Forbidden(Refused):
+    """This token's role does not allow that."""
+
+    code = "forbidden"
+    status = 403
+
+
+class BadRequest(Refused):
+    """This request cannot be understood."""
+
+    code = "bad_request"
+    status = 400
+
+
+class QueryInvalid(BadRequest):
+    """This query cannot be read."""
+
+    code = "query_invalid"
+
+
+class NotFound(Refused):
+    """There is no such thing here, or no longer."""
+
+    code = "not_found"
+    status = 404
+
+
+class NotReplayable(Refused):
+    """This delivery cannot be replayed as it stands."""
+
+    code = "not_replayable"
+
+
+class NotWaiting(Refused):
+    """This delivery does not stand where that could be done."""
+
+    code = "not_waiting"
+
+
+class PlanChanged(Refused):
+    """What matches has changed since the plan was made; look at the new plan and confirm that."""
+
+    code = "plan_changed"
+
+
+class ReplayTooSoon(Refused):
+    """This delivery was replayed a moment ago."""
+
+    code = "replay_too_soon"
+    status = 429
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(hint=f"Try again in {retry_after:.0f} s.")
+        self.retry_after = retry_after
+
+
+class Steering(OncehookError):
+    """How a handler wants its attempt to be taken."""
+
+    code = "steering"
+
+
+class RetryLater(Steering):
+    """The handler asks to be called again later."""
+
+    code = "retry_later"
+
+    def __init__(self, message: str = "", *, after: float | str | None = None) -> None:
+        super().__init__(message)
+        self.after = after
+        """Seconds, or words such as "5m"; None: as the retry policy says."""
+
+
+class GiveUp(Steering):
+    """The handler says that trying again is of no use."""
+
+    code = "give_up"
+
+
+class LeaseLost(OncehookError):
+    """The lease ended before the attempt did; somebody else may work on it, and nothing was written."""
+
+    code = "lease_lost"
 
 
 class ConfigError(OncehookError):

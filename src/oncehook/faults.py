@@ -1,7 +1,7 @@
 """Named points at which a test may stop this process, and nothing else.
 
-`ONCEHOOK_FAULT=after_commit:3` kills the process (SIGKILL, no clean-up) when it passes that point the third
-time; `before_commit:1:pause=2` holds it there for two seconds instead. Unset, a point costs one comparison.
+`ONCEHOOK_FAULT=after_intake:3` kills the process (SIGKILL, no clean-up) when it passes that point the third
+time; `before_intake:1:pause=2` holds it there for two seconds instead. Unset, a point costs one comparison.
 """
 
 from __future__ import annotations

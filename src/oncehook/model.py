@@ -139,6 +139,8 @@ class Planned:
     id: bytes
     destination_id: int
     subject_key: bytes | None
+    options: int = 0
+    """What its route asks of it: `deliveries.Options`, as the number that is stored."""
 
 
 @dataclass(slots=True)

@@ -15,6 +15,7 @@ from decimal import Decimal, InvalidOperation
 from typing import Final
 
 from oncehook import keys
+from oncehook.deliveries import Options
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival, Item, Planned, delivery_id, subject_key
 
@@ -35,10 +36,13 @@ class Route:
     source: str
     destination: str
     when: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    coalesce: bool | str = False
+    coalesce: bool | str | None = None
+    """True: of one type, "any": of every type; None: as the source's preset has it."""
     latest_wins: bool = False
     on_dead: str = "continue"
     destination_id: int = 0
+    options: Options = Options.none
+    """The three above as they are stored with each delivery; set by `settle_options`."""
     _type: Test | None = field(init=False, default=None)
     _places: Sequence[tuple[keys.Rules, Test]] = field(init=False, default=())
 
@@ -51,6 +55,17 @@ class Route:
             else:
                 places.append((keys.Rules(subject=place), test))
         self._places = places
+
+    def settle_options(self, default: bool | str = False) -> None:
+        """Fix what is asked of its deliveries. `default`: what the source's preset says about coalescing."""
+        coalesce = default if self.coalesce is None else self.coalesce
+        self.options = Options.none
+        if coalesce:
+            self.options |= Options.coalesce_any if coalesce == "any" else Options.coalesce_type
+        if self.latest_wins:
+            self.options |= Options.latest_wins
+        if self.on_dead == "hold":
+            self.options |= Options.hold
 
     def matches(self, arrival: Arrival, item: Item) -> bool:
         """Whether this event is sent this way."""
@@ -70,7 +85,7 @@ def plan(routes: Sequence[Route], arrival: Arrival, item: Item) -> list[Planned]
         if route.destination_id not in planned and route.matches(arrival, item):
             line = None if item.subject is None else subject_key(route.destination, arrival.source, item.subject)
             planned[route.destination_id] = Planned(
-                delivery_id(item.event_id, route.destination_id), route.destination_id, line
+                delivery_id(item.event_id, route.destination_id), route.destination_id, line, int(route.options)
             )
     return list(planned.values())
 

@@ -149,6 +149,10 @@ class Source:
     """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
     places: Mapping[str, keys.Spec]
     """The rules as they were written (`key`, `type`, `subject`), to show them and to make samples that fit."""
+    keep_events: float | None = None
+    """Seconds for which finished events are kept; None: as long as the inbox keeps them."""
+    revive_dead: bool = False
+    """Whether a copy of an event that ended as a dead letter brings it back (R22)."""
     number: int = 0
     """What stands for its name in the store; given at start."""
 
@@ -195,6 +199,8 @@ def build(  # one flat list of settings, as in the configuration
     max_body: int | None = None,
     budget: float | None = None,
     keep_keys: float | None = None,
+    keep_events: float | None = None,
+    revive_dead: bool | None = None,
     ip_allow: Sequence[Network] = (),
     loopback_only: bool = False,
 ) -> Source:
@@ -245,6 +251,8 @@ def build(  # one flat list of settings, as in the configuration
         public_url=public_url,
         ip_allow=tuple(ip_allow),
         loopback_only=loopback_only,
+        keep_events=keep_events,
+        revive_dead=bool(revive_dead),
         path=path or name,
         places=places,
     )

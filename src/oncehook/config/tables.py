@@ -170,7 +170,11 @@ class RouteConfig(_Table, frozen=True, kw_only=True):
     from_: Annotated[str, forms.TEXT, "The source."] = msgspec.field(name="from")
     to: Annotated[str, forms.TEXT, "The destination."]
     when: Annotated[dict[str, str | list[str]], forms.WHEN, "What must hold, all of it."] = {}
-    coalesce: Annotated[bool | Literal["any"], forms.COALESCE, "One attempt for all that wait on a subject."] = False
+    coalesce: Annotated[
+        bool | Literal["any"] | None,
+        forms.COALESCE,
+        "One attempt for all that wait on a subject (default: the preset's).",
+    ] = None
     latest_wins: Annotated[bool, forms.FLAG, "Leave out what was overtaken by a higher rank."] = False
     on_dead: Annotated[
         Literal["continue", "hold"], forms.choice("continue", "hold"), "What a dead letter does to its successors."

@@ -1,18 +1,40 @@
 """The store, told in the verbs of the domain.
 
 An engine implements `Store`; nothing above this file knows which one it talks to. Each verb is one
-transaction. The verbs follow the way of the data: intake (an arrival is kept), look (somebody reads),
-house (the store looks after itself).
+transaction. The verbs follow the way of the data: intake (an arrival is kept), work (it is leased and settled), acts
+(a person replays, discards, pauses), look (somebody reads), house (the store looks after itself).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
+from oncehook.deliveries import (
+    Audited,
+    Cause,
+    DeliveryStatus,
+    Filter,
+    Lease,
+    Level,
+    ListedEvent,
+    Outlook,
+    Page,
+    Pruned,
+    ReplayOrder,
+    ReplayPlan,
+    ReplayState,
+    Settlement,
+    StoredAttempt,
+    StoredDelivery,
+    StoredReplay,
+    StoredWorker,
+    Want,
+)
 from oncehook.model import (
     Check,
     Engine,
@@ -62,6 +84,33 @@ class Pending:
         self.size = len(intake.raw or b"") + sum(len(item.body) for item in intake.items)
         self.abandoned = False
         """Its sender was told 503 meanwhile: do not start writing it."""
+
+
+Wake = Callable[[], None]
+"""Is told, on the loop that opened the store, that something may have become due."""
+
+
+def unheeded() -> None:
+    """Nobody works here."""
+
+
+class Transaction(Protocol):
+    """A transaction of the store's database that a handler may write in; its delivery is settled in it, last."""
+
+    connection: Any
+    """The driver's own connection: psycopg's `AsyncConnection`, or its `Connection` for blocking handlers."""
+
+    async def settle(self, settlement: Settlement) -> None:
+        """Settle inside this transaction. Raises LeaseLost: then everything in it must be rolled back (R52)."""
+
+
+class BlockingTransaction(Protocol):
+    """The same, for a handler that runs on a thread."""
+
+    connection: Any
+
+    def settle(self, settlement: Settlement) -> None:
+        """Settle inside this transaction. Raises LeaseLost: then everything in it must be rolled back (R52)."""
 
 
 def answer(batch: Sequence[Pending], verdicts: Sequence[list[Verdict]]) -> None:
@@ -114,20 +163,98 @@ class Store(Protocol):
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
         """Add to the bounded ring of rejections, and to the counters: (source number, what) -> how many."""
 
+    # -- work ------------------------------------------------------------------------------
+
+    wake: Wake
+    """Called on the loop after each commit that may have made something due; may be replaced before `open`."""
+
+    async def lease(self, wants: Sequence[Want]) -> list[Lease]:
+        """Take what may be taken now: at most one delivery per subject, in order of commit, each with a new fence.
+
+        Nothing of a paused destination or one whose breaker is open; one delivery, as a probe, when the breaker is half
+        open (its time has passed), and then the breaker stays closed to others for `want.probe` seconds.
+        A row whose lease has run out is taken over, after a `crashed` attempt is written and the attempt given back. A
+        row that crashed more often than `want.trust` is not given out but set aside for `Turn.suspect`, due at once;
+        leased with that turn it runs alone, and a crash then is a death of its own (DESIGN.md 8.3).
+        """
+
+    async def outlook(self, destination_ids: Sequence[int]) -> Outlook:
+        """When something becomes due for these destinations (live and replay turns), and whether suspects wait."""
+
+    def renew(self, leases: Sequence[Lease]) -> set[int]:
+        """Heartbeat: prolong these leases by their `seconds`, from now; returns the fences that are still ours.
+
+        Called on a thread of its own, never on the loop: a blocked handler or loop must not delay it (R32). May block
+        for a short while. Raises StoreUnavailable when the store cannot tell.
+        """
+
+    async def settle(self, settlements: Sequence[Settlement]) -> set[int]:
+        """End these leases, all in one commit; returns the fences that were still ours. For the others nothing was
+        changed at all: not state, attempts, time or order (R25-R27). A `commit` that raises, raises here for its own
+        settlement alone: it must be given in a call of its own.
+        """
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """A transaction for a handler (PostgreSQL); committed when left in peace, rolled back otherwise.
+
+        SQLite has one writer and lends it to nobody: raises ConfigError, with the advice to use `event.commit`.
+        """
+
+    def blocking_transaction(self) -> AbstractContextManager[BlockingTransaction]:
+        """The same, to be used on a thread."""
+
+    # -- acts ------------------------------------------------------------------------------
+    # Each writes its line into the audit log in the same transaction.
+
+    async def make_replay(self, replay_id: bytes, order: ReplayOrder) -> StoredReplay:
+        """A new run for each delivery that the order means; never a new event, never touching a key (R46).
+
+        Dead and discarded ones, done ones with `force`; never pending or leased ones. Not bulk: exactly one delivery
+        is meant, and it is made due at once; raises NotFound, NotReplayable, or ReplayTooSoon within REPLAY_PAUSE of
+        its last replay. Bulk: its items are fixed now, in order of commit, and fed later (`feed_replays`). Raises
+        PlanChanged when `expected` is not their number. A known `request_key` gives the replay it made, whatever else
+        is asked.
+        """
+
+    async def feed_replays(self, open_at_most: int = 500) -> int:
+        """Hand the next items of running bulk replays to workers, behind live traffic, at their rate; returns how many.
+
+        Any process may call it at any time. A held head that is replayed keeps its place; everything else joins the
+        tail of its subject. Finishes replays of which nothing is left.
+        """
+
+    async def steer_replay(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
+        """Pause, resume (running) or abort. What is done stays done, what was not fed stays where it was.
+
+        Raises NotFound, or NotWaiting when it is over already.
+        """
+
+    async def retry_now(self, delivery_id: bytes, actor: str) -> None:
+        """Make a delivery that waits for its next attempt due now. Raises NotFound, or NotWaiting."""
+
+    async def discard(self, filter: Filter, actor: str, reason: str) -> int:
+        """Close dead letters without replay; a held subject goes on. Returns how many; others are left alone."""
+
+    async def pause(self, destination_id: int, actor: str, why: str) -> None:
+        """Hold a destination back: nothing of it is leased until it is resumed; nothing is lost."""
+
+    async def resume(self, destination_id: int, actor: str) -> None:
+        """Let it go on; its breaker starts anew."""
+
+    async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
+        """Write down something that was done elsewhere."""
+
     # -- look ------------------------------------------------------------------------------
 
     async def get_event(self, event_id: bytes) -> StoredEvent | None:
         """One event, whole."""
 
-    async def find_events(
-        self,
-        *,
-        source: str | None = None,
-        subject: str | None = None,
-        before: bytes | None = None,
-        limit: int = 50,
-    ) -> list[StoredEvent]:
-        """Events, newest first, older than the cursor `before`."""
+    async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
+        """Events that match, newest first, older than the cursor `before`.
+
+        Of the filter's conditions on deliveries (`destination`, `status`, `category`, `note`, `code`, `attempts_…`,
+        `replay_id`, `ids`), an event matches when one delivery of it meets them all.
+        """
 
     async def find_key(self, key_hash: bytes) -> bytes | None:
         """The event that stands for a key inside its window."""
@@ -144,7 +271,79 @@ class Store(Protocol):
     async def figures(self, since: datetime | None = None) -> Figures:
         """Sums of the counters since a moment: received, accepted, duplicate, conflict, rejected per source."""
 
+    async def get_delivery(self, delivery_id: bytes) -> StoredDelivery | None:
+        """One delivery."""
+
+    async def find_deliveries(
+        self, filter: Filter, *, before: bytes | None = None, limit: int = 50
+    ) -> Page[StoredDelivery]:
+        """Deliveries that match, newest first, older than the cursor `before`."""
+
+    async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
+        """Every attempt of a delivery, oldest first."""
+
+    async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
+        """The delivery's neighbours: same destination, source and subject, in order of commit, itself among them."""
+
+    async def causes(self, destination: str | None = None) -> list[Cause]:
+        """Dead letters by destination and cause, the most frequent first. Looks at the latest 10,000."""
+
+    async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
+        """What a replay of these would do."""
+
+    async def get_replay(self, replay_id: bytes) -> StoredReplay | None:
+        """One replay and how far it is."""
+
+    async def find_replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
+        """Replays, newest first."""
+
+    async def levels(self) -> dict[str, Level]:
+        """How every destination stands, by name."""
+
+    async def count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
+        """Deliveries of events received since, by how they stand now (`leased` apart from `pending`)."""
+
+    async def series(
+        self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
+    ) -> dict[str, list[tuple[datetime, int]]]:
+        """Flows for charts: what was counted, by name, in steps of so many seconds."""
+
+    async def audit_log(self, *, before: int | None = None, limit: int = 50) -> list[Audited]:
+        """What was done, newest first."""
+
+    async def workers(self) -> list[StoredWorker]:
+        """Workers heard of in the last minute."""
+
+    async def crossings(self) -> dict[str, datetime]:
+        """Watermarks that are crossed now, and since when."""
+
     # -- house -----------------------------------------------------------------------------
+
+    async def greet_worker(self, worker: StoredWorker) -> None:
+        """Say that a worker is there (its times are set by the store), and forget those not heard of for a day."""
+
+    async def dismiss_worker(self, worker_id: str) -> None:
+        """It has gone."""
+
+    async def rescue(self) -> int:
+        """Find again the next delivery of subjects whose last settle could not see it (PostgreSQL); how many."""
+
+    async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
+        """Remove one short batch of what has outlived its time: events with everything about them, keys past their
+        window, orphaned batches, old ranks, replays and audit lines. Call again while it says it found something.
+
+        `keep_events` is seconds per source number, `otherwise` for the others. Only events whose deliveries are all
+        done or discarded go; pending ones and dead letters stay (R67). Keys stay for their window (R20).
+        """
+
+    async def roll_up(self) -> int:
+        """Fold counters older than two days from minutes into days; sums never change. Returns rows removed."""
+
+    async def cross(self, name: str, crossed: bool) -> bool:
+        """Note that a watermark is crossed, or back; says whether that is news, to exactly one caller."""
+
+    async def void_leases(self) -> int:
+        """After a restore from a backup: raise all fences and end all leases (R69). Returns how many leases ended."""
 
     async def ping(self) -> None:
         """Prove that the store can commit a write right now; raises StoreUnavailable."""

@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from oncehook.model import Check
+
+LEVELS: Final = ("pending", "done", "dead", "discarded")
+"""Counters that are levels: their sum is the number of deliveries that stand so."""
 
 
 @dataclass(slots=True)
@@ -17,8 +21,8 @@ class Tally:
     """The counters' sums: source, destination, what, how many."""
     events: Mapping[int, int]
     """Rows in `events`, per source."""
-    pending: Mapping[int, int]
-    """Rows in `deliveries` that are pending, per destination."""
+    statuses: Mapping[tuple[int, str], int]
+    """Rows in `deliveries`, per destination and status."""
     bad_keys: int
     lone_pending: int
     """Pending deliveries of a subject that has no head: nobody would ever work them."""
@@ -40,13 +44,22 @@ def conservation(tally: Tally) -> list[Check]:
     astray = [
         s for s in {*sources, *tally.events} if sources[s]["accepted"] - sources[s]["purged"] != tally.events.get(s, 0)
     ]
-    waiting = sum(tally.pending.values())
-    drifted = [d for d in {*destinations, *tally.pending} if destinations[d]["pending"] != tally.pending.get(d, 0)]
+    deliveries = sum(tally.statuses.values())
+    drifted = {
+        (destination, status)
+        for destination in {*destinations, *(d for d, _ in tally.statuses)}
+        for status in LEVELS
+        if destinations[destination][status] != tally.statuses.get((destination, status), 0)
+    }
     return [
         _law("arrivals", not lost, f"{received} received = accepted + duplicate + conflict, for every source"),
         _law("events", not astray, f"{kept} events kept = accepted - purged, for every source"),
         _law("keys", tally.bad_keys == 0, "every key stands for at least one arrival"),
-        _law("deliveries", not drifted, f"{waiting} deliveries pending = counted, for every destination"),
+        _law(
+            "deliveries",
+            not drifted,
+            f"{deliveries} deliveries pending, done, dead or discarded, each as many as counted, for every destination",
+        ),
         _law(
             "subjects", tally.lone_pending == 0, "every pending delivery is the head of its subject or waits behind one"
         ),

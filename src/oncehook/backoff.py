@@ -1,0 +1,111 @@
+"""How long to wait before the next attempt: the one retry policy, for deliveries and for every sender.
+
+A policy is a formula (base, factor, cap, jitter) or a list of waits. `quick` and `durable` have names. Chance is handed
+in, so that a test can hold it; the result is finite and never negative for any attempt number (R38).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from typing import Final
+
+from oncehook import clock
+from oncehook.errors import ConfigError
+from oncehook.units import seconds
+
+Chance = Callable[[], float]
+"""A number in [0, 1)."""
+
+LONGEST: Final = 7 * 86_400.0
+"""No wait is longer, whatever a formula or a destination says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """When to try again, and when to give up."""
+
+    attempts: int
+    """In all, the first one included."""
+    base: float = 0.0
+    factor: float = 2.0
+    cap: float = LONGEST
+    jitter: float | str = "full"
+    """`full`: anywhere between nothing and the wait; `none`; or seconds that are added at most."""
+    waits: Sequence[float] = ()
+    """Explicit waits, instead of the formula; a tenth is added at most."""
+
+    def wait(self, attempt: int, chance: Chance = clock.chance.random) -> float | None:
+        """Seconds to wait after this attempt (1 is the first) has failed; None: give up."""
+        if attempt >= self.attempts:
+            return None
+        if self.waits:
+            wait = self.waits[attempt - 1]
+            return min(wait + wait * 0.1 * chance(), LONGEST)
+        return min(self._formula(attempt, chance), LONGEST)
+
+    def _formula(self, attempt: int, chance: Chance) -> float:
+        # Beyond this power every base has passed every cap; it also keeps the float finite.
+        full = min(self.cap, self.base * self.factor ** min(attempt - 1, 64))
+        if self.jitter == "full":
+            return full * chance()
+        return full + (0.0 if isinstance(self.jitter, str) else self.jitter * chance())
+
+    def in_words(self) -> Sequence[float]:
+        """The waits at their longest, for people."""
+        return [self.wait(n, lambda: 1.0) or 0.0 for n in range(1, self.attempts)]
+
+
+QUICK: Final = Policy(attempts=3, base=2.0, factor=2.0, cap=8.0, jitter=0.5)
+_DURABLE_WAITS: Final = tuple(map(seconds, ("10s", "1m", "5m", "30m", "2h", "6h", "12h", "24h", "24h")))
+DURABLE: Final = Policy(attempts=len(_DURABLE_WAITS) + 1, waits=_DURABLE_WAITS)
+NAMED: Final[Mapping[str, Policy]] = {"quick": QUICK, "durable": DURABLE}
+
+
+def policy(spec: str | Sequence[str | float] | Mapping[str, object] | Policy) -> Policy:
+    """The policy a setting means: a name, a list of waits (n waits are n + 1 attempts), or a table."""
+    if isinstance(spec, Policy):
+        return spec
+    if isinstance(spec, str):
+        if spec not in NAMED:
+            raise ConfigError(f'{spec!r} is no retry policy; there are "quick" and "durable".')
+        return NAMED[spec]
+    if isinstance(spec, Mapping):
+        return _from_table(spec)
+    waits = tuple(seconds(wait) for wait in spec)
+    return Policy(attempts=len(waits) + 1, waits=waits)
+
+
+def _from_table(table: Mapping[str, object]) -> Policy:
+    unknown = set(table) - {"attempts", "base", "factor", "cap", "jitter"}
+    if unknown:
+        raise ConfigError(f"A retry table has attempts, base, factor, cap and jitter, not {sorted(unknown)}.")
+    jitter = table.get("jitter", "full")
+    return Policy(
+        attempts=int(str(table.get("attempts", 8))),
+        base=_span(table.get("base", 10.0)),
+        factor=float(str(table.get("factor", 2.0))),
+        cap=_span(table.get("cap", "6h")),
+        jitter=str(jitter) if jitter in ("full", "none") else _span(jitter),
+    )
+
+
+def _span(value: object) -> float:
+    return seconds(value if isinstance(value, str | int | float) else str(value))
+
+
+def retry_after(text: str | None, now: datetime) -> float | None:
+    """Seconds that a `Retry-After` header asks for, as a number or as a date; None when it says nothing usable."""
+    if text is None:
+        return None
+    if text.strip().isascii() and text.strip().isdigit():
+        return min(float(text), LONGEST)
+    try:
+        moment = parsedate_to_datetime(text)
+    except (ValueError, TypeError, IndexError):
+        return None
+    if moment.tzinfo is None:
+        return None
+    return min(max((moment - now).total_seconds(), 0.0), LONGEST)
