@@ -21,6 +21,7 @@ from oncehook.model import Arrival, Mark
 from oncehook.sources import Odd
 from oncehook.testing import send
 from oncehook.verify import Custom, Hmac, same
+from tests.kept import kept_events
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "custom-source.md"
 
@@ -47,7 +48,7 @@ async def test_a_check_of_ones_own(tmp_path: Path) -> None:
         for headers in ({}, {"X-Pass": ""}, {"X-Pass": "pass"}, {"X-Pass": "new pass "[:-2]}):
             refused = await inbox.receive("own", headers, b'{"id":9}')
             assert (refused.outcome, refused.reply.status) == ("rejected", 401)
-        assert len(await inbox.store.find_events()) == 2
+        assert len(await kept_events(inbox.store)) == 2
 
 
 @pytest.mark.parametrize("answer", [None, 1, "yes", [1], object(), False, 0])
@@ -76,7 +77,7 @@ async def test_a_fault_of_ours_makes_the_sender_try_again(tmp_path: Path) -> Non
         receipt = await inbox.receive("own", {}, b"{}")
         assert (receipt.outcome, receipt.reply.status) == ("error", 503)
         assert b"key server" not in receipt.reply.body
-        assert await inbox.store.find_events() == []
+        assert await kept_events(inbox.store) == []
 
 
 def test_a_check_without_a_secret_does_not_start(tmp_path: Path) -> None:
@@ -148,7 +149,7 @@ async def test_a_splitter_and_a_key_of_ones_own(tmp_path: Path) -> None:
         body = {"shop": "lisbon", "lines": [{"n": 1}, {"odd": True}, {"n": 2}]}
         receipt = await inbox.receive("own", {"X-Pass": "pass"}, json.dumps(body).encode())
         assert receipt.outcome == "accepted"
-        events = (await inbox.store.find_events())[::-1]
+        events = (await kept_events(inbox.store))[::-1]
         assert [(event.key, event.subject, event.type) for event in events] == [
             ("lisbon:1", "lisbon", "line"),
             (None, "lisbon", "line"),
@@ -159,7 +160,7 @@ async def test_a_splitter_and_a_key_of_ones_own(tmp_path: Path) -> None:
         # what the splitter does not understand is kept whole
         for odd in (b'{"lines":5}', b"[]", b"not json"):
             assert (await inbox.receive("own", {"X-Pass": "pass"}, odd)).outcome == "accepted"
-        assert [event.body for event in (await inbox.store.find_events())[:3]] == [b"not json", b"[]", b'{"lines":5}']
+        assert [event.body for event in (await kept_events(inbox.store))[:3]] == [b"not json", b"[]", b'{"lines":5}']
 
 
 async def test_the_page_tells_the_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +236,7 @@ async def test_a_preset_of_another_package(site: Path, tmp_path: Path) -> None:
         assert (first.json()["status"], second.json()["status"]) == ("accepted", "duplicate")
         [refused] = await send(inbox, "orders", "paid", forge=True)
         assert refused.status == 401
-        [event] = await inbox.store.find_events()
+        [event] = await kept_events(inbox.store)
         assert event.type == "paid"
         assert event.key == f"{event.subject}:paid"
 

@@ -128,7 +128,7 @@ async def test_github_corpus(tmp_path: Path, corpus: list[tuple[str, Payload]]) 
             assert (await on.take(arrival)).outcome == "duplicate"
             spoilt = replace(arrival, body=arrival.body[:-1] + b" ")
             assert (await on.take(spoilt)).reply.status == 401
-        assert len(await on.inbox.store.find_events(limit=1000)) == 329
+        assert len(await on.events()) == 329
 
 
 async def test_github_published_vector(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from oncehook.model import Arrival, Kind, StoredEvent, read_id
 from oncehook.receive import Receipt
 from oncehook.sources import Source, build
 from oncehook.verify import development_keys
+from tests.kept import kept_events
 
 PAGES = Path(__file__).parents[2] / "docs" / "providers"
 URL = "https://hooks.example.com/in/trial"
@@ -77,7 +78,7 @@ class Trial:
 
     async def events(self) -> list[StoredEvent]:
         """All that is kept, oldest first."""
-        return (await self.inbox.store.find_events(source=self.source.name))[::-1]
+        return (await kept_events(self.inbox.store, self.source.name))[::-1]
 
     def bytes_on_disk(self) -> bytes:
         return b"".join(path.read_bytes() for path in self.folder.iterdir() if path.is_file())

@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncehook import clock
+from oncehook import clock, model
 from oncehook.model import Check
 from oncehook.store.base import Store
 from oncehook.store.postgres import PostgresStore
@@ -73,6 +73,7 @@ class SqliteGround(Ground):
 
     def remove(self) -> None:
         clock.forward(-self._moved)
+        model._last_tick = 0  # else every later id of this process would be of the future that was undone
 
 
 class PostgresGround(Ground):
@@ -89,10 +90,11 @@ class PostgresGround(Ground):
         self.sql(f"SET search_path = {self.schema}")
         self.sql("CREATE TABLE shift (by interval NOT NULL)")
         self.sql("INSERT INTO shift VALUES ('0')")
-        self.sql(
-            f"CREATE FUNCTION {self.schema}.now() RETURNS timestamptz LANGUAGE sql STABLE AS"
-            f" 'SELECT pg_catalog.now() + (SELECT by FROM {self.schema}.shift)'"
-        )
+        for clock_function in ("now", "statement_timestamp", "clock_timestamp"):
+            self.sql(
+                f"CREATE FUNCTION {self.schema}.{clock_function}() RETURNS timestamptz LANGUAGE sql STABLE AS"
+                f" 'SELECT pg_catalog.{clock_function}() + (SELECT by FROM {self.schema}.shift)'"
+            )
 
     def make(self, **options: Any) -> Store:
         return PostgresStore(self.url, schema=self.schema, search_path=f"{self.schema}, pg_catalog", **options)

@@ -1,11 +1,28 @@
-"""Intakes to record, made of as little as a test wants to say."""
+"""Intakes to record, leases to take and settlements to make, of as little as a test wants to say."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
+from typing import Any, Protocol
 
+from oncehook.deliveries import (
+    Breaker,
+    Category,
+    Evidence,
+    Filter,
+    Lease,
+    Options,
+    ReplayOrder,
+    Settle,
+    Settlement,
+    StoredDelivery,
+    StoredReplay,
+    Turn,
+    Want,
+)
 from oncehook.model import (
     Intake,
     Item,
@@ -24,6 +41,8 @@ from oncehook.store.base import Numbers, Store
 
 DAY = 86400.0
 HEAD = b"POST /in/orders\r\ncontent-type: application/json"
+CRM = ("crm", 1)
+MAIL = ("mail", 2)
 
 
 def item(
@@ -40,6 +59,7 @@ def item(
     rank: int | None = None,
     rank_scope: str | None = None,
     marks: Mark = Mark.none,
+    options: Options = Options.none,
 ) -> Item:
     """One event; `to` are the destinations it goes to, by name and number."""
     event_id = event_id or new_id()
@@ -59,7 +79,10 @@ def item(
         marks=marks,
         deliveries=[
             Planned(
-                delivery_id(event_id, number), number, None if subject is None else subject_key(name, source, subject)
+                delivery_id(event_id, number),
+                number,
+                None if subject is None else subject_key(name, source, subject),
+                int(options),
             )
             for name, number in to
         ],
@@ -103,3 +126,155 @@ async def enrolled(store: Store) -> Numbers:
     numbers = await store.enroll(["orders", "payments"], ["crm", "mail"])
     assert numbers == Numbers({"orders": 1, "payments": 2}, {"crm": 1, "mail": 2})
     return numbers
+
+
+# -- the way out -------------------------------------------------------------------------------
+
+
+class Makes(Protocol):
+    """A ground on which stores can be made."""
+
+    def make(self, **options: Any) -> Store: ...
+
+
+@asynccontextmanager
+async def opened(ground: Makes, **options: Any) -> AsyncIterator[Store]:
+    """A store on this ground, open and enrolled; when it is left, the books must balance."""
+    store = ground.make(**options)
+    await store.open()
+    try:
+        await enrolled(store)
+        yield store
+        assert [check.name for check in await store.check() if not check.ok] == []
+    finally:
+        await store.close()
+
+
+async def deliver(
+    store: Store,
+    *subjects: str | None,
+    to: tuple[str, int] = CRM,
+    source: str = "orders",
+    **about: Any,
+) -> list[bytes]:
+    """One event per subject, in this order, each an arrival of its own; the ids of their deliveries."""
+    source_id = {"orders": 1, "payments": 2}[source]
+    items = [item(source=source, subject=subject, to=[to], **about) for subject in subjects]
+    await record(store, *[intake(one, source_id=source_id) for one in items])
+    return [one.deliveries[0].id for one in items]
+
+
+async def deliver_one(store: Store, subject: str | None = None, **about: Any) -> bytes:
+    """The id of the delivery of one new event."""
+    [made] = await deliver(store, subject, **about)
+    return made
+
+
+async def take(
+    store: Store,
+    limit: int = 100,
+    *,
+    to: int = 1,
+    lease: float = 30.0,
+    turn: Turn = Turn.live,
+    trust: int = 0,
+    probe: float = 30.0,
+) -> list[Lease]:
+    """Lease what may be leased of one destination."""
+    return await store.lease([Want(to, limit, lease, turn, trust, probe)])
+
+
+async def take_one(store: Store, **about: Any) -> Lease:
+    """Lease the only delivery that may be leased."""
+    leases = await take(store, **about)
+    assert len(leases) == 1, leases
+    return leases[0]
+
+
+def ids(leases: Sequence[Lease]) -> list[bytes]:
+    return [lease.delivery_id for lease in leases]
+
+
+def done(lease: Lease, **about: Any) -> Settlement:
+    return Settlement(lease, Settle.done, **about)
+
+
+def retry(lease: Lease, wait: float = 0.0, *, error: str = "no answer", status: int | None = None) -> Settlement:
+    evidence = Evidence(status, error)
+    return Settlement(lease, Settle.retry, wait, category=Category.transient, evidence=evidence, duration=0.5)
+
+
+def dead(lease: Lease, *, error: str | None = "no such order", status: int | None = None) -> Settlement:
+    return Settlement(lease, Settle.dead, category=Category.permanent, evidence=Evidence(status, error))
+
+
+def release(lease: Lease, wait: float = 0.0) -> Settlement:
+    return Settlement(lease, Settle.release, wait)
+
+
+def failed(lease: Lease, breaker: Breaker) -> Settlement:
+    """A retry that says something about the destination."""
+    return Settlement(
+        lease, Settle.retry, category=Category.transient, evidence=Evidence(503, "HTTP 503"), breaker=breaker
+    )
+
+
+async def settle(store: Store, *settlements: Settlement) -> None:
+    """Settle in one commit; every lease must still be ours."""
+    assert await store.settle(settlements) == {one.lease.fence for one in settlements}
+
+
+async def is_lost(store: Store, settlement: Settlement) -> bool:
+    """Whether a settlement comes too late."""
+    return await store.settle([settlement]) == set()
+
+
+async def finish(store: Store, **about: Any) -> list[bytes]:
+    """Lease all that can be leased, until nothing is left, and settle it done; the deliveries in their order."""
+    order: list[bytes] = []
+    while leases := await take(store, **about):
+        await settle(store, *[done(lease) for lease in leases])
+        order += ids(leases)
+    return order
+
+
+async def dead_letters(store: Store, *subjects: str | None, **about: Any) -> list[bytes]:
+    """Deliveries that have given up, in order of commit."""
+    made = await deliver(store, *subjects, **about)
+    while leases := [lease for lease in await take(store, to=made[0][-1]) if lease.delivery_id in made]:
+        await settle(store, *[dead(lease) for lease in leases])
+    return made
+
+
+async def look(store: Store, delivery: bytes) -> StoredDelivery:
+    found = await store.get_delivery(delivery)
+    assert found is not None
+    return found
+
+
+async def statuses(store: Store, deliveries: Sequence[bytes]) -> list[str]:
+    return [str((await look(store, one)).status) for one in deliveries]
+
+
+async def replay(store: Store, delivery: bytes, **about: Any) -> StoredReplay:
+    """Replay one delivery, at once."""
+    return await store.make_replay(new_id(), ReplayOrder(Filter(ids=[delivery]), "ann", bulk=False, **about))
+
+
+async def replay_all(store: Store, filter: Filter | None = None, **about: Any) -> StoredReplay:
+    """Order a bulk replay."""
+    return await store.make_replay(new_id(), ReplayOrder(filter or Filter(), "ann", **about))
+
+
+async def mixture(store: Store) -> dict[str, list[bytes]]:
+    """Deliveries of every status; of crm, except two dead ones of mail."""
+    found = {"dead": await dead_letters(store, *[None] * 4, "a", "b")}
+    found["dead of mail"] = await dead_letters(store, None, None, to=MAIL)
+    found["discarded"] = await dead_letters(store, None)
+    await store.discard(Filter(ids=found["discarded"]), "ann", "")
+    found["done"] = await deliver(store, None, None, None)
+    await finish(store)
+    found["leased"] = await deliver(store, None)
+    await take_one(store)
+    found["pending"] = await deliver(store, None, None)
+    return found

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from oncehook.deliveries import Filter
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Outcome
 from oncehook.store.postgres import PostgresStore, commit
@@ -50,12 +51,12 @@ async def test_a_connection_that_dies_at_rest_costs_nobody_anything(place: Place
 async def test_a_reader_never_gets_a_connection_that_died_at_rest(place: Place) -> None:
     store = await place.open()
     [verdict] = await keep(store, item("k"))
-    await asyncio.gather(*[store.find_events() for _ in range(4)])
+    await asyncio.gather(*[store.find_events(Filter()) for _ in range(4)])
     mine = f"FROM pg_stat_activity WHERE application_name = '{place.schema}'"
     before = [pid for (pid,) in place.sql(f"SELECT pid {mine}")]
     place.sql(f"SELECT pg_terminate_backend(pid) {mine}")
     await until(lambda: not {pid for (pid,) in place.sql(f"SELECT pid {mine}")} & set(before))
-    assert [event.id for event in await store.find_events()] == [verdict.event_id]
+    assert [event.id for event in (await store.find_events(Filter())).items] == [verdict.event_id]
 
 
 async def test_connections_that_die_at_work_lose_and_double_nothing(place: Place) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from oncehook import clock
+from oncehook.deliveries import Filter
 from oncehook.errors import StoreError, StoreHeld, StoreUnavailable
 from oncehook.store.sqlite import SqliteStore, opening
 from oncehook.store.sqlite.hold import Hold, holder
@@ -62,7 +63,7 @@ async def test_one_process_writes_and_the_next_is_told_who(tmp_path: Path) -> No
         assert found is not None
         assert (found.address, found.token) == ("http://127.0.0.1:4020", "a token")
         await second.open(write=False)  # reading beside it is fine
-        assert await second.find_events() == []
+        assert (await second.find_events(Filter())).items == []
         await second.close()
     finally:
         await first.close()

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from starlette.applications import Starlette
+from tests.kept import kept_events
 
 from oncehook import receive
 from oncehook.errors import SignatureInvalid, StoreUnavailable
@@ -51,7 +52,7 @@ def said(receipt: receive.Receipt) -> dict[str, Any]:
 
 async def stored(inbox: Inbox) -> list[StoredEvent]:
     """Oldest first."""
-    return (await inbox.store.find_events())[::-1]
+    return (await kept_events(inbox.store))[::-1]
 
 
 # -- verify first (R8, S1) ---------------------------------------------------------------------

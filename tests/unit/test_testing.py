@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kept import kept_events
 
 from oncehook import development, presets
 from oncehook.errors import ConfigError, SignatureInvalid
@@ -46,7 +47,7 @@ async def test_the_same_hook_twice_is_one_event(inbox: Inbox) -> None:
         assert first.json()["event_id"] == second.json()["event_id"]
         [other] = await send(inbox, "stripe", "invoice.paid")
         assert other.json()["status"] == "accepted"
-        assert [event.type for event in await inbox.store.find_events()] == ["invoice.paid"] * 2
+        assert [event.type for event in await kept_events(inbox.store)] == ["invoice.paid"] * 2
 
 
 async def test_a_forged_one_is_refused(inbox: Inbox) -> None:
@@ -54,7 +55,7 @@ async def test_a_forged_one_is_refused(inbox: Inbox) -> None:
         for source in ("stripe", "orders", "sms"):
             [answer] = await send(inbox, source, forge=True)
             assert (answer.status, answer.json()["code"]) == (401, "signature_invalid")
-        assert await inbox.store.find_events() == []
+        assert await kept_events(inbox.store) == []
 
 
 async def test_a_body_of_ones_own(inbox: Inbox) -> None:
@@ -62,7 +63,7 @@ async def test_a_body_of_ones_own(inbox: Inbox) -> None:
         [as_json] = await send(inbox, "stripe", "invoice.paid", body={"id": "evt_1", "type": "my.own"})
         [as_bytes] = await send(inbox, "stripe", body=b'{"id":"evt_1","type":"my.own"}')
         assert (as_json.json()["status"], as_bytes.json()["status"]) == ("accepted", "duplicate")
-        [event] = await inbox.store.find_events()
+        [event] = await kept_events(inbox.store)
         assert (event.key, event.type) == ("evt_1", "my.own")
 
 
@@ -70,7 +71,7 @@ async def test_a_source_without_a_preset_gets_what_its_rules_look_for(inbox: Inb
     async with inbox.running():
         first, second = await send(inbox, "orders", "order.paid", repeat=2)
         assert (first.json()["status"], second.json()["status"]) == ("accepted", "duplicate")
-        [event] = await inbox.store.find_events()
+        [event] = await kept_events(inbox.store)
         assert event.key
         assert event.subject
         assert event.type == "order.paid"
@@ -85,7 +86,7 @@ async def test_a_signed_url_is_the_registered_one(inbox: Inbox) -> None:
 async def test_without_a_type_it_is_the_first_sample(inbox: Inbox) -> None:
     async with inbox.running():
         await send(inbox, "stripe")
-        [event] = await inbox.store.find_events()
+        [event] = await kept_events(inbox.store)
         assert event.type == next(iter(presets.load("stripe").samples))
 
 

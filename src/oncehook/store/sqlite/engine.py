@@ -1,4 +1,7 @@
-"""The inbox in one SQLite file, behind the verbs of `Store`: `writer` writes, `look` reads, `hold` guards the file."""
+"""The inbox in one SQLite file, behind the verbs of `Store`: one writer, readers beside it, a hold on the file.
+
+What is written stands in `intake`, `work`, `settle`, `replay` and `sweep`; what is read, in `look` and `show`.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,23 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from oncehook.errors import StoreUnavailable
+from oncehook.deliveries import (
+    Filter,
+    Lease,
+    Pruned,
+    ReplayOrder,
+    ReplayState,
+    Settle,
+    Settlement,
+    StoredReplay,
+    StoredWorker,
+    Want,
+)
+from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
     Engine,
     Intake,
@@ -19,22 +35,27 @@ from oncehook.model import (
 from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,
+    BlockingTransaction,
     Numbers,
     Pending,
+    Transaction,
+    Wake,
     Watch,
+    unheeded,
     unwatched,
 )
-from oncehook.store.sqlite import opening
+from oncehook.store.sqlite import opening, replay, settle, sweep, work
+from oncehook.store.sqlite.audit import write_audit
 from oncehook.store.sqlite.hold import Hold
 from oncehook.store.sqlite.intake import Micros, count, to_micros
-from oncehook.store.sqlite.look import Reader
+from oncehook.store.sqlite.show import WorkReader
 from oncehook.store.sqlite.writer import Writer
 
 log = logging.getLogger("oncehook.store")
 T = TypeVar("T")
 
 
-class SqliteStore(Reader):
+class SqliteStore(WorkReader):
     """See `Store`. `path` is the database file; its folder is made when it is not there."""
 
     engine = Engine.sqlite
@@ -42,13 +63,18 @@ class SqliteStore(Reader):
     def __init__(self, path: str | Path, *, max_waiting: int = 5000, max_waiting_bytes: int = 64 << 20) -> None:
         super().__init__(Path(path))
         self.watch: Watch = unwatched
+        self.wake: Wake = unheeded
         self.hold: Hold | None = None
         self._writer = Writer(
             self.path,
             lambda operation, seconds: self.watch(operation, seconds),
+            lambda: self.wake(),
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
         )
+        self._heartbeats = work.Heartbeats()
+        self._giving_back: set[asyncio.Future[set[int]]] = set()
+        self._pruning = sweep.Pruning()
 
     # -- opening and closing -------------------------------------------------------------------
 
@@ -65,7 +91,7 @@ class SqliteStore(Reader):
             log.warning("store.old_library", extra={"fields": {"warning": warning}})
         self.hold = Hold(self.path)
         try:
-            self._writer.prepare(migrate=migrate)
+            self._writer.prepare(migrate=migrate, first=lambda c, now: work.abandon_leases(c, now, self._heartbeats))
         except BaseException:
             self._let_go()
             raise
@@ -105,6 +131,80 @@ class SqliteStore(Reader):
     def now(self) -> Micros:
         return self._writer.now() if self._writer.is_started else super().now()
 
+    # -- work ----------------------------------------------------------------------------------
+
+    async def lease(self, wants: Sequence[Want]) -> list[Lease]:
+        leasing = asyncio.ensure_future(
+            self._writer.call(lambda c, now: work.Leasing(c, now, self._heartbeats).lease(wants))
+        )
+        try:
+            return await asyncio.shield(leasing)
+        except asyncio.CancelledError:
+            # Whoever asked has gone, and the leases may be committed all the same: nobody crashed, so give them back.
+            leasing.add_done_callback(self._give_back)
+            raise
+
+    def _give_back(self, leasing: asyncio.Future[list[Lease]]) -> None:
+        if leasing.cancelled() or leasing.exception() is not None or not leasing.result():
+            return
+        releases = [Settlement(lease, Settle.release) for lease in leasing.result()]
+        giving = asyncio.ensure_future(self.settle(releases))
+        self._giving_back.add(giving)
+        giving.add_done_callback(self._given_back)
+
+    def _given_back(self, giving: asyncio.Future[set[int]]) -> None:
+        self._giving_back.discard(giving)
+        if not giving.cancelled() and (error := giving.exception()) is not None:
+            log.warning("store.leases_not_given_back", extra={"error": str(error)})
+
+    def renew(self, leases: Sequence[Lease]) -> set[int]:
+        if not self._writer.is_started:
+            raise StoreUnavailable("The store is not open for writing.")
+        return self._heartbeats.renew(leases, self._writer.now())
+
+    async def settle(self, settlements: Sequence[Settlement]) -> set[int]:
+        ours = await self._writer.call(lambda c, now: settle.Settling(c, now).settle(settlements), wakes=True)
+        self._heartbeats.end(settlement.lease.fence for settlement in settlements)
+        return ours
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        raise _no_transaction()
+
+    def blocking_transaction(self) -> AbstractContextManager[BlockingTransaction]:
+        raise _no_transaction()
+
+    # -- acts ----------------------------------------------------------------------------------
+
+    async def make_replay(self, replay_id: bytes, order: ReplayOrder) -> StoredReplay:
+        # What a bulk replay means is looked for beside the writer: that may take long. What has moved by the time it
+        # is its turn is left out then.
+        meant = await self.read(lambda c: replay.bulk_meant(c, order)) if order.bulk else None
+        return await self._writer.call(
+            lambda c, now: replay.Replaying(c, now).make(replay_id, order, meant), wakes=True
+        )
+
+    async def feed_replays(self, open_at_most: int = 500) -> int:
+        return await self._writer.call(lambda c, now: replay.Replaying(c, now).feed(open_at_most), wakes=True)
+
+    async def steer_replay(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
+        return await self._writer.call(lambda c, now: replay.steer(c, now, replay_id, state, actor), wakes=True)
+
+    async def retry_now(self, delivery_id: bytes, actor: str) -> None:
+        await self._writer.call(lambda c, now: replay.retry_now(c, now, delivery_id, actor), wakes=True)
+
+    async def discard(self, filter: Filter, actor: str, reason: str) -> int:
+        ids = await self.read(lambda c: replay.dead_ones(c, filter))
+        return await self._writer.call(lambda c, now: replay.discard(c, now, ids, actor, reason), wakes=True)
+
+    async def pause(self, destination_id: int, actor: str, why: str) -> None:
+        await self._writer.call(lambda c, now: settle.pause(c, now, destination_id, actor, why))
+
+    async def resume(self, destination_id: int, actor: str) -> None:
+        await self._writer.call(lambda c, now: replay.resume(c, now, destination_id, actor), wakes=True)
+
+    async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
+        await self._writer.call(lambda c, now: write_audit(c, now, actor, act, target, detail))
+
     # -- house -----------------------------------------------------------------------------------
 
     async def enroll(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
@@ -122,6 +222,32 @@ class SqliteStore(Reader):
 
         return await self._writer.call(write)
 
+    async def greet_worker(self, worker: StoredWorker) -> None:
+        await self._writer.call(lambda c, now: sweep.greet(c, now, worker))
+
+    async def dismiss_worker(self, worker_id: str) -> None:
+        def write(connection: sqlite3.Connection, now: Micros) -> None:
+            connection.execute("DELETE FROM workers WHERE id = ?", (worker_id,))
+
+        await self._writer.call(write)
+
+    async def rescue(self) -> int:
+        return 0  # one writer: no settle can miss what waits behind it
+
+    async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
+        return await self._writer.call(lambda c, now: self._pruning.prune(c, now, keep_events, otherwise, limit))
+
+    async def roll_up(self) -> int:
+        return await self._writer.call(sweep.roll_up)
+
+    async def cross(self, name: str, crossed: bool) -> bool:
+        return await self._writer.call(lambda c, now: sweep.cross(c, now, name, crossed))
+
+    async def void_leases(self) -> int:
+        ended = await self._writer.call(sweep.void_leases, wakes=True)
+        self._heartbeats.end_all()
+        return ended
+
     async def ping(self) -> None:
         if not self._writer.is_started:
             raise StoreUnavailable("The store is not open for writing.")
@@ -135,3 +261,10 @@ class SqliteStore(Reader):
     async def size(self) -> int:
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
+
+
+def _no_transaction() -> ConfigError:
+    return ConfigError(
+        "SQLite has one writer, and it is lent to nobody.",
+        hint="Hand your writes to `event.commit(function)`: they are committed together with the delivery.",
+    )

@@ -19,19 +19,19 @@ Micros = int
 MINUTE: Final = 60_000_000
 
 
-class Insert:
-    """An INSERT of many rows in few steps.
+class Many:
+    """A statement about many rows, run in few steps.
 
     With every step SQLite lets go of the interpreter's lock and has to win it back from the event loop. Row by row that
     costs more than the writing itself; so rows go in by the dozen.
     """
 
-    def __init__(self, into: str, columns: int, otherwise: str = "") -> None:
+    def __init__(self, before: str, columns: int, after: str = "") -> None:
         row = f"({','.join('?' * columns)})"
-        self._statements = [(n, f"{into} VALUES {','.join([row] * n)} {otherwise}") for n in (48, 12, 3, 1)]
+        self._statements = [(n, f"{before} {','.join([row] * n)}{after}") for n in (48, 12, 3, 1)]
 
     def __call__(self, connection: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> int:
-        """Insert the rows in their order; returns how many were changed."""
+        """Run it for the rows in their order; returns how many were changed."""
         start = changed = 0
         for n, statement in self._statements:
             while len(rows) - start >= n:
@@ -39,6 +39,25 @@ class Insert:
                 changed += connection.execute(statement, values).rowcount
                 start += n
         return changed
+
+    @property
+    def text(self) -> str:
+        """The statement for a dozen rows, to be looked at."""
+        return self._statements[1][1]
+
+
+class Insert(Many):
+    """An INSERT of many rows."""
+
+    def __init__(self, into: str, columns: int, otherwise: str = "") -> None:
+        super().__init__(into + " VALUES", columns, " " + otherwise)
+
+
+class Update(Many):
+    """An UPDATE of many rows, each with values of its own: they stand in `v`, under the names given."""
+
+    def __init__(self, names: str, update: str) -> None:
+        super().__init__(f"WITH v({names}) AS (VALUES", names.count(",") + 1, ") " + update)
 
 
 _KEY_COLUMNS: Final = "(hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
@@ -59,11 +78,14 @@ EVENTS: Final = Insert(
     15,
 )
 ARRIVALS: Final = Insert("INSERT OR REPLACE INTO arrivals (event_id, slot, id, outcome, at, batch_id, head, body)", 8)
-DELIVERIES: Final = Insert("INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind)", 6)
+DELIVERIES: Final = Insert(
+    "INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind, options)", 7
+)
+# What waits to be run alone (turn 2) stays so, whatever arrives behind it.
 HEADS: Final = Insert(
-    "INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id)",
-    5,
-    "ON CONFLICT DO UPDATE SET waiting = waiting + 1, turn = 0",
+    "INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id, options)",
+    6,
+    "ON CONFLICT DO UPDATE SET waiting = waiting + 1, turn = CASE WHEN turn = 2 THEN 2 ELSE 0 END",
 )
 COUNTERS: Final = Insert(
     "INSERT INTO counters (minute, source_id, destination_id, what, n)",
@@ -248,11 +270,10 @@ class Group:
                 for planned in item.deliveries:
                     self.seq += 1
                     behind = planned.subject_key is not None and self._has_head(planned.subject_key, fronts)
-                    deliveries.append(
-                        (planned.id, item.event_id, planned.destination_id, planned.subject_key, self.seq, behind)
-                    )
+                    to, options = planned.destination_id, planned.options
+                    deliveries.append((planned.id, item.event_id, to, planned.subject_key, self.seq, behind, options))
                     line = planned.subject_key or planned.id
-                    heads.append((line, planned.destination_id, self.now, planned.id, item.event_id))
+                    heads.append((line, to, self.now, planned.id, item.event_id, options))
                     self.counts[0, planned.destination_id, "pending"] += 1
         DELIVERIES(self.connection, deliveries)
         HEADS(self.connection, heads)
@@ -266,9 +287,11 @@ class Group:
 
 
 def count(connection: sqlite3.Connection, now: Micros, counts: Mapping[tuple[int, int, str], int]) -> None:
+    """Add to the counters: (source, destination, what) -> how many."""
     minute = now - now % MINUTE
     COUNTERS(connection, [(minute, *where, n) for where, n in counts.items()])
 
 
 def to_micros(moment: datetime) -> Micros:
+    """An aware datetime as it is stored."""
     return int(moment.timestamp() * 1_000_000)

@@ -6,9 +6,10 @@ A read never waits for a commit and never holds one up; each sees the store as o
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,14 +31,14 @@ FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
 """
-_PAGE: Final = " AND (?3 IS NULL OR e.id < ?3) ORDER BY e.id DESC LIMIT ?4"
-# One constant text for each way to ask (R76), each served by an index: by id, by source, by subject.
-_FIND: Final = {
-    (False, False): _EVENT + "WHERE TRUE" + _PAGE,
-    (True, False): _EVENT + "WHERE e.source_id = (SELECT id FROM sources WHERE name = ?1)" + _PAGE,
-    (False, True): _EVENT + "WHERE e.subject = ?2" + _PAGE,
-    (True, True): _EVENT + "WHERE s.name = ?1 AND e.subject = ?2" + _PAGE,
-}
+
+# A held head is rightly dead, and does not count among those it holds back; every other head is pending.
+MISCOUNTED: Final = """
+SELECT count(*) FROM heads h LEFT JOIN deliveries d ON d.id = h.delivery_id LEFT JOIN (
+  SELECT coalesce(subject_key, id) AS line, count(*) AS n FROM deliveries WHERE status = 'pending' GROUP BY 1
+) p ON p.line = h.subject_key
+WHERE coalesce(p.n, 0) <> h.waiting + (d.status IS 'pending') OR d.status IS NOT 'pending' AND h.due_at < 1 << 62
+"""
 
 
 class Reader:
@@ -61,7 +62,8 @@ class Reader:
 
     def _call(self, function: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            return function(self._connection())
+            with _snapshot(self._connection()) as connection:
+                return function(connection)
         except sqlite3.Error as error:
             raise StoreUnavailable(f"The store could not be read: {error}") from error
 
@@ -78,13 +80,6 @@ class Reader:
     async def get_event(self, event_id: bytes) -> StoredEvent | None:
         rows = await self.read(lambda c: c.execute(_EVENT + "WHERE e.id = ?", (event_id,)).fetchall())
         return _event(rows[0]) if rows else None
-
-    async def find_events(
-        self, *, source: str | None = None, subject: str | None = None, before: bytes | None = None, limit: int = 50
-    ) -> list[StoredEvent]:
-        statement = _FIND[source is not None, subject is not None]
-        rows = await self.read(lambda c: c.execute(statement, (source, subject, before, limit)).fetchall())
-        return [_event(row) for row in rows]
 
     def now(self) -> Micros:
         """The time by which windows are measured. Who only reads has no better one than this machine's."""
@@ -139,30 +134,34 @@ class Reader:
         return await self.read(_check)
 
 
+@contextlib.contextmanager
+def _snapshot(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    """All that is read in here is of one moment."""
+    connection.execute("BEGIN")
+    try:
+        yield connection
+    finally:
+        connection.execute("COMMIT")
+
+
 def _check(connection: sqlite3.Connection) -> list[Check]:
     def rows(statement: str) -> list[tuple[Any, ...]]:
         return connection.execute(statement).fetchall()
 
-    connection.execute("BEGIN")
-    try:
-        tally = Tally(
-            counted=rows("SELECT source_id, destination_id, what, sum(n) FROM counters GROUP BY 1, 2, 3"),
-            events=dict(rows("SELECT source_id, count(*) FROM events GROUP BY 1")),
-            pending=dict(rows("SELECT destination_id, count(*) FROM deliveries WHERE status = 'pending' GROUP BY 1")),
-            bad_keys=rows("SELECT count(*) FROM keys WHERE copies < 1")[0][0],
-            lone_pending=rows(
-                "SELECT count(*) FROM deliveries d WHERE d.status = 'pending'"
-                " AND NOT EXISTS (SELECT 1 FROM heads h WHERE h.subject_key = coalesce(d.subject_key, d.id))"
-            )[0][0],
-            miscounted_heads=rows(
-                "SELECT count(*) FROM heads h WHERE h.due_at < 4611686018427387904"  # a held head is rightly dead
-                " AND h.waiting + 1 <> CASE WHEN h.subject_key = h.delivery_id THEN 1 ELSE (SELECT count(*)"
-                " FROM deliveries d WHERE d.subject_key = h.subject_key AND d.status = 'pending') END"
-            )[0][0],
-        )
-        (integrity,) = connection.execute("PRAGMA quick_check(1)").fetchone()
-    finally:
-        connection.execute("COMMIT")
+    tally = Tally(
+        counted=rows("SELECT source_id, destination_id, what, sum(n) FROM counters GROUP BY 1, 2, 3"),
+        events=dict(rows("SELECT source_id, count(*) FROM events GROUP BY 1")),
+        statuses={
+            (d, s): n for d, s, n in rows("SELECT destination_id, status, count(*) FROM deliveries GROUP BY 1, 2")
+        },
+        bad_keys=rows("SELECT count(*) FROM keys WHERE copies < 1")[0][0],
+        lone_pending=rows(
+            "SELECT count(*) FROM deliveries d WHERE d.status = 'pending'"
+            " AND NOT EXISTS (SELECT 1 FROM heads h WHERE h.subject_key = coalesce(d.subject_key, d.id))"
+        )[0][0],
+        miscounted_heads=rows(MISCOUNTED)[0][0],
+    )
+    (integrity,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     intact = Check(
         "file",
         integrity == "ok",
@@ -175,6 +174,11 @@ def _check(connection: sqlite3.Connection) -> list[Check]:
 def moment(micros: int) -> datetime:
     """A stored time as an aware datetime."""
     return EPOCH + timedelta(microseconds=micros)
+
+
+def moment_or_none(micros: int | None) -> datetime | None:
+    """The same, of a time that may not be there."""
+    return None if micros is None else moment(micros)
 
 
 def _event(row: tuple[Any, ...]) -> StoredEvent:

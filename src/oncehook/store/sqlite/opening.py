@@ -174,20 +174,26 @@ _PASSING_CODES: Final = frozenset(
 def is_data_error(error: Exception) -> bool:
     """One row is to blame, not the disk: the database refuses it, or Python could not even hand it over."""
     if isinstance(error, sqlite3.Error):
-        return _primary_code(error) in _DATA_CODES
+        return primary_code(error) in _DATA_CODES
     return isinstance(error, ValueError | OverflowError | TypeError)
 
 
 def is_broken(error: Exception) -> bool:
     """The connection can no longer be believed: I/O errors, corruption. A full disk only rolls back (R58)."""
-    return not is_data_error(error) and _primary_code(error) not in _PASSING_CODES
+    return not is_data_error(error) and primary_code(error) not in _PASSING_CODES
+
+
+def is_full(error: Exception) -> bool:
+    """There is no space left."""
+    return primary_code(error) == sqlite3.SQLITE_FULL
 
 
 def is_blocked(error: Exception) -> bool:
     """Another program holds the write lock; it will let go."""
-    return _primary_code(error) == sqlite3.SQLITE_BUSY
+    return primary_code(error) == sqlite3.SQLITE_BUSY
 
 
-def _primary_code(error: Exception) -> int | None:
+def primary_code(error: Exception) -> int | None:
+    """SQLite's own number for an error, without its finer shades."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

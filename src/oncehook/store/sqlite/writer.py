@@ -19,11 +19,12 @@ from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
 from oncehook import clock, faults
-from oncehook.errors import Overloaded, StoreError, StoreUnavailable
+from oncehook.errors import OncehookError, Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Verdict
-from oncehook.store.base import Pending, Watch, answer, refuse
+from oncehook.store.base import Pending, Wake, Watch, answer, refuse
 from oncehook.store.sqlite import opening
 from oncehook.store.sqlite.intake import Group, Micros
+from oncehook.store.sqlite.reserve import SIZE, Reserve
 
 log = logging.getLogger("oncehook.store")
 T = TypeVar("T")
@@ -38,23 +39,38 @@ PATIENCE: Final = 5.0
 REOPEN_AFTER: Final = 0.5
 """Seconds between two tries to open a database that failed."""
 
+LOOK_FOR_SPACE: Final = 1.0
+"""Seconds between two looks whether a full disk has space again."""
+
+
+DISK_FULL: Final = "The disk is full; nothing new is taken in until there is space."
+
 
 class _Call:
     """Any other write: a function of the connection, run inside the next group's transaction."""
 
-    __slots__ = ("error", "function", "future", "result")
+    __slots__ = ("error", "function", "future", "result", "wakes")
 
-    def __init__(self, function: Function[Any], future: asyncio.Future[Any]) -> None:
+    def __init__(self, function: Function[Any], future: asyncio.Future[Any], wakes: bool) -> None:
         self.function = function
         self.future = future
+        self.wakes = wakes
         self.result: Any = None
-        self.error: StoreError | None = None
+        self.error: BaseException | None = None
+
+
+class EffectFailed(Exception):
+    """A function that somebody else wrote has failed inside a call. Its own error is the cause, and what is told."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class _Work:
     """A group that is inserted and waits for its commit."""
 
-    __slots__ = ("calls", "intakes", "now", "seq", "started", "verdicts")
+    __slots__ = ("calls", "intakes", "now", "seq", "started", "verdicts", "wakes")
 
     def __init__(self, intakes: Sequence[Pending], calls: Sequence[_Call], now: Micros, seq: int) -> None:
         self.started = clock.perf()
@@ -63,14 +79,17 @@ class _Work:
         self.now = now
         self.seq = seq
         self.verdicts: list[list[Verdict]] = []
+        self.wakes = any(call.wakes for call in calls)
+        """Something may be due once this is committed."""
 
 
 class Writer:
     """See above. Lives on the loop that `start` is called on; all but `prepare` must be called there."""
 
-    def __init__(self, path: Path, watch: Watch, *, max_waiting: int, max_waiting_bytes: int) -> None:
+    def __init__(self, path: Path, watch: Watch, wake: Wake, *, max_waiting: int, max_waiting_bytes: int) -> None:
         self._path = path
         self._watch = watch
+        self._wake = wake
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting: deque[Pending] = deque()
@@ -85,28 +104,38 @@ class Writer:
         self._blocked_since: float | None = None
         self.broken: str | None = "The store is not open."
         self._closing = False
+        self._reserve = Reserve(path)
+        self._is_full = False
+        """The disk is full, and the reserve given up: arrivals are refused, so that what makes room has it."""
         self._commits: SimpleQueue[_Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     # -- opening and closing -------------------------------------------------------------------
 
-    def prepare(self, *, migrate: bool) -> None:
-        """Open the file and bring its schema up to date. May take long: for a thread."""
+    def prepare(self, *, migrate: bool, first: Function[None] | None = None) -> None:
+        """Open the file and bring its schema up to date. May take long: for a thread.
+
+        `first` is run in a transaction of its own, before anything else writes.
+        """
         connection = opening.connect(self._path)
         try:
             opening.migrate(connection, migrate=migrate)
             marks = dict(connection.execute("SELECT name, value FROM marks"))
+            self._seq: int = marks["seq"]
+            # "Now" starts at the wall clock, or where the last process left off if that is later, and from there
+            # only ever grows: a clock set forward and back again does not freeze anything (R64, DESIGN.md 8.9).
+            self._started_at: Micros = max(int(clock.now() * 1_000_000), marks["clock"])
+            self._started_steady = clock.steady()
+            if first is not None:
+                with opening.transaction(connection):
+                    first(connection, self.now())
             # Another program's lock is waited for between turns of the loop, never inside one.
             connection.execute("PRAGMA busy_timeout = 0")
+            self._reserve.make()
         except BaseException:
             opening.disconnect(connection)
             raise
         self._connection = connection
-        self._seq: int = marks["seq"]
-        # "Now" starts at the wall clock, or where the last process left off if that is later, and from there
-        # only ever grows: a clock set forward and back again does not freeze anything (R64, DESIGN.md 8.9).
-        self._started_at: Micros = max(int(clock.now() * 1_000_000), marks["clock"])
-        self._started_steady = clock.steady()
 
     def start(self) -> None:
         """Begin to write, on the running loop."""
@@ -141,6 +170,8 @@ class Writer:
     def record(self, intake: Intake) -> Pending:
         """Join the next group. Raises at once when too much waits, or nothing can be written."""
         self._check()
+        if self._is_full:
+            raise StoreUnavailable(DISK_FULL)
         if len(self._waiting) >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
             raise Overloaded
         pending = Pending(intake, self._loop.create_future())
@@ -150,10 +181,13 @@ class Writer:
             self._plan_turn()
         return pending
 
-    async def call(self, function: Function[T]) -> T:
-        """Run a function inside the next group's transaction, and wait for its commit."""
+    async def call(self, function: Function[T], *, wakes: bool = False) -> T:
+        """Run a function inside the next group's transaction, and wait for its commit.
+
+        `wakes`: it may make something due.
+        """
         self._check()
-        call = _Call(function, self._loop.create_future())
+        call = _Call(function, self._loop.create_future(), wakes)
         self._calls.append(call)
         if not self._busy:
             self._plan_turn()
@@ -203,6 +237,7 @@ class Writer:
         if intakes:
             group = Group(connection, work.now, work.seq, intakes)
             work.verdicts, work.seq = group.write(), group.seq
+            work.wakes = work.wakes or work.seq != self._seq
         connection.execute("UPDATE marks SET value = ? WHERE name = 'clock'", (work.now,))
         if work.seq != self._seq:
             connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (work.seq,))
@@ -235,9 +270,13 @@ class Writer:
             try:
                 for call in work.calls:
                     _run(call, self._connection, work.now)
-                faults.point("before_commit")
+                if work.calls:  # a replay draws numbers too
+                    work.seq = self._connection.execute("SELECT value FROM marks WHERE name = 'seq'").fetchone()[0]
+                _pass("before", work)
                 self._connection.execute("COMMIT")
-                faults.point("after_commit")
+                _pass("after", work)
+                if self._is_full:
+                    self._is_full = not self._has_space()
             except Exception as failure:  # whatever it is, this thread must live on
                 error = failure
                 self._roll_back()
@@ -254,6 +293,8 @@ class Writer:
             answer(work.intakes, work.verdicts)
             for call in work.calls:
                 _resolve(call)
+            if work.wakes:
+                self._wake()
         self._go_on()
 
     def _go_on(self) -> None:
@@ -269,8 +310,38 @@ class Writer:
             call.error = failure
             _resolve(call)
         self._blocked_since = None
+        if opening.is_full(error):
+            self._run_dry()
         if opening.is_broken(error):
             self._break(f"The database failed ({error}); it is being reopened.")
+
+    # -- a full disk -----------------------------------------------------------------------------
+
+    def _run_dry(self) -> None:
+        """Give up the reserve, for what makes room; unless there is space after all."""
+        self._reserve.give_up()
+        if self._reserve.make() or self._is_full:
+            return
+        self._is_full = True
+        log.error("store.disk_full")
+        refuse(self._drop_waiting(), StoreUnavailable(DISK_FULL))
+        self._loop.call_later(LOOK_FOR_SPACE, self._look_for_space)
+
+    def _look_for_space(self) -> None:
+        """Commit something small: that shows whether there is space again."""
+        if not self._is_full or self._closing:
+            return
+        if self.broken is None:
+            self._calls.append(_Call(lambda connection, now: None, self._loop.create_future(), wakes=False))
+            if not self._busy:
+                self._plan_turn()
+        self._loop.call_later(LOOK_FOR_SPACE, self._look_for_space)
+
+    def _has_space(self) -> bool:
+        """The reserve could be made again, or pruning has left as much room inside the file."""
+        (pages,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+        (page_size,) = self._connection.execute("PRAGMA page_size").fetchone()
+        return self._reserve.make() or pages * page_size >= SIZE
 
     # -- mending -------------------------------------------------------------------------------
 
@@ -286,16 +357,19 @@ class Writer:
         connection, but reopen it and look at what is really on the disk (R59)."""
         self.broken, self._busy = why, False
         self._rest.set()
-        waiting = [*self._waiting, *(pending for half in self._halves for pending in half)]
-        self._waiting.clear()
-        self._halves.clear()
-        self._waiting_bytes = 0
-        refuse(waiting, StoreUnavailable(why))
+        refuse(self._drop_waiting(), StoreUnavailable(why))
         for call in self._calls:
             call.error = StoreUnavailable(why)
             _resolve(call)
         self._calls.clear()
         self._loop.create_task(self._mend())
+
+    def _drop_waiting(self) -> list[Pending]:
+        waiting = [*self._waiting, *(pending for half in self._halves for pending in half)]
+        self._waiting.clear()
+        self._halves.clear()
+        self._waiting_bytes = 0
+        return waiting
 
     async def _mend(self) -> None:
         while self.broken is not None and not self._closing:
@@ -315,16 +389,26 @@ class Writer:
         opening.verify(self._connection)
 
 
+def _pass(when: str, work: _Work) -> None:
+    """Named points for tests: every commit, and those that hold arrivals."""
+    faults.point(f"{when}_commit")
+    if work.intakes:
+        faults.point(f"{when}_intake")
+
+
 def _run(call: _Call, connection: sqlite3.Connection, now: Micros) -> None:
     """One function of the group, in a savepoint: when it fails it takes only itself back."""
     connection.execute("SAVEPOINT call")
     try:
         call.result = call.function(connection, now)
+    except EffectFailed as failure:
+        connection.execute("ROLLBACK TO call")
+        call.error = failure.error
     except Exception as error:
-        if not isinstance(error, StoreError) and not opening.is_data_error(error):
+        if not isinstance(error, OncehookError) and not opening.is_data_error(error):
             raise
         connection.execute("ROLLBACK TO call")
-        call.error = error if isinstance(error, StoreError) else StoreError(f"The store refused this write: {error}")
+        call.error = error if isinstance(error, OncehookError) else StoreError(f"The store refused this write: {error}")
     connection.execute("RELEASE call")
 
 

@@ -1,0 +1,409 @@
+"""Settling on SQLite: the end of leases, all in one transaction. Called by the engine inside the writer.
+
+First every lease is held against its head; what is no longer ours changes nothing at all (R25-R27). The others write
+their attempt, their delivery, and the next head of their subject; what they say about their destination comes last.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from oncehook.deliveries import ANSWER_KEPT, DEATHS, Lease, Options, Settle, Settlement, Streak, Turn, streaks
+from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook.store.sqlite import opening
+from oncehook.store.sqlite.audit import kept, write_audit
+from oncehook.store.sqlite.intake import Insert, Micros, Update, count
+from oncehook.store.sqlite.work import ATTEMPTS, NEVER, micros
+from oncehook.store.sqlite.writer import EffectFailed
+
+_LOOKED_UP: Final = 32
+HELD: Final = (
+    "SELECT rowid, subject_key, delivery_id, fence, run, waiting, attempts, upto, turn, replay_id, options, carries"
+    " FROM heads WHERE leased AND subject_key IN ("
+    "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+)
+GONE: Final = "DELETE FROM heads WHERE rowid IN (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+FINISHED: Final = Update(
+    "id, status, note, attempts, fence, category, last_status, last_error, settled_at, reason",
+    "UPDATE deliveries SET status = v.status, note = v.note, attempts = v.attempts, fence = v.fence,"
+    " category = v.category, last_status = v.last_status, last_error = v.last_error, settled_at = v.settled_at,"
+    " reason = v.reason FROM v WHERE deliveries.id = v.id",
+)
+FAILED: Final = Update(
+    "id, attempts, fence, category, last_status, last_error",
+    "UPDATE deliveries SET attempts = v.attempts, fence = v.fence, category = v.category,"
+    " last_status = v.last_status, last_error = v.last_error FROM v WHERE deliveries.id = v.id",
+)
+LATER: Final = Update(
+    "line, due_at, attempts, turn",
+    "UPDATE heads SET leased = 0, alone = 0, carries = NULL, upto = 0, due_at = v.due_at, attempts = v.attempts,"
+    " turn = v.turn FROM v WHERE heads.rowid = v.line",
+)
+NEXT: Final = """
+SELECT id, event_id, run, options, replay_id FROM deliveries
+WHERE subject_key = ? AND behind AND status = 'pending' ORDER BY seq LIMIT 1
+"""
+PROMOTED: Final = Update(
+    "line, delivery_id, event_id, run, options, replay_id, due_at, waiting, turn",
+    "UPDATE heads SET delivery_id = v.delivery_id, event_id = v.event_id, run = v.run, options = v.options,"
+    " replay_id = v.replay_id, due_at = v.due_at, waiting = v.waiting, turn = v.turn, leased = 0, alone = 0,"
+    " carries = NULL, upto = 0, attempts = 0, crashes = 0, deaths = 0 FROM v WHERE heads.rowid = v.line",
+)
+COVERED_OF_ANY: Final = """
+SELECT id, replay_id FROM deliveries
+WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq <= ?2 AND id <> ?3
+"""
+COVERED_OF_TYPE: Final = """
+SELECT d.id, d.replay_id FROM deliveries d CROSS JOIN events e ON e.id = d.event_id
+WHERE d.subject_key = ?1 AND d.behind AND d.status = 'pending' AND d.seq <= ?2 AND d.id <> ?3 AND e.type = ?4
+"""
+COALESCED: Final = Update(
+    "id, status, settled_at, finished_by",
+    "UPDATE deliveries SET status = v.status, note = 'coalesced', settled_at = v.settled_at,"
+    " finished_by = v.finished_by FROM v WHERE deliveries.id = v.id",
+)
+REPLAYED: Final = Update(
+    "replay_id, delivery_id, outcome",
+    "UPDATE replay_items SET outcome = v.outcome FROM v"
+    " WHERE replay_items.replay_id = v.replay_id AND replay_items.delivery_id = v.delivery_id",
+)
+FINISH_REPLAY: Final = """
+UPDATE replays SET state = 'done', finished_at = ?2 WHERE id = ?1 AND state = 'running'
+AND NOT EXISTS (SELECT 1 FROM replay_items WHERE replay_id = ?1 AND outcome IS NULL)
+"""
+RANKS: Final = Insert(
+    "INSERT INTO ranks (destination_id, source_id, scope, rank, seen_at)",
+    5,
+    "ON CONFLICT DO UPDATE SET rank = max(rank, excluded.rank), seen_at = excluded.seen_at",
+)
+
+
+class Head:
+    """A leased row of `heads`, as it stands."""
+
+    __slots__ = ("attempts", "carries", "fence", "id", "options", "replay_id", "row", "run", "turn", "upto", "waiting")
+
+    def __init__(
+        self,
+        row: int,
+        id: bytes,
+        fence: int,
+        run: int,
+        waiting: int,
+        attempts: int,
+        upto: int,
+        turn: int,
+        replay_id: bytes | None,
+        options: int,
+        carries: bytes | None,
+    ) -> None:
+        self.row = row
+        self.id = id
+        self.fence = fence
+        self.run = run
+        self.waiting = waiting
+        self.attempts = attempts
+        self.upto = upto
+        # What ran alone and lived is no longer suspect.
+        self.turn = int(Turn.live) if turn == Turn.suspect else turn
+        self.replay_id = replay_id
+        self.options = options
+        self.carries = carries
+
+
+class Settling:
+    """One round of settlements, inside one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, now: Micros) -> None:
+        self.connection = connection
+        self.now = now
+        self.counts: Counter[tuple[int, int, str]] = Counter()
+        self.attempts: list[tuple[Any, ...]] = []
+        self.finished: list[tuple[Any, ...]] = []
+        self.failed: list[tuple[Any, ...]] = []
+        self.coalesced: list[tuple[Any, ...]] = []
+        self.replayed: list[tuple[Any, ...]] = []
+        self.ranks: list[tuple[Any, ...]] = []
+        self.later: list[tuple[Any, ...]] = []
+        self.over: list[tuple[bytes, int, int, int]] = []
+        """Lines whose head is finished: subject, row, how many still wait, turn."""
+
+    def settle(self, settlements: Sequence[Settlement]) -> set[int]:
+        """End these leases; returns the fences that were still ours."""
+        heads = self._heads(settlements)
+        ours: list[Settlement] = []
+        for settlement in settlements:
+            lease = settlement.lease
+            head = heads.get(lease.line)
+            if head is not None and (head.id, head.fence) == (lease.head_id, lease.fence):
+                del heads[lease.line]  # a lease ends once
+                ours.append(settlement)
+                self._settle(settlement, head)
+        self._write()
+        for destination_id, streak in streaks(ours).items():
+            _keep_streak(self.connection, self.now, destination_id, streak)
+        for settlement in ours:
+            if settlement.pause is not None:
+                pause(self.connection, self.now, settlement.lease.destination_id, "oncehook", settlement.pause)
+        return {settlement.lease.fence for settlement in ours}
+
+    def _heads(self, settlements: Sequence[Settlement]) -> dict[bytes, Head]:
+        """The leased rows among those that are named, by their line."""
+        lines = list({settlement.lease.line for settlement in settlements})
+        found: dict[bytes, Head] = {}
+        for start in range(0, len(lines), _LOOKED_UP):
+            part: list[bytes | None] = [*lines[start : start + _LOOKED_UP]]
+            part += [None] * (_LOOKED_UP - len(part))
+            for row, line, *columns in self.connection.execute(HELD, part).fetchall():
+                found[line] = Head(row, *columns)
+        return found
+
+    def _settle(self, settlement: Settlement, head: Head) -> None:
+        if settlement.commit is not None:
+            run_effect(self.connection, settlement)
+        if settlement.what is Settle.release:
+            turn = settlement.lease.turn if settlement.lease.turn is Turn.suspect else head.turn
+            self.later.append((head.row, self.now + micros(settlement.wait), head.attempts - 1, turn))
+        elif settlement.what is Settle.retry:
+            self._retry(settlement, head)
+        else:
+            self._finish(settlement, head)
+
+    def _retry(self, settlement: Settlement, head: Head) -> None:
+        self._note_attempt(settlement, head, settlement.lease.delivery_id, settlement.lease.run)
+        error = _error(settlement)
+        self.later.append((head.row, self.now + micros(settlement.wait), head.attempts, head.turn))
+        for delivery_id in {head.id, settlement.lease.delivery_id}:
+            self.failed.append(
+                (delivery_id, head.attempts, head.fence, settlement.category, settlement.evidence.status, error)
+            )
+        self.counts[0, settlement.lease.destination_id, "retry"] += 1
+
+    def _finish(self, settlement: Settlement, head: Head) -> None:
+        lease, status = settlement.lease, settlement.what.value
+        is_hold = settlement.what is Settle.dead and bool(head.options & Options.hold)
+        # Held is the head alone: the attempt is its own then, whatever it carried.
+        finisher, run = (head.id, head.run) if is_hold else (lease.delivery_id, lease.run)
+        tried = was_tried(settlement)
+        if tried:
+            self._note_attempt(settlement, head, finisher, run)
+        self._note_end(settlement, finisher, head.attempts if tried else head.attempts - 1)
+        covered = [] if is_hold else self._covered(lease, head)
+        ended = [(finisher, self._replay_of(lease, head, finisher)), *covered]
+        self.coalesced += [(id_, status, self.now, finisher) for id_, _ in covered]
+        self.replayed += [(replay_id, id_, status) for id_, replay_id in ended if replay_id is not None]
+        self.counts[0, lease.destination_id, "pending"] -= len(ended)
+        self.counts[0, lease.destination_id, status] += len(ended)
+        self.counts[0, lease.destination_id, "succeeded" if settlement.what is Settle.done else "died"] += 1
+        if is_hold:
+            self.later.append((head.row, NEVER, head.attempts if tried else head.attempts - 1, head.turn))
+        else:
+            self.over.append((lease.line, head.row, head.waiting - len(covered), head.turn))
+        if settlement.what is Settle.done and settlement.note != "stale":
+            self._raise_rank(lease)
+
+    def _replay_of(self, lease: Lease, head: Head, delivery_id: bytes) -> bytes | None:
+        return head.replay_id if delivery_id == head.id else lease.replay_id
+
+    def _note_attempt(self, settlement: Settlement, head: Head, delivery_id: bytes, run: int) -> None:
+        evidence = settlement.evidence
+        answer = None if evidence.answer is None else evidence.answer[:ANSWER_KEPT]
+        started_at = self.now - micros(settlement.duration)
+        self.attempts.append(
+            (
+                *(delivery_id, head.fence, run, head.attempts, started_at, self.now, settlement.what.value),
+                *(settlement.category, evidence.status, _error(settlement), answer),
+            )
+        )
+
+    def _note_end(self, settlement: Settlement, delivery_id: bytes, attempts: int) -> None:
+        is_done = settlement.what is Settle.done
+        category = None if is_done else settlement.category
+        error = None if is_done else _error(settlement)
+        reason = "crash" if is_crash(settlement) else None
+        self.finished.append(
+            (
+                *(delivery_id, settlement.what.value, settlement.note, attempts, settlement.lease.fence, category),
+                *(settlement.evidence.status, error, self.now, reason),
+            )
+        )
+
+    def _covered(self, lease: Lease, head: Head) -> list[tuple[bytes, bytes | None]]:
+        """What else this attempt was for: the head, when it carried another, and all that waited then; with replays."""
+        if head.carries is None:
+            return []
+        if head.options & Options.coalesce_any:
+            found = self.connection.execute(COVERED_OF_ANY, (lease.line, head.upto, head.id)).fetchall()
+        else:
+            found = self.connection.execute(COVERED_OF_TYPE, (lease.line, head.upto, head.id, lease.type)).fetchall()
+        return [(head.id, head.replay_id), *[row for row in found if row[0] != lease.delivery_id]]
+
+    def _raise_rank(self, lease: Lease) -> None:
+        scope = lease.subject if lease.rank_scope is None else lease.rank_scope
+        if lease.options & Options.latest_wins and lease.rank is not None and scope is not None:
+            self.ranks.append((lease.destination_id, lease.source_id, scope, lease.rank, self.now))
+
+    def _write(self) -> None:
+        connection = self.connection
+        ATTEMPTS(connection, self.attempts)
+        FINISHED(connection, self.finished)
+        FAILED(connection, self.failed)
+        COALESCED(connection, self.coalesced)
+        LATER(connection, self.later)
+        RANKS(connection, self.ranks)
+        go_on(connection, self.now, self.over)
+        note_replayed(connection, self.now, self.replayed)
+        count(connection, self.now, self.counts)
+
+
+def _error(settlement: Settlement) -> str | None:
+    error = settlement.evidence.error
+    return None if error is None else kept(error)
+
+
+def is_crash(settlement: Settlement) -> bool:
+    """Whether it is given up because it keeps killing its worker, and was not even tried (R36)."""
+    return settlement.what is Settle.dead and settlement.evidence.error == "crash" and settlement.lease.deaths >= DEATHS
+
+
+def was_tried(settlement: Settlement) -> bool:
+    """Whether there was an attempt to write down."""
+    return settlement.note != "stale" and not is_crash(settlement)
+
+
+def go_on(connection: sqlite3.Connection, now: Micros, over: Iterable[tuple[bytes, int, int, int]]) -> None:
+    """Lines whose head is finished: the next one that waits becomes the head, or the row goes."""
+    gone: list[int | None] = []
+    promoted: list[tuple[Any, ...]] = []
+    for line, row, waiting, turn in over:
+        if waiting == 0:
+            gone.append(row)
+        else:
+            promoted.append((row, *connection.execute(NEXT, (line,)).fetchone(), now, waiting - 1, turn))
+    PROMOTED(connection, promoted)
+    for start in range(0, len(gone), _LOOKED_UP):
+        part = gone[start : start + _LOOKED_UP]
+        connection.execute(GONE, part + [None] * (_LOOKED_UP - len(part)))
+
+
+def note_replayed(connection: sqlite3.Connection, now: Micros, items: Sequence[tuple[Any, ...]]) -> None:
+    """Items of replays that have come to their end: (replay, delivery, outcome). A replay ends with its last one."""
+    REPLAYED(connection, items)
+    for replay_id in {item[0] for item in items}:
+        connection.execute(FINISH_REPLAY, (replay_id, now))
+
+
+# -- the destination ---------------------------------------------------------------------------
+
+
+def _keep_streak(connection: sqlite3.Connection, now: Micros, destination_id: int, streak: Streak) -> None:
+    """What this group says about its destination: its breaker opens after so many failures in a row."""
+    row = connection.execute(
+        "SELECT failures, last_failed, open_until FROM destination_state WHERE destination_id = ?", (destination_id,)
+    ).fetchone()
+    failures, last_failed, open_until = before = row or (0, None, None)
+    if streak.reset:
+        failures, last_failed, open_until = 0, None, None
+    if streak.failures:
+        is_the_same = streak.failures == 1 and last_failed == streak.last_failed
+        failures += 0 if is_the_same else streak.failures
+        last_failed = streak.last_failed
+        if failures >= streak.breaker.failures:
+            open_until = now + micros(streak.breaker.open)
+    if (failures, last_failed, open_until) != before:
+        connection.execute(
+            "INSERT INTO destination_state (destination_id, failures, last_failed, open_until) VALUES (?,?,?,?)"
+            " ON CONFLICT DO UPDATE SET failures = excluded.failures, last_failed = excluded.last_failed,"
+            " open_until = excluded.open_until",
+            (destination_id, failures, last_failed, open_until),
+        )
+
+
+def pause(connection: sqlite3.Connection, now: Micros, destination_id: int, actor: str, why: str) -> None:
+    """Hold a destination back, unless it is held back already; with its line in the audit log."""
+    changed = connection.execute(
+        "INSERT INTO destination_state (destination_id, paused_at, paused_by, paused_why) VALUES (?,?,?,?)"
+        " ON CONFLICT DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by,"
+        " paused_why = excluded.paused_why WHERE paused_at IS NULL",
+        (destination_id, now, kept(actor), kept(why)),
+    ).rowcount
+    if changed:
+        write_audit(connection, now, actor, "pause", destination_name(connection, destination_id), {"reason": why})
+
+
+def destination_name(connection: sqlite3.Connection, destination_id: int) -> str:
+    """What people call it."""
+    row = connection.execute("SELECT name FROM destinations WHERE id = ?", (destination_id,)).fetchone()
+    return str(destination_id) if row is None else str(row[0])
+
+
+# -- a handler's own effect --------------------------------------------------------------------
+
+_LEADING: Final = re.compile(r"(?:[\s;\ufeff]|--[^\n]*(?:\n|$)|/\*.*?(?:\*/|$))*", re.DOTALL)
+_ROLLED_BACK: Final = "The commit function has rolled back the store's transaction; nothing of it is written."
+_REFUSED: Final = frozenset(
+    {"BEGIN", "COMMIT", "END", "ROLLBACK", "SAVEPOINT", "RELEASE", "ATTACH", "DETACH", "PRAGMA", "VACUUM"}
+)
+# The effect's own mistakes; any other error of the database means that the store itself is in trouble.
+_OWN_CODES: Final = frozenset(
+    {
+        *(None, sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_TOOBIG),
+        *(sqlite3.SQLITE_RANGE, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_INTERRUPT, sqlite3.SQLITE_MISUSE),
+    }
+)
+
+
+class Effect:
+    """The connection a handler's effect is written with: everything but the transaction, which is the store's."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection: sqlite3.Connection | None = connection
+
+    def execute(self, statement: str, parameters: Any = ()) -> sqlite3.Cursor:
+        """As sqlite3's own."""
+        return self._open(statement).execute(statement, parameters)
+
+    def executemany(self, statement: str, parameters: Iterable[Any]) -> sqlite3.Cursor:
+        """As sqlite3's own."""
+        return self._open(statement).executemany(statement, parameters)
+
+    def _open(self, statement: str) -> sqlite3.Connection:
+        if self._connection is None:
+            raise ConfigError("This connection was lent for the length of one call, and the call is over.")
+        if not self._connection.in_transaction:
+            raise StoreUnavailable(_ROLLED_BACK)
+        start = _LEADING.match(statement)
+        word = re.match(r"[A-Za-z]*", statement[start.end() if start else 0 :])
+        if word is not None and word[0].upper() in _REFUSED:
+            raise ConfigError(
+                f"{word[0].upper()} is not for a commit function: its transaction is the store's.",
+                hint="Only write; when the function returns, it is committed together with the delivery.",
+            )
+        return self._connection
+
+    def close(self) -> None:
+        """The call is over."""
+        self._connection = None
+
+
+def run_effect(connection: sqlite3.Connection, settlement: Settlement) -> None:
+    """Run a handler's effect in the transaction that settles. What it raises is its own, and takes only this back."""
+    assert settlement.commit is not None
+    effect = Effect(connection)
+    try:
+        settlement.commit(effect)
+    except BaseException as error:
+        if isinstance(error, sqlite3.Error) and opening.primary_code(error) not in _OWN_CODES:
+            raise
+        # Neither of these can be handed to who waits for the commit: the first would end his loop, the second itself.
+        if not isinstance(error, Exception) or isinstance(error, StopIteration):
+            raise EffectFailed(RuntimeError(f"The commit function raised {error!r}.")) from error
+        raise EffectFailed(error) from error
+    finally:
+        effect.close()
+    if not connection.in_transaction:
+        raise StoreUnavailable(_ROLLED_BACK)

@@ -1,0 +1,206 @@
+"""Housekeeping on SQLite: pruning in short batches, rolling up, watermarks, workers, a restored backup.
+
+Called by the engine inside the writer, a little at a time. `Pruning` walks each table with a cursor that it keeps from
+one batch to the next, so that what must stay does not stand in the way of what may go, and no index is needed for it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from oncehook.deliveries import Pruned, StoredWorker
+from oncehook.store.sqlite.intake import Micros, count
+from oncehook.store.sqlite.work import micros
+
+DAY: Final = 86_400_000_000
+_PAGES: Final = 20
+"""Pages that one batch looks at, at most, when nothing in them may go."""
+
+_FENCES_RAISED: Final = 1_000_000
+"""By so much are fences raised after a restore: more than may have been given out since the backup."""
+
+OLD_EVENTS: Final = """
+SELECT e.id, e.received_at < ?3, e.received_at >= ?3 OR EXISTS (SELECT 1 FROM deliveries d WHERE d.id > e.id
+       AND d.id <= CAST(substr(e.id, 1, 14) || x'ffff' AS BLOB) AND d.status IN ('pending', 'dead'))
+FROM events e WHERE e.source_id = ?1 AND e.id > ?2 ORDER BY e.id LIMIT ?4
+"""
+OLD_KEYS: Final = "SELECT rowid, expires_at < ?2 FROM keys WHERE rowid > ?1 ORDER BY rowid LIMIT ?3"
+ORPHANS: Final = """
+SELECT b.id, NOT EXISTS (SELECT 1 FROM events e WHERE e.batch_id = b.id)
+       AND NOT EXISTS (SELECT 1 FROM arrivals a WHERE a.batch_id = b.id)
+FROM batches b WHERE b.id > ?1 ORDER BY b.id LIMIT ?2
+"""
+RANKS: Final = """
+SELECT destination_id, source_id, scope, seen_at FROM ranks
+WHERE (destination_id, source_id, scope) > (?1, ?2, ?3) ORDER BY destination_id, source_id, scope LIMIT ?4
+"""
+FOLD: Final = """
+INSERT INTO counters (minute, source_id, destination_id, what, n)
+SELECT minute - minute % ?2, source_id, destination_id, what, sum(n) FROM counters
+WHERE minute < ?1 AND minute % ?2 <> 0 GROUP BY 1, 2, 3, 4
+ON CONFLICT DO UPDATE SET n = n + excluded.n
+"""
+
+
+class Pruning:
+    """Where the last batch stopped, table by table. Starts over at the front when it came to the end."""
+
+    def __init__(self) -> None:
+        self._events: dict[int, bytes] = {}
+        self._keys = 0
+        self._batches = b""
+        self._ranks: tuple[int, int, str] = (0, 0, "")
+
+    def prune(
+        self,
+        connection: sqlite3.Connection,
+        now: Micros,
+        keep_events: Mapping[int, float],
+        otherwise: float,
+        limit: int,
+    ) -> Pruned:
+        """One short batch."""
+        sources = [number for (number,) in connection.execute("SELECT id FROM sources").fetchall()]
+        cuts = {number: now - micros(keep_events.get(number, otherwise)) for number in sources}
+        cut = now - micros(otherwise)
+        return Pruned(
+            events=self._prune_events(connection, now, cuts, limit),
+            keys=self._prune_keys(connection, now, limit),
+            batches=self._prune_batches(connection, limit),
+            others=self._prune_ranks(connection, cuts, cut, limit)
+            + _prune_replays(connection, cut, limit)
+            + _prune_audit(connection, cut, limit),
+        )
+
+    def _prune_events(self, connection: sqlite3.Connection, now: Micros, cuts: Mapping[int, Micros], limit: int) -> int:
+        gone: list[bytes] = []
+        counts: Counter[tuple[int, int, str]] = Counter()
+        for source_id, cut in cuts.items():
+            room = limit - len(gone)
+            found = self._old_events(connection, source_id, cut, room) if room else []
+            counts[source_id, 0, "purged"] += len(found)
+            gone += found
+        for event_id in gone:
+            _forget_event(connection, event_id, counts)
+        count(connection, now, {where: n for where, n in counts.items() if n})
+        return len(gone)
+
+    def _old_events(self, connection: sqlite3.Connection, source_id: int, cut: Micros, room: int) -> list[bytes]:
+        """Events of a source that may go, from where the last batch stopped."""
+        found: list[bytes] = []
+        for _ in range(_PAGES):
+            at, asked = self._events.get(source_id, b""), room - len(found)
+            rows = connection.execute(OLD_EVENTS, (source_id, at, cut, asked)).fetchall()
+            found += [event_id for event_id, _, stays in rows if not stays]
+            # Ids follow the time of arrival, give or take: behind a page of young events there are no old ones.
+            goes_on = len(rows) == asked and any(old for _, old, _ in rows)
+            self._events[source_id] = rows[-1][0] if goes_on else b""
+            if not goes_on or len(found) == room:
+                break
+        return found
+
+    def _prune_keys(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
+        gone: list[tuple[int]] = []
+        for _ in range(_PAGES):
+            rows = connection.execute(OLD_KEYS, (self._keys, now, limit)).fetchall()
+            gone = [(row,) for row, expired in rows if expired]
+            self._keys = rows[-1][0] if len(rows) == limit else 0
+            if gone or not self._keys:
+                break
+        connection.executemany("DELETE FROM keys WHERE rowid = ?", gone)
+        return len(gone)
+
+    def _prune_batches(self, connection: sqlite3.Connection, limit: int) -> int:
+        gone: list[tuple[bytes]] = []
+        for _ in range(_PAGES):
+            rows = connection.execute(ORPHANS, (self._batches, limit)).fetchall()
+            gone = [(batch_id,) for batch_id, orphaned in rows if orphaned]
+            self._batches = rows[-1][0] if len(rows) == limit else b""
+            if gone or not self._batches:
+                break
+        connection.executemany("DELETE FROM batches WHERE id = ?", gone)
+        return len(gone)
+
+    def _prune_ranks(self, connection: sqlite3.Connection, cuts: Mapping[int, Micros], cut: Micros, limit: int) -> int:
+        rows = connection.execute(RANKS, (*self._ranks, limit)).fetchall()
+        gone = [row[:3] for row in rows if row[3] < cuts.get(row[1], cut)]
+        self._ranks = rows[-1][:3] if len(rows) == limit else (0, 0, "")
+        connection.executemany("DELETE FROM ranks WHERE destination_id = ? AND source_id = ? AND scope = ?", gone)
+        return len(gone)
+
+
+def _forget_event(connection: sqlite3.Connection, event_id: bytes, counts: Counter[tuple[int, int, str]]) -> None:
+    of_event = (event_id, event_id[:14] + b"\xff\xff")
+    deliveries = connection.execute(
+        "SELECT id, destination_id, status FROM deliveries WHERE id > ? AND id <= ?", of_event
+    ).fetchall()
+    for delivery_id, destination_id, status in deliveries:
+        connection.execute("DELETE FROM attempts WHERE delivery_id = ?", (delivery_id,))
+        counts[0, destination_id, status] -= 1
+        counts[0, destination_id, "purged"] += 1
+    connection.execute("DELETE FROM deliveries WHERE id > ? AND id <= ?", of_event)
+    connection.execute("DELETE FROM arrivals WHERE event_id = ?", (event_id,))
+    connection.execute("DELETE FROM events WHERE id = ?", (event_id,))
+
+
+def _prune_replays(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
+    """The oldest replay that is over, with its items; those in several batches, when there are many."""
+    row = connection.execute("SELECT id FROM replays WHERE finished_at < ? ORDER BY id LIMIT 1", (cut,)).fetchone()
+    if row is None:
+        return 0
+    items = connection.execute(
+        "DELETE FROM replay_items WHERE replay_id = ?1 AND delivery_id IN"
+        " (SELECT delivery_id FROM replay_items WHERE replay_id = ?1 LIMIT ?2)",
+        (row[0], limit),
+    ).rowcount
+    if items < limit:
+        connection.execute("DELETE FROM replays WHERE id = ?", row)
+    return items + 1
+
+
+def _prune_audit(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
+    rows: Sequence[Any] = connection.execute("SELECT n, at FROM audit ORDER BY n LIMIT ?", (limit,)).fetchall()
+    gone = [(n,) for n, at in rows if at < cut]
+    connection.executemany("DELETE FROM audit WHERE n = ?", gone)
+    return len(gone)
+
+
+def roll_up(connection: sqlite3.Connection, now: Micros) -> int:
+    """Fold minutes older than two days into days; sums never change."""
+    before = now - now % DAY - 2 * DAY
+    connection.execute(FOLD, (before, DAY))
+    return connection.execute("DELETE FROM counters WHERE minute < ?1 AND minute % ?2 <> 0", (before, DAY)).rowcount
+
+
+def cross(connection: sqlite3.Connection, now: Micros, name: str, crossed: bool) -> bool:
+    """Note that a watermark is crossed, or back; says whether that is news."""
+    if crossed:
+        changed = connection.execute("INSERT OR IGNORE INTO crossings (name, since) VALUES (?,?)", (name, now)).rowcount
+    else:
+        changed = connection.execute("DELETE FROM crossings WHERE name = ?", (name,)).rowcount
+    return changed == 1
+
+
+def greet(connection: sqlite3.Connection, now: Micros, worker: StoredWorker) -> None:
+    """A worker is there; forget those not heard of for a day."""
+    connection.execute(
+        "INSERT INTO workers (id, host, pid, started_at, seen_at, leases, destinations) VALUES (?1,?2,?3,?4,?4,?5,?6)"
+        " ON CONFLICT DO UPDATE SET host = excluded.host, pid = excluded.pid, seen_at = excluded.seen_at,"
+        " leases = excluded.leases, destinations = excluded.destinations",
+        (worker.id, worker.host, worker.pid, now, worker.leases, json.dumps(list(worker.destinations))),
+    )
+    connection.execute("DELETE FROM workers WHERE seen_at < ?", (now - DAY,))
+
+
+def void_leases(connection: sqlite3.Connection, now: Micros) -> int:
+    """After a restore: nobody who worked on the original has any right here (R69)."""
+    connection.execute("UPDATE marks SET value = value + ? WHERE name = 'fence'", (_FENCES_RAISED,))
+    return connection.execute(
+        "UPDATE heads SET leased = 0, alone = 0, carries = NULL, upto = 0, attempts = attempts - 1, due_at = ?"
+        " WHERE leased",
+        (now,),
+    ).rowcount

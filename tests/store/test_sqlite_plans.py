@@ -1,0 +1,127 @@
+"""The plans of SQLite's statements (R44): by an index, whatever waits; a lease sorts nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncehook.store.sqlite import SqliteStore, find, replay, settle, show, sweep, work
+
+
+@pytest.fixture
+async def inbox(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "inbox.db")
+    await store.open()
+    yield store
+    await store.close()
+
+
+LEASING = {
+    "due": work.DUE,
+    "carried": work.CARRIED,
+    "newest of any": work.NEWEST_OF_ANY,
+    "take": work.TAKE.text,
+    "set aside": work.SET_ASIDE.text,
+    "prolong": work.PROLONG.text,
+}
+SETTLING = {
+    "held": settle.HELD,
+    "gone": settle.GONE,
+    "finished": settle.FINISHED.text,
+    "failed": settle.FAILED.text,
+    "later": settle.LATER.text,
+    "next": settle.NEXT,
+    "promoted": settle.PROMOTED.text,
+    "covered of any": settle.COVERED_OF_ANY,
+    "covered of type": settle.COVERED_OF_TYPE,
+    "coalesced": settle.COALESCED.text,
+    "replayed": settle.REPLAYED.text,
+    "finish replay": settle.FINISH_REPLAY,
+    "newest of type": work.NEWEST_OF_TYPE,
+    "open items": replay.OPEN,
+    "standing": replay.STANDING,
+}
+LOOKING = {
+    **{f"deliveries by {way}": text for way, text in find.SHOW_DELIVERIES.items()},
+    **{f"all deliveries by {way}": text for way, text in find.MEAN_DELIVERIES.items()},
+    **{f"events by {way}": text for way, text in find.LIST_EVENTS.items()},
+    **{f"far by {way}": text for way, text in find.FAR_DELIVERY.items()},
+    **{f"far events by {way}": text for way, text in find.FAR_EVENT.items()},
+    "attempts": show.ATTEMPTS,
+    "deliveries of an event": show.DELIVERIES_OF_EVENT,
+    "earlier": show.EARLIER,
+    "later": show.LATER,
+    "replay": show.REPLAY + "WHERE r.id = ?",
+    "old events": sweep.OLD_EVENTS,
+}
+# What may be walked from end to end: our own constants, what another step has bounded, and the few rows under way.
+WALKED = {"v", "f", "w", "CONSTANT", "(subquery-", "1", "2", "3"}
+
+
+class Anything(dict[str, Any]):
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def plan(store: SqliteStore, statement: str) -> list[str]:
+    parameters: Any = Anything() if ":" in statement else [None] * (statement.count("?") + 12)
+    with closing(sqlite3.connect(store.path)) as connection:
+        for count in range(len(parameters) + 1) if isinstance(parameters, list) else [0]:
+            try:
+                given = parameters[:count] if isinstance(parameters, list) else parameters
+                return [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement, given)]
+            except sqlite3.ProgrammingError:
+                continue
+    raise AssertionError("cannot be explained")
+
+
+def scanned(steps: list[str]) -> list[str]:
+    """Tables that are walked from end to end."""
+    return [
+        step
+        for step in steps
+        if step.startswith("SCAN") and "heads_leased" not in step and step.split()[1] not in WALKED
+        if "CONSTANT ROW" not in step and "(subquery" not in step
+    ]
+
+
+@pytest.mark.parametrize("name", [*LEASING, *SETTLING, *LOOKING])
+async def test_every_access_is_by_an_index(inbox: SqliteStore, name: str) -> None:
+    steps = plan(inbox, {**LEASING, **SETTLING, **LOOKING}[name])
+    assert any("SEARCH" in step or "heads_leased" in step for step in steps)
+    assert scanned(steps) == []
+
+
+@pytest.mark.parametrize("name", LEASING)
+async def test_a_lease_sorts_nothing(inbox: SqliteStore, name: str) -> None:
+    assert not [step for step in plan(inbox, LEASING[name]) if "TEMP B-TREE" in step]
+
+
+@pytest.mark.parametrize("way", ["all", "unfinished", "replay"])
+async def test_a_list_sorts_nothing(inbox: SqliteStore, way: str) -> None:
+    for text in (find.SHOW_DELIVERIES[way], find.LIST_EVENTS[way]):
+        assert not [step for step in plan(inbox, text) if "TEMP B-TREE" in step]
+
+
+async def test_what_is_not_finished_has_an_index_of_its_own(inbox: SqliteStore) -> None:
+    """A dead letter among a million done ones is found without walking past them."""
+    for text in (find.SHOW_DELIVERIES, find.MEAN_DELIVERIES, find.LIST_EVENTS, find.FAR_DELIVERY):
+        assert any("deliveries_unfinished (status=?" in step for step in plan(inbox, text["unfinished"]))
+    assert any("deliveries_unfinished (status=?" in step for step in plan(inbox, show.DEAD))
+
+
+async def test_the_plan_test_sees_a_scan(inbox: SqliteStore) -> None:
+    assert scanned(plan(inbox, "SELECT 1 FROM heads WHERE fence = ?"))
+    assert scanned(plan(inbox, "SELECT 1 FROM deliveries WHERE status = 'dead'"))
+    assert "USE TEMP B-TREE FOR ORDER BY" in plan(inbox, "SELECT 1 FROM heads ORDER BY fence")
+
+
+async def test_the_outlook_looks_at_the_front_of_each_queue(inbox: SqliteStore) -> None:
+    steps = plan(inbox, work.OUTLOOK)
+    assert len([step for step in steps if "heads USING COVERING INDEX heads_due" in step]) == 3
+    assert scanned(steps) == ["SCAN d"]  # the destinations themselves
