@@ -20,7 +20,7 @@ import psycopg
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Outcome, Verdict
-from oncehook.store.base import Pending, Watch, answer, refuse
+from oncehook.store.base import Pending, Wake, Watch, answer, refuse, unheeded
 from oncehook.store.postgres.intake import INTAKE, Rows, verdicts
 from oncehook.store.postgres.opening import PATIENCE, SILENCE, cut, is_alive
 from oncehook.store.postgres.wire import Column, Connection
@@ -48,10 +48,19 @@ class GroupCommit:
     """The line of arrivals that wait, and the writers that serve it. Lives on one event loop."""
 
     def __init__(
-        self, connect: Connect, watch: Watch, *, connections: int, max_waiting: int, max_waiting_bytes: int, batch: int
+        self,
+        connect: Connect,
+        watch: Watch,
+        made_due: Wake = unheeded,
+        *,
+        connections: int,
+        max_waiting: int,
+        max_waiting_bytes: int,
+        batch: int,
     ) -> None:
         self.connect = connect
         self.watch = watch
+        self.made_due = made_due
         self.closing = False
         self.stopped = False
         self._waiting: deque[Pending] = deque()
@@ -226,6 +235,8 @@ class _Writer:
         else:
             answer(batch, outcome)
             self._line.watch("commit", clock.perf() - started)
+            if _brought_work(batch, outcome):
+                self._line.made_due()  # after the commit, never inside it: NOTIFY there would serialise all commits
             return
         middle = len(batch) // 2
         async with link.haste(needed=blame is _Blame.lock):
@@ -257,9 +268,9 @@ class _Link:
     async def write(self, batch: Sequence[Pending]) -> list[list[Verdict]]:
         """Commit a group: one statement. Raises without having written, unless the connection broke."""
         parameters = _parameters(batch, self._slot)
-        faults.point("before_commit")
+        faults.point("before_intake")
         (accepted, *_), *stood = await self._execute(parameters)
-        faults.point("after_commit")
+        faults.point("after_intake")
         outcome = verdicts(batch, [(row[1], row[2], row[3]) for row in stood])
         if accepted != sum(v.outcome is Outcome.accepted for group in outcome for v in group):
             raise StoreError("PostgreSQL kept another number of events than it was given.")
@@ -301,6 +312,15 @@ class _Link:
     def drop(self) -> None:
         """Let go of the connection without a word: it may no longer hear one."""
         self._connection.pgconn.finish()
+
+
+def _brought_work(batch: Sequence[Pending], outcome: Sequence[Sequence[Verdict]]) -> bool:
+    """Whether anything of this group is new and goes somewhere."""
+    return any(
+        item.deliveries and verdict.outcome is Outcome.accepted
+        for pending, verdicts in zip(batch, outcome, strict=True)
+        for item, verdict in zip(pending.intake.items, verdicts, strict=True)
+    )
 
 
 class _UnfitError(Exception):

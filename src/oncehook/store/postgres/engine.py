@@ -1,15 +1,19 @@
 """The inbox in PostgreSQL: any number of processes on any number of machines, one database as the judge.
 
-Intake goes through a few connections of its own (`commit`), reading through a pool (`look`), so
-neither waits for the other. Each verb is one statement in autocommit: no lock is ever held across a round trip, and
-a process that is stopped between two packets blocks nobody.
+Intake goes through a few connections of its own (`commit`), work through others (`hot`), reading through a pool
+(`look`), so none waits for another. Intake, lease, heartbeat and settle are one statement each in autocommit: no lock
+is held across a round trip, and a process that is stopped between two packets blocks nobody.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-from oncehook.errors import ConfigError
+from oncehook import faults
+from oncehook.deliveries import Lease, Outlook, Settlement, Want
+from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
     Engine,
     Intake,
@@ -17,7 +21,17 @@ from oncehook.model import (
     SchemaState,
 )
 from oncehook.store import migrate as migrations
-from oncehook.store.base import KEPT_REJECTIONS, Numbers, Pending, Watch, unwatched
+from oncehook.store.base import (
+    KEPT_REJECTIONS,
+    BlockingTransaction,
+    Numbers,
+    Pending,
+    Transaction,
+    Wake,
+    Watch,
+    unheeded,
+    unwatched,
+)
 
 try:
     import psycopg as psycopg
@@ -27,12 +41,33 @@ except ImportError as missing:
     ) from missing
 
 from oncehook.store.postgres import opening
+from oncehook.store.postgres.acts import Acts
 from oncehook.store.postgres.commit import GroupCommit
-from oncehook.store.postgres.look import Reader
-from oncehook.store.postgres.wire import Bigs, Connection, Smalls, Texts, Times
+from oncehook.store.postgres.gauges import Gauges
+from oncehook.store.postgres.heartbeat import Heartbeat
+from oncehook.store.postgres.hot import HotConnections
+from oncehook.store.postgres.lease import LEASE, OUTLOOK, given, wanted
+from oncehook.store.postgres.notify import Bell
+from oncehook.store.postgres.replay import Replays
+from oncehook.store.postgres.settle import (
+    BREAK,
+    REFIND,
+    SETTLE,
+    Answer,
+    answered,
+    settled,
+    streaks_to_tell,
+    told,
+)
+from oncehook.store.postgres.show import Lists
+from oncehook.store.postgres.sweep import Sweep
+from oncehook.store.postgres.transactions import Transactions
+from oncehook.store.postgres.wire import Bigs, Connection, Ids, Smalls, Texts, Times, storable
+
+log = logging.getLogger("oncehook.store")
 
 
-class PostgresStore(Reader):
+class PostgresStore(Lists, Gauges, Replays, Acts, Sweep):
     """See `Store`. `url` is what the driver takes, plus `?schema=`; the schema is made when it is not there.
 
     `search_path` replaces the schema as the path on which names are found; `unsafe` accepts a server that may lose
@@ -56,14 +91,21 @@ class PostgresStore(Reader):
         super().__init__(opening.place(url, schema, search_path))
         self._unsafe = unsafe
         self.watch: Watch = unwatched
+        self.wake: Wake = unheeded
         self._commit = GroupCommit(
             self._connect_hot,
             lambda operation, seconds: self.watch(operation, seconds),
+            self.made_due,
             connections=intake_connections,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
             batch=batch,
         )
+        self._hot = HotConnections(self._connect_hot)
+        self._bell = Bell(self._here, lambda: self.wake())
+        self._heartbeat = Heartbeat(self._here)
+        self._transactions = Transactions(self._here, self._follow_up)
+        self._source_names: dict[int, str] = {}
 
     # -- opening and closing -------------------------------------------------------------------
 
@@ -75,10 +117,20 @@ class PostgresStore(Reader):
         self.start_reading()
         if write:
             self._commit.start()
+            self._hot.start()
+            self._transactions.start()
+            self._bell.start(listen=self.wake is not unheeded)
 
     async def close(self) -> None:
         await self._commit.close()
+        await self._bell.close()
+        await self._hot.close()
+        await self._transactions.close()
+        self._heartbeat.close()
         await self.stop_reading()
+
+    def made_due(self) -> None:
+        self._bell.ring()
 
     async def _connect_hot(self) -> tuple[Connection, int]:
         return await opening.connect_hot(self._here, unsafe=self._unsafe)
@@ -116,14 +168,67 @@ class PostgresStore(Reader):
                     Texts([what for _, what in counts]),
                     Bigs(list(counts.values())),
                     KEPT_REJECTIONS,
-                    Texts([_storable(r.source) for r in latest]),
+                    Texts([storable(r.source) for r in latest]),
                     Times([r.at for r in latest]),
-                    Texts([_storable(r.code) for r in latest]),
-                    Texts([_storable(r.reason) for r in latest]),
-                    Texts([_storable(r.peer) for r in latest]),
+                    Texts([storable(r.code) for r in latest]),
+                    Texts([storable(r.reason) for r in latest]),
+                    Texts([storable(r.peer) for r in latest]),
                     Bigs([r.size for r in latest]),
                 ],
             )
+
+    # -- work ----------------------------------------------------------------------------------
+
+    async def lease(self, wants: Sequence[Want]) -> list[Lease]:
+        found = await self._hot.rows(LEASE, lambda slot: wanted(wants, slot))
+        if any(row[13] not in self._source_names for row in found):
+            self._source_names.update(await self.rows("SELECT id, name FROM sources"))
+        faults.point("after_lease")
+        return given(found, self._source_names)
+
+    async def outlook(self, destination_ids: Sequence[int]) -> Outlook:
+        [(due_in, suspects)] = await self._hot.rows(OUTLOOK, lambda _: [Smalls(destination_ids)])
+        return Outlook(due_in, suspects)
+
+    def renew(self, leases: Sequence[Lease]) -> set[int]:
+        return self._heartbeat.renew(leases)
+
+    async def settle(self, settlements: Sequence[Settlement]) -> set[int]:
+        if not settlements:
+            return set()
+        faults.point("before_settle")
+        answer = answered(await self._hot.rows(SETTLE, lambda slot: settled(settlements, slot)))
+        faults.point("after_settle")
+        await self._follow_up(settlements, [answer])
+        return answer.fences
+
+    async def _follow_up(self, settlements: Sequence[Settlement], answers: Sequence[Answer]) -> None:
+        """What a settle leaves to be done at once: heads it could not see, breakers, pauses, and the wake-up.
+
+        It is settled whatever becomes of this; what fails here the sweep or the next outcome makes good.
+        """
+        for answer in answers:
+            try:
+                await self._tell(settlements, answer)
+            except StoreUnavailable as error:
+                log.warning("store.followed_up_late", extra={"error": str(error)})
+            if answer.made_due or answer.held_back:
+                self.made_due()
+
+    async def _tell(self, settlements: Sequence[Settlement], answer: Answer) -> None:
+        if answer.lost_heads:
+            await self._hot.rows(REFIND, lambda _: [Ids(answer.lost_heads)])
+        if streaks := streaks_to_tell(settlements, answer):
+            await self._hot.rows(BREAK, lambda _: told(streaks))
+        for one in settlements:
+            if one.pause is not None and one.lease.fence in answer.fences:
+                await self.pause(one.lease.destination_id, "oncehook", one.pause)
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        return self._transactions.begin()
+
+    def blocking_transaction(self) -> AbstractContextManager[BlockingTransaction]:
+        return self._transactions.begin_blocking()
 
     # -- house ---------------------------------------------------------------------------------
 
@@ -153,8 +258,3 @@ class PostgresStore(Reader):
     async def schema_state(self) -> SchemaState:
         async with opening.session(self._here) as connection:
             return migrations.state(self.engine, await opening.version(connection, self._here))
-
-
-def _storable(text: str) -> str:
-    """PostgreSQL takes neither NUL nor half a character, and one stranger's must not cost the other rejections."""
-    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")

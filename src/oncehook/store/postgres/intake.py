@@ -14,8 +14,8 @@ from oncehook.model import Intake, Item, Outcome, Verdict
 from oncehook.store.base import Pending
 from oncehook.store.postgres.wire import Blobs, Column, Floats, Ids, Integers, Smalls, Texts, Times
 
-# Arrays 1-17 are the candidates, 18-21 the split requests, 22-29 copies inside this group, 30-33 the deliveries that
-# candidates would cause, 34 is the counters' slot. Plans are forced (see HOT_SETTINGS), so the statement is written for
+# Arrays 1-17 are the candidates, 18-21 the split requests, 22-29 copies inside this group, 30-34 the deliveries that
+# candidates would cause, 35 is the counters' slot. Plans are forced (see HOT_SETTINGS), so the statement is written for
 # probes: LATERAL … LIMIT 1 where a CTE is looked into, IN (SELECT …) as a hashed set, nothing that needs statistics.
 INTAKE: Final = """
 WITH i AS MATERIALIZED (
@@ -70,24 +70,25 @@ WITH i AS MATERIALIZED (
   ON CONFLICT (event_id, slot) DO UPDATE SET id = excluded.id, outcome = excluded.outcome, at = excluded.at,
     batch_id = excluded.batch_id, head = excluded.head, body = excluded.body
 ), d AS MATERIALIZED (
-  SELECT * FROM unnest($30::uuid[], $31::uuid[], $32::smallint[], $33::uuid[]) WITH ORDINALITY
-    AS d(id, event_id, destination_id, subject_key, ord)
+  SELECT * FROM unnest($30::uuid[], $31::uuid[], $32::smallint[], $33::uuid[], $34::smallint[]) WITH ORDINALITY
+    AS d(id, event_id, destination_id, subject_key, options, ord)
   WHERE (event_id IN (SELECT id FROM e)) IS TRUE -- a hashed set; without IS TRUE it becomes a quadratic join
 ), h AS (                           -- makes the subject's row or locks it until commit: nobody else adds, settles or
-  INSERT INTO heads AS h (subject_key, destination_id, due_at, delivery_id, event_id, waiting) -- promotes meanwhile
+  INSERT INTO heads AS h (subject_key, destination_id, due_at, delivery_id, event_id, options, waiting) -- promotes
   SELECT coalesce(subject_key, id), min(destination_id), now(), (array_agg(id ORDER BY ord))[1],
-    (array_agg(event_id ORDER BY ord))[1], count(*) - 1
+    (array_agg(event_id ORDER BY ord))[1], (array_agg(options ORDER BY ord))[1], count(*) - 1
   FROM d GROUP BY 1 ORDER BY 1      -- sorted again: the same lock order as settle
-  ON CONFLICT (subject_key) DO UPDATE SET waiting = h.waiting + 1 + excluded.waiting, turn = 0
+  ON CONFLICT (subject_key) DO UPDATE SET waiting = h.waiting + 1 + excluded.waiting,
+    turn = CASE WHEN h.turn = 2 THEN 2 ELSE 0 END -- live work waits behind no replay; a suspect stays one
   RETURNING h.delivery_id, h.xmax = 0 AS fresh -- xmax = 0: inserted, not updated
 ), w AS (
-  INSERT INTO deliveries (id, event_id, destination_id, subject_key, behind)
-  SELECT id, event_id, destination_id, subject_key, id NOT IN (SELECT delivery_id FROM h WHERE fresh) FROM d
+  INSERT INTO deliveries (id, event_id, destination_id, subject_key, options, behind)
+  SELECT id, event_id, destination_id, subject_key, options, id NOT IN (SELECT delivery_id FROM h WHERE fresh) FROM d
   WHERE (SELECT count(*) FROM h) > 0 -- h is finished first, so seq is drawn under its locks: order of commit (R42)
   ORDER BY ord
 ), c AS (
   INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
-  SELECT date_trunc('minute', now()), $34::smallint, source_id, destination_id, what, n FROM (
+  SELECT date_trunc('minute', now()), $35::smallint, source_id, destination_id, what, n FROM (
     SELECT source_id, 0::smallint, 'received', sum(copies) FROM i GROUP BY source_id
     UNION ALL
     SELECT source_id, 0::smallint, 'accepted', count(*) FROM e GROUP BY source_id
@@ -129,7 +130,7 @@ class Rows:
                     self.counts.append(1)
 
     def parameters(self, slot: int) -> list[Column | int]:
-        """What the statement takes, `$1` to `$34`."""
+        """What the statement takes, `$1` to `$35`."""
         return [*self._candidates(), *self._splits(), *self._copies(), *self._deliveries(), slot]
 
     def _candidates(self) -> list[Column]:
@@ -187,6 +188,7 @@ class Rows:
             Ids([event_id for event_id, _ in rows]),
             Smalls([planned.destination_id for _, planned in rows]),
             Ids([planned.subject_key for _, planned in rows]),
+            Smalls([planned.options for _, planned in rows]),
         ]
 
 

@@ -34,16 +34,19 @@ LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
 """
 _GET: Final = _EVENT + "WHERE e.id = $1"
 
-# One constant text for all ways to ask (R76): it is planned anew each time with the values at hand, so that the
-# conditions which do not apply vanish and each way is served by its index: by id, by source, by subject.
-_FIND: Final = (
-    _EVENT
-    + """
-WHERE ($1::smallint IS NULL OR e.source_id = $1)
-  AND ($2::text IS NULL OR e.subject = $2) AND ($3::uuid IS NULL OR e.id < $3)
-ORDER BY e.id DESC LIMIT $4
+# Prune decides on its snapshot, so a replay that commits meanwhile could lose its event: whoever makes a replay holds
+# this lock with others like him, whoever prunes holds it alone, and both take it before the statement that looks.
+REPLAYING: Final = """
+SELECT pg_advisory_xact_lock_shared(hashtext('oncehook.prune'), hashtext($1)),
+  set_config('idle_in_transaction_session_timeout', '5s', true)
 """
-)
+PRUNING: Final = """
+SELECT pg_advisory_xact_lock(hashtext('oncehook.prune'), hashtext($1)),
+  set_config('idle_in_transaction_session_timeout', '5s', true)
+"""
+
+LONG: Final = 60.0
+"""Seconds that an order over very many deliveries may take."""
 
 
 class Reader:
@@ -120,24 +123,21 @@ class Reader:
         async with self.connection() as connection:
             await connection.execute(statement, parameters)
 
+    @contextlib.asynccontextmanager
+    async def prudent(self, statement: str) -> AsyncIterator[Connection]:
+        """A transaction under the lock between replay and prune: REPLAYING or PRUNING."""
+        async with self.connection(LONG) as connection, connection.transaction():
+            await connection.execute(statement, [self._here.schema])
+            yield connection
+
+    def made_due(self) -> None:
+        """Something may have become due: the engine says so to those who wait."""
+
     # -- events --------------------------------------------------------------------------------
 
     async def get_event(self, event_id: bytes) -> StoredEvent | None:
         found = await self.rows(_GET, [Id(event_id)])
         return _event(found[0]) if found else None
-
-    async def find_events(
-        self, *, source: str | None = None, subject: str | None = None, before: bytes | None = None, limit: int = 50
-    ) -> list[StoredEvent]:
-        async with self.connection() as connection:
-            source_id = None
-            if source is not None:
-                known = await rows(connection, "SELECT id FROM sources WHERE name = $1", [source])
-                if not known:
-                    return []
-                source_id = known[0][0]
-            cursor = None if before is None else Id(before)
-            return [_event(row) for row in await rows(connection, _FIND, [source_id, subject, cursor, limit])]
 
     async def find_key(self, key_hash: bytes) -> bytes | None:
         found = await self.rows("SELECT event_id FROM keys WHERE hash = $1 AND expires_at > now()", [Id(key_hash)])
@@ -208,9 +208,7 @@ async def _tally(connection: Connection) -> Tally:
         connection, "SELECT source_id, destination_id, what, sum(n)::bigint FROM counters GROUP BY 1, 2, 3"
     )
     events = await rows(connection, "SELECT source_id, count(*) FROM events GROUP BY 1")
-    pending = await rows(
-        connection, "SELECT destination_id, count(*) FROM deliveries WHERE status = 'pending' GROUP BY 1"
-    )
+    statuses = await rows(connection, "SELECT destination_id, status, count(*) FROM deliveries GROUP BY 1, 2")
     (bad_keys,) = await one(connection, "SELECT count(*) FROM keys WHERE copies < 1")
     # A head whose delivery is dead is held on purpose: it does not count among the pending ones it holds back.
     # A head without delivery is one that the sweep is about to find again.
@@ -230,7 +228,8 @@ async def _tally(connection: Connection) -> Tally:
         ) h ON h.subject_key = p.line
         """,
     )
-    return Tally(counted, dict(events), dict(pending), bad_keys, lone, miscounted)
+    stand = {(destination_id, status): n for destination_id, status, n in statuses}
+    return Tally(counted, dict(events), stand, bad_keys, lone, miscounted)
 
 
 async def _copies(connection: Connection) -> Check:

@@ -20,7 +20,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from oncehook.errors import ConfigError, StoreError, StoreUnavailable
 from oncehook.model import Engine
 from oncehook.store.migrate import Migration, steps_from
-from oncehook.store.postgres.wire import Connection, adapt
+from oncehook.store.postgres.wire import BlockingConnection, Connection, adapt
 
 OLDEST_SERVER: Final = 140000
 
@@ -139,7 +139,14 @@ async def connect_hot(here: Place, *, unsafe: bool) -> tuple[Connection, int]:
     return connection, slot
 
 
-def is_alive(connection: Connection) -> bool:
+def heat_blocking(connection: BlockingConnection, here: Place) -> None:
+    """The same settings for a blocking connection that changes nothing a promise hangs on: it was proven by others."""
+    cursor = psycopg.RawCursor(connection)
+    cursor.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
+    cursor.execute(_HEAT, [PATIENCE])
+
+
+def is_alive(connection: Connection | BlockingConnection) -> bool:
     """The server has not said farewell to this connection, which rests. Anything else it said is read and forgotten."""
     with contextlib.suppress(psycopg.Error):
         for _ in range(2):  # its last words, and then the end of the line
@@ -148,7 +155,7 @@ def is_alive(connection: Connection) -> bool:
     return not connection.closed
 
 
-def cut(connection: Connection) -> None:
+def cut(connection: Connection | BlockingConnection) -> None:
     """Break a connection, so that whoever waits for its answer gets an error now.
 
     Cancelling the waiting task instead would have the driver ask the server to cancel, and wait for that.

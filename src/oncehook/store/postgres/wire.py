@@ -19,6 +19,7 @@ from psycopg.pq import Format
 from psycopg.types.string import ByteaBinaryLoader
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[object, ...]]
+BlockingConnection: TypeAlias = psycopg.Connection[tuple[object, ...]]
 
 _NULL = b"\xff\xff\xff\xff"
 _LENGTH = struct.Struct("!i")
@@ -28,6 +29,7 @@ _SMALL = struct.Struct("!ih")
 _INTEGER = struct.Struct("!ii")
 _BIG = struct.Struct("!iq")
 _FLOAT = struct.Struct("!id")
+_TRUE, _FALSE = _LENGTH.pack(1) + b"\x01", _LENGTH.pack(1) + b"\x00"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
@@ -100,6 +102,16 @@ class Smalls(Column):
         super().__init__([_SMALL.pack(2, value) for value in values], len(values))
 
 
+class Bools(Column):
+    """A column of `boolean`."""
+
+    __slots__ = ()
+    oid, array_oid = 16, 1000
+
+    def __init__(self, values: Sequence[bool]) -> None:
+        super().__init__([_TRUE if value else _FALSE for value in values], len(values))
+
+
 class Integers(Column):
     """A column of `integer`."""
 
@@ -166,9 +178,15 @@ class _ColumnDumper(Dumper):
         return obj.packed
 
 
-def adapt(connection: Connection) -> None:
-    """Teach a connection the types of this module."""
-    connection.adapters.register_loader("uuid", ByteaBinaryLoader)
-    connection.adapters.register_dumper(Id, _IdDumper)
-    for column in (Ids, Texts, Blobs, Smalls, Integers, Bigs, Floats, Times):
-        connection.adapters.register_dumper(column, _ColumnDumper)
+def adapt(context: AdaptContext) -> None:
+    """Teach a connection, or one cursor of it, the types of this module."""
+    adapters = context.adapters
+    adapters.register_loader("uuid", ByteaBinaryLoader)
+    adapters.register_dumper(Id, _IdDumper)
+    for column in (Ids, Texts, Blobs, Smalls, Bools, Integers, Bigs, Floats, Times):
+        adapters.register_dumper(column, _ColumnDumper)
+
+
+def storable(text: str) -> str:
+    """PostgreSQL takes neither NUL nor half a character, and one stranger's must not cost the others' rows."""
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")

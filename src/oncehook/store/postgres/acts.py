@@ -1,0 +1,126 @@
+"""What people do to deliveries and destinations: retry now, discard, pause, resume; each leaves its line in the audit.
+
+Each is one statement, or a transaction of few where a filter is looked up first. `PostgresStore` hands its acts on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from oncehook.deliveries import Filter
+from oncehook.errors import NotFound, NotWaiting
+from oncehook.model import Kind, show_id
+from oncehook.store.postgres.look import REPLAYING, Reader
+from oncehook.store.postgres.matching import MATCHES, TOGETHER, means_nothing, parameters
+from oncehook.store.postgres.opening import one, rows
+from oncehook.store.postgres.settle import PAUSE, RESCUE
+from oncehook.store.postgres.wire import Id, Ids, storable
+
+AUDIT: Final = "INSERT INTO audit (at, actor, act, target, detail) VALUES (now(), $1, $2, $3, $4)"
+
+_RETRY: Final = """
+WITH u AS (
+  UPDATE heads h SET due_at = now() FROM deliveries d
+  WHERE d.id = $1 AND d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id) AND h.delivery_id = d.id
+    AND NOT h.leased
+  RETURNING 1
+), a AS (
+  INSERT INTO audit (at, actor, act, target, detail) SELECT now(), $2, 'retry', $3, '{}' FROM u
+)
+SELECT (SELECT count(*) FROM u), (SELECT count(*) FROM deliveries WHERE id = $1)
+"""
+
+_DEAD: Final = (
+    "SELECT d.id FROM deliveries d" + TOGETHER + "WHERE d.status <> 'done' AND d.status = 'dead' AND " + MATCHES
+)
+
+# A dead letter that is still the head of its subject is held: when it is closed, the line goes on as after a settle.
+# Only dead rows are locked before their heads, which no settle touches: no deadlock.
+_DISCARD: Final = """
+WITH i AS MATERIALIZED (
+  SELECT d.id, d.destination_id, coalesce(d.subject_key, d.id) AS line FROM deliveries d
+  WHERE d.id = ANY($1) AND d.status = 'dead' ORDER BY d.id FOR UPDATE
+), u AS (
+  UPDATE deliveries d SET status = 'discarded', reason = $2, settled_at = now() FROM i WHERE d.id = i.id
+), l AS MATERIALIZED (
+  SELECT h.subject_key, h.waiting FROM heads h
+  WHERE h.subject_key IN (SELECT line FROM i) AND h.delivery_id IN (SELECT id FROM i) ORDER BY h.subject_key FOR UPDATE
+), x AS (
+  DELETE FROM heads h USING l WHERE h.subject_key = l.subject_key AND l.waiting = 0
+), r AS (
+  UPDATE heads h SET leased = false, due_at = now(), delivery_id = n.id, event_id = n.event_id,
+    run = coalesce(n.run, 1), options = coalesce(n.options, 0), replay_id = n.replay_id, attempts = 0, crashes = 0,
+    deaths = 0,
+    waiting = h.waiting - 1,
+    turn = CASE WHEN (SELECT b.bulk FROM replays b WHERE b.id = n.replay_id) THEN 1 ELSE 0 END
+  FROM l LEFT JOIN LATERAL (
+    SELECT d.id, d.event_id, d.run, d.options, d.replay_id FROM deliveries d
+    WHERE d.subject_key = l.subject_key AND d.behind AND d.status = 'pending' ORDER BY d.seq LIMIT 1
+  ) n ON true
+  WHERE h.subject_key = l.subject_key AND l.waiting > 0
+), c AS (
+  INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
+  SELECT date_trunc('minute', now()), (-1 - pg_backend_pid() % 32000)::smallint, 0::smallint, i.destination_id, w.what,
+    w.sign * count(*)
+  FROM i, (VALUES ('dead', -1), ('discarded', 1)) AS w(what, sign) GROUP BY i.destination_id, w.what, w.sign
+  ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
+)
+SELECT count(*) FROM i
+"""
+
+_RESUME: Final = """
+WITH s AS (
+  UPDATE destination_state SET paused_at = NULL, paused_by = NULL, paused_why = NULL, failures = 0, last_failed = NULL,
+    open_until = NULL
+  WHERE destination_id = $1 RETURNING 1
+)
+INSERT INTO audit (at, actor, act, target, detail)
+SELECT now(), $2, 'resume', coalesce((SELECT name FROM destinations WHERE id = $1), $1::text), '{}'
+"""
+
+
+class Acts(Reader):
+    """Does what people ask for."""
+
+    async def retry_now(self, delivery_id: bytes, actor: str) -> None:
+        target = show_id(Kind.delivery, delivery_id)
+        async with self.connection() as connection:
+            made_due, known = await one(connection, _RETRY, [Id(delivery_id), actor, target])
+        if not known:
+            raise NotFound(f"There is no delivery {target}.")
+        if not made_due:
+            raise NotWaiting("This delivery does not wait for its next attempt.")
+        self.made_due()
+
+    async def discard(self, filter: Filter, actor: str, reason: str) -> int:
+        if means_nothing(filter):
+            return 0
+        reason = storable(reason)
+        async with self.prudent(REPLAYING) as connection:
+            meant = [row[0] for row in await rows(connection, _DEAD, await parameters(connection, filter))]
+            if not meant:
+                return 0
+            (closed,) = await one(connection, _DISCARD, [Ids(meant), reason])
+            if closed:
+                target = show_id(Kind.delivery, meant[0]) if len(meant) == 1 else "deliveries"
+                await connection.execute(AUDIT, [actor, "discard", target, said({"count": closed, "reason": reason})])
+        await self.execute(RESCUE)  # a line that went on while an arrival joined it
+        self.made_due()
+        return int(closed)
+
+    async def pause(self, destination_id: int, actor: str, why: str) -> None:
+        await self.execute(PAUSE, [destination_id, actor, storable(why), said({"reason": why})])
+
+    async def resume(self, destination_id: int, actor: str) -> None:
+        await self.execute(_RESUME, [destination_id, actor])
+        self.made_due()
+
+    async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
+        await self.execute(AUDIT, [storable(actor), storable(act), storable(target), said(detail)])
+
+
+def said(detail: Mapping[str, object]) -> str:
+    """A detail as it is kept; JSON escapes what PostgreSQL does not take as text."""
+    return json.dumps(detail, default=str)

@@ -1,0 +1,148 @@
+"""Wake-ups: whoever works on this database is told, soon after a commit, that something may have become due.
+
+`Bell.ring` is called on the loop after each such commit. It wakes this process at once and the others by NOTIFY, from a
+connection of its own and at most every 50 ms: inside the commits it would serialise them over the whole database. Where
+somebody works, LISTEN has a connection too. A notification that is lost costs nothing but time: workers also look by
+themselves, now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from hashlib import blake2b
+from typing import Any, Final
+
+import psycopg
+
+from oncehook import clock
+from oncehook.errors import StoreError
+from oncehook.store.postgres.opening import SILENCE, Place, connect, cut, is_alive
+from oncehook.store.postgres.wire import Connection
+
+log = logging.getLogger("oncehook.store")
+
+PAUSE: Final = 0.05
+"""Seconds between two notifications."""
+
+FIRST_WAIT: Final = 0.1
+LONGEST_WAIT: Final = 5.0
+"""Seconds between two tries to connect: doubled from the first to the longest."""
+
+# LISTEN takes no parameters.
+_LISTEN: Final = """
+DO $$ BEGIN EXECUTE format('LISTEN %I', current_setting('oncehook.channel')); END $$
+"""
+
+
+def channel(schema: str) -> str:
+    """Where the stores of one schema call each other; short, whatever the schema is called."""
+    return f"oncehook_{blake2b(schema.encode(), digest_size=12).hexdigest()}"
+
+
+class Bell:
+    """Lives on one event loop."""
+
+    def __init__(self, here: Place, wake: Callable[[], None]) -> None:
+        self._here = here
+        self._channel = channel(here.schema)
+        self._wake = wake
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._caller: Connection | None = None
+        self._own_pid = 0
+        """The server's process that sends our notifications: we need not hear those."""
+        self._calling = False
+        self._again = False
+
+    def start(self, *, listen: bool) -> None:
+        """Begin, on the running loop; `listen` where somebody works."""
+        self._loop = asyncio.get_running_loop()
+        if listen:
+            self._spawn(self._listen())
+
+    async def close(self) -> None:
+        """Be silent."""
+        self._loop = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._caller is not None:
+            self._caller.pgconn.finish()
+
+    def ring(self) -> None:
+        """Something may have become due: on the loop."""
+        self._wake()
+        if self._calling:
+            self._again = True
+        elif self._loop is not None:
+            self._calling = True
+            self._spawn(self._call())
+
+    def ring_from_thread(self) -> None:
+        """The same, on any thread."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                self._loop.call_soon_threadsafe(self.ring)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="oncehook-bell")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- calling -------------------------------------------------------------------------------
+
+    async def _call(self) -> None:
+        """Call the others now, and once more after the pause for all that came meanwhile."""
+        try:
+            self._again = True
+            while self._again:
+                self._again = False
+                await self._notify()
+                await asyncio.sleep(PAUSE)
+        finally:
+            self._calling = False
+
+    async def _notify(self) -> None:
+        try:
+            connection = await self._open_caller()
+            guard = asyncio.get_running_loop().call_later(SILENCE, cut, connection)
+            try:
+                await connection.execute("SELECT pg_notify($1, '')", [self._channel])
+            finally:
+                guard.cancel()
+        except (psycopg.Error, OSError, StoreError) as error:
+            log.debug("store.notify_failed", extra={"error": str(error)})
+            if self._caller is not None:
+                self._caller.pgconn.finish()
+                self._caller = None
+            await asyncio.sleep(FIRST_WAIT)
+
+    async def _open_caller(self) -> Connection:
+        if self._caller is None or not is_alive(self._caller):
+            self._caller = await connect(self._here)
+            # A wake-up need not be on disk.
+            await self._caller.execute("SELECT set_config('synchronous_commit', 'off', false)")
+            self._own_pid = self._caller.info.backend_pid
+        return self._caller
+
+    # -- listening -----------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        wait = FIRST_WAIT
+        while True:
+            try:
+                async with await connect(self._here) as connection:
+                    await connection.execute("SELECT set_config('oncehook.channel', $1, false)", [self._channel])
+                    await connection.execute(_LISTEN)
+                    wait = FIRST_WAIT
+                    self._wake()  # for what was called while nobody listened
+                    async for notification in connection.notifies():
+                        if notification.pid != self._own_pid:
+                            self._wake()
+            except (psycopg.Error, OSError, StoreError) as error:
+                log.debug("store.listen_failed", extra={"error": str(error)})
+            await asyncio.sleep(wait * clock.chance.uniform(0.5, 1.0))
+            wait = min(wait * 2, LONGEST_WAIT)

@@ -1,0 +1,328 @@
+"""Deliveries, attempts and lists of events, as they are shown.
+
+Filters go in, pages come out, newest first. A list looks at a bounded number of rows, in the order of the index that
+serves it best, and then says how far it came. `PostgresStore` hands the questions of its readers to this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from oncehook.deliveries import (
+    AttemptOutcome,
+    Category,
+    Cause,
+    DeliveryStatus,
+    Evidence,
+    Filter,
+    ListedEvent,
+    Page,
+    StoredAttempt,
+    StoredDelivery,
+)
+from oncehook.model import Mark
+from oncehook.store.postgres.look import Reader
+from oncehook.store.postgres.matching import (
+    ATTEMPTS,
+    ID_SINCE,
+    ID_UNTIL,
+    IN_DELIVERY,
+    IN_EVENT,
+    LAST_OF,
+    MATCHES,
+    OF_DELIVERY,
+    OF_EVENT,
+    STATUS,
+    TOGETHER,
+    means_nothing,
+    parameters,
+)
+from oncehook.store.postgres.opening import rows
+from oncehook.store.postgres.wire import Connection, Id, Ids
+
+LOOKED_AT: Final = 20_000
+"""Rows that one page of a list looks at, at most."""
+
+COLUMNS: Final = (
+    "SELECT d.id, d.event_id, s.name, t.name, e.type, e.key, e.subject, "
+    + STATUS
+    + ", d.note, d.run, "
+    + ATTEMPTS
+    + """, d.category, d.last_status, d.last_error,
+  CASE WHEN h.delivery_id = d.id AND h.due_at < 'infinity' THEN h.due_at END,
+  e.received_at, d.settled_at, d.last_replay_at, d.replay_id, d.reason,
+  CASE WHEN h.delivery_id <> d.id THEN h.delivery_id END
+"""
+)
+
+# -- the ways to get at deliveries, newest first: each looks at `$19` rows ----------------------
+
+_BOUNDS: Final = (
+    "($18::uuid IS NULL OR d.id < $18) AND ($15::timestamptz IS NULL OR d.id >= "
+    + ID_SINCE
+    + ") AND ($16::timestamptz IS NULL OR d.id <= "
+    + ID_UNTIL
+    + ") AND ($1::uuid[] IS NULL OR d.id = ANY($1))"
+)
+_EVENT_BOUNDS: Final = (
+    "($18::uuid IS NULL OR e.id < $18) AND ($15::timestamptz IS NULL OR e.id >= "
+    + ID_SINCE
+    + ") AND ($16::timestamptz IS NULL OR e.id <= "
+    + ID_UNTIL
+    + """) AND ($2::uuid IS NULL OR e.id = $2)
+  AND ($1::uuid[] IS NULL OR e.id IN (SELECT (left(i::text, 32) || '0000')::uuid FROM unnest($1) i))"""
+)
+_ALL: Final = (
+    "(SELECT d.* FROM deliveries d WHERE "
+    + _BOUNDS
+    + " AND ($2::uuid IS NULL OR (d.id > $2 AND d.id <= (left($2::text, 32) || 'ffff')::uuid))"
+    + " ORDER BY d.id DESC LIMIT $19) d"
+)
+_UNFINISHED: Final = (
+    "(SELECT d.* FROM deliveries d WHERE d.status <> 'done' AND d.status = $5 AND "
+    + _BOUNDS
+    + " ORDER BY d.id DESC LIMIT $19) d"
+)
+_LEASED: Final = (
+    """(SELECT d.* FROM deliveries d WHERE d.id IN (
+  SELECT unnest(ARRAY[h.delivery_id, h.carries]) FROM heads h WHERE h.leased) AND """
+    + _BOUNDS
+    + " ORDER BY d.id DESC LIMIT $19) d"
+)
+_EVENTS_OF_SUBJECT: Final = (
+    "(SELECT e.* FROM events e WHERE e.subject = $7 AND " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e"
+)
+_SUBJECT: Final = (
+    "(SELECT d.* FROM "
+    + _EVENTS_OF_SUBJECT
+    + " CROSS JOIN LATERAL (SELECT d.* FROM deliveries d WHERE d.id > e.id AND d.id <= "
+    + LAST_OF
+    + " AND "
+    + _BOUNDS
+    + " OFFSET 0) d) d"
+)
+
+_LIST: Final = TOGETHER + "WHERE " + MATCHES + "ORDER BY d.id DESC LIMIT $20"
+LISTS: Final = {
+    "all": COLUMNS + "FROM " + _ALL + _LIST,
+    "unfinished": COLUMNS + "FROM " + _UNFINISHED + _LIST,
+    "leased": COLUMNS + "FROM " + _LEASED + _LIST,
+    "subject": COLUMNS + "FROM " + _SUBJECT + _LIST,
+}
+# How far a page looked that found too little: the last row of as many as it may look at, if there are so many. Every
+# parameter has its type here too.
+_LAST_LOOKED: Final = """
+WHERE (ROW($1::uuid[], $2::uuid, $3::smallint, $4::smallint, $5::text, $6::text, $7::text, $8::text, $9::text,
+  $10::text, $11::text, $12::integer, $13::integer, $14::uuid, $15::timestamptz, $16::timestamptz, $17::text, $18::uuid,
+  $20::bigint) IS NULL) IN (true, false)
+ORDER BY 1 DESC OFFSET $19 - 1 LIMIT 1
+"""
+FAR: Final = {
+    "all": "SELECT d.id FROM " + _ALL + _LAST_LOOKED,
+    "unfinished": "SELECT d.id FROM " + _UNFINISHED + _LAST_LOOKED,
+    "leased": "SELECT d.id FROM " + _LEASED + _LAST_LOOKED,
+    "subject": "SELECT e.id FROM " + _EVENTS_OF_SUBJECT + _LAST_LOOKED,
+}
+
+_GET: Final = COLUMNS + "FROM deliveries d" + TOGETHER + "WHERE d.id = $1"
+
+# -- and at events -----------------------------------------------------------------------------
+
+_LISTED: Final = """
+SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, length(e.body), coalesce(k.copies, 1)
+FROM
+"""
+_EVENTS: Final = "(SELECT e.* FROM events e WHERE " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e"
+_EVENTS_OF_SOURCE: Final = (
+    "(SELECT e.* FROM events e WHERE e.source_id = $3 AND " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e"
+)
+_EVENTS_UNFINISHED: Final = (
+    "(SELECT e.* FROM events e WHERE e.id IN (SELECT d.event_id FROM "
+    + _UNFINISHED
+    + ") ORDER BY e.id DESC LIMIT $19) e"
+)
+_EVENTS_LEASED: Final = (
+    "(SELECT e.* FROM events e WHERE e.id IN (SELECT d.event_id FROM " + _LEASED + ") ORDER BY e.id DESC LIMIT $19) e"
+)
+# `$21`: whether anything is asked of its deliveries. The text may stand in the event or in the delivery that meets the
+# other conditions.
+_EVENT_LIST: Final = (
+    " JOIN sources s ON s.id = e.source_id LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id WHERE "
+    + OF_EVENT
+    + "AND (($21 IS FALSE AND ($17::text IS NULL OR "
+    + IN_EVENT
+    + """)) OR EXISTS (
+  SELECT FROM deliveries d JOIN destinations t ON t.id = d.destination_id
+  LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id)
+  WHERE d.id > e.id AND d.id <= """
+    + LAST_OF
+    + " AND "
+    + OF_DELIVERY
+    + " AND ($17::text IS NULL OR "
+    + IN_EVENT
+    + " OR "
+    + IN_DELIVERY
+    + "))) ORDER BY e.id DESC LIMIT $20"
+)
+EVENT_LISTS: Final = {
+    "all": _LISTED + _EVENTS + _EVENT_LIST,
+    "source": _LISTED + _EVENTS_OF_SOURCE + _EVENT_LIST,
+    "subject": _LISTED + _EVENTS_OF_SUBJECT + _EVENT_LIST,
+    "unfinished": _LISTED + _EVENTS_UNFINISHED + _EVENT_LIST,
+    "leased": _LISTED + _EVENTS_LEASED + _EVENT_LIST,
+}
+_DELIVERIES_OF: Final = (
+    "SELECT e.id, t.name, "
+    + STATUS
+    + ", d.note FROM unnest($1::uuid[]) AS e(id) JOIN deliveries d ON d.id > e.id AND d.id <= "
+    + LAST_OF
+    + """ JOIN destinations t ON t.id = d.destination_id
+LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id) ORDER BY d.id
+"""
+)
+EVENT_FAR: Final = {
+    "all": "SELECT e.id FROM " + _EVENTS + _LAST_LOOKED,
+    "source": "SELECT e.id FROM " + _EVENTS_OF_SOURCE + _LAST_LOOKED,
+    "subject": "SELECT e.id FROM " + _EVENTS_OF_SUBJECT + _LAST_LOOKED,
+    "unfinished": "SELECT d.event_id FROM " + _UNFINISHED + _LAST_LOOKED,
+    "leased": "SELECT d.event_id FROM " + _LEASED + _LAST_LOOKED,
+}
+
+_UNFINISHED_STATUSES: Final = (DeliveryStatus.pending, DeliveryStatus.dead, DeliveryStatus.discarded)
+
+
+class Lists(Reader):
+    """Answers every question about deliveries, and lists events."""
+
+    async def get_delivery(self, delivery_id: bytes) -> StoredDelivery | None:
+        found = await self.rows(_GET, [Id(delivery_id)])
+        return delivery(found[0]) if found else None
+
+    async def find_deliveries(
+        self, filter: Filter, *, before: bytes | None = None, limit: int = 50
+    ) -> Page[StoredDelivery]:
+        if means_nothing(filter):
+            return Page(())
+        way = _way_to_deliveries(filter)
+        cursor = None if before is None else Id(before)
+        async with self.connection() as connection:
+            asked = [*await parameters(connection, filter), cursor, LOOKED_AT, limit + 1]
+            found = await rows(connection, LISTS[way], asked)
+            if len(found) > limit:
+                return Page([delivery(row) for row in found[:limit]], found[limit - 1][0])
+            far = await rows(connection, FAR[way], asked)
+        return Page([delivery(row) for row in found], far[0][0] if far else None)
+
+    async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
+        if means_nothing(filter):
+            return Page(())
+        way = _way_to_events(filter)
+        cursor = None if before is None else Id(before)
+        async with self.connection() as connection:
+            asked = [*await parameters(connection, filter), cursor, LOOKED_AT, limit + 1]
+            found = await rows(connection, EVENT_LISTS[way], [*asked, _asks_of_deliveries(filter)])
+            if len(found) > limit:
+                return Page(await _listed(connection, found[:limit]), found[limit - 1][0])
+            far = await rows(connection, EVENT_FAR[way], asked)
+            return Page(await _listed(connection, found), far[0][0] if far else None)
+
+    async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
+        found = await self.rows(
+            """
+            SELECT delivery_id, fence, run, n, started_at, ended_at, outcome, category, status, error, answer
+            FROM attempts WHERE delivery_id = $1 ORDER BY fence
+            """,
+            [Id(delivery_id)],
+        )
+        return [
+            StoredAttempt(*(*row[:6], AttemptOutcome(row[6]), row[7] and Category(row[7]), Evidence(*row[8:])))
+            for row in found
+        ]
+
+    async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
+        async with self.connection() as connection:
+            found = await rows(connection, _GET, [Id(delivery_id)])
+            if not found:
+                return []
+            near = await rows(connection, _NEIGHBOURS, [Id(delivery_id), Id(found[0][1]), 2 * around + 1])
+        ids = [row[0] for row in near]
+        if delivery_id not in ids:  # it has no subject
+            return [delivery(found[0])]
+        place = ids.index(delivery_id)
+        return [delivery(row) for row in near[max(place - around, 0) : place + around + 1]]
+
+    async def causes(self, destination: str | None = None) -> list[Cause]:
+        found = await self.rows(_CAUSES, [destination])
+        return [Cause(*row) for row in found]
+
+
+# Candidates are found by the subject's index, on both sides; their order is that of commit, which a replay changes.
+_NEIGHBOURS: Final = (
+    COLUMNS
+    + """
+FROM deliveries o JOIN events oe ON oe.id = o.event_id CROSS JOIN LATERAL (
+  (SELECT e.id FROM events e WHERE e.subject = oe.subject AND e.id <= $2 ORDER BY e.id DESC LIMIT $3)
+  UNION ALL
+  (SELECT e.id FROM events e WHERE e.subject = oe.subject AND e.id > $2 ORDER BY e.id LIMIT $3)
+) n JOIN deliveries d ON d.event_id = n.id
+  AND d.id = (left(n.id::text, 32) || right(o.id::text, 4))::uuid
+"""
+    + TOGETHER
+    + "WHERE o.id = $1 AND d.subject_key = o.subject_key ORDER BY d.seq"
+)
+
+_CAUSES: Final = """
+SELECT t.name, d.cause, count(*), min(d.at), max(d.at), (array_agg(d.id ORDER BY d.id DESC))[1] FROM (
+  SELECT d.id, d.destination_id, d.settled_at AS at,
+    CASE WHEN d.reason = 'crash' THEN 'crash' WHEN d.last_status IS NOT NULL THEN 'HTTP ' || d.last_status
+      ELSE coalesce(nullif(split_part(d.last_error, E'\n', 1), ''), 'unknown') END AS cause
+  FROM deliveries d
+  WHERE d.status <> 'done' AND d.status = 'dead'
+    AND ($1::text IS NULL OR d.destination_id = (SELECT id FROM destinations WHERE name = $1))
+  ORDER BY d.id DESC LIMIT 10000
+) d JOIN destinations t ON t.id = d.destination_id
+GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2
+"""
+
+
+def _way_to_deliveries(filter: Filter) -> str:
+    """Which index serves this filter."""
+    if filter.ids is not None or filter.event_id is not None:
+        return "all"
+    if filter.subject is not None:
+        return "subject"
+    if filter.status in _UNFINISHED_STATUSES:
+        return "unfinished"
+    return "leased" if filter.status is DeliveryStatus.leased else "all"
+
+
+def _way_to_events(filter: Filter) -> str:
+    if filter.event_id is not None:
+        return "all"
+    if filter.subject is not None:
+        return "subject"
+    if filter.status in _UNFINISHED_STATUSES:
+        return "unfinished"
+    if filter.status is DeliveryStatus.leased:
+        return "leased"
+    return "all" if filter.source is None else "source"
+
+
+def _asks_of_deliveries(filter: Filter) -> bool:
+    asked: list[object] = [filter.ids, filter.destination, filter.status, filter.category, filter.note, filter.code]
+    asked += [filter.attempts_above, filter.attempts_below, filter.replay_id]
+    return any(one is not None for one in asked)
+
+
+async def _listed(connection: Connection, found: Sequence[Sequence[Any]]) -> list[ListedEvent]:
+    became: dict[bytes, list[tuple[str, DeliveryStatus, str | None]]] = {row[0]: [] for row in found}
+    if found:
+        for event_id, destination, status, note in await rows(connection, _DELIVERIES_OF, [Ids(list(became))]):
+            became[event_id].append((destination, DeliveryStatus(status), note))
+    return [ListedEvent(*(*row[:7], Mark(row[7]), row[8], row[9], became[row[0]])) for row in found]
+
+
+def delivery(row: Sequence[Any]) -> StoredDelivery:
+    """A row of COLUMNS as it is shown."""
+    return StoredDelivery(*(*row[:7], DeliveryStatus(row[7]), *row[8:11], row[11] and Category(row[11]), *row[12:]))

@@ -1,0 +1,577 @@
+"""PostgreSQL at work: the plans of its hot statements, races that one snapshot cannot see, wake-ups, heartbeats."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+
+from oncehook.deliveries import Breaker, DeliveryStatus, Filter, Options, Settle, Settlement, Turn, Want
+from oncehook.errors import StoreUnavailable
+from oncehook.model import delivery_id, new_id
+from oncehook.store.postgres import PostgresStore, notify, opening, show
+from oncehook.store.postgres.lease import LEASE, OUTLOOK, RENEW, wanted
+from oncehook.store.postgres.matching import parameters
+from oncehook.store.postgres.settle import REFIND, RESCUE, SETTLE, settled
+from oncehook.store.postgres.wire import Id
+from tests.store.conftest import failed_checks
+from tests.store.making import (
+    CRM,
+    dead,
+    deliver,
+    deliver_one,
+    done,
+    failed,
+    finish,
+    ids,
+    intake,
+    item,
+    keep,
+    look,
+    record_all,
+    release,
+    replay,
+    replay_all,
+    retry,
+    settle,
+    take,
+    take_one,
+)
+from tests.store.place import Place, until
+
+# -- plans -------------------------------------------------------------------------------------
+
+
+async def fill(place: Place, store: PostgresStore) -> None:
+    """Many lines, some of them deep, and statistics that know it."""
+    for start in range(0, 6000, 2000):
+        items = [
+            item(f"k{n}", body=b"x", subject=f"s{n % 500}" if n % 2 else None, to=[CRM])
+            for n in range(start, start + 2000)
+        ]
+        await record_all(store, [intake(one) for one in items])
+    place.sql("ANALYZE")
+
+
+async def hot_plan(place: Place, statement: str) -> str:
+    connection, _ = await opening.connect_hot(opening.place(place.url, place.schema, None), unsafe=False)
+    async with connection:
+        if connection.info.server_version >= 160000:
+            cursor = await connection.execute(f"EXPLAIN (GENERIC_PLAN, COSTS OFF) {statement}", prepare=False)
+        else:
+            count = max(int(number) for number in re.findall(r"\$(\d+)", statement))
+            await connection.execute(f"PREPARE hot AS {statement}", prepare=False)
+            nothing = ", ".join(["NULL"] * count)
+            cursor = await connection.execute(f"EXPLAIN (COSTS OFF) EXECUTE hot({nothing})", prepare=False)
+        return "\n".join(str(line) for (line,) in await cursor.fetchall())
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize(
+    ("statement", "indexes"),
+    [
+        (
+            LEASE,
+            {"heads_due", "heads_pkey", "deliveries_waiting", "events_pkey", "destination_state_pkey", "ranks_pkey"},
+        ),
+        (
+            SETTLE,
+            {"heads_pkey", "deliveries_waiting", "deliveries_pkey", "replay_items_pkey", "destination_state_pkey"},
+        ),
+        (RENEW, {"heads_pkey"}),
+        (OUTLOOK, {"heads_due", "destination_state_pkey"}),
+        (REFIND, {"deliveries_waiting"}),
+    ],
+    ids=["lease", "settle", "renew", "outlook", "refind"],
+)
+async def test_work_is_nothing_but_probes(place: Place, statement: str, indexes: set[str], filled: bool) -> None:
+    """R44: whatever the statistics say, or do not say yet."""
+    store = await place.open()
+    if filled:
+        await fill(place, store)
+    plan = await hot_plan(place, statement)
+    assert indexes <= set(re.findall(r"Scan using (\w+)", plan))
+    for scan in ("Seq Scan", "Bitmap", "Hash Join", "Merge Join", "Materialize"):
+        assert scan not in plan
+    # what is sorted is never a table
+    for sort in re.findall(r"Sort Key: (\w+)\.", plan):
+        assert not sort.startswith("h")
+
+
+async def test_the_sweep_looks_only_at_heads_that_are_lost(place: Place) -> None:
+    store = await place.open()
+    await fill(place, store)
+    assert "heads_lost" in await hot_plan(place, RESCUE)
+
+
+async def pages_of_a_lease(place: Place) -> int:
+    """Pages that one lease of ten looks at; it is rolled back."""
+    connection, slot = await opening.connect_hot(opening.place(place.url, place.schema, None), unsafe=False)
+    async with connection:
+        await connection.execute("BEGIN")
+        explained = f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) {LEASE}"
+        cursor = await connection.execute(explained, wanted([Want(1, 10, 30.0)], slot), prepare=False)
+        plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
+        await connection.execute("ROLLBACK")
+    return sum(int(number) for number in re.findall(r"(?:hit|read)=(\d+)", plan.split("\n  CTE")[0]))
+
+
+async def test_a_deep_subject_costs_a_lease_nothing(place: Place) -> None:
+    """R44: 100,000 that wait behind one head, in no index that a lease reads."""
+    store = await place.open()
+    await deliver(store, "deep", *[f"s{n}" for n in range(100)])
+    place.sql("VACUUM ANALYZE")
+    before = await pages_of_a_lease(place)
+    place.sql(
+        """
+        INSERT INTO deliveries (id, event_id, destination_id, subject_key, behind)
+        SELECT md5(n::text)::uuid, d.event_id, 1, d.subject_key, true
+        FROM generate_series(1, 100000) n, (SELECT * FROM deliveries ORDER BY seq LIMIT 1) d
+        """
+    )
+    place.sql("UPDATE heads SET waiting = 100000 WHERE subject_key = (SELECT subject_key FROM deliveries LIMIT 1)")
+    place.sql("VACUUM ANALYZE")
+    assert await pages_of_a_lease(place) <= before + 5
+
+
+LISTS: list[tuple[Filter, str, str]] = [
+    (Filter(), "deliveries", "deliveries_pkey"),
+    (Filter(destination="crm"), "deliveries", "deliveries_pkey"),
+    (Filter(status=DeliveryStatus.dead), "deliveries", "deliveries_unfinished"),
+    (Filter(status=DeliveryStatus.pending), "deliveries", "deliveries_unfinished"),
+    (Filter(subject="s3"), "deliveries", "events_subject"),
+    (Filter(), "events", "events_pkey"),
+    (Filter(source="payments"), "events", "events_source"),
+    (Filter(subject="s3"), "events", "events_subject"),
+    (Filter(subject="s3", source="orders"), "events", "events_subject"),
+    (Filter(status=DeliveryStatus.dead), "events", "deliveries_unfinished"),
+]
+
+
+@pytest.mark.parametrize(("filter", "what", "index"), LISTS, ids=lambda one: str(one)[:60])
+async def test_every_list_has_its_index(place: Place, filter: Filter, what: str, index: str) -> None:
+    store = await place.open()
+    await keep(store, *[item(f"other{n}", source="payments") for n in range(30)], source_id=2)
+    await fill(place, store)
+    place.sql("UPDATE deliveries SET status = 'done' WHERE seq % 200 > 0")
+    place.sql("ANALYZE")
+    if what == "deliveries":
+        statement = show.LISTS[show._way_to_deliveries(filter)]
+    else:
+        statement = show.EVENT_LISTS[show._way_to_events(filter)]
+    async with opening.session(opening.place(place.url, place.schema, None)) as connection:
+        asked = [*await parameters(connection, filter), Id(new_id()), show.LOOKED_AT, 51]
+        asked += [] if what == "deliveries" else [show._asks_of_deliveries(filter)]
+        cursor = await connection.execute(f"EXPLAIN (COSTS OFF) {statement}", asked)
+        plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
+    assert index in plan
+    assert "Seq Scan on events" not in plan
+    assert "Seq Scan on deliveries" not in plan
+
+
+async def test_a_list_that_finds_nothing_says_how_far_it_looked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(show, "LOOKED_AT", 10)
+    store = await place.open()
+    scarce = await deliver_one(store, "s", type_="scarce")
+    made = await deliver(store, *["s"] * 25)
+    for question in (Filter(type="scarce"), Filter(type="scarce", subject="s")):
+        page = await store.find_deliveries(question)
+        assert list(page.items) == []
+        assert page.next is not None
+        assert page.next[:14] == made[15][:14]
+        pages = 1
+        while not page.items:
+            assert page.next is not None
+            page = await store.find_deliveries(question, before=page.next)
+            pages += 1
+        assert (pages, [one.id for one in page.items]) == (3, [scarce])
+    events = await store.find_events(Filter(type="scarce"))
+    assert (list(events.items), events.next) == ([], made[15][:14] + bytes(2))
+
+
+# -- races -------------------------------------------------------------------------------------
+
+
+def rival(place: Place) -> psycopg.Connection[Any]:
+    """Somebody who holds a lock while the store wants it."""
+    connection = psycopg.connect(place.server.url)
+    connection.execute(f"SET search_path = {place.schema}")
+    return connection
+
+
+def waits_for_a_lock(place: Place) -> Callable[[], bool]:
+    return lambda: bool(
+        place.sql(
+            f"SELECT 1 FROM pg_stat_activity WHERE application_name = '{place.schema}' AND wait_event_type = 'Lock'"
+        )
+    )
+
+
+async def join_while_settling(place: Place, store: PostgresStore, statement: Any) -> bytes:
+    """An arrival joins a subject between the snapshot of a settle and its lock: the settle cannot see it."""
+    first = await deliver_one(store, "s")
+    lease = await take_one(store)
+    event_id = new_id()
+    second = delivery_id(event_id, 1)
+    with rival(place) as other:
+        other.execute("UPDATE heads SET waiting = waiting + 1")
+        settling = asyncio.create_task(statement(done(lease)))
+        await until(waits_for_a_lock(place))
+        other.execute(
+            "INSERT INTO events (id, source_id, type, subject, marks, body_hash, head, body)"
+            " SELECT %s, source_id, type, subject, marks, body_hash, head, body FROM events",
+            [event_id.hex()],
+        )
+        other.execute(
+            "INSERT INTO deliveries (id, event_id, destination_id, subject_key, behind)"
+            " SELECT %s, %s, 1, subject_key, true FROM deliveries",
+            [second.hex(), event_id.hex()],
+        )
+        other.execute("UPDATE counters SET n = n + 1 WHERE what IN ('received', 'accepted', 'pending')")
+        other.commit()
+        await settling
+    assert (await look(store, first)).status is DeliveryStatus.done
+    return second
+
+
+async def test_a_settle_finds_the_head_it_could_not_see(place: Place) -> None:
+    """STORAGE.md 3.4: the one window for a lost wake-up; the caller closes it at once."""
+    store = await place.open()
+    second = await join_while_settling(place, store, lambda settlement: settle(store, settlement))
+    assert await store.rescue() == 0
+    assert ids(await take(store)) == [second]
+    assert failed_checks(await store.check()) == []
+
+
+async def test_a_caller_that_dies_leaves_the_head_to_the_sweep(place: Place) -> None:
+    store = await place.open()
+
+    async def statement_alone(settlement: Settlement) -> None:
+        await store._hot.rows(SETTLE, lambda slot: settled([settlement], slot))
+
+    second = await join_while_settling(place, store, statement_alone)
+    assert await take(store) == []
+    assert (await store.outlook([1])).due_in is None
+    assert failed_checks(await store.check()) == []
+    assert await store.rescue() == 1
+    assert await store.rescue() == 0
+    assert ids(await take(store)) == [second]
+
+
+async def test_a_line_that_somebody_holds_is_passed_over(place: Place) -> None:
+    """A stopped process blocks nobody: leases skip what is locked."""
+    store = await place.open()
+    made = await deliver(store, "a", "b", None)
+    with rival(place) as other:
+        other.execute("SELECT * FROM heads ORDER BY due_at, subject_key LIMIT 1 FOR UPDATE")
+        assert len(await take(store)) == 2
+        other.rollback()
+    assert len(await take(store)) == 1
+    assert len(made) == 3
+
+
+async def test_one_probe_for_all_processes(place: Place) -> None:
+    """The breaker is half open: of all who ask at the same time one gets one, whatever the turn."""
+    stores = [await place.open() for _ in range(3)]
+    await deliver(stores[0], *[None] * 20)
+    breaker = Breaker(failures=1, open=0.01)
+    await settle(stores[0], failed((await take(stores[0], limit=1))[0], breaker))
+    await asyncio.sleep(0.05)
+    place.sql("UPDATE heads SET turn = get_byte(uuid_send(subject_key), 13) % 3 WHERE NOT leased")
+    wants = [Want(1, 5, 30.0, turn) for turn in (Turn.live, Turn.replay, Turn.suspect)]
+    found = await asyncio.gather(*[store.lease(wants) for store in stores for _ in range(4)])
+    assert sum(len(leases) for leases in found) == 1
+    [[probe]] = [leases for leases in found if leases]
+    assert await stores[1].lease(wants) == []
+    await settle(stores[2], Settlement(probe, Settle.done, breaker=breaker))
+    assert sum(len(leases) for leases in await asyncio.gather(*[take(stores[1], turn=turn) for turn in Turn])) == 19
+
+
+async def test_who_probes_keeps_nobody_waiting(place: Place) -> None:
+    """While one looks whether the breaker may close, the others get nothing, at once."""
+    store = await place.open()
+    await deliver(store, None, None)
+    await settle(store, failed((await take(store, limit=1))[0], Breaker(failures=1, open=0.0)))
+    with rival(place) as other:
+        other.execute("SELECT * FROM destination_state FOR UPDATE")
+        assert await take(store) == []
+        other.rollback()
+    assert len(await take(store)) == 1
+
+
+async def test_failures_of_several_processes_add_up(place: Place) -> None:
+    stores = [await place.open() for _ in range(3)]
+    await deliver(stores[0], *[None] * 12)
+    leases = await take(stores[0])
+    breaker = Breaker(failures=12, open=60.0)
+    await asyncio.gather(*[settle(stores[n % 3], failed(lease, breaker)) for n, lease in enumerate(leases)])
+    level = (await stores[0].levels())["crm"]
+    assert level.failures == 12
+    assert level.open_until is not None
+
+
+async def test_work_and_arrivals_from_all_sides(place: Place) -> None:
+    """R42, R68: no deadlock, no error, every subject in the order of commit, and the books balance."""
+    stores = [await place.open() for _ in range(2)]
+    order: list[bytes] = []
+    arriving = True
+
+    async def arrive(store: PostgresStore) -> None:
+        for _ in range(15):
+            items = [item(subject=f"s{n % 5}", to=[CRM], options=Options(n % 3)) for n in range(20)]
+            assert all(isinstance(one, list) for one in await record_all(store, [intake(one) for one in items]))
+
+    async def work(store: PostgresStore) -> None:
+        turn = 0
+        while leases := await take(store, limit=7) or arriving:
+            if isinstance(leases, bool):
+                await asyncio.sleep(0.001)
+                continue
+            turn += 1
+            ends = [retry(one) if (turn + n) % 5 == 0 else done(one) for n, one in enumerate(leases)]
+            await settle(store, *ends)
+            order.extend(one.lease.delivery_id for one in ends if one.what is Settle.done)
+
+    workers = [asyncio.create_task(work(store)) for store in stores for _ in range(2)]
+    await asyncio.gather(*[arrive(store) for store in stores])
+    arriving = False
+    await asyncio.gather(*workers)
+    for store in stores:
+        order += await finish(store)
+    assert place.sql("SELECT DISTINCT status FROM deliveries") == [("done",)]
+    # in each subject, fences rise with seq: nobody overtook anybody
+    overtaken = """
+        SELECT count(*) FROM (
+          SELECT d.fence, lag(d.fence) OVER (PARTITION BY d.subject_key ORDER BY d.seq) AS before
+          FROM deliveries d WHERE d.options = 0
+        ) o WHERE o.fence < o.before
+    """
+    assert place.sql(overtaken) == [(0,)]
+    assert place.sql("SELECT count(*) FROM heads") == [(0,)]
+    assert len(set(order)) == len(order)
+    assert failed_checks(await stores[0].check()) == []
+
+
+async def test_a_replay_leaves_a_head_alone_that_runs_already(place: Place) -> None:
+    """An order may mean a delivery that was replayed and leased meanwhile, and another one of its subject."""
+    store = await place.open()
+    made = await deliver(store, "s", "s")
+    for _ in made:
+        await settle(store, dead(await take_one(store)))
+    ordered = await replay_all(store, Filter(status=DeliveryStatus.dead))
+    await replay(store, made[0])
+    running = await take_one(store)
+    assert await store.feed_replays() == 1
+    assert await take(store) == []
+    await settle(store, done(running))
+    assert ids(await take(store, turn=Turn.replay)) == [made[1]]
+    shown = await store.get_replay(ordered.id)
+    assert shown is not None
+    assert (shown.fed, shown.skipped) == (1, 1)
+
+
+async def test_prune_waits_for_whoever_makes_a_replay(place: Place) -> None:
+    """STORAGE.md 9.12"""
+    store = await place.open()
+    await deliver(store, None)
+    await finish(store)
+    with rival(place) as other:
+        other.execute("SELECT pg_advisory_xact_lock_shared(hashtext('oncehook.prune'), hashtext(%s))", [place.schema])
+        pruning = asyncio.create_task(store.prune({}, 0.0))
+        await until(waits_for_a_lock(place))
+        assert not pruning.done()
+        other.rollback()
+        assert (await pruning).events == 1
+
+
+# -- wake-ups ----------------------------------------------------------------------------------
+
+
+async def listening(place: Place) -> tuple[PostgresStore, asyncio.Event]:
+    """A worker's store, and what it is woken by."""
+    woken = asyncio.Event()
+    store = PostgresStore(place.url, schema=place.schema)
+    store.wake = woken.set
+    place.stores.append(store)
+    await store.open()
+    await until(lambda: bool(listeners(place)))
+    await asyncio.sleep(0.02)
+    woken.clear()
+    return store, woken
+
+
+def listeners(place: Place) -> list[int]:
+    found = place.sql(
+        f"SELECT pid FROM pg_stat_activity WHERE application_name = '{place.schema}' AND query LIKE '%LISTEN%'"
+    )
+    return [pid for (pid,) in found]
+
+
+async def woken_by(woken: asyncio.Event, act: Any) -> Any:
+    """Do something elsewhere, and wait until it is heard of here."""
+    await asyncio.sleep(2 * notify.PAUSE)
+    woken.clear()
+    done = await act
+    await woken.wait()
+    return done
+
+
+async def test_another_process_is_woken(place: Place) -> None:
+    """By all that may have made something due."""
+    store = await place.open()
+    _, woken = await listening(place)
+    [first, _] = await woken_by(woken, deliver(store, "s", "s"))
+    lease = await take_one(store)
+    await woken_by(woken, settle(store, retry(lease, 5.0)))
+    await woken_by(woken, store.retry_now(first, "ann"))
+    await woken_by(woken, settle(store, dead(await take_one(store))))
+    await woken_by(woken, replay(store, first))
+    await woken_by(woken, store.resume(1, "ann"))
+    await finish(store)
+    await replay_all(store, Filter(), force=True)
+    await woken_by(woken, store.feed_replays())
+
+
+async def test_the_own_loop_is_woken_at_once(place: Place) -> None:
+    store, woken = await listening(place)
+    await keep(store, item(to=[CRM]))
+    assert woken.is_set()
+    woken.clear()
+    await keep(store, item())  # goes nowhere
+    assert not woken.is_set()
+
+
+async def test_notifications_are_few(place: Place) -> None:
+    """At once when there was none lately, then one for all that came meanwhile."""
+    store = await place.open()
+    with psycopg.connect(place.server.url, autocommit=True) as ear:
+        ear.execute(f"LISTEN {notify.channel(place.schema)}")
+        began = asyncio.get_running_loop().time()
+        for _ in range(60):
+            await deliver_one(store)
+        took = asyncio.get_running_loop().time() - began
+        await asyncio.sleep(3 * notify.PAUSE)
+        heard = len(list(ear.notifies(timeout=0)))
+    assert 2 <= heard <= took / notify.PAUSE + 2
+
+
+async def test_who_only_receives_does_not_listen(place: Place) -> None:
+    store = await place.open()
+    await deliver_one(store)
+    assert listeners(place) == []
+
+
+async def test_a_listener_that_was_cut_off_listens_again(place: Place) -> None:
+    store = await place.open()
+    _, woken = await listening(place)
+    [old] = listeners(place)
+    place.sql(f"SELECT pg_terminate_backend({old})")
+    await until(lambda: bool(listeners(place)) and listeners(place) != [old])
+    await woken.wait()  # for what it may have missed
+    await woken_by(woken, deliver_one(store))
+
+
+# -- lost connections --------------------------------------------------------------------------
+
+
+async def cut_off(place: Place, like: str) -> None:
+    """End the server processes that ran this last (it keeps the first 1,024 bytes), and wait until they are gone."""
+    found = f"FROM pg_stat_activity WHERE application_name = '{place.schema}' AND query LIKE '{like}'"
+    assert place.sql(f"SELECT pg_terminate_backend(pid) {found}")
+    await until(lambda: not place.sql(f"SELECT 1 {found}"))
+
+
+async def test_work_goes_on_over_a_new_connection(place: Place) -> None:
+    """R60"""
+    store = await place.open()
+    await deliver(store, None, None)
+    lease = (await take(store, limit=1))[0]
+    await cut_off(place, "%-- half open%")
+    await settle(store, done(lease))
+    assert len(await take(store)) == 1
+
+
+async def test_a_connection_that_breaks_in_a_statement_cannot_tell(place: Place) -> None:
+    store = await place.open()
+    await deliver_one(store, "s")
+    lease = await take_one(store)
+    with rival(place) as other:
+        other.execute("SELECT * FROM heads FOR UPDATE")
+        settling = asyncio.create_task(store.settle([done(lease)]))
+        await until(waits_for_a_lock(place))
+        await cut_off(place, "%FROM unnest($1::uuid[]%")
+        with pytest.raises(StoreUnavailable):
+            await settling
+        other.rollback()
+    await settle(store, done(lease))
+
+
+async def test_settling_waits_for_a_lock_only_a_while(place: Place) -> None:
+    store = await place.open()
+    await deliver_one(store, "s")
+    lease = await take_one(store)
+    with rival(place) as other:
+        other.execute("SELECT * FROM heads FOR UPDATE")
+        with pytest.raises(StoreUnavailable):
+            await store.settle([release(lease)])
+        other.rollback()
+    await settle(store, release(lease))
+
+
+# -- heartbeats --------------------------------------------------------------------------------
+
+
+async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place) -> None:
+    """R32: it waits no longer than a sixth of the lease, and the next one tries anew."""
+    store = await place.open()
+    await deliver_one(store)
+    lease = await take_one(store, lease=1.2)
+    with rival(place) as other:
+        other.execute("SELECT * FROM heads FOR UPDATE")
+        with pytest.raises(StoreUnavailable):
+            await asyncio.to_thread(store.renew, [lease])
+        other.rollback()
+    assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
+
+
+async def test_a_heartbeat_over_a_lost_connection(place: Place) -> None:
+    store = await place.open()
+    await deliver_one(store)
+    lease = await take_one(store)
+    assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
+    await cut_off(place, "%RETURNING h.fence%")
+    with pytest.raises(StoreUnavailable):
+        await asyncio.to_thread(store.renew, [lease])
+    assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
+
+
+async def test_a_heartbeat_needs_neither_the_loop_nor_the_other_connections(place: Place) -> None:
+    """R32: the loop stands still, all the while."""
+    store = await place.open()
+    await deliver_one(store)
+    lease = await take_one(store, lease=5.0)
+    [(before,)] = place.sql("SELECT due_at FROM heads")
+    kept: list[set[int]] = []
+    beat = threading.Thread(target=lambda: kept.append(store.renew([lease])))
+    beat.start()
+    beat.join()
+    assert kept == [{lease.fence}]
+    assert place.sql("SELECT due_at FROM heads")[0][0] > before
+
+
+async def test_rivals_that_renew_in_any_order_do_not_deadlock(place: Place) -> None:
+    stores = [await place.open() for _ in range(2)]
+    await deliver(stores[0], *[None] * 200)
+    leases = await take(stores[0], limit=200)
+    fences = {lease.fence for lease in leases}
+
+    def beat(store: PostgresStore, order: int) -> None:
+        for _ in range(10):
+            assert store.renew(leases[::order]) == fences
+
+    await asyncio.gather(*[asyncio.to_thread(beat, store, order) for store, order in zip(stores, (1, -1), strict=True)])
