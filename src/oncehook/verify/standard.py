@@ -90,11 +90,9 @@ class StandardWebhooks:
         signed = reading.with_headers(draft)
         event_id = reading.header(f"{self.prefix}-id")(draft) or b"msg_" + clock.random_bytes(12).hex().encode()
         timestamp = str(int(at)).encode()
-        message = b"%b.%b.%b" % (event_id, timestamp, draft.body)
-        if secret.startswith(PRIVATE):
-            value = b"v1a," + base64.b64encode(ed25519_sign(_decoded(secret, PRIVATE), message))
-        else:
-            value = b"v1," + _v1(self._shared(secret), message)
+        if not secret.startswith(PRIVATE):
+            self._shared(secret)
+        value = signer(secret)(event_id, timestamp, draft.body)
         for name, text in (("id", event_id), ("timestamp", timestamp), ("signature", value)):
             reading.put_header(signed, f"{self.prefix}-{name}", text)
         return signed
@@ -115,6 +113,23 @@ class StandardWebhooks:
         if not self.bare and not secret.startswith(SHARED):
             raise SecretError("The secret must begin with whsec_.")
         return _decoded(secret, SHARED)
+
+
+Signer = Callable[[bytes, bytes, bytes], bytes]
+"""The signature over id, timestamp and body, as it stands in the header."""
+
+
+def signer(secret: bytes) -> Signer:
+    """Signs with one secret, whose key is read once. Raises SecretError for one that cannot sign."""
+    secret = secret.strip()
+    if secret.startswith(PUBLIC):
+        raise SecretError("A public key (whpk_…) cannot sign; give the private one (whsk_…) or a shared secret.")
+    if secret.startswith(PRIVATE):
+        private = _decoded(secret, PRIVATE)
+        ed25519_public(private)  # now, and not at the first attempt, it is told that this is no key
+        return lambda *parts: b"v1a," + base64.b64encode(ed25519_sign(private, b"%b.%b.%b" % parts))
+    shared = _decoded(secret, SHARED)
+    return lambda *parts: b"v1," + _v1(shared, b"%b.%b.%b" % parts)
 
 
 def _decoded(secret: bytes, prefix: bytes) -> bytes:

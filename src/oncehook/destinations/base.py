@@ -1,0 +1,97 @@
+"""What the worker asks of a destination, whatever its kind: make one attempt, and say how it went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from oncehook.backoff import DURABLE, Policy
+from oncehook.deliveries import NOTHING, Breaker, Category, Evidence, Lease, Settle, Settlement
+
+
+@dataclass(slots=True, frozen=True)
+class Terms:
+    """How a destination wants to be treated."""
+
+    retry: Policy = DURABLE
+    timeout: float = 15.0
+    """Seconds that one attempt may take, in all."""
+    lease: float = 10.0
+    """Seconds for which a worker's silence is borne."""
+    concurrency: int = 16
+    """Attempts at once, per worker process."""
+    rate: float | None = None
+    """Attempts begun per second, per worker process."""
+    breaker: Breaker = field(default_factory=Breaker)
+
+
+@dataclass(slots=True, frozen=True)
+class Result:
+    """How one attempt went."""
+
+    category: Category | None = None
+    """What kind of failure it was; None: it went well."""
+    evidence: Evidence = NOTHING
+    retry_after: float | None = None
+    """Seconds after which the destination wants to be asked again."""
+    pause: str | None = None
+    """Why nothing more should be sent until a person has looked (410)."""
+    commit: Callable[[Any], object] | None = None
+    """An effect to be written in the transaction that settles (SQLite)."""
+    settled: bool = False
+    """The delivery was settled along with its effect, in the handler's own transaction (PostgreSQL)."""
+
+
+WELL = Result()
+
+
+class Destination(Protocol):
+    """One place events are sent to."""
+
+    name: str
+    number: int
+    """Its number in the store; given when the inbox starts."""
+    terms: Terms
+    trust: int
+    """Crashes of the process that are not held against a delivery (see Want.trust)."""
+    kind: str
+    """`handler` or `http`, as it is shown."""
+    address: str
+    """Whom it reaches: a function's dotted name, or method and URL without credentials."""
+
+    async def open(self) -> None:
+        """Be ready to make attempts, on the running loop."""
+
+    async def close(self) -> None:
+        """Let go of what was opened."""
+
+    async def attempt(self, lease: Lease) -> Result:
+        """Make one attempt, within `terms.timeout`. Raises nothing but CancelledError, when the worker must stop."""
+
+
+def settlement(terms: Terms, lease: Lease, result: Result, duration: float) -> Settlement:
+    """What becomes of a delivery after this attempt: the one place where that is decided."""
+    if result.category is None:
+        return Settlement(
+            lease,
+            Settle.done,
+            evidence=result.evidence,
+            duration=duration,
+            breaker=terms.breaker,
+            commit=result.commit,
+        )
+    wait = None if result.category is Category.permanent else terms.retry.wait(lease.attempt)
+    if wait is not None and result.retry_after is not None:
+        # Never sooner than our own policy: a destination that says "at once" would burn all attempts in a second.
+        wait = max(wait, min(result.retry_after, terms.retry.cap))
+    return Settlement(
+        lease,
+        Settle.dead if wait is None else Settle.retry,
+        wait=wait or 0.0,
+        category=result.category,
+        evidence=result.evidence,
+        duration=duration,
+        breaker=terms.breaker,
+        pause=result.pause,
+    )

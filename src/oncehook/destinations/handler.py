@@ -1,0 +1,163 @@
+"""A Python function as a destination: `def` on a thread, `async def` on the loop, either with the store's transaction.
+
+What a handler raises decides what becomes of its delivery: `GiveUp` ends it, `RetryLater` says when, a network error is
+transient, anything else is unknown and tried again. A coroutine is cancelled at its time limit; a thread cannot be, so
+its lease is kept until it ends (DESIGN.md 8.16).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from oncehook import clock, faults, units
+from oncehook.deliveries import ANSWER_KEPT, Category, Evidence, Lease
+from oncehook.destinations.base import WELL, Result, Terms, settlement
+from oncehook.errors import ConfigError, GiveUp, LeaseLost, RetryLater
+from oncehook.event import Event
+from oncehook.model import Engine
+from oncehook.store.base import Store
+
+Handler = Callable[..., Any]
+
+_PASSING: Final = (TimeoutError, ConnectionError, OSError)
+"""Raised by whatever a handler talks to: worth trying again."""
+
+_NOT_THEIRS: Final = (str(Path(__file__).parent.parent), str(Path(asyncio.__file__).parent))
+"""Frames of ours and of the loop say nothing about where a handler went wrong."""
+
+TIMEOUT: Final = 60.0
+"""Seconds for a handler that says nothing else."""
+
+
+class HandlerDestination:
+    """See `Destination`."""
+
+    kind = "handler"
+    trust = 0
+
+    def __init__(self, name: str, handler: Handler, terms: Terms, store: Store) -> None:
+        self.name = name
+        self.number = 0
+        self.terms = terms
+        self.handler = handler
+        self.address = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
+        self._store = store
+        self._on_loop = inspect.iscoroutinefunction(inspect.unwrap(handler))
+        self._takes_tx = "tx" in inspect.signature(handler).parameters
+        self._takes_effects = store.engine is Engine.sqlite
+        self._threads: ThreadPoolExecutor | None = None
+        if self._takes_tx and self._takes_effects:
+            raise ConfigError(
+                f'Handler "{name}" takes `tx`, and this inbox is on SQLite, which lends its one writer to nobody.',
+                hint="Leave `tx` out and call event.commit(effect): it is run inside the transaction that settles.",
+            )
+        self._limit = timedelta(seconds=terms.timeout)
+        self._call = {
+            (True, False): self._on_the_loop,
+            (True, True): self._on_the_loop_with_tx,
+            (False, False): self._on_a_thread,
+            (False, True): self._on_a_thread_with_tx,
+        }[self._on_loop, self._takes_tx]
+
+    @property
+    def is_cancellable(self) -> bool:
+        """Whether an attempt can be ended at its time limit."""
+        return self._on_loop
+
+    async def open(self) -> None:
+        if not self._on_loop:
+            self._threads = ThreadPoolExecutor(self.terms.concurrency, thread_name_prefix=f"oncehook-{self.name}")
+
+    async def close(self) -> None:
+        if self._threads is not None:
+            # Not waited for: the worker has given its threads the time there was.
+            self._threads.shutdown(wait=False, cancel_futures=True)
+            self._threads = None
+
+    async def attempt(self, lease: Lease) -> Result:
+        event = Event(lease, self.name, clock.now_utc() + self._limit, takes_effects=self._takes_effects)
+        try:
+            result = await self._call(lease, event)
+        except LeaseLost:
+            raise
+        except Exception as error:
+            return failure(error)
+        faults.point("after_effect")
+        return result
+
+    async def _on_the_loop(self, lease: Lease, event: Event) -> Result:
+        await self._within_limit(self.handler(event))
+        return WELL if event.effect is None else Result(commit=event.effect)
+
+    async def _on_the_loop_with_tx(self, lease: Lease, event: Event) -> Result:
+        started = clock.perf()
+        async with self._store.transaction() as tx:
+            await self._within_limit(self.handler(event, tx=tx.connection))
+            faults.point("before_tx_settle")
+            await tx.settle(settlement(self.terms, lease, WELL, clock.perf() - started))
+        return Result(settled=True)
+
+    async def _within_limit(self, attempt: Any) -> None:
+        try:
+            async with asyncio.timeout(self.terms.timeout) as limit:
+                await attempt
+        except TimeoutError as error:
+            if limit.expired():
+                raise TimeoutError(f"The handler took longer than {self.terms.timeout:g} s.") from error
+            raise
+
+    async def _on_a_thread(self, lease: Lease, event: Event) -> Result:
+        await self._in_thread(self.handler, event)
+        return WELL if event.effect is None else Result(commit=event.effect)
+
+    async def _on_a_thread_with_tx(self, lease: Lease, event: Event) -> Result:
+        await self._in_thread(self._call_with_tx, lease, event)
+        return Result(settled=True)
+
+    def _call_with_tx(self, lease: Lease, event: Event) -> None:
+        started = clock.perf()
+        with self._store.blocking_transaction() as tx:
+            self.handler(event, tx=tx.connection)
+            faults.point("before_tx_settle")
+            tx.settle(settlement(self.terms, lease, WELL, clock.perf() - started))
+
+    async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> None:
+        result = await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        if inspect.isawaitable(result):
+            await self._within_limit(result)  # a partial or a callable object that turned out to be asynchronous
+
+
+def failure(error: BaseException) -> Result:
+    """What an exception says about an attempt."""
+    if isinstance(error, GiveUp):
+        category = Category.permanent
+    else:
+        category = Category.transient if isinstance(error, (RetryLater, *_PASSING)) else Category.unknown
+    after = error.after if isinstance(error, RetryLater) else None
+    return Result(
+        category,
+        Evidence(error=_first_line(error), answer=_trace(error)),
+        retry_after=None if after is None else units.seconds(after),
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    """`ValueError: no such order   app.py:9`: what happened, and where in the handler."""
+    message = str(error).strip().split("\n")[0]
+    said = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
+    where = f"   {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}" if own else ""
+    return said[:500] + where
+
+
+def _trace(error: BaseException) -> bytes:
+    """The end of the traceback: that is where it went wrong."""
+    return "".join(traceback.format_exception(error)).encode("utf-8", "replace")[-ANSWER_KEPT:]

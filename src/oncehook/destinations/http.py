@@ -1,0 +1,247 @@
+"""An HTTP destination: a lease comes in, one signed POST goes out (Standard Webhooks), and the answer says how it went.
+
+2xx is done; 408, 425, 429, 5xx, silence and network errors are transient; other 4xx and 3xx are permanent; 410 asks
+for a pause as well. The worker calls it; `oncehook.outbound` makes the call and guards where it may go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import quote
+
+from oncehook import clock
+from oncehook.backoff import retry_after
+from oncehook.deliveries import ANSWER_KEPT, Category, Evidence, Lease
+from oncehook.destinations.base import Result, Terms
+from oncehook.errors import ConfigError
+from oncehook.event import outward_id
+from oncehook.model import Kind, show_id, unpack_head
+from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted
+from oncehook.outbound.addresses import Network
+from oncehook.outbound.urls import read_url, shown_url
+from oncehook.verify.standard import signer
+
+if TYPE_CHECKING:
+    from oncehook.outbound.client import Outbound
+
+TRUST: Final = 3
+"""Crashes of the process that are not held against a delivery: sending bytes has hardly ever ended a process."""
+
+_TRANSIENT: Final = frozenset({408, 425, 429})
+
+_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
+_OWN: Final = re.compile(
+    r"host|content-length|transfer-encoding|connection|keep-alive|te|trailers?|upgrade|expect|http2-settings"
+    r"|content-encoding|accept-encoding|idempotency-key|webhook-.*|oncehook-.*|proxy-.*",
+    re.IGNORECASE,
+)
+"""Headers that belong to the connection or that we write ourselves."""
+_NEVER_FORWARDED: Final = re.compile(r"authorization|cookie2?|set-cookie2?|proxy-.*", re.IGNORECASE)
+_CONTENT_TYPE: Final = frozenset({"content-type"})
+_MASKED: Final = "[masked]"
+_SHORTEST_SECRET: Final = 6
+_VISIBLE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
+
+
+class HttpDestination:
+    """A web address to which events are sent."""
+
+    kind = "http"
+    trust = TRUST
+
+    def __init__(
+        self,
+        name: str,
+        url: str,
+        *,
+        terms: Terms | None = None,
+        sign: Sequence[bytes] = (),
+        headers: Mapping[str, str] | None = None,
+        forward_headers: Sequence[str] = (),
+        allow_private: bool | Sequence[Network] = False,
+        ca: Path | None = None,
+        outbound: Outbound | None = None,
+    ) -> None:
+        """`outbound` brings rules and connections of its own; then `allow_private` and `ca` say nothing."""
+        self.name = name
+        self.number = 0
+        self.terms = terms or Terms()
+        self._url = read_url(url)
+        self.address = f"POST {shown_url(self._url)}"
+        self._signers = tuple(map(signer, sign))
+        self._headers = {_header_name(said): _header_value(said, text) for said, text in (headers or {}).items()}
+        self._forwarded = frozenset(map(_forwarded_name, forward_headers))
+        self._forwarded -= self._headers.keys()
+        self._hidden = _hidden(self._headers.values())
+        self._allow_private, self._ca = allow_private, ca
+        self._outbound = outbound
+
+    async def open(self) -> None:
+        """Be ready to send, on the running loop. The HTTP library is loaded here, and nowhere before."""
+        if self._outbound is None:
+            from oncehook.outbound.client import Outbound
+
+            self._outbound = Outbound(allow_private=self._allow_private, ca=self._ca)
+        await self._outbound.open()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        if self._outbound is not None:
+            await self._outbound.close()
+
+    async def attempt(self, lease: Lease) -> Result:
+        """Send it once, within `terms.timeout`."""
+        assert self._outbound is not None
+        try:
+            headers = self._headers_for(lease)
+            answer = await self._outbound.post(self._url, headers, lease.body, within=self.terms.timeout)
+        except Unanswered as error:
+            return Result(_category_of_silence(error), Evidence(error=str(error)))
+        except Exception as error:  # the worker must learn of it; the text may hold what is secret
+            return Result(Category.unknown, Evidence(error=f"sending failed: {type(error).__name__}"))
+        return self._judge(answer)
+
+    # -- what is sent --------------------------------------------------------------------------
+
+    def _headers_for(self, lease: Lease) -> dict[str, str]:
+        sent_id = outward_id(lease)
+        timestamp = str(int(clock.now()))
+        headers = {
+            "user-agent": "oncehook",
+            **self._from_request(lease.head),
+            **self._headers,
+            "webhook-id": sent_id,
+            "webhook-timestamp": timestamp,
+            "Idempotency-Key": sent_id,
+            "Oncehook-Attempt": str(lease.attempt),
+            "Oncehook-Run": str(lease.run),
+            "Oncehook-Trigger": lease.trigger.value,
+            "Oncehook-Source": header_text(lease.source),
+        }
+        if self._signers:
+            headers["webhook-signature"] = " ".join(
+                sign(sent_id.encode(), timestamp.encode(), lease.body).decode() for sign in self._signers
+            )
+        if lease.subject is not None:
+            headers["Oncehook-Subject"] = header_text(lease.subject)
+        if lease.replay_id is not None:
+            headers["Oncehook-Replay"] = show_id(Kind.replay, lease.replay_id)
+        return headers
+
+    def _from_request(self, head: bytes) -> dict[str, str]:
+        """Of the sender's headers its content type and those that are listed; what came twice is joined by a comma."""
+        _, _, pairs = unpack_head(head)
+        wanted = self._wanted(pairs)
+        found: dict[str, str] = {}
+        for name, raw in pairs:
+            if name in wanted and raw != _MASKED:
+                value = _legal(raw)
+                if value is not None:
+                    found[name] = f"{found[name]}, {value}" if name in found and name != "content-type" else value
+        return found
+
+    def _wanted(self, pairs: Sequence[tuple[str, str]]) -> frozenset[str]:
+        if not self._forwarded:
+            return _CONTENT_TYPE
+        # what the sender's Connection header names was meant for its next hop, and that was us
+        hop = {word.strip().lower() for name, value in pairs if name == "connection" for word in value.split(",")}
+        return (self._forwarded - hop) | _CONTENT_TYPE
+
+    # -- what came back ------------------------------------------------------------------------
+
+    def _judge(self, answer: Answer) -> Result:
+        evidence = Evidence(answer.status, failure(answer.status), self._masked(answer.body)[:ANSWER_KEPT] or None)
+        category = category_of(answer.status)
+        if category is None:
+            return Result(evidence=evidence)
+        return Result(
+            category,
+            evidence,
+            retry_after=retry_after(answer.retry_after, clock.now_utc()),
+            pause="answered 410 Gone" if answer.status == 410 else None,
+        )
+
+    def _masked(self, body: bytes) -> bytes:
+        """An answer that repeats our own credentials must not carry them into the store (S25)."""
+        for secret in self._hidden:
+            if secret in body:
+                body = body.replace(secret, _MASKED.encode())
+        return body
+
+
+def category_of(status: int) -> Category | None:
+    """What kind of failure a status is; None: it went well."""
+    if 200 <= status < 300:
+        return None
+    if status in _TRANSIENT or 500 <= status < 600:
+        return Category.transient
+    if 300 <= status < 500:
+        return Category.permanent
+    return Category.unknown
+
+
+def failure(status: int) -> str | None:
+    """One line about a status that is not well; always the same for the same one, so that causes can be counted."""
+    if 200 <= status < 300:
+        return None
+    return f"HTTP {status}; redirects are not followed" if 300 <= status < 400 else f"HTTP {status}"
+
+
+def _category_of_silence(error: Unanswered) -> Category:
+    if isinstance(error, Forbidden):
+        return Category.permanent
+    # Most certificates that fail have run out and will be renewed; some are wrong for good. Nobody can tell from here.
+    return Category.unknown if isinstance(error, Untrusted) else Category.transient
+
+
+def header_text(text: str) -> str:
+    """A text as a header may carry it: what is not visible ASCII, and `%`, as percent-encoded UTF-8."""
+    return text if text.isalnum() and text.isascii() else quote(text, safe=_VISIBLE, errors="replace")
+
+
+def _legal(raw: str) -> str | None:
+    """A received value as it is sent on, byte for byte; None when no header may carry it (S24)."""
+    if raw.isascii():
+        return raw if _VALUE.fullmatch(raw) else None
+    try:
+        text = raw.encode("latin-1").decode()
+    except UnicodeError:
+        return None
+    return text if _VALUE.fullmatch(text) else None
+
+
+# -- reading settings --------------------------------------------------------------------------
+
+
+def _header_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is not the name of a header.")
+    if _OWN.fullmatch(name):
+        raise ConfigError(f'The header "{name}" is set by oncehook itself and cannot be changed.')
+    return name.lower()
+
+
+def _header_value(name: str, text: str) -> str:
+    # the sentence does not repeat the value: it may be a secret
+    if not text.isascii() or not text.isprintable():
+        raise ConfigError(f'The value of the header "{name}" must be plain printable ASCII.')
+    return text
+
+
+def _forwarded_name(name: str) -> str:
+    if _NEVER_FORWARDED.fullmatch(name):
+        raise ConfigError(
+            f'The header "{name}" is never passed on: it holds what the sender shares with us alone.',
+            hint="Set one of your own under headers.",
+        )
+    return _header_name(name)
+
+
+def _hidden(values: Iterable[str]) -> tuple[bytes, ...]:
+    """What an answer must not repeat: values of configured headers, and the credential after its scheme."""
+    pieces = {piece for value in values for piece in (value, value.rpartition(" ")[2])}
+    return tuple(sorted((p.encode() for p in pieces if len(p) >= _SHORTEST_SECRET), key=len, reverse=True))

@@ -1,0 +1,168 @@
+"""An event as a handler sees it: what arrived, and which attempt of which run this is.
+
+Made by the handler's destination out of a lease. Over all attempts `idempotency_key` is the same, so that a handler can
+hand it on to whoever deduplicates (R50); a replay keeps it too, unless a fresh one was asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+from oncehook import payload
+from oncehook.deliveries import Lease, Options, Trigger
+from oncehook.errors import ConfigError
+from oncehook.model import Kind, Mark, show_id, unpack_head
+
+Effect = Callable[[Any], object]
+"""A short function of a connection: it writes what must commit together with the delivery."""
+
+
+def outward_id(lease: Lease) -> str:
+    """The id under which a receiver sees this event: its own, or one of this run, where a fresh one was asked for."""
+    own = show_id(Kind.event, lease.event_id)
+    return f"{own}.{lease.run}" if Options.fresh_id in lease.options else own
+
+
+class Event:
+    """One event, handed to a handler for one attempt."""
+
+    __slots__ = ("_headers", "_lease", "_takes_effects", "deadline", "destination", "effect")
+
+    def __init__(self, lease: Lease, destination: str, deadline: datetime, *, takes_effects: bool = False) -> None:
+        self._lease = lease
+        self._takes_effects = takes_effects
+        self._headers: list[tuple[str, str]] | None = None
+        self.destination = destination
+        self.deadline = deadline
+        """When this attempt's time is over."""
+        self.effect: Effect | None = None
+
+    # -- what arrived --------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """`evt_…`"""
+        return show_id(Kind.event, self._lease.event_id)
+
+    @property
+    def source(self) -> str:
+        """Where it came from."""
+        return self._lease.source
+
+    @property
+    def type(self) -> str:
+        """What happened, in the sender's words."""
+        return self._lease.type
+
+    @property
+    def key(self) -> str | None:
+        """What makes two arrivals the same event; None: it had none."""
+        return self._lease.key
+
+    @property
+    def subject(self) -> str | None:
+        """The object it is about: events of one subject come one at a time, in order."""
+        return self._lease.subject
+
+    @property
+    def received_at(self) -> datetime:
+        """When it was accepted, by the store's clock."""
+        return self._lease.received_at
+
+    @property
+    def event_at(self) -> datetime | None:
+        """When it happened, by the sender's word."""
+        return self._lease.event_at
+
+    @property
+    def marks(self) -> Mark:
+        """What is odd about it, if anything."""
+        return self._lease.marks
+
+    @property
+    def body(self) -> bytes:
+        """The bytes as received; of a batch, the sender's own envelope around this one item."""
+        return self._lease.body
+
+    @property
+    def headers(self) -> list[tuple[str, str]]:
+        """Names in lower case, in the order received, duplicates kept."""
+        if self._headers is None:
+            self._headers = unpack_head(self._lease.head)[2]
+        return self._headers
+
+    def header(self, name: str) -> str | None:
+        """The first header of this name, whatever its case."""
+        wanted = name.lower()
+        return next((value for known, value in self.headers if known == wanted), None)
+
+    def json(self) -> Any:
+        """The body as JSON, read by the same parser that found the key (S12). Raises ValueError for anything else."""
+        return payload.parse(self.body)
+
+    def form(self) -> dict[str, list[str]]:
+        """The body as a form: every value of every field."""
+        return payload.parse_form(self.body)
+
+    # -- which attempt this is -----------------------------------------------------------------
+
+    @property
+    def idempotency_key(self) -> str:
+        """Hand this on to whoever deduplicates: it is the same in every attempt."""
+        return outward_id(self._lease)
+
+    @property
+    def delivery_id(self) -> str:
+        """`dlv_…`: this event for this destination."""
+        return show_id(Kind.delivery, self._lease.delivery_id)
+
+    @property
+    def attempt(self) -> int:
+        """Its number within this run, from 1."""
+        return self._lease.attempt
+
+    @property
+    def run(self) -> int:
+        """1, and one more for each replay."""
+        return self._lease.run
+
+    @property
+    def replay(self) -> bool:
+        """Whether a person or program asked for it again."""
+        return self._lease.replay_id is not None
+
+    @property
+    def replay_id(self) -> str | None:
+        """`rpl_…`, when it is a replay."""
+        return None if self._lease.replay_id is None else show_id(Kind.replay, self._lease.replay_id)
+
+    @property
+    def trigger(self) -> Trigger:
+        """Why this attempt is made."""
+        return self._lease.trigger
+
+    @property
+    def fence(self) -> int:
+        """Rises with every lease: a store of one's own can refuse a writer that was overtaken."""
+        return self._lease.fence
+
+    # -- effects -------------------------------------------------------------------------------
+
+    def commit(self, effect: Effect) -> None:
+        """Have a short function write in the very transaction that marks this delivery done (SQLite).
+
+        It is called after the handler has returned, with a connection that has `execute` and `executemany`, and is
+        undone when the lease was lost meanwhile: effect and completion happen together, or neither does (R51).
+        """
+        if not self._takes_effects:
+            raise ConfigError(
+                "event.commit(…) is for an inbox on SQLite.", hint="On PostgreSQL let the handler take `tx`."
+            )
+        if self.effect is not None:
+            raise ConfigError("event.commit(…) was called twice; write everything in one function.")
+        self.effect = effect
+
+    def __repr__(self) -> str:
+        return f"<Event {self.id} {self.source} {self.type} attempt {self.attempt} of run {self.run}>"

@@ -1,0 +1,39 @@
+"""The one way out over HTTP: what a call brings back, and how it can fail (S21).
+
+`oncehook.outbound.client` makes the calls and is the only module that imports the HTTP library; it is imported when a
+destination is opened. Everything here is light, so that whoever only handles answers need not load it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from oncehook.errors import OncehookError
+
+
+@dataclass(slots=True, frozen=True)
+class Answer:
+    """What came back: decided by its status line, whatever became of its body."""
+
+    status: int
+    body: bytes = field(repr=False)
+    """How it begins; never decompressed."""
+    retry_after: str | None = None
+
+
+class Unanswered(OncehookError):
+    """No status line came back."""
+
+    code = "unanswered"
+
+
+class Forbidden(Unanswered):
+    """Every address this name leads to is one that may not be called."""
+
+    code = "address_forbidden"
+
+
+class Untrusted(Unanswered):
+    """The other end could not prove who it is."""
+
+    code = "certificate_untrusted"

@@ -1,0 +1,110 @@
+"""The one spelling of a web address: `read_url` comes in with what a person wrote and goes out with what is called.
+
+Everything that makes two programs read one address differently (user names, odd numbers, other alphabets, control
+characters) is refused or written out before anybody judges the host (S20). Destinations call it when they are made.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from ipaddress import IPv4Address, IPv6Address
+from typing import Final
+from urllib.parse import SplitResult, quote, urlsplit
+
+from oncehook.errors import ConfigError
+
+_HOST: Final = re.compile(
+    r"(?=.{1,253}\.?$)(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.?"
+)
+_NUMBER: Final = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?")
+_AS_IT_IS: Final = "%/?:@!$&'()*+,;=-._~[]|"
+"""What stays in path and query: an address may be signed, so nothing that is legal is written another way."""
+
+_FORM: Final = 'It is written like "https://example.org/hook".'
+
+
+def read_url(text: str) -> str:
+    """The address as it will be called. Raises ConfigError, whose sentence never repeats the address."""
+    parts = _split(text)
+    if parts.scheme not in ("http", "https"):
+        raise ConfigError("A destination's address begins with http:// or https://.", hint=_FORM)
+    if "@" in parts.netloc:
+        raise ConfigError(
+            "A destination's address must not hold a user name or password.",
+            hint="Put them into headers, by reference.",
+        )
+    if parts.fragment:
+        raise ConfigError("A destination's address must not hold a fragment (#…): it would never be sent.")
+    host = _host(parts.hostname or "")
+    port = f":{parts.port}" if parts.port is not None else ""
+    query = f"?{quote(parts.query, safe=_AS_IT_IS)}" if parts.query else ""
+    return f"{parts.scheme}://{host}{port}{quote(parts.path or '/', safe=_AS_IT_IS)}{query}"
+
+
+def _split(text: str) -> SplitResult:
+    # urlsplit drops tabs and line ends without a word, and takes a backslash for a letter where browsers see a slash
+    if not text.isprintable() or " " in text or "\\" in text:
+        raise ConfigError(
+            "A destination's address must not hold spaces, backslashes or control characters.", hint=_FORM
+        )
+    try:
+        parts = urlsplit(text)
+        usable = parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable:
+        raise ConfigError("A destination's address cannot be read.", hint=_FORM)
+    return parts
+
+
+def _host(text: str) -> str:
+    if ":" in text:
+        return f"[{_ipv6(text)}]"
+    name = text.lower() if text.isascii() else _ascii(text)
+    if not _HOST.fullmatch(name):
+        raise ConfigError("A destination's address names no usable host.", hint=_FORM)
+    return _ipv4(name) if _NUMBER.fullmatch(name) else name
+
+
+def _ipv6(text: str) -> IPv6Address:
+    try:
+        address = IPv6Address(text)
+    except ValueError:
+        raise ConfigError("A destination's address names no usable host.", hint=_FORM) from None
+    if address.scope_id is not None:
+        raise ConfigError("A destination's address must not name a network interface (%…).")
+    return address
+
+
+def _ipv4(name: str) -> str:
+    """A host that ends in a number is an IPv4 address, whatever its spelling: octal, hexadecimal, short, one number."""
+    try:
+        return str(IPv4Address(socket.inet_aton(name.removesuffix("."))))
+    except OSError:
+        raise ConfigError("A destination's address ends in a number that is no IPv4 address.", hint=_FORM) from None
+
+
+def _ascii(name: str) -> str:
+    from yarl import URL  # brings the current tables of letters (IDNA 2008); Python's own are those of 2003
+
+    try:
+        return (URL.build(scheme="http", host=name).raw_host or "").lower()
+    except ValueError:
+        raise ConfigError("A destination's address names no usable host.", hint=_FORM) from None
+
+
+def shown_url(url: str) -> str:
+    """The address as it may be shown: the names in its query, without their values."""
+    before, mark, query = url.partition("?")
+    return before + mark + "&".join(_shown_parameter(piece) for piece in query.split("&") if piece)
+
+
+def _shown_parameter(piece: str) -> str:
+    name, sign, _ = piece.partition("=")
+    return f"{name}=…" if sign else "…"
+
+
+def host_of(url: str) -> str:
+    """Host and port, for sentences about what went wrong."""
+    return urlsplit(url).netloc

@@ -1,0 +1,881 @@
+"""An HTTP destination against a real server on loopback: what it sends, how it judges, where it does not go.
+
+The server speaks raw bytes, so that it can also be slow, rude and wrong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gzip
+import socket
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from email.utils import format_datetime
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+from standardwebhooks import Webhook
+
+from oncehook import clock
+from oncehook.deliveries import Category, Lease, Options, Turn
+from oncehook.destinations.base import Destination, Result, Terms
+from oncehook.destinations.http import HttpDestination
+from oncehook.errors import ConfigError
+from oncehook.model import Arrival, Mark, pack_head
+from oncehook.outbound.addresses import Network
+from oncehook.outbound.client import Outbound
+from oncehook.verify.standard import StandardWebhooks
+
+SECRET, OLD_SECRET = b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", b"whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
+EVENT = bytes.fromhex("0199a4e80a007000800000000000") + b"\0\0"
+EVENT_ID = "evt_0199a4e80a0070008000000000000000"
+BODY = '{"hello": "wörld"}'.encode()
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+LOOPBACK = [ip_network("127.0.0.1/32")]
+
+
+# -- the other end -----------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """One request as it came over the wire."""
+
+    line: str
+    pairs: list[tuple[str, str]]
+    body: bytes
+
+    @property
+    def headers(self) -> dict[str, str]:
+        names = [name for name, _ in self.pairs]
+        assert len(set(names)) == len(names), "a header came twice"
+        return dict(self.pairs)
+
+
+Behaviour = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
+
+
+@dataclass
+class Sink:
+    """A server that says what it is told to say, byte for byte."""
+
+    port: int = 0
+    says: bytes | Behaviour = OK
+    seen: list[Seen] = field(default_factory=list)
+    connections: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            while True:
+                self.seen.append(await read_request(reader))
+                if callable(self.says):
+                    await self.says(self.seen[-1], writer)
+                else:
+                    writer.write(self.says)
+                if writer.is_closing():
+                    return
+                await writer.drain()
+        writer.close()
+
+
+async def read_request(reader: asyncio.StreamReader) -> Seen:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").removesuffix("\r\n\r\n")
+    line, *lines = head.split("\r\n")
+    pairs = [(name.lower(), value) for name, _, value in (text.partition(": ") for text in lines)]
+    length = next(int(value) for name, value in pairs if name == "content-length")
+    return Seen(line, pairs, await reader.readexactly(length))
+
+
+@asynccontextmanager
+async def serving(sink: Sink, host: str = "127.0.0.1", **options: Any) -> AsyncIterator[Sink]:
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        with suppress(asyncio.CancelledError):
+            await sink.serve(reader, writer)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(serve, host, sink.port, limit=1 << 25, **options)
+    sink.port = server.sockets[0].getsockname()[1]
+    try:
+        yield sink
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks)
+
+
+@pytest.fixture
+async def sink() -> AsyncIterator[Sink]:
+    async with serving(Sink()) as made:
+        yield made
+
+
+def lease(**changes: Any) -> Lease:
+    given = Lease(
+        line=b"l" * 16,
+        delivery_id=EVENT,
+        head_id=EVENT,
+        destination_id=1,
+        fence=1,
+        run=1,
+        attempt=1,
+        deaths=0,
+        turn=Turn.live,
+        options=Options.none,
+        replay_id=None,
+        seconds=10.0,
+        event_id=EVENT,
+        source_id=1,
+        source="orders",
+        type="order.paid",
+        key="k",
+        subject="42",
+        received_at=datetime(2026, 1, 1, tzinfo=UTC),
+        event_at=None,
+        marks=Mark.none,
+        rank=None,
+        rank_scope=None,
+        highest_rank=None,
+        head=head(("content-type", "application/json; charset=utf-8")),
+        body=BODY,
+    )
+    return replace(given, **changes)
+
+
+def head(*headers: tuple[str, str]) -> bytes:
+    pairs = [(name.encode(), value.encode("latin-1")) for name, value in headers]
+    return pack_head(Arrival("orders", pairs, b"", path="/in/orders"))
+
+
+@asynccontextmanager
+async def opened(url: str | Sink, **options: Any) -> AsyncIterator[HttpDestination]:
+    where = url if isinstance(url, str) else f"http://127.0.0.1:{url.port}/hook"
+    options.setdefault("allow_private", LOOPBACK)
+    made = HttpDestination("sink", where, terms=Terms(timeout=options.pop("timeout", 5.0)), **options)
+    await made.open()
+    try:
+        yield made
+    finally:
+        await made.close()
+
+
+async def attempt(url: str | Sink, work: Lease | None = None, **options: Any) -> Result:
+    async with opened(url, **options) as destination:
+        return await destination.attempt(work or lease())
+
+
+def guarded(*addresses: Sequence[str], allow: Sequence[Network] = LOOPBACK) -> tuple[Outbound, list[str]]:
+    """A client whose names lead to these addresses, the next ones each time they are looked up."""
+    asked: list[str] = []
+
+    async def look_up(host: str, port: int) -> Sequence[str]:
+        asked.append(host)
+        return addresses[min(len(asked), len(addresses)) - 1]
+
+    return Outbound(allow_private=allow, look_up=look_up), asked
+
+
+# -- what is sent ------------------------------------------------------------------------------
+
+
+async def test_the_request_is_exactly_this(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", lambda: 1_700_000_000.9)
+    result = await attempt(sink, sign=[SECRET], headers={"Authorization": "Bearer abcdef", "X-Team": "billing"})
+    assert result.category is None
+    (seen,) = sink.seen
+    assert seen.line == "POST /hook HTTP/1.1"
+    assert seen.body == BODY
+    headers = seen.headers
+    moment = datetime.fromtimestamp(1_700_000_000, UTC)
+    assert headers.pop("webhook-signature") == Webhook(SECRET.decode()).sign(EVENT_ID, moment, BODY.decode())
+    assert headers == {
+        "host": f"127.0.0.1:{sink.port}",
+        "accept": "*/*",
+        "accept-encoding": "identity",
+        "user-agent": "oncehook",
+        "content-type": "application/json; charset=utf-8",
+        "content-length": str(len(BODY)),
+        "authorization": "Bearer abcdef",
+        "x-team": "billing",
+        "webhook-id": EVENT_ID,
+        "webhook-timestamp": "1700000000",
+        "idempotency-key": EVENT_ID,
+        "oncehook-attempt": "1",
+        "oncehook-run": "1",
+        "oncehook-trigger": "initial",
+        "oncehook-source": "orders",
+        "oncehook-subject": "42",
+    }
+
+
+async def test_the_signature_satisfies_the_reference_library(sink: Sink) -> None:
+    await attempt(sink, sign=[SECRET, OLD_SECRET])
+    (seen,) = sink.seen
+    assert len(seen.headers["webhook-signature"].split(" ")) == 2
+    for secret in (SECRET, OLD_SECRET):
+        Webhook(secret.decode()).verify(seen.body, seen.headers)
+        own = Arrival("", [(name.encode(), value.encode()) for name, value in seen.pairs], seen.body)
+        StandardWebhooks().verifier([secret])(own)
+
+
+async def test_it_signs_as_the_scheme_does(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One signing policy: the signature is the scheme's own, with a shared secret and with a private key."""
+    monkeypatch.setattr(clock, "now", lambda: 1_700_000_000.9)
+    private = b"whsk_" + base64.b64encode(bytes(range(32)))
+    await attempt(sink, sign=[SECRET, private])
+    draft = Arrival("", [(b"webhook-id", EVENT_ID.encode())], BODY)
+    for shown, secret in zip(sink.seen[0].headers["webhook-signature"].split(" "), (SECRET, private), strict=True):
+        signed = StandardWebhooks().sign(draft, secret, at=1_700_000_000.9)
+        assert dict(signed.headers)[b"webhook-signature"].decode() == shown
+
+
+async def test_without_a_secret_there_is_no_signature_and_without_a_subject_no_subject(sink: Sink) -> None:
+    await attempt(sink, lease(subject=None, head=head()))
+    headers = sink.seen[0].headers
+    assert not {"webhook-signature", "oncehook-subject", "oncehook-replay"} & set(headers)
+    assert headers["webhook-id"] == EVENT_ID
+    assert headers["content-type"] == "application/octet-stream"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"attempt": 3}, ("3", "1", "retry")),
+        ({"run": 2, "replay_id": b"r" * 16}, ("1", "2", "replay")),
+        ({"run": 2, "replay_id": b"r" * 16, "turn": Turn.replay}, ("1", "2", "bulk-replay")),
+        ({"run": 2, "attempt": 2, "replay_id": b"r" * 16}, ("2", "2", "retry")),
+    ],
+)
+async def test_it_says_which_attempt_this_is_and_why(sink: Sink, changes: Any, expected: tuple[str, str, str]) -> None:
+    await attempt(sink, lease(**changes))
+    headers = sink.seen[0].headers
+    assert (headers["oncehook-attempt"], headers["oncehook-run"], headers["oncehook-trigger"]) == expected
+    assert headers.get("oncehook-replay") == ("rpl_" + (b"r" * 16).hex() if "replay_id" in changes else None)
+
+
+async def test_the_id_stays_the_same_over_all_attempts_unless_a_fresh_one_is_ordered(sink: Sink) -> None:
+    """R50, R53, R48."""
+    async with opened(sink, sign=[SECRET]) as destination:
+        for work in (lease(), lease(attempt=2), lease(run=2, replay_id=b"r" * 16)):
+            await destination.attempt(work)
+        await destination.attempt(lease(run=2, options=Options.fresh_id | Options.hold))
+        await destination.attempt(lease(run=2, attempt=2, options=Options.fresh_id))
+    ids = [seen.headers["webhook-id"] for seen in sink.seen]
+    assert ids == [EVENT_ID] * 3 + [f"{EVENT_ID}.2"] * 2
+    assert [seen.headers["idempotency-key"] for seen in sink.seen] == ids
+    for seen in sink.seen:
+        Webhook(SECRET.decode()).verify(seen.body, seen.headers)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    ["5511@s.whatsapp.net", "a b", "100%", "é", "x\r\nX-Evil: 1", "  ", "acme/shop#12", "\x00\x7f", "日本" * 85],
+)
+async def test_any_subject_fits_into_a_header_and_comes_back_out(sink: Sink, subject: str) -> None:
+    await attempt(sink, lease(subject=subject, source=subject))
+    headers = sink.seen[0].headers
+    assert unquote(headers["oncehook-subject"]) == unquote(headers["oncehook-source"]) == subject
+    assert "x-evil" not in headers
+
+
+async def test_only_listed_headers_are_passed_on(sink: Sink) -> None:
+    """S24."""
+    arrived = head(
+        ("content-type", "text/plain"),
+        ("authorization", "Bearer theirs"),
+        ("cookie", "a=b"),
+        ("proxy-authorization", "theirs"),
+        ("x-github-event", "push"),
+        ("x-twice", "1"),
+        ("x-twice", "2"),
+        ("x-hop", "for us"),
+        ("connection", "close, X-Hop"),
+        ("x-token", "[masked]"),
+        ("x-utf8", "wörld".encode().decode("latin-1")),
+        ("x-latin", "w\xf6rld"),
+        ("x-bad", "a\nb"),
+        ("x-team", "theirs"),
+        ("user-agent", "GitHub-Hookshot"),
+        ("x-other", "not listed"),
+    )
+    listed = ["X-GitHub-Event", "X-Twice", "X-Hop", "X-Token", "X-Utf8", "X-Latin", "X-Bad", "X-Team", "X-Absent"]
+    await attempt(sink, lease(head=arrived), forward_headers=[*listed, "User-Agent"], headers={"X-Team": "ours"})
+    headers = sink.seen[0].headers
+    assert headers["content-type"] == "text/plain"
+    assert headers["x-github-event"] == "push"
+    assert headers["x-twice"] == "1, 2"
+    assert headers["x-utf8"].encode("latin-1").decode() == "wörld"
+    assert headers["x-team"] == "ours"
+    assert headers["user-agent"] == "GitHub-Hookshot"
+    gone = {"authorization", "cookie", "proxy-authorization", "x-hop", "connection", "x-token", "x-latin", "x-bad"}
+    assert not (gone | {"x-other", "x-absent"}) & set(headers)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Authorization", "cookie", "Set-Cookie", "Proxy-Authorization", "Proxy-Anything", "Connection", "Keep-Alive", "TE",
+     "Transfer-Encoding", "Trailer", "Upgrade", "Host", "Content-Length", "Content-Encoding", "Expect", "webhook-id",
+     "Idempotency-Key", "Oncehook-Run", "X Bad", "X-Bad\r\nX-Evil", ""],
+)  # fmt: skip
+def test_what_is_never_passed_on_cannot_be_listed(name: str) -> None:
+    with pytest.raises(ConfigError):
+        HttpDestination("sink", "https://example.org/", forward_headers=[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("X-A", "a\r\nX-Evil: 1"), ("X-A", "a\nb"), ("X-A", "a\0b"), ("X-A", "é"), ("X-A\r\nX-Evil", "1"), ("X:A", "1"),
+     ("Host", "evil"), ("content-length", "0"), ("Transfer-Encoding", "chunked"), ("Connection", "close"),
+     ("webhook-signature", "v1,x"), ("Oncehook-Run", "9"), ("Accept-Encoding", "gzip"), ("Proxy-Authorization", "x")],
+)  # fmt: skip
+def test_configured_headers_cannot_break_the_request(name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        HttpDestination("sink", "https://example.org/", headers={name: value})
+    assert value not in str(raised.value) or len(value) < 3
+
+
+@pytest.mark.parametrize("secret", [b"whsec_not base64!", b"whpk_aGVsbG8=", b"whsk_c2hvcnQ=", b"", b" "])
+def test_a_secret_that_cannot_sign_is_an_error_at_the_start(secret: bytes) -> None:
+    with pytest.raises(ConfigError):
+        HttpDestination("sink", "https://example.org/", sign=[secret])
+
+
+async def test_the_content_type_may_be_configured(sink: Sink) -> None:
+    await attempt(sink, headers={"content-type": "application/cloudevents+json"})
+    assert sink.seen[0].headers["content-type"] == "application/cloudevents+json"
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, 5 << 20])
+async def test_a_body_arrives_as_it_was_received(sink: Sink, size: int) -> None:
+    body = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    result = await attempt(sink, lease(body=body), sign=[SECRET])
+    assert result.category is None
+    assert sink.seen[0].body == body
+    assert sink.seen[0].headers["content-length"] == str(size)
+
+
+def test_it_is_a_destination_and_shows_no_secret() -> None:
+    made = HttpDestination("sink", "https://example.org/in?token=hush-hush", headers={"Authorization": "hush-hush"})
+    kept: Destination = made
+    assert (kept.kind, kept.trust, kept.name, kept.number) == ("http", 3, "sink", 0)
+    assert kept.address == "POST https://example.org/in?token=…"
+    assert "hush-hush" not in repr(made)
+
+
+# -- how it is judged --------------------------------------------------------------------------
+
+STATUSES = [
+    *((status, None) for status in (200, 201, 202, 204, 206, 299)),
+    *((status, Category.transient) for status in (408, 425, 429, 500, 502, 503, 504, 599)),
+    *((status, Category.permanent) for status in (300, 301, 302, 303, 304, 307, 308)),
+    *((status, Category.permanent) for status in (400, 401, 403, 404, 405, 409, 410, 413, 415, 422, 451, 499)),
+    (600, Category.unknown),
+    (999, Category.unknown),
+]
+
+
+@pytest.mark.parametrize(("status", "category"), STATUSES)
+async def test_the_status_decides(sink: Sink, status: int, category: Category | None) -> None:
+    bodiless = status in (204, 304)
+    sink.says = b"HTTP/1.1 %d Whatever\r\nContent-Length: %d\r\n\r\n%b" % (
+        *((status, 0, b"") if bodiless else (status, 4, b"said")),
+    )
+    result = await attempt(sink)
+    assert result.category == category
+    assert result.evidence.status == status
+    assert result.evidence.answer == (None if bodiless else b"said")
+    assert (result.evidence.error is None) == (category is None)
+    assert result.pause == ("answered 410 Gone" if status == 410 else None)
+    assert len(sink.seen) == 1
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+async def test_a_redirect_is_not_followed(sink: Sink, status: int) -> None:
+    """S20, R39."""
+    async with serving(Sink()) as trap:
+        place = f"http://127.0.0.1:{trap.port}/".encode()
+        sink.says = b"HTTP/1.1 %d X\r\nLocation: %b\r\nContent-Length: 0\r\n\r\n" % (status, place)
+        result = await attempt(sink)
+        assert result.category is Category.permanent
+        assert result.evidence.error == f"HTTP {status}; redirects are not followed"
+        assert not trap.seen
+    assert len(sink.seen) == 1
+
+
+async def test_retry_after_in_seconds_and_as_a_date(sink: Sink) -> None:
+    """R39."""
+    async with opened(sink) as destination:
+
+        async def asked(value: str, status: int = 503) -> float | None:
+            sink.says = f"HTTP/1.1 {status} X\r\nRetry-After: {value}\r\nContent-Length: 0\r\n\r\n".encode()
+            return (await destination.attempt(lease())).retry_after
+
+        assert await asked("7") == 7.0
+        assert await asked("120", 429) == 120.0
+        moment = clock.now_utc().timestamp() + 90
+        waits = await asked(format_datetime(datetime.fromtimestamp(moment, UTC), usegmt=True))
+        assert waits == pytest.approx(90, abs=5)
+        assert await asked("soon") is None
+        assert await asked("10", 200) is None
+
+
+async def test_what_it_said_is_kept_up_to_4_kb(sink: Sink) -> None:
+    poured = 0
+
+    async def pour(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        nonlocal poured
+        writer.write(b"HTTP/1.1 500 X\r\nTransfer-Encoding: chunked\r\n\r\n")
+        while True:
+            writer.write(b"10000\r\n" + b"x" * 65536 + b"\r\n")
+            await writer.drain()
+            poured += 65536
+
+    sink.says = pour
+    async with opened(sink, timeout=30.0) as destination:
+        result = await destination.attempt(lease())
+        assert result.category is Category.transient
+        assert result.evidence.answer == b"x" * 4096
+        assert poured < 32 << 20, "no more than the buffers of the system hold was taken off it"
+        sink.says = OK
+        assert (await destination.attempt(lease())).category is None
+    assert sink.connections == 2, "a connection with something unread in it is not used again"
+
+
+async def test_a_small_answer_keeps_the_connection(sink: Sink) -> None:
+    async with opened(sink) as destination:
+        for _ in range(5):
+            assert (await destination.attempt(lease())).evidence.answer == b"ok"
+        sink.says = b"HTTP/1.1 500 X\r\nContent-Length: 4096\r\n\r\n" + b"x" * 4096
+        for _ in range(3):
+            await destination.attempt(lease())
+    assert sink.connections == 1
+
+
+@pytest.mark.parametrize("encoding", [b"gzip", b"deflate", b"br"])
+async def test_nothing_is_decompressed(sink: Sink, encoding: bytes) -> None:
+    """S23: a bomb stays as small as it came."""
+    bomb = gzip.compress(b"\0" * 10_000_000)
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: %b\r\nContent-Length: %d\r\n\r\n" % (encoding, len(bomb))
+    sink.says = head + bomb
+    result = await attempt(sink)
+    assert result.category is None
+    assert result.evidence.answer == bomb[:4096]
+    assert sink.seen[0].headers["accept-encoding"] == "identity"
+
+
+async def test_our_own_credentials_do_not_come_back_into_the_store(sink: Sink) -> None:
+    """S25: many receivers repeat the request in their answer."""
+
+    async def repeat(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        text = repr(seen.headers).encode() + b" hush-hush-token"
+        writer.write(b"HTTP/1.1 400 X\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
+
+    sink.says = repeat
+    result = await attempt(sink, headers={"Authorization": "Bearer hush-hush-token", "X-Key": "another-secret"})
+    assert result.evidence.answer is not None
+    assert b"[masked]" in result.evidence.answer
+    assert b"hush" not in result.evidence.answer
+    assert b"another-secret" not in result.evidence.answer
+
+
+async def test_cookies_do_not_last(sink: Sink) -> None:
+    sink.says = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b; Path=/\r\nContent-Length: 0\r\n\r\n"
+    async with opened(sink) as destination:
+        await destination.attempt(lease())
+        await destination.attempt(lease())
+    assert "cookie" not in sink.seen[1].headers
+
+
+# -- one deadline over everything (R55) --------------------------------------------------------
+
+
+async def never(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(60)
+
+
+async def drip_head(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while True:
+        writer.write(b"X-A: b\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def drip_body(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n")
+    while True:
+        writer.write(b".")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("behaviour", [never, drip_head])
+async def test_silence_and_a_slow_head_end_at_the_deadline(sink: Sink, behaviour: Behaviour) -> None:
+    sink.says = behaviour
+    result = await attempt(sink, timeout=0.3)
+    assert (result.category, result.evidence.status) == (Category.transient, None)
+    assert result.evidence.error == "no answer within 0.3 s"
+
+
+async def test_a_drip_fed_body_ends_at_the_deadline_and_the_status_stands(sink: Sink) -> None:
+    sink.says = drip_body
+    async with opened(sink, timeout=0.3) as destination:
+        result = await asyncio.wait_for(destination.attempt(lease()), 20)
+        assert result.category is None
+        assert result.evidence.status == 200
+        assert result.evidence.answer
+        assert set(result.evidence.answer) == set(b".")
+        sink.says = OK
+        assert (await destination.attempt(lease())).evidence.answer == b"ok"
+    assert sink.connections == 2
+
+
+async def test_a_status_stands_when_the_body_is_cut_off(sink: Sink) -> None:
+    async def cut(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 X\r\nContent-Length: 100\r\n\r\nhalf")
+        await writer.drain()
+        writer.close()
+
+    sink.says = cut
+    result = await attempt(sink)
+    assert (result.category, result.evidence.answer) == (Category.permanent, b"half")
+
+
+async def test_a_destination_that_reads_nothing_ends_at_the_deadline() -> None:
+    async def deaf(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+        writer.transport.abort()
+
+    server = await asyncio.start_server(deaf, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    result = await attempt(f"http://127.0.0.1:{port}/", lease(body=b"x" * (32 << 20)), timeout=0.5)
+    assert result.evidence.error == "no answer within 0.5 s"
+    server.close()
+
+
+async def test_a_name_server_that_hangs_ends_at_the_deadline() -> None:
+    async def hang(host: str, port: int) -> Sequence[str]:
+        await asyncio.sleep(60)
+        return ()
+
+    result = await attempt("http://hooks.example/", outbound=Outbound(look_up=hang), timeout=0.2)
+    assert (result.category, result.evidence.error) == (Category.transient, "no answer within 0.2 s")
+
+
+async def test_whoever_stops_the_worker_is_obeyed(sink: Sink) -> None:
+    sink.says = never
+    async with opened(sink) as destination:
+        task = asyncio.create_task(destination.attempt(lease()))
+        while not sink.seen:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+# -- when nobody answers -----------------------------------------------------------------------
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def test_a_refused_connection_is_transient() -> None:
+    port = free_port()
+    result = await attempt(f"http://127.0.0.1:{port}/path?token=hush-hush")
+    assert result.category is Category.transient
+    assert result.evidence.error == f"cannot connect to 127.0.0.1:{port}: Connection refused"
+
+
+async def test_a_name_that_is_not_found_is_transient() -> None:
+    result = await attempt("http://no-such-host.invalid/?token=hush-hush")
+    assert result.category is Category.transient
+    assert result.evidence.error is not None
+    assert result.evidence.error.startswith("the address of no-such-host.invalid cannot be found: ")
+
+
+async def test_a_name_that_leads_nowhere_is_transient() -> None:
+    outbound, _ = guarded([])
+    result = await attempt("http://hooks.example/", outbound=outbound)
+    assert result.category is Category.transient
+    assert result.evidence.error == "the address of hooks.example cannot be found: the name leads to no address"
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        (b"", "closed the connection before it answered"),
+        (b"SSH-2.0-OpenSSH\r\n", "did not answer in HTTP"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 100_000 + b"\r\n\r\n", "did not answer in HTTP"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "did not answer in HTTP"),
+    ],
+)
+async def test_nonsense_is_transient(sink: Sink, said: bytes, error: str) -> None:
+    async def say(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        await writer.drain()
+        writer.close()
+
+    sink.says = say
+    result = await attempt(sink)
+    assert (result.category, result.evidence.status) == (Category.transient, None)
+    assert result.evidence.error == f"127.0.0.1:{sink.port} {error}"
+    assert len(sink.seen) == 1, "over a fresh connection it is sent once"
+
+
+async def test_a_kept_connection_that_was_just_closed_costs_no_attempt(sink: Sink) -> None:
+    async def rude(seen: Seen, writer: asyncio.StreamWriter) -> None:
+        if len(sink.seen) == 2:  # the second request over the first connection
+            writer.close()
+        else:
+            writer.write(OK)
+
+    sink.says = rude
+    async with opened(sink, sign=[SECRET]) as destination:
+        assert (await destination.attempt(lease())).category is None
+        assert (await destination.attempt(lease())).category is None
+    assert (len(sink.seen), sink.connections) == (3, 2)
+    assert sink.seen[1].headers == sink.seen[2].headers
+
+
+async def test_an_answer_before_the_body_was_read_still_counts(sink: Sink) -> None:
+    async def early(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 413 Too Large\r\nContent-Length: 3\r\nConnection: close\r\n\r\nbig")
+        await writer.drain()
+        with suppress(ConnectionError, asyncio.CancelledError):
+            while await reader.read(1 << 16):
+                pass
+        writer.close()
+
+    server = await asyncio.start_server(early, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    result = await attempt(f"http://127.0.0.1:{port}/", lease(body=b"x" * (8 << 20)))
+    assert (result.category, result.evidence.status) == (Category.permanent, 413)
+    server.close()
+
+
+# -- where it may go (S17, S18, S19, S20) ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.1", "0x7f000001", "2130706433", "0177.0.0.1", "localhost", "127.0.0.1.", "１２７.１"]
+)
+async def test_loopback_is_not_called_however_it_is_spelt(sink: Sink, host: str) -> None:
+    result = await attempt(f"http://{host}:{sink.port}/?token=hush-hush", allow_private=False)
+    assert result.category is Category.permanent
+    assert result.evidence.error is not None
+    assert "allow_private" in result.evidence.error
+    assert "loopback" in result.evidence.error
+    assert "hush" not in result.evidence.error
+    assert sink.connections == 0
+
+
+@pytest.mark.parametrize("host", ["[::1]", "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]", "[::]", "[::127.0.0.1]"])
+async def test_loopback_is_not_called_over_ipv6_either(host: str) -> None:
+    async with serving(Sink(), "::1") as sink:
+        result = await attempt(f"http://{host}:{sink.port}/", allow_private=False)
+        assert result.category is Category.permanent
+        assert sink.connections == 0
+        assert (await attempt(f"http://[::1]:{sink.port}/", allow_private=[ip_network("::1/128")])).category is None
+
+
+async def test_zero_is_not_called_although_it_leads_home(sink: Sink) -> None:
+    result = await attempt(f"http://0.0.0.0:{sink.port}/", allow_private=LOOPBACK)
+    assert result.category is Category.permanent
+    assert sink.connections == 0
+
+
+async def test_private_addresses_are_called_when_allowed(sink: Sink) -> None:
+    assert (await attempt(sink, allow_private=True)).category is None
+    assert (await attempt(sink, allow_private=[ip_network("127.0.0.0/8")])).category is None
+    assert (await attempt(sink, allow_private=[ip_network("10.0.0.0/8")])).category is Category.permanent
+
+
+@pytest.mark.parametrize("address", ["127.0.0.2", "10.0.0.1", "169.254.169.254", "::ffff:127.0.0.1", "fd00::1", "::1"])
+async def test_a_name_that_leads_inside_is_refused(sink: Sink, address: str) -> None:
+    outbound, _ = guarded([address])
+    result = await attempt(f"http://hooks.example:{sink.port}/", outbound=outbound)
+    assert result.category is Category.permanent
+    assert result.evidence.error is not None
+    assert result.evidence.error.startswith(
+        f"hooks.example:{sink.port} is not called: {address} is not a public address"
+    )
+    assert sink.connections == 0
+
+
+async def test_of_two_addresses_only_the_allowed_one_is_called(sink: Sink) -> None:
+    async with serving(Sink(port=sink.port), "127.0.0.2") as inside:
+        for addresses in (["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "127.0.0.2"]):
+            outbound, _ = guarded(addresses)
+            result = await attempt(f"http://hooks.example:{sink.port}/", outbound=outbound)
+            assert result.category is None
+        assert (sink.connections, inside.connections) == (2, 0)
+    assert sink.seen[0].headers["host"] == f"hooks.example:{sink.port}"
+
+
+async def test_the_inner_address_is_no_way_out_when_the_allowed_one_is_down() -> None:
+    async with serving(Sink(), "127.0.0.2") as inside:
+        outbound, _ = guarded(["127.0.0.1", "127.0.0.2"])
+        result = await attempt(f"http://hooks.example:{inside.port}/", outbound=outbound)
+        assert result.category is Category.transient
+        assert inside.connections == 0
+
+
+async def test_a_name_that_changes_its_mind_reaches_nothing_inside(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S17: allowed when first looked up, inside the next time, and at last allowed again."""
+    monkeypatch.setattr("oncehook.outbound.client._NAMES_KEPT", 0)
+    async with serving(Sink(port=sink.port), "127.0.0.2") as inside:
+        outbound, asked = guarded(["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1"])
+        sink.says = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+        async with opened(f"http://hooks.example:{sink.port}/", outbound=outbound) as destination:
+            categories = [(await destination.attempt(lease())).category for _ in range(3)]
+        assert categories == [None, Category.permanent, None]
+        assert (len(asked), sink.connections, inside.connections) == (3, 2, 0)
+
+
+async def test_the_socket_itself_is_judged_whatever_was_resolved(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S17: were the check of names to miss something, the address about to be connected to is still refused."""
+    monkeypatch.setattr("oncehook.outbound.client._GuardedResolver.resolve", unguarded(["127.0.0.1"]))
+    result = await attempt(f"http://hooks.example:{sink.port}/", allow_private=False)
+    assert result.category is Category.permanent
+    monkeypatch.setattr(
+        "oncehook.outbound.client._GuardedResolver.resolve", unguarded(["127.0.0.1", "127.0.0.2", "::1"])
+    )
+    result = await attempt(f"http://hooks.example:{sink.port}/", allow_private=False)
+    assert result.category is not None
+    assert sink.connections == 0
+
+
+def unguarded(addresses: Sequence[str]) -> Any:
+    from oncehook.outbound.client import _resolved
+
+    async def resolve(self: Any, host: str, port: int = 0, family: int = 0) -> Any:
+        return [_resolved(host, address, port) for address in addresses]
+
+    return resolve
+
+
+async def test_proxies_and_netrc_of_the_environment_are_ignored(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    async with serving(Sink()) as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, f"http://127.0.0.1:{proxy.port}")
+        netrc = tmp_path / "netrc"
+        netrc.write_text("machine 127.0.0.1 login user password hush\n")
+        netrc.chmod(0o600)
+        monkeypatch.setenv("NETRC", str(netrc))
+        assert (await attempt(sink)).category is None
+        assert proxy.connections == 0
+    assert "authorization" not in sink.seen[0].headers
+
+
+@pytest.mark.parametrize(
+    "url", ["https://user:hush@example.org/", "ftp://example.org/", "file:///etc/passwd", "http://a\r\nb/"]
+)
+def test_an_address_that_cannot_be_meant_is_an_error_at_the_start(url: str) -> None:
+    with pytest.raises(ConfigError):
+        HttpDestination("sink", url)
+
+
+# -- TLS (S23) ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A certificate for `hooks.example` that signs itself, and its key."""
+    from datetime import timedelta
+
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hooks.example")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - timedelta(days=1))
+        .not_valid_after(now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("hooks.example")]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    folder = tmp_path_factory.mktemp("tls")
+    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return folder / "cert.pem", folder / "key.pem"
+
+
+def tls_server(certificate: tuple[Path, Path]) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*certificate)
+    return context
+
+
+async def over_tls(port: int, host: str = "hooks.example", ca: Path | None = None) -> Result:
+    async def look_up(host: str, port: int) -> Sequence[str]:
+        return ["127.0.0.1"]
+
+    outbound = Outbound(allow_private=LOOPBACK, ca=ca, look_up=look_up)
+    return await attempt(f"https://{host}:{port}/", outbound=outbound)
+
+
+async def test_a_certificate_is_checked_and_a_destination_may_name_its_own_authority(
+    certificate: tuple[Path, Path],
+) -> None:
+    async with serving(Sink(), ssl=tls_server(certificate)) as sink:
+        strange = await over_tls(sink.port)
+        assert strange.category is Category.unknown
+        assert strange.evidence.error is not None
+        assert strange.evidence.error.startswith(f"the certificate of hooks.example:{sink.port} is not trusted: self")
+        other = await over_tls(sink.port, "other.example", ca=certificate[0])
+        assert other.category is Category.unknown
+        assert not sink.seen, "nothing is sent to who cannot prove who it is"
+        assert (await over_tls(sink.port, ca=certificate[0])).category is None
+
+
+async def test_speaking_tls_to_who_does_not_is_transient() -> None:
+    async def garbage(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(garbage, "127.0.0.1", 0)
+    result = await over_tls(server.sockets[0].getsockname()[1])
+    assert result.category is Category.transient
+    assert result.evidence.error is not None
+    assert result.evidence.error.startswith("cannot connect to hooks.example")
+    server.close()
+
+
+def test_an_authority_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("nothing")
+    for path in (tmp_path / "ca.pem", tmp_path / "absent.pem"):
+        with pytest.raises(ConfigError):
+            Outbound(ca=path)
