@@ -8,20 +8,24 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from oncehook.errors import OncehookError
+    from oncehook.errors import GiveUp, OncehookError, RetryLater
+    from oncehook.event import Event
     from oncehook.inbox import Inbox
     from oncehook.receive import Receipt
     from oncehook.sources import Preset, Sample
 
 _HOMES = {
+    "Event": "event",
+    "GiveUp": "errors",
     "Inbox": "inbox",
     "OncehookError": "errors",
     "Preset": "sources",
     "Receipt": "receive",
+    "RetryLater": "errors",
     "Sample": "sources",
 }
 
-__all__ = ["Inbox", "OncehookError", "Preset", "Receipt", "Sample"]
+__all__ = ["Event", "GiveUp", "Inbox", "OncehookError", "Preset", "Receipt", "RetryLater", "Sample"]
 
 
 def __getattr__(name: str) -> Any:

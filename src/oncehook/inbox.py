@@ -1,4 +1,4 @@
-"""The inbox: sources, store, routes and destinations wired together. The one place that names engines.
+"""The inbox: sources, store, routes and destinations wired together.
 
 Programs make one with `Inbox(store)` or `Inbox.from_toml()`, start it, and mount `asgi()`; the command line and the
 web faces do the same and ask it for everything they show.
@@ -9,54 +9,84 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from ipaddress import ip_network
+import shutil
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from oncehook import clock, presets, routes, units, verify
-from oncehook.config import Config, SourceConfig, load
-from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook import assembly, clock, presets, routes, units, watermarks
+from oncehook.config import Config, RetentionConfig, load
+from oncehook.deliveries import DeliveryStatus, Filter, ReplayOrder, StoredWorker
+from oncehook.desk import Desk
+from oncehook.destinations.base import Destination
+from oncehook.destinations.handler import TIMEOUT, Handler, HandlerDestination
+from oncehook.destinations.http import HttpDestination
+from oncehook.errors import ConfigError, NotReplayable, ReplayTooSoon, StoreUnavailable
 from oncehook.keys import bounded
 from oncehook.model import Arrival, Check, Headers, Intake, Item, Kind, Mark, Planned, digest, key_hash, new_id, show_id
 from oncehook.observe import Observer
 from oncehook.receive import Receipt, Receiver
-from oncehook.secret import Secret
 from oncehook.sources import Source, Splitter, build, split_at
 from oncehook.store.base import Store
+from oncehook.sweep import Sweep
 from oncehook.verify import Genuine, Nothing, Scheme
+from oncehook.worker import Worker
 
 if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from oncehook.web.access import Authorize
     from oncehook.web.ingest import Mount
 
 log = logging.getLogger("oncehook.inbox")
+F = TypeVar("F", bound=Handler)
 
 READY_FOR = 1.0
 """Seconds for which one proof that the store can write serves every probe."""
+
+DRAIN_SECONDS = 25.0
+"""How long attempts under way may take to end when the inbox stops."""
 
 
 class Inbox:
     """The whole: what comes in, what is kept, where it goes."""
 
     def __init__(self, store: str = "sqlite:./oncehook.db", *, migrate: bool = True) -> None:
-        self.store: Store = open_store(store)
+        self.store: Store = assembly.open_store(store)
         self.observer = Observer(self.store.engine.value)
         self.store.watch = self.observer.operation
         self.sources: dict[str, Source] = {}
         self.routes: list[routes.Route] = []
-        self.destinations: dict[str, object] = {}
+        self.destinations: dict[str, Destination] = {}
+        self.limits = watermarks.Limits()
+        self.retention = RetentionConfig()
         self.draining = False
         self.local_token = clock.random_bytes(32).hex()
         """For commands of the same user on this machine; made anew at every start, kept in the lock file only."""
         self._migrate = migrate
         self._routes_by_source: dict[str, list[routes.Route]] = {}
         self._receiver: Receiver | None = None
-        self._house: asyncio.Task[None] | None = None
         self._ready_until = 0.0
         self._emitters: dict[str, int] = {}
+        self._worker: Worker | None = None
+        self._sweep: Sweep | None = None
+        self._started_at = clock.now_utc()
+
+    @cached_property
+    def desk(self) -> Desk:
+        """Every question and act of the faces."""
+        return Desk(
+            self.store,
+            sources=self.sources,
+            destinations=self.destinations,
+            routes=self.routes,
+            limits=self.limits,
+            free_disk=self._disk_free,
+            nudge=self._nudge,
+        )
 
     # -- setting up ----------------------------------------------------------------------------
 
@@ -70,9 +100,9 @@ class Inbox:
         """The inbox that checked settings describe."""
         inbox = cls(config.store, migrate=config.migrate)
         for name, settings in config.source.items():
-            inbox.add(_source_from(name, settings))
+            inbox.add(assembly.source_from(name, settings))
         for name, destination in config.destination.items():
-            inbox.destinations[name] = destination
+            inbox.destinations[name] = assembly.destination_from(name, destination)
         for route in config.route:
             inbox.routes.append(
                 routes.Route(
@@ -84,6 +114,9 @@ class Inbox:
                     on_dead=route.on_dead,
                 )
             )
+        mark = config.watermark
+        inbox.limits = watermarks.Limits(mark.dead, mark.oldest_due, mark.daily_volume, mark.disk)
+        inbox.retention = config.retention
         return inbox
 
     def source(
@@ -107,8 +140,8 @@ class Inbox:
 
         >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
         """
-        token = _from_env(verify_token_env, name) if verify_token_env else (verify_token or "").encode()
-        scheme = _scheme(verify)
+        token = assembly.from_env(verify_token_env, name) if verify_token_env else (verify_token or "").encode()
+        scheme = assembly.scheme_of(verify)
         confirmed = isinstance(verify, Mapping) and "confirm" in verify
         # Unverified and unconfirmed: for direct requests of this machine (DESIGN.md 8.11).
         settings.setdefault("loopback_only", isinstance(scheme, Nothing) and not confirmed)
@@ -117,10 +150,10 @@ class Inbox:
                 name,
                 preset=presets.load(preset) if preset else None,
                 scheme=scheme,
-                secrets=[_from_env(secret_env, name)] if secret_env else _as_secrets(secret),
+                secrets=[assembly.from_env(secret_env, name)] if secret_env else assembly.as_secrets(secret),
                 verify_token=token or None,
                 split=split_at(split) if isinstance(split, str) else split,
-                **_in_units(settings),
+                **assembly.in_units(settings),
             )
         )
 
@@ -134,40 +167,175 @@ class Inbox:
         self.sources[source.name] = source
         return source
 
+    def on(
+        self,
+        source: str,
+        type: str | Sequence[str] = "*",
+        *,
+        name: str | None = None,
+        when: Mapping[str, str | Sequence[str]] | None = None,
+        coalesce: bool | str | None = None,
+        latest_wins: bool = False,
+        on_dead: str = "continue",
+        timeout: str | float = TIMEOUT,
+        **terms: Any,
+    ) -> Callable[[F], F]:
+        """Have a function handle events of a source: `def` or `async def`, given the `Event`, and `tx` if it takes one.
+
+        The destination is called as the function is, unless `name` says otherwise. `terms` are those of
+        `[destination.NAME]`: retry, lease, concurrency, rate, breaker.
+
+        >>> @inbox.on("whatsapp", "message.*", retry="quick")
+        ... async def reply(event: Event) -> None: ...
+        """
+
+        def register(handler: F) -> F:
+            called = name or str(getattr(handler, "__name__", "handler"))
+            known = self.destinations.get(called)
+            if not (isinstance(known, HandlerDestination) and known.handler is handler):
+                chosen = assembly.terms_of(timeout=timeout, **terms)
+                self._add_destination(HandlerDestination(called, handler, chosen, self.store))
+            self.route(
+                source, called, when={"type": type, **(when or {})},
+                coalesce=coalesce, latest_wins=latest_wins, on_dead=on_dead,
+            )  # fmt: skip
+            return handler
+
+        return register
+
+    def destination(
+        self,
+        name: str,
+        *,
+        url: str,
+        sign: str | bytes | Sequence[str | bytes] | None = None,
+        sign_env: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        forward_headers: Sequence[str] = (),
+        allow_private: bool | Sequence[str] = False,
+        ca: Path | None = None,
+        **terms: Any,
+    ) -> Destination:
+        """Add an HTTP destination. Settings are those of `[destination.NAME]`; durations and rates may be words."""
+        secrets = [assembly.from_env(sign_env, name)] if sign_env else assembly.as_secrets(sign)
+        return self._add_destination(
+            HttpDestination(
+                name,
+                url,
+                terms=assembly.terms_of(**terms),
+                sign=secrets,
+                headers=headers,
+                forward_headers=forward_headers,
+                allow_private=assembly.networks(allow_private),
+                ca=ca,
+            )
+        )
+
+    def _add_destination(self, destination: Destination) -> Destination:
+        if self._receiver is not None:
+            raise ConfigError(f'Destination "{destination.name}" comes too late: this inbox has been started.')
+        if destination.name in self.destinations:
+            raise ConfigError(f'Two destinations are called "{destination.name}".', hint="Give one of them a name.")
+        self.destinations[destination.name] = destination
+        return destination
+
+    def route(
+        self,
+        source: str,
+        to: str,
+        *,
+        when: Mapping[str, str | Sequence[str]] | None = None,
+        coalesce: bool | str | None = None,
+        latest_wins: bool = False,
+        on_dead: str = "continue",
+    ) -> routes.Route:
+        """Send events of a source to a destination, if all of `when` holds. Settings are those of `[[route]]`."""
+        if on_dead not in ("continue", "hold"):
+            raise ConfigError('on_dead must be "continue" or "hold".')
+        route = routes.Route(source, to, when or {}, coalesce, latest_wins, on_dead)
+        self.routes.append(route)
+        return route
+
     # -- starting and stopping -----------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Open the store, give every name its number, and be ready to receive."""
+    async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
+        """Open the store, give every name its number, and be ready to receive and to work.
+
+        Without `work` what routes ask for is recorded, for a worker elsewhere; `only` names whom to work for.
+        """
+        self._check_routes()
+        at_work = [d for d in self.destinations.values() if work and (not only or d.name in only)]
+        if at_work:
+            self.store.wake = self._wake
         await self.store.open(migrate=self._migrate)
         try:
-            numbers = await self.store.enroll(self.sources, {*self.destinations, *(r.destination for r in self.routes)})
+            await self._enroll()
+            self._receiver = Receiver(self.sources, self.store, self._plan, self.observer, self._revive)
+            self._sweep = self._new_sweep()
+            if at_work:
+                self._worker = Worker(self.store, at_work, self.observer, concurrency=concurrency)
+                await self._worker.start()
         except BaseException:
             await self.store.close()
             raise
+        self._sweep.start()
+
+    def _check_routes(self) -> None:
+        for route in self.routes:
+            if route.destination not in self.destinations:
+                raise ConfigError(f'A route from "{route.source}" leads to "{route.destination}", which is nowhere.')
+
+    async def _enroll(self) -> None:
+        numbers = await self.store.enroll(self.sources, self.destinations)
         for source in self.sources.values():
             source.number = numbers.sources[source.name]
+        for destination in self.destinations.values():
+            destination.number = numbers.destinations[destination.name]
+        self._routes_by_source.clear()
         for route in self.routes:
             route.destination_id = numbers.destinations[route.destination]
+            source_ = self.sources.get(route.source)
+            route.settle_options(source_.preset.coalesce if source_ and source_.preset else False)
             self._routes_by_source.setdefault(route.source, []).append(route)
-        self._receiver = Receiver(self.sources, self.store, self._plan, self.observer)
-        self._house = asyncio.create_task(self._keep_house())
 
-    async def stop(self) -> None:
-        """Commit what was taken in and let go of the store."""
+    def _new_sweep(self) -> Sweep:
+        return Sweep(
+            self.store,
+            self.observer,
+            keep_events={s.number: s.keep_events for s in self.sources.values() if s.keep_events is not None},
+            otherwise=self.retention.keep_events,
+            measure=self.desk.watermarks,
+            worker=self._as_worker,
+            write_rejections=self._write_rejections,
+        )
+
+    def wind_down(self) -> None:
+        """Stopping has begun: not ready any more, and no new work is begun."""
         self.draining = True
-        if self._house is not None:
-            self._house.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._house
-            self._house = None
+        if self._worker is not None:
+            self._worker.quiesce()
+
+    async def stop(self, patience: float = DRAIN_SECONDS) -> None:
+        """Take nothing more, let attempts under way end, commit what was taken in, and let go of the store."""
+        self.draining = True
+        if self._worker is not None:
+            await self._worker.stop(patience)
+            with contextlib.suppress(StoreUnavailable):
+                await self.store.dismiss_worker(self._worker.id)
+            self._worker = None
+        if self._sweep is not None:
+            await self._sweep.stop()
+            self._sweep = None
             await self._write_rejections()
         await self.store.close()
         self._receiver = None
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[Inbox]:
-        """`async with inbox.running():` starts it, and stops it whatever happens."""
-        await self.start()
+    async def running(
+        self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000
+    ) -> AsyncIterator[Inbox]:
+        """`async with inbox.running():` starts it, and stops it whatever happens. See `start`."""
+        await self.start(work=work, only=only, concurrency=concurrency)
         try:
             yield self
         finally:
@@ -185,6 +353,48 @@ class Inbox:
         if hold is not None:
             hold.announce(address, self.local_token)
 
+    # -- working -------------------------------------------------------------------------------
+
+    async def drain(self) -> None:
+        """Return when everything is done that this inbox's worker can do, retries included."""
+        if self._worker is None:
+            raise ConfigError("Nothing works here.", hint="Start the inbox with its worker, and with a destination.")
+        await self._worker.drained()
+
+    def _wake(self) -> None:
+        if self._worker is not None:
+            self._worker.wake()
+
+    def _nudge(self) -> None:
+        """A bulk replay wants to be fed."""
+        if self._sweep is not None:
+            self._sweep.nudge()
+
+    def _as_worker(self) -> StoredWorker | None:
+        worker = self._worker
+        if worker is None:
+            return None
+        host, pid, _ = worker.id.rsplit(":", 2)
+        return StoredWorker(
+            worker.id, host, int(pid), self._started_at, self._started_at, len(worker.heartbeat), worker.destinations
+        )
+
+    async def _revive(self, event_id: bytes) -> None:
+        """A copy of an event came, and its source says that a copy brings dead letters back (R22)."""
+        page = await self.store.find_deliveries(Filter(event_id=event_id, status=DeliveryStatus.dead))
+        for delivery in page.items:
+            order = ReplayOrder(Filter(ids=[delivery.id]), "sender", "a copy arrived", bulk=False)
+            with contextlib.suppress(NotReplayable, ReplayTooSoon):
+                await self.store.make_replay(new_id(), order)
+
+    def _disk_free(self) -> float | None:
+        """The free part of the disk under a SQLite store; None where it is somebody else's disk."""
+        path: Path | None = getattr(self.store, "path", None)
+        if path is None:
+            return None
+        usage = shutil.disk_usage(path.parent)
+        return usage.free / usage.total
+
     # -- taking in -----------------------------------------------------------------------------
 
     @property
@@ -200,11 +410,22 @@ class Inbox:
 
         return Mount(self)
 
+    def dashboard(self, *, authorize: Authorize) -> ASGIApp:
+        """The dashboard, to mount in another application: `app.mount("/inbox", inbox.dashboard(authorize=is_staff))`.
+
+        `authorize` is given each request and says "viewer", "operator", "admin", or None for nobody.
+        """
+        from oncehook.web.live import Stream
+        from oncehook.web.pages import dashboard
+
+        self.observer.audience = stream = Stream()
+        return dashboard(self.desk, stream, authorize=authorize)
+
     async def receive(
         self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
     ) -> Receipt:
         """Take in one arrival from a route of one's own. The receipt holds the answer to give."""
-        return await self.receiver.receive(Arrival(source, _as_headers(headers), body, query, "POST", "", peer))
+        return await self.receiver.receive(Arrival(source, assembly.as_headers(headers), body, query, "POST", "", peer))
 
     async def emit(
         self,
@@ -248,14 +469,6 @@ class Inbox:
 
     # -- looking after itself ------------------------------------------------------------------
 
-    async def _keep_house(self) -> None:
-        while True:
-            await asyncio.sleep(1.0)
-            try:
-                await self._write_rejections()
-            except Exception:  # what it could not write down is lost; the next second must come all the same
-                log.exception("rejections.failed")
-
     async def _write_rejections(self) -> None:
         """Write down what was turned away: outside every commit, so a flood of forgeries costs no fsync each."""
         rejections, counts = self.observer.take_rejections()
@@ -283,76 +496,9 @@ class Inbox:
         size: int | None = None
         with contextlib.suppress(StoreUnavailable, OSError):
             size = await self.store.size()
+            self.observer.levels(await self.store.levels(), len(await self.store.workers()))
         return self.observer.exposition(size)
 
     async def check(self) -> list[Check]:
         """The store's conservation laws, for `doctor`."""
         return await self.store.check()
-
-
-def open_store(url: str) -> Store:
-    """The engine a URL names. Nothing is opened yet."""
-    scheme, _, rest = url.partition(":")
-    if scheme == "sqlite":
-        from oncehook.store.sqlite import SqliteStore
-
-        return SqliteStore(rest.removeprefix("//") or "./oncehook.db")
-    if scheme in ("postgresql", "postgres"):
-        from oncehook.store.postgres import PostgresStore
-
-        return PostgresStore(url)
-    raise ConfigError(
-        f"{scheme!r} is not a store this program knows.",
-        hint="Write sqlite:./oncehook.db or postgresql://host/database.",
-    )
-
-
-def _source_from(name: str, settings: SourceConfig) -> Source:
-    translated = {"preset", "verify", "secret", "verify_token", "split", "keep_events", "revive_dead"}
-    plain = {field: getattr(settings, field) for field in settings.__struct_fields__ if field not in translated}
-    return build(
-        name,
-        preset=presets.load(settings.preset) if settings.preset else None,
-        scheme=_scheme(settings.verify),
-        secrets=[secret.reveal() for secret in settings.secret],
-        verify_token=settings.verify_token.reveal() if settings.verify_token else None,
-        split=split_at(settings.split) if settings.split else None,
-        loopback_only=settings.is_loopback_only,
-        **plain,
-    )
-
-
-def _scheme(spec: str | Mapping[str, object] | Scheme | Genuine | None) -> Scheme | None:
-    if spec is None or isinstance(spec, str | Mapping):
-        return None if spec is None else verify.from_config(spec)
-    return cast("Scheme", spec) if hasattr(spec, "verifier") else verify.Custom(spec)
-
-
-def _in_units(settings: dict[str, Any]) -> dict[str, Any]:
-    """Words to numbers, where a setting is a duration or a size."""
-    for field in ("budget", "keep_keys", "tolerance"):
-        if isinstance(settings.get(field), str):
-            off = field == "tolerance" and settings[field] == "off"
-            settings[field] = float("inf") if off else units.seconds(settings[field])
-    if isinstance(settings.get("max_body"), str):
-        settings["max_body"] = units.size(settings["max_body"])
-    if "ip_allow" in settings:
-        settings["ip_allow"] = [ip_network(text) for text in settings["ip_allow"]]
-    return settings
-
-
-def _from_env(variable: str, source: str) -> bytes:
-    return Secret.from_env(variable, f"source.{source}.secret", os.environ).reveal()
-
-
-def _as_secrets(secret: str | bytes | Sequence[str | bytes] | None) -> list[bytes]:
-    if secret is None:
-        return []
-    many: Iterable[str | bytes] = [secret] if isinstance(secret, str | bytes) else secret
-    return [one.encode() if isinstance(one, str) else one for one in many]
-
-
-def _as_headers(headers: Headers | Mapping[str, str]) -> Headers:
-    if not isinstance(headers, Mapping):
-        return [(name.lower(), value) for name, value in headers]
-    return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

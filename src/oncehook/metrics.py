@@ -39,15 +39,16 @@ class Count:
 
 
 class Spread:
-    """How some measure is spread over buckets, by one label."""
+    """How some measure is spread over buckets, by one label or by several."""
 
-    def __init__(self, name: str, about: str, label: str, buckets: Sequence[float]) -> None:
-        self._name, self._about, self._label = name, about, label
+    def __init__(self, name: str, about: str, labels: str | Sequence[str], buckets: Sequence[float]) -> None:
+        self._name, self._about = name, about
+        self._labels = (labels,) if isinstance(labels, str) else labels
         self._buckets = buckets
-        self._rows: dict[str, list[float]] = {}
+        self._rows: dict[str | tuple[str, ...], list[float]] = {}
         """Per label: how many fell into each bucket, into none of them, and the sum of all."""
 
-    def add(self, label: str, value: float) -> None:
+    def add(self, label: str | tuple[str, ...], value: float) -> None:
         """Note one measurement."""
         row = self._rows.get(label)
         if row is None:
@@ -56,7 +57,7 @@ class Spread:
         row[-1] += value
 
     def family(self) -> Metric:
-        family = HistogramMetricFamily(self._name, self._about, labels=[self._label])
+        family = HistogramMetricFamily(self._name, self._about, labels=self._labels)
         names = [*(f"{float(limit)}" for limit in self._buckets), "+Inf"]
         for label, row in self._rows.items():
             upto = 0.0
@@ -64,7 +65,7 @@ class Spread:
             for name, n in zip(names, row[:-1], strict=True):
                 upto += n
                 buckets.append((name, upto))
-            family.add_metric([label], buckets, row[-1])
+            family.add_metric((label,) if isinstance(label, str) else label, buckets, row[-1])
         return family
 
 
@@ -78,6 +79,10 @@ class Level:
     def set(self, value: float, *labels: str) -> None:
         """Say how it stands."""
         self._values[labels] = value
+
+    def clear(self) -> None:
+        """Say nothing, until it is set anew."""
+        self._values.clear()
 
     def family(self) -> Metric:
         family = GaugeMetricFamily(self._name, self._about, labels=self._labels)

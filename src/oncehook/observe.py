@@ -1,31 +1,53 @@
-"""What people see while it runs: one log line and a few numbers per arrival.
+"""What people see while it runs: one log line and a few numbers per arrival and per attempt.
 
-`Observer` is the receiver's witness: it counts for Prometheus, logs the moment, and gathers what was rejected until
-the inbox writes it down. `set_up_logging` decides how lines look: colour on a terminal, JSON elsewhere. Bodies and
-secrets never appear in either.
+`Observer` is the witness of the receiver, the worker and the sweep: it counts for Prometheus, logs the moment, tells
+whoever listens, and gathers what was rejected until the inbox writes it down. Bodies and secrets never appear.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
-from typing import IO, Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
 
 from prometheus_client import generate_latest
 
-from oncehook import __version__, clock
+from oncehook import __version__, clock, deliveries
+from oncehook.deliveries import Lease, Settle, Settlement
+from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
+from oncehook.logs import plain
 from oncehook.metrics import Count, Level, Panel, Spread
-from oncehook.model import Arrival, Item, Mark, Rejection
+from oncehook.model import Arrival, Item, Kind, Mark, Rejection, show_id
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS
+from oncehook.watermarks import Watermark
 
 log = logging.getLogger("oncehook.arrival")
+attempt_log = logging.getLogger("oncehook.attempt")
+
+
+class Audience(Protocol):
+    """Who looks on as things happen; `web.live` has the real one."""
+
+    @property
+    def is_there(self) -> bool:
+        """Whether anybody looks on now: what nobody hears is not put into words."""
+
+    def publish(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Tell them. Called on the loop; must be quick and must not raise."""
+
+
+class _Nobody:
+    is_there = False
+
+    def publish(self, kind: str, fields: Mapping[str, object]) -> None:
+        """Nobody hears it."""
+
 
 _FAST: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_SLOW: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 21600.0, 86400.0)
 _SIZES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
 
 
@@ -45,17 +67,37 @@ class Observer:
         self._operations = Spread(
             "oncehook_store_operation_duration_seconds", "Time of a store operation", "operation", _FAST
         )
+        self._attempts = Count("oncehook_attempts", "Attempts by outcome", "destination", "outcome")
+        self._durations = Spread(
+            "oncehook_attempt_duration_seconds", "Time of an attempt", "destination", (*_FAST, 10.0, 30.0, 60.0)
+        )
+        self._latencies = Spread(
+            "oncehook_delivery_latency_seconds", "From received to done", ("source", "destination"), _SLOW
+        )
+        self._deaths = Count("oncehook_dead_letters", "Deliveries that were given up", "destination")
+        self._lost = Count("oncehook_leases_lost", "Leases that ended before their attempt did", "destination")
+        self._replayed = Count("oncehook_replayed", "Replayed deliveries by outcome", "destination", "outcome")
+        self._deliveries = Level("oncehook_deliveries", "Deliveries by status", "destination", "status")
+        self._dead = Level("oncehook_dead_letters", "Dead letters", "destination")
+        self._oldest = Level("oncehook_oldest_due_seconds", "For how long the oldest has been due", "destination")
+        self._workers = Level("oncehook_workers", "Workers that are there")
+        self._crossed = Level("oncehook_watermark_crossed", "1 while a watermark is crossed", "watermark")
         self._store_size = Level("oncehook_store_size_bytes", "Bytes the store takes on disk")
         info = Level("oncehook_build_info", "Version and store", "version", "store")
         info.set(1, __version__, engine)
         self._panel = Panel()
         for instrument in (
             self._arrivals, self._acks, self._sizes, self._unkeyed, self._unparsed,
+            self._attempts, self._durations, self._latencies, self._deaths, self._lost, self._replayed,
+            self._deliveries, self._dead, self._oldest, self._workers, self._crossed,
             self._store_errors, self._operations, self._store_size, info,
         ):  # fmt: skip
             self._panel.mount(instrument)
         self._rejections: deque[Rejection] = deque(maxlen=KEPT_REJECTIONS)
         self._counts: Counter[tuple[int, str]] = Counter()
+        self.audience: Audience = _Nobody()
+
+    # -- the way in ----------------------------------------------------------------------------
 
     def arrival(
         self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
@@ -68,7 +110,7 @@ class Observer:
             if item.marks:
                 self._count_marks(source, item.marks)
         level = logging.WARNING if "conflict" in outcomes else logging.INFO if self.verbose else logging.DEBUG
-        if log.isEnabledFor(level):
+        if self.audience.is_there or log.isEnabledFor(level):
             self._tell(level, source, outcomes, seconds, items, ids)
 
     def operation(self, name: str, seconds: float) -> None:
@@ -88,6 +130,7 @@ class Observer:
                 fields["marks"] = [mark.name for mark in item.marks]
         elif items:
             fields |= {"outcomes": dict(Counter(map(str, outcomes))), "event_ids": ids}
+        self.audience.publish("arrival", fields)
         log.log(level, "arrival.%s", outcome, extra={"fields": fields})
 
     def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
@@ -99,7 +142,10 @@ class Observer:
         reason = error.reason if isinstance(error, SignatureInvalid) else error.code
         asked, size = plain(arrival.source[:63]), len(arrival.body)
         self._rejections.append(Rejection(asked, clock.now_utc(), error.code, reason, arrival.peer, size))
-        fields = {"source": asked, "code": error.code, "reason": reason, "peer": arrival.peer, "size": size}
+        fields: dict[str, object] = {
+            "source": asked, "code": error.code, "reason": reason, "peer": arrival.peer, "size": size,
+        }  # fmt: skip
+        self.audience.publish("arrival", {"outcome": "rejected", **fields})
         log.info("arrival.rejected", extra={"fields": fields})
 
     def unavailable(self, source: str, error: StoreUnavailable) -> None:
@@ -119,6 +165,56 @@ class Observer:
         counts, self._counts = self._counts, Counter()
         return gathered, counts
 
+    # -- the way out ---------------------------------------------------------------------------
+
+    def attempted(self, destination: Destination, settled: Settlement) -> None:
+        """A delivery was settled: done, to be tried again, or dead."""
+        name, outcome = destination.name, str(settled.what)
+        lease = settled.lease
+        self._attempts.add(name, outcome)
+        self._durations.add(name, settled.duration)
+        if settled.what is Settle.done:
+            self._latencies.add((lease.source, name), max(clock.now() - lease.received_at.timestamp(), 0.0))
+        elif settled.what is Settle.dead:
+            self._deaths.add(name)
+        if lease.replay_id is not None and settled.what is not Settle.retry:
+            self._replayed.add(name, outcome)
+        level = _LEVELS[settled.what]
+        if level == logging.DEBUG and self.verbose:
+            level = logging.INFO
+        if self.audience.is_there or attempt_log.isEnabledFor(level):
+            fields = _told(name, settled)
+            self.audience.publish("attempt", fields)
+            attempt_log.log(level, _MOMENTS[settled.what], extra={"fields": fields})
+
+    def lease_lost(self, destination: Destination, lease: Lease) -> None:
+        """Somebody else works on it by now; what this worker had to say was refused."""
+        self._lost.add(destination.name)
+        fields = {"destination": destination.name, "delivery_id": show_id(Kind.delivery, lease.delivery_id)}
+        attempt_log.warning("lease.lost", extra={"fields": {**fields, "fence": lease.fence}})
+
+    def watermark(self, mark: Watermark) -> None:
+        """A watermark has just been crossed, or is back."""
+        fields = {"watermark": mark.name, "level": mark.level, "limit": mark.limit}
+        self.audience.publish("watermark", {**fields, "crossed": mark.crossed})
+        moment = "watermark.crossed" if mark.crossed else "watermark.back"
+        log.log(logging.WARNING if mark.crossed else logging.INFO, moment, extra={"fields": fields})
+
+    def watermarks(self, marks: Sequence[Watermark]) -> None:
+        """How the watermarks stand."""
+        for mark in marks:
+            self._crossed.set(int(mark.crossed), mark.name)
+
+    def levels(self, levels: Mapping[str, deliveries.Level], workers: int) -> None:
+        """How the destinations stand, and how many workers there are."""
+        self._workers.set(workers)
+        self._oldest.clear()
+        for name, level in levels.items():
+            for status in ("pending", "leased", "done", "dead", "discarded"):
+                self._deliveries.set(getattr(level, status), name, status)
+            self._dead.set(level.dead, name)
+            self._oldest.set(level.oldest_due or 0.0, name)
+
     def exposition(self, store_size: int | None) -> bytes:
         """The metrics in Prometheus's text format."""
         if store_size is not None:
@@ -126,94 +222,29 @@ class Observer:
         return generate_latest(self._panel)
 
 
-# -- how lines look ----------------------------------------------------------------------------
+_LEVELS: Final = {Settle.done: logging.DEBUG, Settle.retry: logging.INFO, Settle.dead: logging.ERROR}
+_MOMENTS: Final = {Settle.done: "attempt.done", Settle.retry: "attempt.retry", Settle.dead: "delivery.dead"}
 
 
-def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_people: bool | None = None) -> bool:
-    """Render every log line of this process on one stream: for people on a terminal, as JSON elsewhere.
-
-    Returns whether lines are for people.
-    """
-    import structlog
-
-    people = stream.isatty() if for_people is None else for_people
-    colored = stream.isatty() and not os.environ.get("NO_COLOR")
-    renderer: Callable[..., Any] = _Lines(colored) if people else structlog.processors.JSONRenderer(default=str)
-    handler = logging.StreamHandler(stream)
-    handler.setFormatter(
-        structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=[
-                structlog.stdlib.add_log_level,
-                structlog.processors.TimeStamper(fmt="iso", utc=True),
-                _add_fields,
-                structlog.processors.format_exc_info,
-            ],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
-        )
-    )
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    logging.getLogger("oncehook").setLevel(level.upper())
-    return people
-
-
-_OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "fields", "color_message"})
-
-
-def _add_fields(logger: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """What was logged along with the message: `extra={"fields": {…}}`, or plain extra values."""
-    record: logging.LogRecord = event["_record"]
-    extra = {name: value for name, value in vars(record).items() if name not in _OWN and name[0] != "_"}
-    return {**event, **extra, **getattr(record, "fields", {})}
-
-
-_COLORS: Final = {
-    "arrival.accepted": "32", "arrival.duplicate": "34", "arrival.conflict": "35", "arrival.rejected": "31",
-    "arrival.error": "31;1", "warning": "33", "error": "31;1", "critical": "31;1",
-}  # fmt: skip
-_HIDDEN: Final = frozenset({"event", "level", "timestamp", "exception", "duration_s", "outcome", "type", "source"})
-
-
-class _Lines:
-    """A line for people: time, moment, source and type, then the rest. A stranger's text cannot forge a line (S35)."""
-
-    def __init__(self, colored: bool) -> None:
-        self._colored = colored
-
-    def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> str:
-        moment = plain(str(event["event"]).strip())
-        parts = [event["timestamp"][11:19], self._paint(moment, f"{moment:<18}", event["level"])]
-        what = " ".join(str(event[name]) for name in ("source", "type") if event.get(name))
-        if what:
-            parts.append(f"{plain(what):<32}")
-        if "duration_s" in event:
-            parts.append(f"{event['duration_s'] * 1000:6.1f} ms")
-        rest = {k: v for k, v in event.items() if k not in _HIDDEN and v not in (None, "")}
-        ids = rest.pop("event_ids", ())
-        # Ids stand last: they are long, and wanted only to be copied.
-        rest["event_id"] = f"{ids[0]} and {len(ids) - 1} more" if ids else rest.pop("event_id", "")
-        parts += [f"{k}={_short(_words(v)) if k in ('key', 'subject') else _words(v)}" for k, v in rest.items() if v]
-        # A traceback may quote a stranger: its lines are set in, so that none can pass for one of ours.
-        trace = [f"    {plain(line)}" for line in str(event.get("exception", "")).splitlines()]
-        return "\n".join(["  ".join(parts), *trace])
-
-    def _paint(self, moment: str, text: str, level: str) -> str:
-        color = _COLORS.get(moment) or _COLORS.get(level)
-        return f"\x1b[{color}m{text}\x1b[0m" if self._colored and color else text
-
-
-def _words(value: object) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{n} {word}" for word, n in value.items())
-    return plain(str(value))
-
-
-def _short(text: str, width: int = 52) -> str:
-    """Cut in the middle: it is their ends that tell long keys and subjects apart."""
-    return text if len(text) <= width else f"{text[: width // 2]}…{text[-width // 2 :]}"
-
-
-def plain(text: str) -> str:
-    """Text in which nothing can move the cursor or end the line."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+def _told(destination: str, settled: Settlement) -> dict[str, object]:
+    lease = settled.lease
+    fields: dict[str, object] = {
+        "source": lease.source,
+        "type": lease.type,
+        "destination": destination,
+        "outcome": str(settled.what),
+        "attempt": lease.attempt,
+        "run": lease.run,
+        "duration_s": round(settled.duration, 6),
+        "category": settled.category and str(settled.category),
+        "status": settled.evidence.status,
+        "error": settled.evidence.error,
+        "note": settled.note,
+        "subject": lease.subject,
+        "event_id": show_id(Kind.event, lease.event_id),
+        "delivery_id": show_id(Kind.delivery, lease.delivery_id),
+        "replay_id": lease.replay_id and show_id(Kind.replay, lease.replay_id),
+    }
+    if settled.what is Settle.retry:
+        fields["again_in_s"] = round(settled.wait, 3)
+    return {name: value for name, value in fields.items() if value is not None}

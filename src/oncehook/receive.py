@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Any, Final, Protocol
@@ -62,6 +62,10 @@ RETRY_AFTER: Final = (b"retry-after", b"5")
 JSON: Final = (b"content-type", b"application/json")
 
 
+Revive = Callable[[bytes], Awaitable[None]]
+"""Brings back what ended as a dead letter of this event, where its source asks for it."""
+
+
 class Witness(Protocol):
     """Who is told what happened, for logs and metrics. `observe` has the real one."""
 
@@ -92,11 +96,14 @@ class Receipt:
 class Receiver:
     """Takes arrivals for a set of sources into a store."""
 
-    def __init__(self, sources: Mapping[str, Source], store: Store, plan: Plan, witness: Witness) -> None:
+    def __init__(
+        self, sources: Mapping[str, Source], store: Store, plan: Plan, witness: Witness, revive: Revive | None = None
+    ) -> None:
         self.sources = sources
         self._store = store
         self._plan = plan
         self._witness = witness
+        self._revive = revive
         self._patience = Patience()
 
     async def receive(self, arrival: Arrival) -> Receipt:
@@ -121,6 +128,8 @@ class Receiver:
                 self._witness.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
                 return Receipt(_answer(source, {"status": "ignored"}), "ignored", [])
             verdicts = await self._keep(source, arrival, items, split=parts > 1)
+            if source.revive_dead and self._revive is not None:
+                await self._bring_back(verdicts)
             return self._acknowledge(source, arrival, parts, items, verdicts, started)
         except Rejected as error:
             return Receipt(self.turn_away(source, arrival, error), "rejected", [])
@@ -259,6 +268,13 @@ class Receiver:
         except asyncio.CancelledError:
             pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
             raise
+
+    async def _bring_back(self, verdicts: Sequence[Verdict]) -> None:
+        """Before the answer: a sender that is told "duplicate" may never come again."""
+        assert self._revive is not None
+        for verdict in verdicts:
+            if verdict.outcome is Outcome.duplicate:
+                await self._revive(verdict.event_id)
 
     def _acknowledge(
         self,

@@ -13,8 +13,7 @@ from tests.wire import Client, hook, signed
 
 async def test_arrivals_under_way_are_committed_and_answered(engine: Engine) -> None:
     # The commit is held for a second, so the signal surely comes in the middle of it.
-    passes = 2 if engine.name == "sqlite" else 1
-    receiver = engine.receiver().start(fault=f"before_commit:{passes}:pause=1")
+    receiver = engine.receiver().start(fault="before_intake:1:pause=1")
     client = receiver.client()
     body = hook("order-1")
     answer = asyncio.create_task(client.post("/in/orders", body, signed(body)))
@@ -50,8 +49,7 @@ async def test_stopping_under_load_loses_nothing(engine: Engine) -> None:
 
 
 async def test_nothing_new_is_taken_while_the_last_answer_is_under_way(sqlite: Engine) -> None:
-    # Commits: the names, the probe's proof that the store can write, then the arrival that is held up.
-    receiver = sqlite.receiver().start(fault="before_commit:3:pause=2")
+    receiver = sqlite.receiver().start(fault="before_intake:1:pause=2")
     probe, client = receiver.client(), receiver.client()
     assert (await probe.get("/readyz")).status == 200
     assert (await probe.get("/livez")).body == b"ok\n"

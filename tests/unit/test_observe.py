@@ -12,8 +12,9 @@ import pytest
 
 from oncehook import __version__
 from oncehook.errors import Overloaded, SignatureInvalid, TooLarge
+from oncehook.logs import plain, set_up_logging
 from oncehook.model import Arrival, Item, Mark, new_id
-from oncehook.observe import Observer, plain, set_up_logging
+from oncehook.observe import Observer
 from oncehook.sources import build
 from oncehook.verify import Nothing
 

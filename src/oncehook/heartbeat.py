@@ -1,0 +1,101 @@
+"""Heartbeats: a thread that prolongs a worker's leases while it works on them.
+
+A thread, because neither a blocked handler nor a blocked event loop may delay it (R32). When a lease is lost, or the
+store has not answered for so long that it may be, the worker is told in time to stop (R33). A lease with an end is not
+prolonged beyond it, so that a handler that hangs is taken over by somebody else (R34).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Final
+
+from oncehook import clock
+from oncehook.deliveries import Lease
+from oncehook.errors import StoreError
+from oncehook.store.base import Store
+
+log = logging.getLogger("oncehook.worker")
+
+BEATS: Final = 6
+"""Heartbeats in one lease."""
+
+
+class _Held:
+    __slots__ = ("ends_at", "lease", "renewed_at")
+
+    def __init__(self, lease: Lease, now: float, ends_at: float | None) -> None:
+        self.lease = lease
+        self.renewed_at = now
+        """When its last renewal was asked for: from then on it is surely ours for `lease.seconds`."""
+        self.ends_at = ends_at
+
+
+class Heartbeat:
+    """Keeps leases alive until they are let go. `lost` is called on the heartbeat's own thread."""
+
+    def __init__(self, store: Store, lost: Callable[[Lease], None], shortest: float) -> None:
+        self._store = store
+        self._lost = lost
+        self._interval = shortest / BEATS
+        self._held: dict[int, _Held] = {}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to beat."""
+        self._thread = threading.Thread(target=self._beat_until_stopped, name="oncehook-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop; leases that are still held run out by themselves."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def hold(self, lease: Lease, asked_at: float, ends_at: float | None) -> None:
+        """Keep this lease from now on. `asked_at`: when it was asked for, by the steady clock."""
+        self._held[lease.fence] = _Held(lease, asked_at, ends_at)
+
+    def let_go(self, lease: Lease) -> bool:
+        """It is settled, or no longer wanted. Says whether it was held until now."""
+        return self._held.pop(lease.fence, None) is not None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _beat_until_stopped(self) -> None:
+        while not self._stop.wait(self._interval):
+            try:
+                self._beat()
+            except Exception:  # whatever it is, the next beat must come
+                log.exception("heartbeat.failed")
+
+    def _beat(self) -> None:
+        now = clock.steady()
+        # A copy: the loop adds and removes meanwhile.
+        held = [h for h in list(self._held.values()) if now - h.renewed_at >= h.lease.seconds / BEATS]
+        wanted = [h for h in held if h.ends_at is None or now < h.ends_at]
+        if wanted:
+            self._renew(wanted, now)
+        for h in held:
+            if self._is_over(h) and self.let_go(h.lease):
+                self._lost(h.lease)
+
+    def _renew(self, wanted: list[_Held], now: float) -> None:
+        try:
+            ours = self._store.renew([h.lease for h in wanted])
+        except StoreError as error:
+            log.warning("heartbeat.unanswered", extra={"fields": {"leases": len(wanted), "error": str(error)}})
+            return
+        for h in wanted:
+            if h.lease.fence in ours:
+                h.renewed_at = now
+            elif self.let_go(h.lease):
+                self._lost(h.lease)
+
+    def _is_over(self, h: _Held) -> bool:
+        """One beat before it may belong to somebody else."""
+        return clock.steady() >= h.renewed_at + h.lease.seconds * (1 - 1 / BEATS)

@@ -1,0 +1,121 @@
+"""How log lines look: colour on a terminal, JSON elsewhere, and no way for a stranger's text to forge one (S35)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import IO, Any, Final
+
+
+def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_people: bool | None = None) -> bool:
+    """Render every log line of this process on one stream: for people on a terminal, as JSON elsewhere.
+
+    Returns whether lines are for people.
+    """
+    import structlog
+
+    people = stream.isatty() if for_people is None else for_people
+    colored = stream.isatty() and not os.environ.get("NO_COLOR")
+    renderer: Callable[..., Any] = _Lines(colored) if people else structlog.processors.JSONRenderer(default=str)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[
+                structlog.stdlib.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                _add_fields,
+                structlog.processors.format_exc_info,
+            ],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.WARNING)
+    logging.getLogger("oncehook").setLevel(level.upper())
+    return people
+
+
+_OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "fields", "color_message"})
+
+
+def _add_fields(logger: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """What was logged along with the message: `extra={"fields": {…}}`, or plain extra values."""
+    record: logging.LogRecord = event["_record"]
+    extra = {name: value for name, value in vars(record).items() if name not in _OWN and name[0] != "_"}
+    return {**event, **extra, **getattr(record, "fields", {})}
+
+
+_COLORS: Final = {
+    "arrival.accepted": "32", "arrival.duplicate": "34", "arrival.conflict": "35", "arrival.rejected": "31",
+    "arrival.error": "31;1", "attempt.done": "32", "attempt.retry": "33", "delivery.dead": "31;1",
+    "warning": "33", "error": "31;1", "critical": "31;1",
+}  # fmt: skip
+_HIDDEN: Final = frozenset(
+    {"event", "level", "timestamp", "exception", "duration_s", "outcome", "type", "source", "destination"}
+)
+_HIDDEN_OF_ATTEMPTS: Final = _HIDDEN | {"delivery_id", "again_in_s", "attempt", "run"}
+"""The event's id finds its deliveries too, and the rest is said in words."""
+
+
+class _Lines:
+    """A line for people: time, moment, source and type, then the rest. A stranger's text cannot forge a line (S35)."""
+
+    def __init__(self, colored: bool) -> None:
+        self._colored = colored
+
+    def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+        moment = plain(str(event["event"]).strip())
+        parts = [event["timestamp"][11:19], self._paint(moment, f"{moment:<18}", event["level"])]
+        what = " ".join(str(event[name]) for name in ("source", "type") if event.get(name))
+        if what:
+            parts.append(f"{plain(what):<32}")
+        if "destination" in event:
+            parts.append(f"→ {plain(str(event['destination']))}")
+        if "duration_s" in event:
+            parts.append(f"{event['duration_s'] * 1000:6.1f} ms")
+        if "attempt" in event:
+            parts += _attempt_words(event)
+        hidden = _HIDDEN_OF_ATTEMPTS if "attempt" in event else _HIDDEN
+        rest = {k: v for k, v in event.items() if k not in hidden and v not in (None, "")}
+        ids = rest.pop("event_ids", ())
+        # Ids stand last: they are long, and wanted only to be copied.
+        rest["event_id"] = f"{ids[0]} and {len(ids) - 1} more" if ids else rest.pop("event_id", "")
+        parts += [f"{k}={_short(_words(v)) if k in ('key', 'subject') else _words(v)}" for k, v in rest.items() if v]
+        # A traceback may quote a stranger: its lines are set in, so that none can pass for one of ours.
+        trace = [f"    {plain(line)}" for line in str(event.get("exception", "")).splitlines()]
+        return "\n".join(["  ".join(parts), *trace])
+
+    def _paint(self, moment: str, text: str, level: str) -> str:
+        color = _COLORS.get(moment) or _COLORS.get(level)
+        return f"\x1b[{color}m{text}\x1b[0m" if self._colored and color else text
+
+
+def _attempt_words(event: Mapping[str, Any]) -> list[str]:
+    """Which attempt it was, where it was not the first and only one, and when the next one comes."""
+    words = []
+    if event["attempt"] > 1 or "again_in_s" in event:
+        words.append(f"attempt {event['attempt']}")
+    if event.get("run", 1) > 1:
+        words.append(f"run {event['run']}")
+    if "again_in_s" in event:
+        words.append(f"again in {event['again_in_s']:.1f} s")
+    return words
+
+
+def _words(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{n} {word}" for word, n in value.items())
+    return plain(str(value))
+
+
+def _short(text: str, width: int = 52) -> str:
+    """Cut in the middle: it is their ends that tell long keys and subjects apart."""
+    return text if len(text) <= width else f"{text[: width // 2]}…{text[-width // 2 :]}"
+
+
+def plain(text: str) -> str:
+    """Text in which nothing can move the cursor or end the line."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)

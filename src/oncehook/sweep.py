@@ -1,0 +1,137 @@
+"""The sweep: housekeeping beside the work. Rescues, feeds bulk replays, prunes, rolls up, and watches the watermarks.
+
+Every process of an inbox runs one; what must happen once is decided by the store. Each duty has its own pace, and one
+that fails is logged and tried again, so that none can stop the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Final, Protocol
+
+from oncehook import clock
+from oncehook.deliveries import StoredWorker
+from oncehook.errors import StoreUnavailable
+from oncehook.store.base import Store
+from oncehook.watermarks import Watermark
+
+log = logging.getLogger("oncehook.sweep")
+
+Measure = Callable[[], Awaitable[Sequence[Watermark]]]
+
+FEEDING: Final = 0.05
+RESTING: Final = 1.0
+"""Seconds between two looks for replays to feed: while there are some, and while there are none."""
+
+
+class Witness(Protocol):
+    """Who is told when a watermark is crossed, and when it is back."""
+
+    def watermark(self, mark: Watermark) -> None:
+        """It has just been crossed, or is back."""
+
+    def watermarks(self, marks: Sequence[Watermark]) -> None:
+        """How they all stand."""
+
+
+class Sweep:
+    """Keeps house for one process."""
+
+    def __init__(
+        self,
+        store: Store,
+        witness: Witness,
+        *,
+        keep_events: Mapping[int, float],
+        otherwise: float,
+        measure: Measure,
+        worker: Callable[[], StoredWorker | None],
+        write_rejections: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._store = store
+        self._witness = witness
+        self._keep_events = keep_events
+        self._otherwise = otherwise
+        self._measure = measure
+        self._worker = worker
+        self._write_rejections = write_rejections
+        self._hungry = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Begin, on the running loop."""
+        duties = (
+            (1.0, self._rescue), (1.0, self._write_rejections), (10.0, self._greet), (10.0, self._watch),
+            (60.0, self._prune), (3600.0, self._roll_up),
+        )  # fmt: skip
+        self._tasks = [asyncio.create_task(self._every(pace, duty)) for pace, duty in duties]
+        self._tasks.append(asyncio.create_task(self._feed_for_ever()))
+
+    async def stop(self) -> None:
+        """Stop at the next pause."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def nudge(self) -> None:
+        """A bulk replay was made or resumed in this process: feed it now."""
+        self._hungry.set()
+
+    async def _every(self, pace: float, duty: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._try(duty)
+            # Not all processes at the same moment.
+            await asyncio.sleep(pace * clock.chance.uniform(0.9, 1.1))
+
+    async def _try(self, duty: Callable[[], Awaitable[object]]) -> object:
+        try:
+            return await duty()
+        except StoreUnavailable as error:
+            log.debug("sweep.store_unavailable", extra={"fields": {"duty": duty.__name__, "error": str(error)}})
+        except Exception:
+            log.exception("sweep.failed")
+        return None
+
+    # -- duties --------------------------------------------------------------------------------
+
+    async def _rescue(self) -> None:
+        if found := await self._store.rescue():
+            log.warning("sweep.rescued", extra={"fields": {"subjects": found}})
+
+    async def _feed_for_ever(self) -> None:
+        while True:
+            self._hungry.clear()
+            fed = await self._try(self._store.feed_replays)
+            try:
+                async with asyncio.timeout(FEEDING if fed else RESTING):
+                    await self._hungry.wait()
+            except TimeoutError:
+                pass
+
+    async def _greet(self) -> None:
+        worker = self._worker()
+        if worker is not None:
+            await self._store.greet_worker(worker)
+
+    async def _prune(self) -> None:
+        removed = 0
+        while pruned := await self._store.prune(self._keep_events, self._otherwise):
+            removed += pruned.events
+            await asyncio.sleep(0.05)  # others write too
+        if removed:
+            log.info("sweep.pruned", extra={"fields": {"events": removed}})
+
+    async def _roll_up(self) -> None:
+        await self._store.roll_up()
+
+    async def _watch(self) -> None:
+        """Tell each watermark once when it is crossed and once when it is back, by whichever process sees it first."""
+        marks = await self._measure()
+        self._witness.watermarks(marks)
+        known: Mapping[str, datetime] = await self._store.crossings()
+        for mark in marks:
+            if mark.crossed != (mark.name in known) and await self._store.cross(mark.name, mark.crossed):
+                self._witness.watermark(mark)

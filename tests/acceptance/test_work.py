@@ -1,0 +1,409 @@
+"""What was accepted is done: handlers and HTTP destinations, on both engines, in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from oncehook import Event, GiveUp, Inbox, RetryLater
+from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredAttempt, StoredDelivery
+from oncehook.errors import ConfigError
+from oncehook.model import Kind, read_id
+from tests.acceptance.conftest import Engine
+from tests.acceptance.sink import Sink
+
+FAST = ["0.02s", "0.02s", "0.02s"]
+
+
+@pytest.fixture
+async def inbox(engine: Engine) -> AsyncIterator[Inbox]:
+    made = Inbox(engine.url)
+    yield made
+    if made.store is not None and not made.draining:
+        await made.store.close()
+
+
+async def look(inbox: Inbox, event_id: str) -> tuple[StoredDelivery, list[StoredAttempt]]:
+    """The one delivery of an event, and its attempts."""
+    page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
+    (delivery,) = page.items
+    return delivery, await inbox.store.attempts_of(delivery.id)
+
+
+async def is_sound(inbox: Inbox) -> None:
+    wrong = [check for check in await inbox.store.check() if not check.ok]
+    assert not wrong, wrong
+
+
+async def test_502_502_200_are_three_attempts_and_done(inbox: Inbox) -> None:
+    async with Sink((502, 502, 200)).open() as sink:
+        inbox.destination("n8n", url=sink.url, retry=FAST, allow_private=True)
+        inbox.route("app", "n8n")
+        async with inbox.running():
+            event_id = await inbox.emit("app", "order.paid", {"id": 1}, key="1")
+            await inbox.drain()
+            delivery, attempts = await look(inbox, event_id)
+            await is_sound(inbox)
+    assert delivery.status is DeliveryStatus.done
+    assert [(a.n, str(a.outcome), a.evidence.status) for a in attempts] == [
+        (1, "retry", 502), (2, "retry", 502), (3, "done", 200),
+    ]  # fmt: skip
+    assert [r.headers["oncehook-attempt"] for r in sink.requests] == ["1", "2", "3"]
+    assert {r.headers["webhook-id"] for r in sink.requests} == {event_id}
+    assert [r.headers["oncehook-trigger"] for r in sink.requests] == ["initial", "retry", "retry"]
+
+
+async def test_400_is_one_attempt_dead_and_permanent(inbox: Inbox) -> None:
+    async with Sink(((400, {}, b"no such order"),)).open() as sink:
+        inbox.destination("n8n", url=sink.url, retry=FAST, allow_private=True)
+        inbox.route("app", "n8n")
+        async with inbox.running():
+            delivery, attempts = await look(inbox, await _one(inbox))
+            await is_sound(inbox)
+    assert (delivery.status, delivery.category) == (DeliveryStatus.dead, Category.permanent)
+    (attempt,) = attempts
+    assert (attempt.evidence.status, attempt.evidence.answer) == (400, b"no such order")
+
+
+async def _one(inbox: Inbox) -> str:
+    event_id = await inbox.emit("app", "order.paid", {"id": 1}, key="1", subject="o1")
+    await inbox.drain()
+    return event_id
+
+
+async def test_a_handler_is_told_everything_and_the_same_key_each_time(inbox: Inbox) -> None:
+    seen: list[Event] = []
+
+    @inbox.on("app", "order.*", retry=FAST, timeout=5)
+    async def ship(event: Event) -> None:
+        seen.append(event)
+        if len(seen) < 3:
+            raise RetryLater
+
+    async with inbox.running():
+        event_id = await _one(inbox)
+        await is_sound(inbox)
+    assert [e.attempt for e in seen] == [1, 2, 3]
+    assert {e.idempotency_key for e in seen} == {event_id}
+    assert len({e.fence for e in seen}) == 3
+    event = seen[0]
+    assert (event.source, event.type, event.key, event.subject, event.json()) == (
+        "app", "order.paid", "1", "o1", {"id": 1},
+    )  # fmt: skip
+    assert (event.run, event.replay, event.trigger, event.destination) == (1, False, "initial", "ship")
+    assert event.header("Content-Type") == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("error", "outcomes", "category"),
+    [
+        (GiveUp("not ours"), ["dead"], Category.permanent),
+        (RetryLater("busy"), ["retry", "retry", "retry", "dead"], Category.transient),
+        (ConnectionError("gone"), ["retry", "retry", "retry", "dead"], Category.transient),
+        (ValueError("odd"), ["retry", "retry", "retry", "dead"], Category.unknown),
+    ],
+)
+async def test_what_a_handler_raises_decides(
+    inbox: Inbox, error: Exception, outcomes: list[str], category: Category
+) -> None:
+    @inbox.on("app", retry=FAST)
+    def ship(event: Event) -> None:
+        raise error
+
+    async with inbox.running():
+        delivery, attempts = await look(inbox, await _one(inbox))
+        await is_sound(inbox)
+    assert [str(a.outcome) for a in attempts] == outcomes
+    assert (delivery.status, delivery.category) == (DeliveryStatus.dead, category)
+    assert delivery.last_error is not None
+    assert delivery.last_error.startswith(f"{type(error).__name__}: {error}   test_work.py:")
+    assert b"raise error" in (attempts[0].evidence.answer or b"")
+
+
+async def test_subjects_go_one_at_a_time_in_order_and_beside_each_other(inbox: Inbox) -> None:
+    order: defaultdict[str, list[int]] = defaultdict(list)
+    running: defaultdict[str, int] = defaultdict(int)
+    together = 0
+
+    @inbox.on("app", concurrency=20, retry=FAST)
+    async def ship(event: Event) -> None:
+        nonlocal together
+        subject = event.subject or ""
+        running[subject] += 1
+        assert running[subject] == 1, "two of one subject at once"
+        together = max(together, sum(running.values()))
+        await asyncio.sleep(random.random() * 0.004)
+        running[subject] -= 1
+        if random.random() < 0.1:
+            raise RetryLater
+        order[subject].append(event.json()["n"])
+
+    async with inbox.running():
+        await asyncio.gather(*(_emit_in_order(inbox, subject, range(15)) for subject in ("a", "b", "c", "d")))
+        await inbox.drain()
+        await is_sound(inbox)
+    done = {subject: sorted(set(numbers)) for subject, numbers in order.items()}
+    dead = sum(15 - len(numbers) for numbers in order.values())
+    assert {subject: numbers == sorted(numbers) for subject, numbers in order.items()} == dict.fromkeys("abcd", True)
+    assert len(done) == 4
+    assert dead <= 2, "one in ten fails, four times in a row hardly ever"
+    assert together > 1, "different subjects do not wait for each other"
+
+
+async def _emit_in_order(inbox: Inbox, subject: str, numbers: range) -> None:
+    for n in numbers:
+        await inbox.emit("app", "step", {"n": n}, key=f"{subject}{n}", subject=subject)
+
+
+async def test_a_coroutine_ends_at_its_time_limit(inbox: Inbox) -> None:
+    @inbox.on("app", timeout=0.05, retry=[])
+    async def ship(event: Event) -> None:
+        await asyncio.sleep(30)
+
+    async with inbox.running():
+        delivery, (attempt,) = await look(inbox, await _one(inbox))
+    assert (delivery.status, delivery.category) == (DeliveryStatus.dead, Category.transient)
+    assert "longer than 0.05 s" in (attempt.evidence.error or "")
+
+
+async def test_a_thread_that_takes_long_keeps_its_lease(inbox: Inbox) -> None:
+    calls = 0
+
+    @inbox.on("app", lease=0.3, timeout=0.1)
+    def ship(event: Event) -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(1.0)
+
+    async with inbox.running():
+        delivery, attempts = await look(inbox, await _one(inbox))
+    assert (calls, len(attempts), delivery.status) == (1, 1, DeliveryStatus.done)
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_lease(inbox: Inbox) -> None:
+    calls = 0
+
+    @inbox.on("app", lease=0.3)
+    async def ship(event: Event) -> None:
+        nonlocal calls
+        calls += 1
+        time.sleep(1.0)
+
+    async with inbox.running():
+        delivery, attempts = await look(inbox, await _one(inbox))
+    assert (calls, len(attempts), delivery.status) == (1, 1, DeliveryStatus.done)
+
+
+async def test_stopping_gives_back_what_is_under_way_uncounted(inbox: Inbox, engine: Engine) -> None:
+    began = asyncio.Event()
+
+    @inbox.on("app")
+    async def ship(event: Event) -> None:
+        began.set()
+        await asyncio.sleep(30)
+
+    await inbox.start()
+    event_id = await inbox.emit("app", "order.paid", {}, key="1")
+    await began.wait()
+    await inbox.stop(patience=0.05)
+
+    seen: list[int] = []
+    again = Inbox(engine.url)
+
+    @again.on("app", name="ship")
+    async def ship_now(event: Event) -> None:
+        seen.append(event.attempt)
+
+    async with again.running():
+        await again.drain()
+        delivery, attempts = await look(again, event_id)
+        await is_sound(again)
+    assert seen == [1], "a stop burns no attempt (R37)"
+    assert (delivery.status, [str(a.outcome) for a in attempts]) == (DeliveryStatus.done, ["done"])
+
+
+async def test_concurrency_and_rate_are_kept(inbox: Inbox) -> None:
+    async with Sink(delay=0.02).open() as sink:
+        inbox.destination("slow", url=sink.url, allow_private=True, concurrency=3, rate="40/s")
+        inbox.route("app", "slow")
+        async with inbox.running():
+            started = asyncio.get_running_loop().time()
+            for n in range(20):
+                await inbox.emit("app", "x", {}, key=str(n))
+            await inbox.drain()
+            took = asyncio.get_running_loop().time() - started
+            await is_sound(inbox)
+    assert len(sink.requests) == 20
+    assert sink.most_at_once <= 3
+    assert took >= 19 / 40 * 0.9, "twenty at forty a second take about half a second"
+
+
+async def test_a_breaker_holds_work_back_without_burning_attempts(inbox: Inbox) -> None:
+    well = False
+
+    async with Sink(lambda request: 200 if well else 404).open() as sink:
+        inbox.destination(
+            "n8n", url=sink.url, allow_private=True, concurrency=1, breaker={"failures": 3, "open": "0.4s"}
+        )
+        inbox.route("app", "n8n")
+        async with inbox.running():
+            for n in range(20):
+                await inbox.emit("app", "x", {}, key=str(n))
+            await asyncio.sleep(0.3)
+            assert len(sink.requests) == 3, "then it is open"
+            well = True
+            await inbox.drain()
+            levels = (await inbox.store.levels())["n8n"]
+            await is_sound(inbox)
+    assert (levels.dead, levels.done, levels.failures) == (3, 17, 0)
+
+
+async def test_410_pauses_the_destination(inbox: Inbox) -> None:
+    async with Sink((410,)).open() as sink:
+        inbox.destination("gone", url=sink.url, allow_private=True, concurrency=1)
+        inbox.route("app", "gone")
+        async with inbox.running():
+            await inbox.emit("app", "x", {}, key="1")
+            await inbox.drain()
+            await inbox.emit("app", "x", {}, key="2")
+            await inbox.drain()
+            level = (await inbox.store.levels())["gone"]
+    assert (len(sink.requests), level.dead, level.pending) == (1, 1, 1)
+    assert level.paused_at is not None
+    assert "410" in (level.paused_why or "")
+
+
+async def test_an_effect_commits_with_its_completion_on_sqlite(sqlite: Engine) -> None:
+    inbox = Inbox(sqlite.url)
+
+    @inbox.on("app", retry=FAST)
+    def ship(event: Event) -> None:
+        def write(db: Any) -> None:
+            db.execute("CREATE TABLE IF NOT EXISTS parcels (id TEXT, attempt INTEGER)")
+            db.execute("INSERT INTO parcels VALUES (?, ?)", (event.id, event.attempt))
+            if event.attempt == 1:
+                raise ConnectionError("on second thoughts")
+
+        event.commit(write)
+
+    async with inbox.running():
+        event_id = await _one(inbox)
+        delivery, attempts = await look(inbox, event_id)
+        await is_sound(inbox)
+    assert [str(a.outcome) for a in attempts] == ["retry", "done"]
+    assert delivery.status is DeliveryStatus.done
+    assert sqlite.rows("SELECT id, attempt FROM parcels") == [(event_id, 2)], "the first one was undone"
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_an_effect_commits_with_its_completion_on_postgres(postgres: Engine, blocking: bool) -> None:
+    inbox = Inbox(postgres.url)
+    schema = postgres.url.partition("?schema=")[2]
+    table = f"{schema}_parcels"
+
+    if blocking:
+
+        @inbox.on("app", name="ship", retry=FAST)
+        def ship(event: Event, tx: Any) -> None:
+            tx.execute(f"INSERT INTO public.{table} VALUES (%s, %s)", [event.id, event.attempt])
+            if event.attempt == 1:
+                raise ConnectionError("on second thoughts")
+
+    else:
+
+        @inbox.on("app", name="ship", retry=FAST)
+        async def ship_async(event: Event, tx: Any) -> None:
+            await tx.execute(f"INSERT INTO public.{table} VALUES (%s, %s)", [event.id, event.attempt])
+            if event.attempt == 1:
+                raise ConnectionError("on second thoughts")
+
+    import psycopg
+
+    with psycopg.connect(postgres.url.partition("?")[0], autocommit=True) as outside:
+        outside.execute(f"CREATE TABLE public.{table} (id text, attempt integer)")
+        async with inbox.running():
+            event_id = await _one(inbox)
+            delivery, attempts = await look(inbox, event_id)
+            await is_sound(inbox)
+        written = outside.execute(f"SELECT id, attempt FROM public.{table}").fetchall()
+        outside.execute(f"DROP TABLE public.{table}")
+    assert [str(a.outcome) for a in attempts] == ["retry", "done"]
+    assert delivery.status is DeliveryStatus.done
+    assert written == [(event_id, 2)], "the first one was undone"
+
+
+async def test_a_transaction_is_not_to_be_had_on_sqlite(sqlite: Engine) -> None:
+    inbox = Inbox(sqlite.url)
+    with pytest.raises(ConfigError, match=r"lends its one writer to nobody"):
+
+        @inbox.on("app")
+        def ship(event: Event, tx: Any) -> None: ...
+
+
+async def test_a_keyed_dead_letter_is_replayed_and_the_senders_copy_is_still_a_duplicate(inbox: Inbox) -> None:
+    mended = False
+
+    @inbox.on("orders", retry=[])
+    def ship(event: Event) -> None:
+        seen.append((event.run, event.attempt, event.replay, event.idempotency_key))
+        if not mended:
+            raise ValueError("broken")
+
+    seen: list[tuple[int, int, bool, str]] = []
+    inbox.source("orders", verify="none", key="$.id", loopback_only=False)
+    async with inbox.running():
+        first = await inbox.receive("orders", {}, b'{"id": "o-1"}')
+        await inbox.drain()
+        delivery, _ = await look(inbox, first.event_ids[0])
+        assert delivery.status is DeliveryStatus.dead
+        mended = True
+        await inbox.desk.replay_one(delivery.id, actor="test", reason="mended")
+        await inbox.drain()
+        again = await inbox.receive("orders", {}, b'{"id": "o-1"}')
+        delivery, attempts = await look(inbox, first.event_ids[0])
+        await is_sound(inbox)
+    assert (again.outcome, again.event_ids) == ("duplicate", first.event_ids)
+    assert delivery.status is DeliveryStatus.done
+    assert [(a.run, a.n, str(a.outcome)) for a in attempts] == [(1, 1, "dead"), (2, 1, "done")]
+    assert seen == [(1, 1, False, first.event_ids[0]), (2, 1, True, first.event_ids[0])]
+
+
+async def test_a_copy_revives_a_dead_letter_where_its_source_says_so(inbox: Inbox) -> None:
+    calls = 0
+
+    @inbox.on("orders", retry=[])
+    def ship(event: Event) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise ValueError("broken")
+
+    inbox.source("orders", verify="none", key="$.id", loopback_only=False, revive_dead=True)
+    async with inbox.running():
+        first = await inbox.receive("orders", {}, b'{"id": "o-1"}')
+        await inbox.drain()
+        again = await inbox.receive("orders", {}, b'{"id": "o-1"}')
+        await inbox.drain()
+        delivery, _ = await look(inbox, first.event_ids[0])
+    assert (again.outcome, calls, delivery.status, delivery.run) == ("duplicate", 2, DeliveryStatus.done, 2)
+
+
+async def test_heartbeats_come_from_a_thread_of_their_own(inbox: Inbox) -> None:
+    threads: set[str] = set()
+    renew = inbox.store.renew
+    inbox.store.renew = lambda leases: threads.add(threading.current_thread().name) or renew(leases)  # type: ignore[method-assign,func-returns-value]
+
+    @inbox.on("app", lease=0.3)
+    async def ship(event: Event) -> None:
+        await asyncio.sleep(0.5)
+
+    async with inbox.running():
+        await _one(inbox)
+    assert threads == {"oncehook-heartbeat"}
