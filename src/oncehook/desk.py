@@ -1,0 +1,495 @@
+"""The desk: everything people and programs ask and do. API, command line and dashboard stand in front of it.
+
+Queries, ids and tokens come in; values of `deliveries` and `shown` go out. Faces never touch the store, so they show
+the same numbers; who may do what they decide before they ask. Every act carries its actor, and the store audits it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from difflib import get_close_matches
+from typing import Final, Literal
+
+from oncehook import __version__, clock, query, stats, watermarks
+from oncehook.backoff import Policy
+from oncehook.deliveries import (
+    Audited,
+    Cause,
+    DeliveryStatus,
+    Filter,
+    Level,
+    ListedEvent,
+    Page,
+    ReplayOrder,
+    ReplayState,
+    StoredAttempt,
+    StoredDelivery,
+    StoredReplay,
+)
+from oncehook.destinations.base import Destination
+from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting
+from oncehook.model import Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, new_id
+from oncehook.replay import Plan, Recipient, Wish, seal, settled, some_id, some_ids, unseal
+from oncehook.routes import Route
+from oncehook.shown import (
+    ShownArrival,
+    ShownDestination,
+    ShownEvent,
+    ShownSource,
+    System,
+    breaker,
+    request_of,
+    rule,
+    schedule,
+    verifier_name,
+)
+from oncehook.sources import Source
+from oncehook.stats import Stats
+from oncehook.store.base import Store
+from oncehook.verify import Nothing
+from oncehook.watermarks import Limits, Watermark
+
+Now = Callable[[], datetime]
+FreeDisk = Callable[[], float | None]
+"""The free part of the disk the store is on, from 0 to 1; None: it cannot be told."""
+
+DAY: Final = timedelta(hours=24)
+LONGEST_REASON: Final = 1000
+
+
+class Desk:
+    """Answers every question and does every act, for all faces alike."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        sources: Mapping[str, Source],
+        destinations: Mapping[str, Destination],
+        routes: Sequence[Route] = (),
+        limits: Limits = Limits(),  # noqa: B008 - immutable
+        free_disk: FreeDisk = lambda: None,
+        nudge: Callable[[], object] = lambda: None,
+        now: Now = clock.now_utc,
+    ) -> None:
+        """`nudge` is called when a bulk replay was made or goes on, so that somebody feeds it now."""
+        self._store = store
+        self._sources = sources
+        self._destinations = destinations
+        self._routes = routes
+        self._limits = limits
+        self._free_disk = free_disk
+        self._nudge = nudge
+        self._now = now
+
+    def read(self, text: str) -> Filter:
+        """The filter that a query means now."""
+        return query.parse(text, self._now())
+
+    def moment(self, text: str) -> datetime:
+        """The moment that `2h` or an ISO time means now."""
+        return query.moment(text, self._now())
+
+    # -- events --------------------------------------------------------------------------------
+
+    async def events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
+        """Events that match, newest first."""
+        return await self._store.find_events(filter, before=before, limit=limit)
+
+    async def event(self, event_id: bytes) -> ShownEvent:
+        """One event with its deliveries."""
+        event = await self._event(event_id)
+        deliveries = await self._store.find_deliveries(Filter(event_id=event_id), limit=1000)
+        return ShownEvent(event, request_of(await self._head(event.head, event.batch_id)), deliveries.items)
+
+    async def body(self, event_id: bytes) -> bytes:
+        """The bytes as they are kept."""
+        return (await self._event(event_id)).body
+
+    async def arrivals(self, event_id: bytes) -> list[ShownArrival]:
+        """Every time it came that is still known, oldest first: the first one is the event itself."""
+        event = await self._event(event_id)
+        request = request_of(await self._head(event.head, event.batch_id))
+        first = ShownArrival(event.batch_id or event.id, Outcome.accepted, event.received_at, request, False)
+        return [first, *[await self._arrival(later) for later in await self._store.arrivals_of(event_id)]]
+
+    async def _arrival(self, later: StoredArrival) -> ShownArrival:
+        head = await self._head(later.head, later.batch_id)
+        return ShownArrival(later.id, later.outcome, later.at, request_of(head), later.body is not None)
+
+    async def _event(self, event_id: bytes) -> StoredEvent:
+        event = await self._store.get_event(event_id)
+        if event is None:
+            raise NotFound("There is no such event, or no longer.")
+        return event
+
+    async def _head(self, head: bytes | None, batch_id: bytes | None) -> bytes:
+        if head or batch_id is None:
+            return head or b""
+        batch = await self._store.batch_body(batch_id)
+        return b"" if batch is None else batch[0]
+
+    # -- deliveries ----------------------------------------------------------------------------
+
+    async def deliveries(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[StoredDelivery]:
+        """Deliveries that match, newest first."""
+        return await self._store.find_deliveries(filter, before=before, limit=limit)
+
+    async def delivery(self, delivery_id: bytes) -> StoredDelivery:
+        """One delivery."""
+        delivery = await self._store.get_delivery(delivery_id)
+        if delivery is None:
+            raise NotFound("There is no such delivery, or no longer.")
+        return delivery
+
+    async def attempts(self, delivery_id: bytes) -> list[StoredAttempt]:
+        """Every attempt of a delivery, oldest first."""
+        await self.delivery(delivery_id)
+        return await self._store.attempts_of(delivery_id)
+
+    async def neighbours(self, delivery_id: bytes) -> list[StoredDelivery]:
+        """Deliveries of the same subject around this one, in order."""
+        await self.delivery(delivery_id)
+        return await self._store.subject_of(delivery_id)
+
+    async def causes(self, destination: str | None = None) -> list[Cause]:
+        """Dead letters by destination and cause."""
+        return await self._store.causes(destination)
+
+    async def retry(self, delivery_id: bytes, *, actor: str) -> StoredDelivery:
+        """Make a delivery that waits for its next attempt due now."""
+        await self._store.retry_now(delivery_id, actor)
+        return await self.delivery(delivery_id)
+
+    async def discard(self, delivery_id: bytes, *, actor: str, reason: str = "") -> StoredDelivery:
+        """Close one dead letter without replay. Asked again, it is simply still discarded."""
+        _check_reason(reason)
+        closed = await self._store.discard(Filter(ids=(delivery_id,)), actor, reason)
+        delivery = await self.delivery(delivery_id)
+        if not closed and delivery.status is not DeliveryStatus.discarded:
+            raise NotWaiting(f"Only a dead letter can be discarded; this one is {delivery.status}.")
+        return delivery
+
+    async def discard_matching(self, filter: Filter, *, actor: str, reason: str) -> int:
+        """Close all dead letters that match; others are left alone."""
+        _check_reason(reason)
+        if not reason.strip():
+            raise BadRequest("Say why: many dead letters are closed only with a reason.")
+        _check_meant(filter)
+        return await self._store.discard(filter, actor, reason)
+
+    # -- replays -------------------------------------------------------------------------------
+
+    async def replay_one(
+        self,
+        delivery_id: bytes,
+        *,
+        actor: str,
+        force: bool = False,
+        fresh_id: bool = False,
+        reason: str = "",
+        request_key: str | None = None,
+    ) -> StoredReplay:
+        """Deliver one again, at once. Raises NotFound, NotReplayable or ReplayTooSoon."""
+        wish = Wish(Filter(ids=(delivery_id,)), force, fresh_id)
+        return await self._make(wish, actor, reason, request_key, bulk=False)
+
+    def wish(
+        self,
+        text: str = "",
+        *,
+        ids: Sequence[bytes] | None = None,
+        destination: str | None = None,
+        until: str | None = None,
+        force: bool = False,
+        fresh_id: bool = False,
+        rate: float | None = None,
+    ) -> Wish:
+        """What a person asks to have replayed, with its times fixed: a query, some deliveries by id, or both."""
+        meant = self.read(text)
+        if ids is not None:
+            meant = replace(meant, ids=some_ids(ids, meant))
+        if destination is not None:
+            self._destination(destination)
+            if meant.destination not in (None, destination):
+                raise BadRequest(f"The query is about {meant.destination}, and not about {destination}.")
+            meant = replace(meant, destination=destination)
+        if until is not None:
+            at = self.moment(until)
+            meant = replace(meant, until=at if meant.until is None else min(at, meant.until))
+        _check_meant(meant)
+        return Wish(settled(meant, self._now()), force, fresh_id, rate)
+
+    async def named(self, texts: Sequence[str]) -> list[bytes]:
+        """The deliveries that ids of deliveries and events stand for. Raises NotFound for an event that has none."""
+        found: list[bytes] = []
+        for text in texts:
+            if text.startswith(f"{Kind.event}_"):
+                deliveries = await self._store.find_deliveries(Filter(event_id=some_id(Kind.event, text)), limit=1000)
+                if not deliveries.items:
+                    raise NotFound(f"{text[:40]} has no delivery, or is no longer there.")
+                found += [delivery.id for delivery in deliveries.items]
+            else:
+                found.append(some_id(Kind.delivery, text))
+        return found
+
+    async def plan(self, wish: Wish) -> Plan:
+        """What a replay would do. Nothing happens."""
+        planned = await self._store.plan_replay(wish.filter, force=wish.force)
+        levels = await self._store.levels()
+        recipients = [self._recipient(name, n, levels.get(name, Level())) for name, n in planned.by_destination.items()]
+        return Plan(
+            token=seal(wish, planned.total),
+            wish=wish,
+            total=planned.total,
+            recipients=recipients,
+            by_status=planned.by_status,
+            left_out=planned.left_out,
+            oldest=planned.oldest,
+            newest=planned.newest,
+            sample=planned.sample,
+            expected_seconds=self._expected(wish, planned.by_destination),
+        )
+
+    def _recipient(self, name: str, count: int, level: Level) -> Recipient:
+        destination = self._destinations.get(name)
+        return Recipient(
+            destination=name,
+            count=count,
+            kind="gone" if destination is None else destination.kind,
+            address="" if destination is None else destination.address,
+            paused=level.paused_at is not None,
+            failing=level.failures > 0 or level.open_until is not None,
+        )
+
+    def _expected(self, wish: Wish, counts: Mapping[str, int]) -> float | None:
+        """At the rate that was asked for, or at that of the slowest destination: whichever takes longer."""
+        spans = [] if wish.rate is None else [sum(counts.values()) / wish.rate]
+        for name, count in counts.items():
+            destination = self._destinations.get(name)
+            if destination is not None and destination.terms.rate:
+                spans.append(count / destination.terms.rate)
+        return max(spans, default=None)
+
+    async def start_replay(
+        self, wish: Wish, *, actor: str, reason: str = "", request_key: str | None = None, expected: int | None = None
+    ) -> StoredReplay:
+        """Have them delivered again, behind live traffic. Raises PlanChanged when there are not as many as expected."""
+        if expected == 0:
+            raise NotReplayable("The plan says that there is nothing to replay.")
+        return await self._make(wish, actor, reason, request_key, expected=expected)
+
+    def planned(self, token: str) -> tuple[Wish, int]:
+        """The wish that a plan was made for, and how many it found."""
+        return unseal(token, self._now())
+
+    async def _make(
+        self,
+        wish: Wish,
+        actor: str,
+        reason: str,
+        request_key: str | None,
+        *,
+        expected: int | None = None,
+        bulk: bool = True,
+    ) -> StoredReplay:
+        _check_reason(reason)
+        order = ReplayOrder(
+            filter=wish.filter,
+            actor=actor,
+            reason=reason,
+            force=wish.force,
+            fresh_id=wish.fresh_id,
+            rate=wish.rate,
+            bulk=bulk,
+            request_key=request_key,
+            expected=expected,
+            about=wish.about(),
+        )
+        made = await self._store.make_replay(new_id(), order)
+        if bulk:
+            self._nudge()
+        return made
+
+    async def replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
+        """Replays, newest first."""
+        return await self._store.find_replays(before=before, limit=limit)
+
+    async def replay(self, replay_id: bytes) -> StoredReplay:
+        """One replay and how far it is."""
+        replay = await self._store.get_replay(replay_id)
+        if replay is None:
+            raise NotFound("There is no such replay, or no longer.")
+        return replay
+
+    async def steer(self, replay_id: bytes, state: ReplayState, *, actor: str) -> StoredReplay:
+        """Pause it, let it run on, or abort it."""
+        steered = await self._store.steer_replay(replay_id, state, actor)
+        self._nudge()
+        return steered
+
+    # -- what is set up ------------------------------------------------------------------------
+
+    async def sources(self) -> list[ShownSource]:
+        """Every source: its address, its verifier, and how it goes."""
+        figures = await self._store.figures(self._now() - DAY)
+        return [await self._show_source(source, figures) for source in self._sources.values()]
+
+    async def _show_source(self, source: Source, figures: Figures) -> ShownSource:
+        latest = await self._store.find_events(Filter(source=source.name), limit=1)
+        return ShownSource(
+            name=source.name,
+            preset=source.preset.name if source.preset else None,
+            title=source.preset.title if source.preset else None,
+            address=f"/in/{source.path}",
+            hidden=source.path != source.name,
+            verifier=verifier_name(source.scheme),
+            unverified=isinstance(source.scheme, Nothing),
+            loopback_only=source.loopback_only,
+            secrets=len(source.secrets),
+            key=rule(source.places.get("key")),
+            subject=rule(source.places.get("subject")),
+            type=rule(source.places.get("type")),
+            destinations=_names(route.destination for route in self._routes if route.source == source.name),
+            last_arrival=latest.items[0].received_at if latest.items else None,
+            figures=figures.by_source.get(source.name, {}),
+        )
+
+    async def destinations(self) -> list[ShownDestination]:
+        """Every destination: whom it reaches, on what terms, and how it stands."""
+        figures = await self._store.figures(self._now() - DAY)
+        levels = await self._store.levels()
+        return [
+            self._show_destination(destination, levels.get(name, Level()), figures)
+            for name, destination in self._destinations.items()
+        ]
+
+    def _show_destination(self, destination: Destination, level: Level, figures: Figures) -> ShownDestination:
+        terms = destination.terms
+        return ShownDestination(
+            name=destination.name,
+            kind=destination.kind,
+            address=destination.address,
+            retry=schedule(terms.retry),
+            timeout=terms.timeout,
+            lease=terms.lease,
+            concurrency=terms.concurrency,
+            rate=terms.rate,
+            sources=_names(route.source for route in self._routes if route.destination == destination.name),
+            level=level,
+            figures=figures.by_destination.get(destination.name, {}),
+            breaker=breaker(level, self._now()),
+        )
+
+    async def destination(self, name: str) -> ShownDestination:
+        """One destination."""
+        self._destination(name)
+        return next(shown for shown in await self.destinations() if shown.name == name)
+
+    async def pause(self, name: str, *, actor: str, reason: str = "") -> ShownDestination:
+        """Hold a destination back; its deliveries wait, nothing is lost."""
+        _check_reason(reason)
+        await self._store.pause(self._destination(name).number, actor, reason)
+        return await self.destination(name)
+
+    async def resume(self, name: str, *, actor: str) -> ShownDestination:
+        """Let a destination go on."""
+        await self._store.resume(self._destination(name).number, actor)
+        return await self.destination(name)
+
+    def _destination(self, name: str) -> Destination:
+        destination = self._destinations.get(name)
+        if destination is None:
+            near = get_close_matches(name, list(self._destinations), 1)
+            raise NotFound(f'There is no destination "{name[:60]}".', hint=f'Did you mean "{near[0]}"?' if near else "")
+        return destination
+
+    # -- how it goes ---------------------------------------------------------------------------
+
+    async def stats(self, since: datetime, by: Literal["source", "destination"] | None = None) -> Stats:
+        """The numbers since a moment, and if asked for per source or destination."""
+        today = await self._today()
+        levels = await self._store.levels()
+        return stats.gather(
+            since,
+            await self._store.figures(since),
+            today=today,
+            levels=levels,
+            statuses=await self._store.count_since(since),
+            marks=watermarks.measure(self._limits, levels, today, self._free_disk()),
+            by=by,
+        )
+
+    async def _today(self) -> dict[str, int]:
+        """Events accepted since midnight UTC, by source."""
+        midnight = self._now().replace(hour=0, minute=0, second=0, microsecond=0)
+        figures = await self._store.figures(midnight)
+        return {source: counted.get("accepted", 0) for source, counted in figures.by_source.items()}
+
+    async def watermarks(self) -> list[Watermark]:
+        """Every level that has a limit."""
+        levels = await self._store.levels()
+        return watermarks.measure(self._limits, levels, await self._today(), self._free_disk())
+
+    async def series(
+        self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
+    ) -> Mapping[str, Sequence[tuple[datetime, int]]]:
+        """Flows for charts."""
+        return await self._store.series(since, step, source=source, destination=destination)
+
+    async def rejections(self, limit: int = 50) -> list[Rejection]:
+        """The latest arrivals that were turned away, newest first."""
+        return await self._store.recent_rejections(limit)
+
+    async def audit(self, *, before: int | None = None, limit: int = 50) -> list[Audited]:
+        """What was done and by whom, newest first."""
+        return await self._store.audit_log(before=before, limit=limit)
+
+    async def system(self) -> System:
+        """Version, store, workers."""
+        return System(
+            version=__version__,
+            engine=self._store.engine.value,
+            schema=await self._store.schema_state(),
+            size=await self._store.size(),
+            workers=await self._store.workers(),
+            watermarks=await self.watermarks(),
+            crossings=await self._store.crossings(),
+        )
+
+    async def levels(self) -> Mapping[str, Level]:
+        """How every destination stands, also one that is no longer configured."""
+        return await self._store.levels()
+
+    def policy(self, destination: str) -> Policy | None:
+        """When a destination's deliveries are tried again; None for one that is no longer configured."""
+        found = self._destinations.get(destination)
+        return None if found is None else found.terms.retry
+
+    async def arrival_body(self, event_id: bytes, arrival_id: bytes) -> bytes | None:
+        """The body of a later arrival, where it differs from the event's own."""
+        later = await self._store.arrivals_of(event_id)
+        return next((arrival.body for arrival in later if arrival.id == arrival_id), None)
+
+    async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
+        """Write down what somebody did that the store has no verb for, such as logging in (S34)."""
+        await self._store.audit(actor, act, target, detail)
+
+
+# -- small readings ----------------------------------------------------------------------------
+
+
+def _check_meant(filter: Filter) -> None:
+    """Many things are not changed by saying nothing."""
+    if filter == Filter():
+        raise BadRequest("Say what is meant: an empty query means everything.", hint='Try query "status:dead".')
+
+
+def _check_reason(reason: str) -> None:
+    query.check_text(reason, "The reason", LONGEST_REASON)
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))

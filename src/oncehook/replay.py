@@ -1,0 +1,183 @@
+"""A replay before it is made: what is asked for, its plan, and the token that stands for a plan.
+
+The desk plans and starts replays with these; the store fixes their items and workers work them off. A token holds the
+whole plan (its query with fixed times, its options, its number), so that no plan has to be kept anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+
+from oncehook import query
+from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
+from oncehook.errors import BadRequest
+from oncehook.model import Kind, read_id, show_id
+
+MOST_IDS: Final = 500
+"""Deliveries that may be named one by one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Which deliveries to replay, and how."""
+
+    filter: Filter
+    force: bool = False
+    fresh_id: bool = False
+    rate: float | None = None
+    """Deliveries a second at most."""
+
+    def about(self) -> dict[str, object]:
+        """The wish in words, to be kept with the replay."""
+        return {
+            "query": query.fixed(self.filter),
+            "force": self.force,
+            "fresh_id": self.fresh_id,
+            "rate": None if self.rate is None else show_rate(self.rate),
+            "command": command(self),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """Who would get it."""
+
+    destination: str
+    count: int
+    kind: str
+    """`handler` or `http`; `gone` when it is no longer configured."""
+    address: str
+    paused: bool
+    failing: bool
+    """Its breaker is open, or its last deliveries have failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a replay would do; nothing has been done yet."""
+
+    token: str
+    wish: Wish
+    total: int
+    recipients: Sequence[Recipient]
+    by_status: Mapping[DeliveryStatus, int]
+    left_out: Mapping[DeliveryStatus, int]
+    oldest: datetime | None
+    newest: datetime | None
+    sample: Sequence[StoredDelivery]
+    expected_seconds: float | None
+    """How long it takes at the rate; None: as fast as the destinations go."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What to know before saying yes."""
+        fresh = "a new webhook-id" if self.wish.fresh_id else "the same webhook-id and Idempotency-Key as before"
+        said = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
+        if not self.wish.fresh_id:
+            said.append("A receiver that deduplicates may leave it out; fresh_id sends a new id.")
+        said.append("Live traffic goes first; the order within a subject is kept among what is replayed.")
+        for recipient in self.recipients:
+            if recipient.kind == "gone":
+                said.append(f"{recipient.destination} is no longer configured: nobody would work these.")
+            elif recipient.paused:
+                said.append(f"{recipient.destination} is paused: nothing is sent before it is resumed.")
+            elif recipient.failing:
+                said.append(f"{recipient.destination} is failing right now.")
+        return said
+
+
+def settled(filter: Filter, now: datetime) -> Filter:
+    """The filter with an end: what arrives after the plan was made is not meant by it."""
+    if filter.until is not None or filter.ids is not None or filter.event_id is not None:
+        return filter
+    # Received times are the store's, which may be a little ahead of ours: better one event more than one too few.
+    return replace(filter, until=now.replace(microsecond=0) + timedelta(seconds=2))
+
+
+def some_ids(ids: Sequence[bytes], filter: Filter) -> tuple[bytes, ...]:
+    """Deliveries that are named one by one, each once. None at all is no way of saying "all"."""
+    if filter.ids is not None:
+        raise BadRequest("The deliveries are named twice, in `ids` and in the query.")
+    if not ids or len(ids) > MOST_IDS:
+        raise BadRequest(f"Name from 1 to {MOST_IDS} deliveries; for more, use a query.")
+    return tuple(dict.fromkeys(ids))
+
+
+def some_id(kind: Kind, text: str) -> bytes:
+    """The id that a person wrote."""
+    try:
+        return read_id(kind, text)
+    except ValueError:
+        raise BadRequest(f"{text[:40]!r} is no id.", hint="Ids begin with evt_ or dlv_ and have 32 digits.") from None
+
+
+def command(wish: Wish) -> str:
+    """The same as a command to copy."""
+    words = ["oncehook", "replay", *_subject_of(wish.filter)]
+    if wish.force:
+        words.append("--force")
+    if wish.fresh_id:
+        words.append("--fresh-id")
+    if wish.rate is not None:
+        words += ["--rate", show_rate(wish.rate)]
+    return shlex.join(words)
+
+
+def _subject_of(filter: Filter) -> list[str]:
+    if filter.ids is not None and filter == Filter(ids=filter.ids):
+        return [show_id(Kind.delivery, one) for one in filter.ids]
+    if filter.event_id is not None and filter == Filter(event_id=filter.event_id, destination=filter.destination):
+        named = [show_id(Kind.event, filter.event_id)]
+        return named if filter.destination is None else [*named, "--to", filter.destination]
+    return ["--query", query.fixed(filter)]
+
+
+def show_rate(rate: float) -> str:
+    """A rate as it is written, in the unit that makes it readable."""
+    for unit, span in (("s", 1), ("m", 60), ("h", 3600)):
+        if rate * span >= 1:
+            return f"{round(rate * span, 3):.3f}".rstrip("0").rstrip(".") + f"/{unit}"
+    return f"{round(rate * 86_400, 3):.3f}".rstrip("0").rstrip(".") + "/d"
+
+
+# -- tokens ------------------------------------------------------------------------------------
+
+
+class _Token(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    query: str
+    force: bool
+    fresh_id: bool
+    rate: float | None
+    total: int
+
+
+def seal(wish: Wish, total: int) -> str:
+    """The token that stands for a plan."""
+    token = _Token(1, query.fixed(wish.filter), wish.force, wish.fresh_id, wish.rate, total)
+    return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")
+
+
+def unseal(token: str, now: datetime) -> tuple[Wish, int]:
+    """The wish and the number that a token stands for. It grants nothing: its holder needs the right all the same."""
+    try:
+        raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+        held = msgspec.json.decode(raw, type=_Token)
+        wish = Wish(query.parse(held.query, now), held.force, held.fresh_id, held.rate)
+    except (binascii.Error, ValueError, msgspec.MsgspecError, BadRequest):
+        raise _not_a_plan() from None
+    if held.version != 1 or held.total < 0 or (held.rate is not None and held.rate <= 0):
+        raise _not_a_plan()
+    return wish, held.total
+
+
+def _not_a_plan() -> BadRequest:
+    return BadRequest("This is no plan.", hint="Ask for one with POST replays/plan, and hand its `plan` on as it is.")

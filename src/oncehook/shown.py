@@ -1,0 +1,177 @@
+"""What the desk shows of sources, destinations, arrivals and numbers, as values; and what it never shows.
+
+The desk fills these, faces write them out as JSON, lines or pages. Credentials are masked here, once for all faces
+(S33): in headers, in the query of a request, and in the addresses of sources that are secrets themselves.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+
+from oncehook.backoff import Policy
+from oncehook.deliveries import Level, StoredDelivery, StoredWorker
+from oncehook.model import Outcome, SchemaState, StoredEvent, unpack_head
+from oncehook.verify import Either, Nothing, Scheme, StandardWebhooks
+from oncehook.watermarks import Watermark
+
+MASK: Final = "[masked]"
+# Signatures prove something about this request only and stay; what would open the door again does not.
+_CREDENTIAL: Final = re.compile(
+    r"(?:.*[-_])?(?:authorization|cookie|token|secret|password|passwd|credentials?|api[-_]?key|apikey)[0-9]?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request as it may be shown."""
+
+    method: str
+    target: str
+    headers: Sequence[tuple[str, str]]
+
+
+def request_of(head: bytes) -> Request:
+    """A stored head, with credentials masked."""
+    method, target, headers = unpack_head(head)
+    path, mark, search = target.partition("?")
+    pairs = [piece.partition("=") for piece in search.split("&")]
+    search = "&".join(name + sign + (MASK if sign and _is_credential(name) else value) for name, sign, value in pairs)
+    return Request(
+        method, path + mark + search, [(name, MASK if _is_credential(name) else value) for name, value in headers]
+    )
+
+
+def _is_credential(name: str) -> bool:
+    return len(name) <= 200 and _CREDENTIAL.fullmatch(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownEvent:
+    """An event with everything about it but its body."""
+
+    event: StoredEvent
+    request: Request
+    deliveries: Sequence[StoredDelivery]
+
+
+@dataclass(frozen=True, slots=True)
+class ShownArrival:
+    """One time that an event came."""
+
+    id: bytes
+    outcome: Outcome
+    at: datetime
+    request: Request
+    body_differs: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ShownSource:
+    """A source: where it is, how it is verified, how it goes. Never a secret, only how many there are."""
+
+    name: str
+    preset: str | None
+    title: str | None
+    address: str
+    """The path to give the provider."""
+    hidden: bool
+    """The address is unguessable: whoever may only look is not shown it."""
+    verifier: str
+    unverified: bool
+    loopback_only: bool
+    secrets: int
+    key: str
+    subject: str
+    type: str
+    destinations: Sequence[str]
+    last_arrival: datetime | None
+    figures: Mapping[str, int]
+    """What came in the last 24 hours."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShownDestination:
+    """A destination: whom it reaches, on what terms, how it stands."""
+
+    name: str
+    kind: str
+    address: str
+    retry: str
+    """The schedule in words."""
+    timeout: float
+    lease: float
+    concurrency: int
+    rate: float | None
+    sources: Sequence[str]
+    level: Level
+    figures: Mapping[str, int]
+    """What happened in the last 24 hours."""
+    breaker: str
+    """`closed`, `open`, or `half_open` when its time has passed and nothing was tried yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """The whole, from outside."""
+
+    version: str
+    engine: str
+    schema: SchemaState
+    size: int
+    workers: Sequence[StoredWorker]
+    watermarks: Sequence[Watermark]
+    crossings: Mapping[str, datetime]
+
+
+# -- in words ----------------------------------------------------------------------------------
+
+
+def verifier_name(scheme: Scheme) -> str:
+    """The scheme as the configuration names it."""
+    if isinstance(scheme, Nothing):
+        return "none"
+    if isinstance(scheme, StandardWebhooks):
+        return "standard-webhooks"
+    if isinstance(scheme, Either):
+        return " or ".join(dict.fromkeys(verifier_name(one) for one in scheme.schemes))
+    return type(scheme).__name__.lower()
+
+
+def schedule(policy: Policy) -> str:
+    """When it is tried again, for people: `10 s, 1 min, 5 min … 24 h: 10 attempts over 3 days`."""
+    waits = list(policy.waits or policy.in_words())
+    if not waits:
+        return "1 attempt"
+    said = [span(wait) for wait in waits]
+    shown = ", ".join(said) if len(said) <= 5 else f"{', '.join(said[:3])} … {said[-1]}"
+    chance = "up to " if not policy.waits and policy.jitter == "full" else ""
+    return f"{chance}{shown}: {policy.attempts} attempts over {span(sum(waits))}"
+
+
+def span(seconds: float) -> str:
+    """A span of time in the unit one would say it in."""
+    for name, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length * (2 if name == "days" else 1):
+            return f"{round(seconds / length, 0 if name == 'days' else 1):g} {name}"
+    return f"{round(seconds, 1):g} s"
+
+
+def rule(places: object) -> str:
+    """Where something is looked for, as it was written; functions by their name."""
+    if places is None:
+        return ""
+    if isinstance(places, list | tuple):
+        return ", ".join(rule(place) for place in places)
+    return getattr(places, "__name__", None) or str(places)
+
+
+def breaker(level: Level, now: datetime) -> str:
+    """Whether a destination is held back."""
+    if level.open_until is None:
+        return "closed"
+    return "open" if level.open_until > now else "half_open"

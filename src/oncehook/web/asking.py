@@ -1,0 +1,206 @@
+"""What a request to the API asks: its parameters, ids, cursor and body, read strictly.
+
+A word that is not known is refused with the nearest one, never passed over: a filter that is misspelt and ignored would
+mean everything. Handlers get an `Ask`; whatever cannot be read raises BadRequest.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from oncehook import payload, units
+from oncehook.config.forms import suggest
+from oncehook.deliveries import Filter
+from oncehook.desk import Desk
+from oncehook.errors import BadRequest, ConfigError, NotFound
+from oncehook.model import Kind, digest, read_id
+from oncehook.query import WORDS, quoted
+from oncehook.web.access import Identity
+from oncehook.web.live import Stream
+
+MOST: Final = 200
+USUAL: Final = 50
+LARGEST_BODY: Final = 64 * 1024
+LONGEST_KEY: Final = 255
+
+
+class BodyTooLarge(BadRequest):
+    """The body is larger than 64 KB."""
+
+    code = "too_large"
+    status = 413
+
+
+class Body(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """What a request may say."""
+
+
+class ReplayOne(Body, frozen=True):
+    """How to replay one delivery."""
+
+    force: bool = False
+    fresh_id: bool = False
+    reason: str = ""
+
+
+class Choose(Body, frozen=True):
+    """Which deliveries to replay, and how: by query, by ids of deliveries and events, or both."""
+
+    query: str = ""
+    ids: list[str] | None = None
+    destination: str | None = None
+    until: str | None = None
+    force: bool = False
+    fresh_id: bool = False
+    rate: float | str | None = None
+
+
+class StartReplay(Choose, frozen=True):
+    """A plan as it was made, or the same words as for a plan; and why."""
+
+    plan: str | None = None
+    reason: str = ""
+
+
+class Reason(Body, frozen=True):
+    """Why."""
+
+    reason: str = ""
+
+
+class DiscardMatching(Body, frozen=True):
+    """Which dead letters to close, and why."""
+
+    query: str
+    reason: str
+
+
+B = TypeVar("B", bound=Body)
+
+
+@dataclass(slots=True)
+class Ask:
+    """One request, by somebody who may make it."""
+
+    request: Request
+    identity: Identity
+    desk: Desk
+    stream: Stream
+
+    @property
+    def actor(self) -> str:
+        """Who asks, as the audit log names them."""
+        return self.identity.name
+
+    def id(self, kind: Kind) -> bytes:
+        """The id in the path. One of another kind is not found: nothing lives there."""
+        try:
+            return read_id(kind, self.request.path_params["id"])
+        except ValueError:
+            raise NotFound("There is no such thing here.", hint=f"Ids here begin with {kind}_.") from None
+
+    def parameter(self, name: str, default: str = "") -> str:
+        """A parameter of the query string; given twice, it is refused."""
+        values = self.request.query_params.getlist(name)
+        if len(values) > 1:
+            raise BadRequest(f"`{name}` is given twice.")
+        return values[0] if values else default
+
+    def filter(self) -> Filter:
+        """What `query=` means, and every word of a query that is a parameter of its own."""
+        said = [self.parameter("query")]
+        said += [f"{word}:{quoted(value)}" for word in WORDS if (value := self.parameter(word))]
+        return self.desk.read(" ".join(said))
+
+    def limit(self) -> int:
+        """How many at most."""
+        text = self.parameter("limit", str(USUAL))
+        if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MOST):
+            raise BadRequest(f"`limit` is a number from 1 to {MOST}.")
+        return int(text)
+
+    def cursor(self, kind: str) -> bytes | None:
+        """Where to go on in a list of this kind."""
+        text = self.parameter("cursor")
+        if not text:
+            return None
+        try:
+            raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except (binascii.Error, ValueError):
+            raise _bad_cursor() from None
+        head, _, place = raw.partition(b":")
+        if head != kind.encode() or not 1 <= len(place) <= 64:
+            raise _bad_cursor()
+        return place
+
+    def request_key(self) -> str | None:
+        """What makes two requests the same act: who asks, where, and their Idempotency-Key (R47)."""
+        given = self.request.headers.getlist("idempotency-key")
+        if not given:
+            return None
+        if len(given) > 1 or not 1 <= len(given[0]) <= LONGEST_KEY:
+            raise BadRequest(f"Idempotency-Key is one header of 1 to {LONGEST_KEY} characters.")
+        path = self.request.url.path.rpartition("/api/v1/")[2]  # the same, wherever we are mounted
+        return digest(self.actor.encode(), path.encode(), given[0].encode("latin-1")).hex()
+
+    async def body(self, kind: type[B]) -> B:
+        """The JSON body as one of the shapes above; none at all is an empty one."""
+        raw = await self._raw()
+        try:
+            value = payload.parse(raw) if raw.strip() else {}
+        except payload.Unreadable as error:
+            raise BadRequest(f"The body is {error}.") from None
+        if not isinstance(value, dict):
+            raise BadRequest("The body must be a JSON object.")
+        for name in value:
+            check_word(name, kind.__struct_fields__, "field of this request")
+        try:
+            return msgspec.convert(value, kind)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"The body does not fit: {error}.") from None
+
+    async def _raw(self) -> bytes:
+        parts, size = [], 0
+        try:
+            async for part in self.request.stream():
+                size += len(part)
+                if size > LARGEST_BODY:
+                    raise BodyTooLarge
+                parts.append(part)
+        except ClientDisconnect:
+            raise BadRequest("The request broke off.") from None
+        return b"".join(parts)
+
+
+def cursor(kind: str, place: bytes | None) -> str | None:
+    """Where to go on, as it is handed out."""
+    return None if place is None else base64.urlsafe_b64encode(kind.encode() + b":" + place).decode().rstrip("=")
+
+
+def _bad_cursor() -> BadRequest:
+    return BadRequest("This is no cursor of this list.", hint="Hand `next` on as it is, with the same query.")
+
+
+def check_word(word: str, words: Sequence[str], what: str) -> None:
+    """Refuse a word that is not among these, naming the nearest one."""
+    if word not in words:
+        hint = suggest(word[:60], words)
+        raise BadRequest(f"`{word[:60]}` is no {what}.", hint=hint[0].upper() + hint[1:])
+
+
+def rate(value: float | str | None) -> float | None:
+    """Deliveries a second: a number, or words such as "20/s"."""
+    if value is None:
+        return None
+    try:
+        per_second = units.rate(value) if isinstance(value, str) else units.rate(f"{value:.18f}/s")
+    except ConfigError as error:
+        raise BadRequest(str(error)) from None
+    return per_second
