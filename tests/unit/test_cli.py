@@ -368,13 +368,3 @@ def test_the_demo(tmp_path: Path) -> None:
 )
 def test_where_commands_find_the_server(host: str, address: str) -> None:
     assert address_of(ServerConfig(host=host)) == address
-
-
-def test_who_has_routes_is_told_that_nobody_works_them(folder: Path) -> None:
-    settings = folder / "oncehook.toml"
-    source = re.search(r"\[source\.([a-z]+)]", settings.read_text())
-    assert source is not None
-    route = f'\n[destination.crm]\nurl = "https://crm.example/hook"\n[[route]]\nfrom = "{source[1]}"\nto = "crm"\n'
-    settings.write_text(settings.read_text() + route)
-    with serving(folder):
-        assert "no worker" in (folder / "log").read_text()

@@ -30,7 +30,7 @@ def test_the_readmes_settings_are_good(tmp_path: Path) -> None:
     (block,) = re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
     tomllib.loads(block)
     (tmp_path / "oncehook.toml").write_text(block)
-    env = dict.fromkeys(["META_APP_SECRET", "META_VERIFY_TOKEN", "ORDERS_SECRET"], "set")
+    env = dict.fromkeys(["META_APP_SECRET", "META_VERIFY_TOKEN", "ORDERS_SECRET", "N8N_SECRET"], "set")
     assert set(load(tmp_path / "oncehook.toml", env).config.source) == {"whatsapp", "orders"}
 
 

@@ -16,16 +16,27 @@ from oncehook import __version__
 from oncehook.errors import ConfigError, OncehookError, StoreUnavailable
 
 COMMANDS = {
-    "serve": ("serve", "Receive hooks and keep them."),
+    "serve": ("serve", "Receive hooks, keep them, and work them off."),
+    "worker": ("worker", "Work only; arrivals are received elsewhere."),
     "demo": ("demo", "A living inbox with sample traffic, in a folder that is removed afterwards."),
     "send": ("send", "Send a signed sample to a source."),
+    "events": ("events", "List events, by the same query as everywhere."),
+    "show": ("show", "Show an event, a delivery or a replay with all that is known about it."),
+    "replay": ("replay", "Deliver again: plan, ask, run."),
+    "dead": ("dead", "Dead letters by destination and cause; discard them."),
+    "pause": ("destinations:pause", "Hold a destination back."),
+    "resume": ("destinations:resume", "Let a destination go on."),
+    "sources": ("sources", "What is set up to receive, and how it goes."),
+    "destinations": ("destinations", "Where events go, and how that stands."),
+    "stats": ("stats", "The numbers since a moment."),
     "config": ("config", "Check, show and describe the settings."),
-    "db": ("db", "The store's schema: migrate, status, sql."),
+    "db": ("db", "The store: migrate, status, sql, prune, restored."),
     "doctor": ("doctor", "Check that everything is well, and say what to do when not."),
     "health": ("health", "One exit code for probes: is the server ready?"),
     "version": ("version", "Print the version."),
 }
-"""Name: module, and the line that `--help` shows without importing it."""
+"""Name: module (and the command in it, where it is not `command`), and the line that `--help` shows without importing
+it."""
 
 
 class _Lazy(click.Group):
@@ -35,8 +46,9 @@ class _Lazy(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"oncehook.cli.{COMMANDS[cmd_name][0]}")
-        command: click.Command = module.command
+        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        module = importlib.import_module(f"oncehook.cli.{module_name}")
+        command: click.Command = getattr(module, attribute or "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -56,7 +68,7 @@ def main() -> NoReturn:
         code = cli.main(standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
     except click.ClickException as error:
         error.show()
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
     except OncehookError as error:

@@ -10,10 +10,11 @@ from pathlib import Path
 import click
 
 from oncehook import clock
+from oncehook.assembly import open_store
 from oncehook.cli.setup import config_option
 from oncehook.config import load
 from oncehook.errors import OncehookError
-from oncehook.inbox import Inbox, open_store
+from oncehook.inbox import Inbox
 from oncehook.model import Check, Engine
 from oncehook.store.base import Store
 

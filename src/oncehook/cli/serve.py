@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import webbrowser
 from pathlib import Path
 
 import click
@@ -10,7 +11,7 @@ import click
 from oncehook.cli.setup import Setup, config_option, from_app, from_settings
 from oncehook.config.forms import is_loopback
 from oncehook.errors import ConfigError
-from oncehook.observe import set_up_logging
+from oncehook.logs import set_up_logging
 
 
 @click.command("serve")
@@ -20,48 +21,54 @@ from oncehook.observe import set_up_logging
 @click.option(
     "--port", type=click.IntRange(0, 65535), help="Port to listen on (default: 4020; 0: any).", show_envvar=True
 )
+@click.option("--no-worker", is_flag=True, help="Receive only; a worker elsewhere does the work.")
+@click.option("--no-ui", is_flag=True, help="No dashboard; the API stays.")
+@click.option("--open", "open_", is_flag=True, help="Open the dashboard in your browser.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What to log.")
 def command(
-    app: str | None, config_file: Path | None, host: str | None, port: int | None, log_level: str | None
+    app: str | None,
+    config_file: Path | None,
+    host: str | None,
+    port: int | None,
+    no_worker: bool,
+    no_ui: bool,
+    open_: bool,
+    log_level: str | None,
 ) -> None:
-    """Receive hooks and keep them: everything from oncehook.toml, or from APP (module:inbox)."""
+    """Receive hooks, keep them, and work them off: everything from oncehook.toml, or from APP (module:inbox)."""
     # As flags of the settings, so that the checks see the address that is really listened on (S28).
     flags = {"server.host": host, "server.port": port, "server.log_level": log_level}
     setup = from_app(app, config_file, flags) if app else from_settings(config_file, flags)
     server = setup.config.server
     if setup.development and not is_loopback(server.host):
         raise ConfigError("Without settings, serve listens on this machine only.", hint="Write an oncehook.toml first.")
-    if setup.inbox.routes:
-        click.echo(
-            "warning: what your routes ask for is recorded and waits; no worker of this version does it", err=True
-        )
     setup.inbox.observer.verbose = set_up_logging(server.log_level)
-    run(setup)
+    run(setup, work=not no_worker, ui=not no_ui, browse=open_)
 
 
-def run(setup: Setup) -> None:
+def run(setup: Setup, *, work: bool = True, ui: bool = True, browse: bool = False) -> None:
     """Serve until a signal comes."""
     import uvloop
 
-    uvloop.run(_serve(setup))
+    uvloop.run(_serve(setup, work, ui, browse))
 
 
-async def _serve(setup: Setup) -> None:
+async def _serve(setup: Setup, work: bool, ui: bool, browse: bool) -> None:
     from oncehook.web.server import serve_inbox
 
-    server = setup.config.server
-    async with setup.inbox.running():
-        await serve_inbox(
-            setup.inbox,
-            host=server.host,
-            port=server.port,
-            trusted=server.trusted_proxies,
-            on_ready=lambda address: _greet(setup, address),
-        )
+    def ready(address: str, link: str | None) -> None:
+        _greet(setup, address, link)
+        if browse and link:
+            webbrowser.open(link)
+
+    async with setup.inbox.running(work=work):
+        await serve_inbox(setup.inbox, setup.config.server, ui=ui, on_ready=ready)
 
 
-def _greet(setup: Setup, address: str) -> None:
+def _greet(setup: Setup, address: str, link: str | None) -> None:
     lines = [("store", setup.config.shown_store), ("receive", f"{address}/in/{{source}}")]
+    if link:
+        lines.append(("dashboard", link))
     if setup.development:
         lines.append(("note", "no oncehook.toml here: every preset under its own name, from this machine only"))
         lines.append(("try", "oncehook send dev hello --repeat 2"))
@@ -73,3 +80,5 @@ def _greet(setup: Setup, address: str) -> None:
             click.echo(f"  {name:<10} {text}", err=True)
     else:
         click.echo(f"oncehook ready on {address}", err=True)
+        if link:
+            click.echo(f"dashboard  {link}", err=True)

@@ -1,0 +1,203 @@
+"""`oncehook show`: one event, delivery or replay with everything that is known about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+import click
+
+from oncehook.cli.api import Api, Failed, Misused, at, json_option, speaks
+from oncehook.cli.replay import replay_lines, why
+from oncehook.cli.showing import document, fields, moment, next_moment, readable, say, state, text
+from oncehook.query import show_moment
+from oncehook.units import words
+
+_SHOWN: Final = ("evt", "dlv", "rpl", "arr", "att")
+_NEAR: Final = timedelta(seconds=5)
+"""How far the clocks of receiver and store may be apart."""
+
+
+@click.command("show")
+@click.argument("id")
+@click.option("--body", "with_body", is_flag=True, help="The body too, made readable.")
+@click.option("--headers", "with_headers", is_flag=True, help="The headers too; credentials are masked.")
+@click.option("--raw", is_flag=True, help="The body and nothing else, byte for byte.")
+@click.option("--diff", is_flag=True, help="How later arrivals of the event differ from the first.")
+@json_option
+@speaks
+def command(api: Api, id: str, with_body: bool, with_headers: bool, raw: bool, diff: bool, as_json: bool) -> int:
+    """Show an event (evt_…) with its arrivals, a delivery (dlv_…) with its attempts, or a replay (rpl_…).
+
+    An arrival (arr_…) is shown with its event, an attempt (att_…) with its delivery.
+    """
+    kind = id.partition("_")[0]
+    if kind not in _SHOWN:
+        raise Misused(f"{text(id)} is no id.", hint="Ids begin with evt_, dlv_, rpl_, arr_ or att_.")
+    if kind == "rpl":
+        _only_events(with_body, with_headers, raw, diff)
+        replay = api.get(at("replays", id))
+        say([document(replay)] if as_json else replay_lines(replay))
+        return 0
+    delivery = _delivery_of(api, kind, id)
+    event_id = f"evt_{id.partition('_')[2]}" if delivery is None else delivery["event_id"]
+    if raw:
+        click.echo(api.raw(at("events", event_id, "body")), nl=False)
+    elif delivery is None:
+        _event(api, event_id, with_body, with_headers, diff, as_json)
+    else:
+        _only_events(with_body, with_headers, diff)
+        _delivery(api, delivery, as_json)
+    return 0
+
+
+def _only_events(*flags: bool) -> None:
+    if any(flags):
+        raise click.UsageError("--body, --headers and --diff are about events (evt_…).")
+
+
+def _delivery_of(api: Api, kind: str, id: str) -> dict[str, Any] | None:
+    """The delivery that is meant; None where an event is."""
+    if kind == "dlv":
+        return api.get(at("deliveries", id))
+    return _of_attempt(api, id) if kind == "att" else None
+
+
+def _of_attempt(api: Api, attempt_id: str) -> dict[str, Any]:
+    """The delivery of an attempt: its id begins as the attempt's does, which is with the moment the event came."""
+    digits = attempt_id.partition("_")[2].replace("-", "")
+    try:
+        came = datetime.fromtimestamp(int(digits[:12], 16) / 1000, UTC)
+        query = f"since:{show_moment(came - _NEAR)} until:{show_moment(came + _NEAR)}"
+    except (ValueError, OverflowError):
+        raise Misused(f"{text(attempt_id)} is no id.") from None
+    for delivery in api.pages("deliveries", query=query):
+        if delivery["id"][4:20] == digits[:16]:
+            tries = api.get(at("deliveries", delivery["id"], "attempts"))["items"]
+            if any(one["id"] == attempt_id for one in tries):
+                return delivery
+    raise Failed("There is no such attempt, or no longer.", hint="It is shown with its delivery (dlv_…).")
+
+
+# -- an event ----------------------------------------------------------------------------------
+
+
+def _event(api: Api, event_id: str, with_body: bool, with_headers: bool, diff: bool, as_json: bool) -> None:
+    event = api.get(at("events", event_id))
+    arrivals = api.get(at("events", event_id, "arrivals"))["items"]
+    body = api.raw(at("events", event_id, "body")) if with_body else None
+    if as_json:
+        kept = {} if body is None else {"body": body.decode("utf-8", "replace")}
+        say([document({**event, "arrivals": arrivals, **kept})])
+        return
+    lines = _event_lines(event)
+    lines += ["", "arrivals", *(f"  {_arrival(one)}" for one in arrivals)]
+    if with_headers:
+        lines += ["", "headers", *_headers(event)]
+    if diff:
+        lines += ["", "differences", *_differences(arrivals)]
+    if body is not None:
+        lines += ["", "body", *(f"  {one}" for one in readable(body))]
+    say(lines)
+
+
+def _event_lines(event: Mapping[str, Any]) -> list[str]:
+    facts = {
+        "source": text(event["source"]),
+        "type": text(event["type"], 200),
+        "key": text(event["key"], 1000),
+        "subject": text(event["subject"], 1000),
+        "received": moment(event["received_at"]),
+        "happened": moment(event["event_at"]),
+        "marks": ", ".join(event["marks"]),
+        "size": f"{event['size']:,} bytes",
+        "request": text(f"{event['method']} {event['target']}", 500),
+    }
+    lines = [event["id"], *fields(facts, "  ")]
+    if event["deliveries"]:
+        lines += ["", "deliveries", *(f"  {_in_a_line(one)}" for one in event["deliveries"])]
+    return lines
+
+
+def _in_a_line(delivery: Mapping[str, Any]) -> str:
+    tried = f"run {delivery['run']}, attempt {delivery['attempts']}" if delivery["attempts"] else "not tried yet"
+    due = f"next {next_moment(delivery['due_at'])}" if delivery["status"] == "pending" and delivery["due_at"] else ""
+    failed = text(why(delivery), 100) if delivery["status"] != "done" else ""
+    stands = f"{text(delivery['destination'])}: {state(delivery['status'], delivery['note'])}"
+    return "  ".join(part for part in (delivery["id"], stands, tried, due, failed) if part)
+
+
+def _arrival(arrival: Mapping[str, Any]) -> str:
+    differs = "  another body" if arrival["body_differs"] else ""
+    return f"{moment(arrival['at'])}  {state(arrival['outcome'])}{differs}  {arrival['id']}"
+
+
+def _headers(came: Mapping[str, Any]) -> list[str]:
+    return [f"  {text(name, 200)}: {text(value, 2000)}" for name, value in came["headers"]]
+
+
+def _differences(arrivals: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Every later arrival beside the first, as people compare texts."""
+    first, *later = arrivals
+    lines: list[str] = []
+    for one in later:
+        changed = difflib.unified_diff(_headers(first), _headers(one), lineterm="", n=0)
+        shown = [_painted(line) for line in changed if not line.startswith(("---", "+++", "@@"))]
+        lines += [f"  {_arrival(one)}", *(f"  {line}" for line in shown or ["  the same headers"])]
+    return lines or ["  it came once"]
+
+
+def _painted(line: str) -> str:
+    return click.style(line, fg="green" if line.startswith("+") else "red")
+
+
+# -- a delivery --------------------------------------------------------------------------------
+
+
+def _delivery(api: Api, delivery: Mapping[str, Any], as_json: bool) -> None:
+    attempts = api.get(at("deliveries", delivery["id"], "attempts"))["items"]
+    if as_json:
+        say([document({**delivery, "timeline": attempts})])
+        return
+    lines = [f"{delivery['id']}  {state(delivery['status'], delivery['note'])}"]
+    lines += fields(_facts(delivery), "  ")
+    if attempts:
+        lines += ["", "attempts", *(line for one in attempts for line in _attempt(one))]
+    say(lines)
+
+
+def _facts(delivery: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "event": delivery["event_id"],
+        "from": text(delivery["source"]),
+        "to": text(delivery["destination"]),
+        "type": text(delivery["type"], 200),
+        "key": text(delivery["key"], 1000),
+        "subject": text(delivery["subject"], 1000),
+        "received": moment(delivery["received_at"]),
+        "settled": moment(delivery["settled_at"]),
+        "due": next_moment(delivery["due_at"]),
+        "behind": delivery["blocked_by"] or "",
+        "failed": text(why(delivery), 500) if delivery["status"] != "done" else "",
+        "category": delivery["category"] or "",
+        "reason": text(delivery["reason"], 500),
+        "run": str(delivery["run"]),
+        "replayed": moment(delivery["last_replay_at"]),
+        "replay": delivery["replay_id"] or "",
+    }
+
+
+def _attempt(attempt: Mapping[str, Any]) -> list[str]:
+    number = f"run {attempt['run']} attempt {attempt['attempt']}"
+    outcome = state(attempt["outcome"]) + (f" {attempt['category']}" if attempt["category"] else "")
+    code = f"HTTP {attempt['status']}" if attempt["status"] else ""
+    took = words(round(attempt["duration"], 3))
+    head = [moment(attempt["started_at"]), number, outcome, code, took, attempt["id"]]
+    lines = ["  " + "  ".join(part for part in head if part)]
+    if attempt["error"]:
+        lines += [f"    {text(one, 500)}" for one in attempt["error"].splitlines()]
+    if attempt["answer"]:
+        lines += [f"    | {text(one, 500)}" for one in attempt["answer"].splitlines()]
+    return lines

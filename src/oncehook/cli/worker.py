@@ -1,0 +1,77 @@
+"""`oncehook worker`: work only, for an inbox whose arrivals are received elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from oncehook.cli.setup import Setup, config_option, from_app, from_settings
+from oncehook.errors import ConfigError
+from oncehook.logs import set_up_logging
+
+
+@click.command("worker")
+@click.argument("app", required=False)
+@config_option
+@click.option("--concurrency", type=click.IntRange(1), default=1000, help="Attempts at once, over all destinations.")
+@click.option("--destination", "only", multiple=True, help="Work for this destination only; may be repeated.")
+@click.option("--drain", is_flag=True, help="Stop when nothing is left to do, retries included.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What to log.")
+def command(
+    app: str | None, config_file: Path | None, concurrency: int, only: Sequence[str], drain: bool, log_level: str | None
+) -> None:
+    """Work off what waits, for the destinations of oncehook.toml or of APP (module:inbox)."""
+    flags = {"server.log_level": log_level}
+    setup = from_app(app, config_file, flags) if app else from_settings(config_file, flags)
+    _check(setup, only)
+    setup.inbox.observer.verbose = set_up_logging(setup.config.server.log_level)
+    import uvloop
+
+    uvloop.run(_work(setup, concurrency, only, drain))
+
+
+def _check(setup: Setup, only: Sequence[str]) -> None:
+    known = setup.inbox.destinations
+    if not known:
+        raise ConfigError("There is nothing to work for.", hint="Add a [destination.NAME] and a [[route]] to it.")
+    for name in only:
+        if name not in known:
+            raise ConfigError(f'There is no destination "{name}".', hint=f"There are: {', '.join(known)}.")
+
+
+async def _work(setup: Setup, concurrency: int, only: Sequence[str], drain: bool) -> None:
+    told = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # The second one finds the ordinary handler again and leaves at once: that is safe too, only less polite.
+        loop.add_signal_handler(number, _on_signal, loop, told)
+    async with setup.inbox.running(work=True, only=only, concurrency=concurrency):
+        click.echo(f"oncehook worker ready for {', '.join(only or setup.inbox.destinations)}", err=True)
+        if drain:
+            await _first(setup.inbox.drain(), told.wait())
+        else:
+            await told.wait()
+        setup.inbox.wind_down()
+
+
+def _on_signal(loop: asyncio.AbstractEventLoop, told: asyncio.Event) -> None:
+    told.set()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.remove_signal_handler(number)
+
+
+async def _first(*coroutines: object) -> None:
+    """Until one of them is over; the others are not waited for."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]  # type: ignore[call-overload]
+    done, others = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in others:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    for task in done:
+        task.result()
