@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Final, Protocol
 
@@ -59,6 +60,7 @@ class Sweep:
         self._worker = worker
         self._write_rejections = write_rejections
         self._hungry = asyncio.Event()
+        self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -71,9 +73,12 @@ class Sweep:
         self._tasks.append(asyncio.create_task(self._feed_for_ever()))
 
     async def stop(self) -> None:
-        """Stop at the next pause."""
+        """Stop at the next pause; a duty under way is ended."""
+        self._stopping.set()
+        self._hungry.set()
         for task in self._tasks:
             task.cancel()
+        # A cancellation can get lost inside a driver. Then the task sees that it is to stop when the duty is over.
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def nudge(self) -> None:
@@ -81,10 +86,10 @@ class Sweep:
         self._hungry.set()
 
     async def _every(self, pace: float, duty: Callable[[], Awaitable[None]]) -> None:
-        while True:
+        while not self._stopping.is_set():
             await self._try(duty)
             # Not all processes at the same moment.
-            await asyncio.sleep(pace * clock.chance.uniform(0.9, 1.1))
+            await _rest(self._stopping, pace * clock.chance.uniform(0.9, 1.1))
 
     async def _try(self, duty: Callable[[], Awaitable[object]]) -> object:
         try:
@@ -102,14 +107,11 @@ class Sweep:
             log.warning("sweep.rescued", extra={"fields": {"subjects": found}})
 
     async def _feed_for_ever(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             self._hungry.clear()
             fed = await self._try(self._store.feed_replays)
-            try:
-                async with asyncio.timeout(FEEDING if fed else RESTING):
-                    await self._hungry.wait()
-            except TimeoutError:
-                pass
+            if not self._stopping.is_set():
+                await _rest(self._hungry, FEEDING if fed else RESTING)
 
     async def _greet(self) -> None:
         worker = self._worker()
@@ -135,3 +137,9 @@ class Sweep:
         for mark in marks:
             if mark.crossed != (mark.name in known) and await self._store.cross(mark.name, mark.crossed):
                 self._witness.watermark(mark)
+
+
+async def _rest(until: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await until.wait()

@@ -104,7 +104,7 @@ def lines(text: str) -> list[dict[str, str]]:
 # -- manners -----------------------------------------------------------------------------------
 
 
-BELOW_DB = [("db", "migrate"), ("db", "status"), ("db", "sql")]
+BELOW_DB = [("db", name) for name in ("migrate", "status", "sql", "prune", "restored")]
 
 
 @pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS), *BELOW_DB], ids=" ".join)

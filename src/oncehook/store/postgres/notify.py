@@ -66,9 +66,11 @@ class Bell:
     async def close(self) -> None:
         """Be silent."""
         self._loop = None
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        pending = set(self._tasks)
+        while pending:  # more than once: inside the driver a cancellation can get lost
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=0.5)
         if self._caller is not None:
             self._caller.pgconn.finish()
 
