@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +19,18 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
+from oncehook.config import ServerConfig
+from oncehook.config.forms import is_loopback
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.sources import Network
-from oncehook.web import health
+from oncehook.web import api, health, pages
+from oncehook.web.access import Access
 from oncehook.web.guard import Guard, Limits, affordable
 from oncehook.web.ingest import Ingest, Receive, Send
+from oncehook.web.live import Stream
 from oncehook.web.peers import Scope, is_within, peer_finder
+from oncehook.web.session import Door
 
 DRAIN_SECONDS = 25
 
@@ -69,23 +75,90 @@ class _Server(uvicorn.Server):
 
 
 async def serve_inbox(
-    inbox: Inbox, *, host: str, port: int, trusted: Sequence[Network] = (), on_ready: Callable[[str], None]
+    inbox: Inbox, settings: ServerConfig, *, ui: bool = True, on_ready: Callable[[str, str | None], None]
 ) -> None:
-    """Serve a running inbox until a signal comes: arrivals, health, metrics. Raises ConfigError for a taken port."""
+    """Serve a running inbox until a signal comes: arrivals, API and dashboard, health, metrics.
+
+    `on_ready` gets the address of the inbox and a one-time link to its dashboard, where there is one for this machine.
+    With `admin_bind` API and dashboard have an address of their own. Raises ConfigError for a taken port.
+    """
+    apart = settings.admin_bind
+    stream = Stream()
+    inbox.observer.audience = stream
+    desk = _Desk(inbox, settings, stream, ui=ui)
+    probes = health.routes(inbox.troubles, inbox.metrics)
 
     def ready(address: str) -> None:
-        inbox.announce(address)
-        on_ready(address)
+        desk.address = f"http://{apart}" if apart else address
+        inbox.announce(desk.address)
+        on_ready(address, desk.link())
 
     def stopping() -> None:
-        inbox.draining = True
+        inbox.wind_down()
+        stream.close()
 
-    ingest = Ingest(inbox.receiver, "/in/", peer_finder(trusted))
-    face = Face(ingest, health.routes(inbox.troubles, inbox.metrics))
+    ingest = Ingest(inbox.receiver, "/in/", peer_finder(settings.trusted_proxies))
+    face = Face(ingest, probes if apart else [*probes, *desk.routes])
+    trusted, host, port = settings.trusted_proxies, settings.host, settings.port
+    async with contextlib.AsyncExitStack() as beside:
+        if apart:
+            await beside.enter_async_context(_served_beside(Starlette(routes=[*probes, *desk.routes]), apart, trusted))
+        try:
+            await serve(face, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
+        except OSError as error:
+            raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
+
+
+class _Desk:
+    """API and dashboard of one inbox, and who may come in."""
+
+    def __init__(self, inbox: Inbox, settings: ServerConfig, stream: Stream, *, ui: bool) -> None:
+        trusted = settings.trusted_proxies
+        access = Access(settings.admin_token, settings.tokens, inbox.local_token, peer_of=peer_finder(trusted))
+        self.address = ""
+        self._bind = settings.admin_bind or settings.host
+        self._door = Door(access, trusted=trusted, announce=self._say)
+        self._ui = ui
+        self.routes = api.routes(inbox.desk, access, stream)
+        if ui:
+            self.routes += pages.routes(inbox.desk, self._door, stream)
+
+    def link(self) -> str | None:
+        """A fresh way in for who sits at this machine; elsewhere there is a password."""
+        host = self._bind.rpartition(":")[0] if self._bind.count(":") == 1 or "]" in self._bind else self._bind
+        return self.address + self._door.link() if self._ui and is_loopback(host.strip("[]")) else None
+
+    def _say(self, path: str) -> None:
+        sys.stderr.write(f"dashboard  {self.address}{path}\n")
+
+
+@contextlib.asynccontextmanager
+async def _served_beside(app: Starlette, bind: str, trusted: Sequence[Network]) -> AsyncIterator[None]:
+    """Another listener in the same process, which goes when the first one does."""
+    host, _, port = bind.rpartition(":")
+    guard = Guard(Limits(), lambda address: is_within(address, trusted))
     try:
-        await serve(face, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
+        listener = listen(host.strip("[]"), int(port))
     except OSError as error:
-        raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
+        raise ConfigError(f"Cannot listen on {bind}: {error.strerror or error}") from error
+    server = _Quiet(_settings(app, guard))
+    watch = asyncio.create_task(guard.watch())
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = True
+        await task
+        watch.cancel()
+        listener.close()
+
+
+class _Quiet(uvicorn.Server):
+    """uvicorn that leaves signals to somebody else."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
 async def serve(
@@ -101,7 +174,20 @@ async def serve(
     """Listen until a signal comes. `on_ready` gets the address once the socket is open."""
     limits = replace(limits, connections=affordable(limits.connections))
     guard = Guard(limits, lambda address: is_within(address, trusted))
-    config = uvicorn.Config(
+    server = _Server(_settings(app, guard), on_stop)
+    listener = listen(host, port)
+    watch = asyncio.create_task(guard.watch())
+    shown = f"[{host}]" if ":" in host else host
+    on_ready(f"http://{shown}:{listener.getsockname()[1]}")
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        watch.cancel()
+        listener.close()
+
+
+def _settings(app: Callable[..., Awaitable[Any]], guard: Guard) -> uvicorn.Config:
+    return uvicorn.Config(
         app,
         http=guard.protocol(),
         interface="asgi3",
@@ -116,16 +202,6 @@ async def serve(
         timeout_keep_alive=75,
         timeout_graceful_shutdown=DRAIN_SECONDS,
     )
-    server = _Server(config, on_stop)
-    listener = listen(host, port)
-    watch = asyncio.create_task(guard.watch())
-    shown = f"[{host}]" if ":" in host else host
-    on_ready(f"http://{shown}:{listener.getsockname()[1]}")
-    try:
-        await server.serve(sockets=[listener])
-    finally:
-        watch.cancel()
-        listener.close()
 
 
 def listen(host: str, port: int) -> socket.socket:

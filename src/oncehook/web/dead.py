@@ -1,0 +1,135 @@
+"""Dead letters: grouped by destination and cause, each group with its rows, its replay and its discard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from starlette.responses import Response
+
+from oncehook.deliveries import Cause, DeliveryStatus, Filter, StoredAttempt, StoredDelivery
+from oncehook.errors import BadRequest, NotFound
+from oncehook.model import Kind, show_id
+from oncehook.query import fixed, quoted
+from oncehook.web import drawing
+from oncehook.web.visit import Visit
+
+OPENED: Final = 2
+"""Groups that are open when the page comes."""
+ROWS: Final = 5
+_HTTP: Final = re.compile(r"HTTP ([1-9][0-9]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Dead letters of one destination that died of the same thing."""
+
+    cause: Cause
+    query: str
+    """What finds them."""
+    rows: Sequence[StoredDelivery] = ()
+    last: StoredAttempt | None = None
+    """The last attempt of the sample, with its evidence."""
+    is_open: bool = False
+
+
+async def dead(visit: Visit) -> Response:
+    """All dead letters, in groups."""
+    causes = await visit.desk.causes()
+    groups = [await _group(visit, cause, is_open=place < OPENED) for place, cause in enumerate(causes)]
+    frame = await visit.frames.get()
+    mark = next((mark for mark in frame.system.watermarks if mark.name == "dead"), None)
+    return await visit.page(
+        "dead.html",
+        groups=groups,
+        count=sum(cause.count for cause in causes),
+        watermark=mark,
+        bar=drawing.bar,
+        discarded=sum(level.discarded for level in frame.levels.values()),
+    )
+
+
+async def group(visit: Visit) -> Response:
+    """The rows of one group, when somebody opens it."""
+    destination, text = visit.parameter("destination"), visit.parameter("cause")
+    found = [cause for cause in await visit.desk.causes(destination) if cause.cause == text]
+    if not found:
+        raise NotFound("There is no such group any more.")
+    return visit.fragment("_group.html", group=await _group(visit, found[0], is_open=True))
+
+
+async def _group(visit: Visit, cause: Cause, *, is_open: bool) -> Group:
+    query = query_of(cause)
+    if not is_open:
+        return Group(cause, query)
+    page = await visit.desk.deliveries(visit.desk.read(query), limit=ROWS)
+    try:
+        attempts = await visit.desk.attempts(cause.sample)
+    except NotFound:
+        attempts = []
+    return Group(cause, query, page.items, attempts[-1] if attempts else None, is_open=True)
+
+
+def query_of(cause: Cause) -> str:
+    """The query that finds a group: by status code where the cause is one, else by its words."""
+    said = f"destination:{quoted(cause.destination)} status:dead"
+    code = _HTTP.fullmatch(cause.cause)
+    if code:
+        return f"{said} code:{code[1]}"
+    text = cause.cause.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{said} "{text}"'
+
+
+# -- discarding --------------------------------------------------------------------------------
+
+
+async def ask_discard(visit: Visit) -> Response:
+    """The dialog before one dead letter is closed."""
+    delivery = await visit.desk.delivery(visit.delivery_id())
+    return await visit.dialog(
+        "discard.html",
+        delivery=delivery,
+        count=1,
+        query="",
+        action=f"/deliveries/{visit.request.path_params['id']}/discard",
+    )
+
+
+async def discard(visit: Visit) -> Response:
+    """Close one dead letter."""
+    form = await visit.form()
+    delivery = await visit.desk.discard(visit.delivery_id(), actor=visit.actor, reason=form.get("reason", ""))
+    return visit.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "discard")
+
+
+async def ask_discard_many(visit: Visit) -> Response:
+    """The dialog before a group is closed: how many, and which."""
+    meant = await _dead_of(visit)
+    plan = await visit.desk.plan(visit.desk.wish(fixed(meant)))
+    count = plan.by_status.get(DeliveryStatus.dead, 0)
+    return await visit.dialog(
+        "discard.html", delivery=None, count=count, query=fixed(meant), action="/dead/discard", sample=plan.sample
+    )
+
+
+async def discard_many(visit: Visit) -> Response:
+    """Close all dead letters that a query means, if they are as many as the dialog said."""
+    form = await visit.form()
+    meant = visit.desk.read(form.get("query", ""))
+    if meant.status is not DeliveryStatus.dead:
+        raise BadRequest("Only dead letters can be discarded.", hint="The query must say status:dead.")
+    await visit.desk.discard_matching(meant, actor=visit.actor, reason=form.get("reason", ""))
+    return visit.back("/dead", "discard")
+
+
+async def _dead_of(visit: Visit) -> Filter:
+    """What the address means: a query, or events and deliveries by their ids; of these the dead ones."""
+    ids = visit.many("ids")
+    text = visit.parameter("query")
+    if "status:" not in text:
+        text = f"{text} status:dead".strip()
+    if ids:
+        text = " ".join([text, *[f"id:{show_id(Kind.delivery, one)}" for one in await visit.desk.named(ids)]])
+    return visit.desk.wish(text).filter

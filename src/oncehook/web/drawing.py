@@ -1,0 +1,124 @@
+"""Small drawings out of numbers: lines, bars, and the steps of a chart. Plain values in, SVG geometry out.
+
+Lengths that come from data are SVG attributes, because the page's policy forbids inline style. Called by `pages`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from math import ceil
+from typing import Final
+
+Points = Sequence[tuple[datetime, int]]
+Flows = Mapping[str, Points]
+
+HEIGHT: Final = 28.0
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """A small line in a box of 100 by 28, and the area under it."""
+
+    line: str
+    area: str
+
+
+def spark(values: Sequence[float]) -> Spark:
+    """The line through these values, from nothing to their highest."""
+    if len(values) < 2:
+        values = [0.0, 0.0]
+    top = max(values) or 1.0
+    step = 100 / (len(values) - 1)
+    points = [f"{n * step:.1f} {27 - 24 * value / top:.1f}" for n, value in enumerate(values)]
+    path = "M" + "L".join(points)
+    return Spark(path, f"{path}V{HEIGHT:g}H0z")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a bar: its ink, where it begins and how wide it is, of 100."""
+
+    ink: str
+    x: float
+    width: float
+
+
+def bar(parts: Iterable[tuple[str, float]], whole: float) -> list[Piece]:
+    """Parts side by side, as shares of a whole."""
+    pieces: list[Piece] = []
+    x = 0.0
+    for ink, amount in parts:
+        width = min(100 * amount / whole, 100 - x) if whole > 0 else 0.0
+        if width > 0:
+            pieces.append(Piece(ink, round(x, 2), round(max(width, 0.6), 2)))
+            x += width
+    return pieces
+
+
+# -- time in steps -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time up to now, cut into steps."""
+
+    word: str
+    """As it stands in the address."""
+    title: str
+    before: str
+    """The stretch before it, in words."""
+    seconds: float
+    step: float
+
+    def steps(self, now: datetime) -> list[datetime]:
+        """Where each step begins, oldest first; the last one is still under way."""
+        first = now.timestamp() // self.step * self.step - self.step * (ceil(self.seconds / self.step) - 1)
+        start = datetime.fromtimestamp(first, UTC)
+        return [start + timedelta(seconds=self.step * n) for n in range(ceil(self.seconds / self.step))]
+
+    def label(self, at: datetime) -> str:
+        """A step's name on the axis."""
+        return at.strftime("%d %b") if self.step >= 86_400 else at.strftime("%H:%M")
+
+
+SPANS: Final = (
+    Span("1h", "Last hour", "the hour before", 3600, 60),
+    Span("24h", "Last 24 h", "the day before", 86_400, 1800),
+    # Older than two days, counters know days only.
+    Span("7d", "Last 7 days", "the week before", 7 * 86_400, 86_400),
+)
+
+
+def span_of(word: str) -> Span:
+    """The stretch that an address names; the last hour when it names none we know."""
+    return next((span for span in SPANS if span.word == word), SPANS[0])
+
+
+def fill(points: Points | None, steps: Sequence[datetime], step: float) -> list[int]:
+    """What was counted in each step, with nothing where nothing was."""
+    counted: dict[int, int] = {}
+    for at, n in points or ():
+        slot = int(at.timestamp() // step)
+        counted[slot] = counted.get(slot, 0) + n
+    return [counted.get(int(at.timestamp() // step), 0) for at in steps]
+
+
+def total(flows: Flows, *names: str) -> int:
+    """The sum of these flows."""
+    return sum(n for name in names for _, n in flows.get(name, ()))
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """The value below which this share of sorted values lies."""
+    return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart is a table: its columns with their ink, its rows with a label each."""
+
+    columns: Sequence[tuple[str, str]]
+    rows: Sequence[tuple[str, Sequence[float | None]]]
+    sentence: str

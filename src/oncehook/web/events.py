@@ -1,0 +1,313 @@
+"""Events: the list with its query, and one event with its timeline, body, headers, arrivals, deliveries and subject."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from oncehook.deliveries import (
+    Category,
+    DeliveryStatus,
+    Filter,
+    ListedEvent,
+    Page,
+    StoredAttempt,
+    StoredDelivery,
+    StoredReplay,
+)
+from oncehook.errors import NotFound, QueryInvalid
+from oncehook.model import Kind, show_id
+from oncehook.query import NOTES, WORDS
+from oncehook.shown import ShownArrival, ShownEvent
+from oncehook.web import bodies, lanes, timeline
+from oncehook.web.asking import cursor
+from oncehook.web.timeline import Story
+from oncehook.web.views import first_line, utc
+from oncehook.web.visit import SAFE, Visit
+
+SHOWN: Final = 50
+NEW: Final = 20
+OFTEN: Final = ("status:dead", "status:pending", "code:5xx", "attempts:>3", "since:2h", "note:stale")
+TABS: Final = ("body", "headers", "arrivals", "deliveries", "subject")
+_WORD: Final = re.compile(r'(?:[^\s":]+:)?"(?:[^"\\]|\\.)*"|\S+')
+NOTHING_MORE: Final[Page[ListedEvent]] = Page(())
+
+
+# -- the list ----------------------------------------------------------------------------------
+
+
+async def events(visit: Visit) -> Response:
+    """Events that match the query, newest first."""
+    query = visit.parameter("query")
+    before, error = visit.cursor("event"), None
+    page = NOTHING_MORE
+    try:
+        page = await visit.desk.events(visit.desk.read(query), before=before, limit=SHOWN)
+    except QueryInvalid as refused:
+        error = refused
+    return await visit.page(
+        "events.html",
+        status=200 if error is None else 400,
+        query=query,
+        error=error,
+        page=page,
+        is_first=before is None,
+        next=cursor("event", page.next),
+        told=await _told(visit, page.items),
+        nothing=Told(),
+        parts=_parts(query),
+        chips=_chips(query, await _source_names(visit)),
+        groups=await _completions(visit, query),
+        command=shlex.join(["oncehook", "events", *([query] if query else [])]),
+    )
+
+
+async def _source_names(visit: Visit) -> list[str]:
+    return [source.name for source in await visit.desk.sources()]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What to say of an event that is not simply done."""
+
+    outcome: str = ""
+    again: frozenset[str] = frozenset()
+    """Destinations that were tried before and wait for another attempt."""
+
+
+async def _told(visit: Visit, shown: Sequence[ListedEvent]) -> dict[bytes, Told]:
+    """Read from the deliveries of each event that is not simply done, one short look each."""
+    odd = [event for event in shown if any(status is not DeliveryStatus.done for _, status, _ in event.deliveries)]
+    pages = await asyncio.gather(*[visit.desk.deliveries(Filter(event_id=event.id), limit=20) for event in odd])
+    return {
+        event.id: Told(
+            _outcome(page.items, visit.now),
+            frozenset(one.destination for one in page.items if one.status is DeliveryStatus.pending and one.attempts),
+        )
+        for event, page in zip(odd, pages, strict=True)
+    }
+
+
+def _outcome(deliveries: Sequence[StoredDelivery], now: datetime) -> str:
+    order = [DeliveryStatus.dead, DeliveryStatus.leased, DeliveryStatus.pending, DeliveryStatus.discarded]
+    ranked = sorted(deliveries, key=lambda one: order.index(one.status) if one.status in order else len(order))
+    return _said(ranked[0], now) if ranked else ""
+
+
+def _said(delivery: StoredDelivery, now: datetime) -> str:
+    error = first_line(delivery.last_error) or (str(delivery.last_status) if delivery.last_status else "")
+    match delivery.status:
+        case DeliveryStatus.dead:
+            return delivery.reason or error or "dead"
+        case DeliveryStatus.discarded:
+            return f"discarded: {delivery.reason}" if delivery.reason else "discarded"
+        case DeliveryStatus.leased:
+            return f"{delivery.destination} is at work"
+        case DeliveryStatus.pending if delivery.blocked_by is not None:
+            return "behind another of its subject"
+        case DeliveryStatus.pending if delivery.due_at is not None and delivery.due_at > now:
+            again = f"again {utc(delivery.due_at)}"
+            return f"{error}, {again}" if error else again
+        case DeliveryStatus.pending:
+            return f"{error}, due now" if error else "due now"
+        case _:
+            return ""
+
+
+async def fresh(visit: Visit) -> Response:
+    """How many events match that are newer than the list in view."""
+    query, latest = visit.parameter("query"), visit.parameter("after")
+    after = visit.named(Kind.event, latest) if latest else b""
+    page = await visit.desk.events(visit.desk.read(query), limit=NEW)
+    count = sum(event.id > after for event in page.items)
+    return visit.fragment("_fresh.html", count=count, many=count == NEW, query=query, after=latest)
+
+
+# -- the query ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A word of the query, and the query without it."""
+
+    name: str
+    value: str
+    rest: str
+
+
+def _parts(query: str) -> list[Part]:
+    words = _WORD.findall(query)
+    parts = []
+    for place, word in enumerate(words):
+        name, colon, value = word.partition(":")
+        rest = " ".join(words[:place] + words[place + 1 :])
+        parts.append(Part(name if colon else "text", value if colon else word, rest))
+    return parts
+
+
+def _chips(query: str, sources: Sequence[str]) -> list[tuple[str, str]]:
+    """Words that would narrow the list, and the query with them."""
+    said = {word.partition(":")[0] for word in _WORD.findall(query)}
+    offered = [] if "status" in said else ["status:dead", "status:pending", "status:done"]
+    offered += [] if "source" in said else [f"source:{name}" for name in sources[:4]]
+    offered += [] if "since" in said else ["since:1h", "since:24h"]
+    return [(word, f"{query} {word}".strip()) for word in offered]
+
+
+async def complete(visit: Visit) -> Response:
+    """What could come next in the query."""
+    return visit.fragment("_complete.html", groups=await _completions(visit, visit.parameter("query")))
+
+
+async def _completions(visit: Visit, query: str) -> list[tuple[str, list[str]]]:
+    last = query.rpartition(" ")[2]
+    word, colon, begun = last.partition(":")
+    if colon:
+        known = await _values(visit, word)
+        matching = [f"{word}:{value}" for value in known if value.startswith(begun)]
+        return [(f"{word}:", matching[:20])] if matching else []
+    words = [f"{name}:" for name in WORDS if name.startswith(last)]
+    often = [value for value in OFTEN if value.partition(":")[0] + ":" not in query and value.startswith(last)]
+    return [group for group in (("Narrow by", words), ("Often next", often)) if group[1]]
+
+
+async def _values(visit: Visit, word: str) -> list[str]:
+    match word:
+        case "source":
+            return await _source_names(visit)
+        case "destination" | "to":
+            return [one.name for one in await visit.desk.destinations()]
+        case "status":
+            return list(DeliveryStatus)
+        case "category":
+            return list(Category)
+        case "note":
+            return list(NOTES)
+        case "code":
+            return ["4xx", "5xx", "404", "429", "500", "502", "503"]
+        case "attempts":
+            return [">1", ">3", ">5"]
+        case "since" | "until":
+            return ["15m", "1h", "2h", "24h", "7d"]
+        case _:
+            return []
+
+
+# -- one event ---------------------------------------------------------------------------------
+
+
+async def event(visit: Visit) -> Response:
+    """One event, whole."""
+    event_id = visit.id(Kind.event)
+    shown = await visit.desk.event(event_id)
+    arrivals = await visit.desk.arrivals(event_id)
+    story = await _story(visit, shown, arrivals)
+    tab = visit.parameter("tab", "body")
+    tab = tab if tab in TABS else "body"
+    near = await _near(visit, shown)
+    return await visit.page(
+        "event.html",
+        shown=shown,
+        event=shown.event,
+        story=story,
+        moments=timeline.moments(story),
+        lanes=lanes.draw(story),
+        tab=tab,
+        near=near,
+        curl=_curl(shown, visit.origin),
+        attempt_state=timeline.attempt_state,
+        answer=timeline.answer,
+        **await _detail(visit, shown, arrivals, tab),
+    )
+
+
+async def _story(visit: Visit, shown: ShownEvent, arrivals: Sequence[ShownArrival]) -> Story:
+    found = await asyncio.gather(*[visit.desk.attempts(one.id) for one in shown.deliveries[:50]])
+    attempts: Mapping[bytes, Sequence[StoredAttempt]] = {
+        one.id: made for one, made in zip(shown.deliveries, found, strict=False)
+    }
+    replays: dict[bytes, StoredReplay] = {}
+    for replay_id in {one.replay_id for one in shown.deliveries if one.replay_id}:
+        try:
+            replays[replay_id] = await visit.desk.replay(replay_id)
+        except NotFound:
+            continue
+    policies = {one.destination: visit.desk.policy(one.destination) for one in shown.deliveries}
+    return Story(arrivals, shown.event.copies, shown.deliveries, attempts, replays, policies, visit.now)
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """The neighbours of an event at one destination, in their order."""
+
+    destination: str
+    line: Sequence[StoredDelivery]
+    mine: StoredDelivery
+
+    @property
+    def behind(self) -> int:
+        """How many wait behind this one."""
+        return sum(one.blocked_by == self.mine.id for one in self.line)
+
+
+async def _near(visit: Visit, shown: ShownEvent) -> Near | None:
+    if shown.event.subject is None or not shown.deliveries:
+        return None
+    unfinished = [one for one in shown.deliveries if one.status is not DeliveryStatus.done]
+    mine = (unfinished or list(shown.deliveries))[0]
+    return Near(mine.destination, await visit.desk.neighbours(mine.id), mine)
+
+
+async def _detail(visit: Visit, shown: ShownEvent, arrivals: Sequence[ShownArrival], tab: str) -> dict[str, Any]:
+    body = shown.event.body
+    found: dict[str, Any] = {"view": "tree", "tree": None, "raw": None, "dump": None, "diff": None, "compared": None}
+    if tab == "body":
+        view = visit.parameter("view", "tree")
+        found["tree"] = bodies.tree(body) if view == "tree" else None
+        found["view"] = "raw" if view == "tree" and found["tree"] is None else view
+        found["raw"] = bodies.raw(body) if found["view"] == "raw" else None
+        found["dump"] = bodies.dump(body) if found["view"] == "hex" else None
+    elif tab == "arrivals":
+        number = _compared(visit.parameter("with"), arrivals)
+        other = None if number is None else await visit.desk.arrival_body(shown.event.id, arrivals[number - 1].id)
+        if number is not None and other is not None:
+            found["diff"], found["compared"] = bodies.differences(body, other), number
+    return found
+
+
+def _compared(text: str, arrivals: Sequence[ShownArrival]) -> int | None:
+    """The number of the arrival to compare with: the one asked for, or the latest that differs."""
+    differing = [number for number, arrival in enumerate(arrivals, 1) if arrival.body_differs]
+    asked = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
+    return asked if asked in differing else (differing[-1] if differing else None)
+
+
+def _curl(shown: ShownEvent, origin: str) -> str:
+    """The request again, as a command; what is masked stays masked."""
+    left_out = {"host", "content-length", "connection", "accept-encoding", "transfer-encoding"}
+    words = ["curl", "-X", shown.request.method]
+    for name, value in shown.request.headers:
+        if name not in left_out:
+            words += ["-H", f"{name}: {value}"]
+    body = shown.event.body
+    text = body.decode("utf-8", "replace")
+    words += ["--data-binary", text if len(body) <= 4096 and text.encode() == body else "@body.bin"]
+    return shlex.join([*words, origin + shown.request.target.partition("?")[0]])
+
+
+async def body(visit: Visit) -> Response:
+    """The bytes as they are kept, to be saved and never to be shown (S30)."""
+    event_id = visit.id(Kind.event)
+    headers = {
+        **SAFE,
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "Content-Disposition": f'attachment; filename="{show_id(Kind.event, event_id)}.bin"',
+    }
+    return Response(await visit.desk.body(event_id), media_type="application/octet-stream", headers=headers)

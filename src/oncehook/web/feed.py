@@ -1,0 +1,74 @@
+"""What open pages are told: that something has happened, or on the live page what it was, as rows.
+
+Reads the stream of moments that the API hands out as JSON, and speaks server-sent events in HTML. What comes in quick
+succession is told once. Called by `pages`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from oncehook import clock
+from oncehook.web.live import Stream, Watcher
+from oncehook.web.views import render
+
+PAUSE: Final = 0.25
+"""Seconds between two pieces of live rows."""
+TICK: Final = 1.0
+"""Seconds between two hints that a page should look again."""
+
+Moment = tuple[str, Mapping[str, Any]]
+
+
+def read(piece: bytes) -> Iterator[Moment]:
+    """The moments in a piece of the stream: what kind each is, and its fields."""
+    for block in piece.split(b"\n\n"):
+        head, _, data = block.partition(b"\ndata: ")
+        if head.startswith(b"event: ") and data:
+            yield head.removeprefix(b"event: ").decode(), msgspec.json.decode(data)
+
+
+def told(name: str, text: str) -> bytes:
+    """One server-sent event; every line of a stranger's text is a line of data."""
+    lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
+    return f"event: {name}\n{lines}\n".encode()
+
+
+async def ticks(
+    stream: Stream, watcher: Watcher, is_welcome: Callable[[], bool], about: Callable[[Moment], bool]
+) -> AsyncIterator[bytes]:
+    """A hint whenever something has happened that the page is about."""
+    async for piece in stream.watch(watcher):
+        if not is_welcome():
+            return
+        if piece.startswith(b"retry"):
+            # Something may have happened after the page was made and before it began to listen.
+            yield piece + told("tick", "")
+        elif piece.startswith(b":"):
+            yield piece
+        elif any(about(moment) for moment in read(piece)):
+            yield told("tick", "")
+            await asyncio.sleep(TICK)
+
+
+async def rows(
+    stream: Stream, watcher: Watcher, is_welcome: Callable[[], bool], about: Callable[[Moment], bool], root: str
+) -> AsyncIterator[bytes]:
+    """Moments as rows of the live page, newest first; what comes in quick succession comes in one piece."""
+    async for piece in stream.watch(watcher):
+        if not is_welcome():
+            return
+        if piece.startswith((b":", b"retry")):
+            yield piece
+            continue
+        if moments := [moment for moment in read(piece) if about(moment)]:
+            now = clock.now_utc()
+            shown = [
+                render("_moment.html", kind=kind, moment=fields, at=now, now=now, root=root) for kind, fields in moments
+            ]
+            yield told("moments", "".join(reversed(shown)))
+        await asyncio.sleep(PAUSE)

@@ -1,0 +1,139 @@
+"""The overview: six numbers, two charts, what waits and what died lately. One page, asked for again as things happen.
+
+Numbers come from counters, so a million events cost no more than one; the latency is read off a sample of deliveries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from starlette.responses import Response
+
+from oncehook.deliveries import Filter
+from oncehook.web import drawing
+from oncehook.web.drawing import SPANS, Chart, Span, Spark, fill, spark, total
+from oncehook.web.views import number, percent, stopwatch
+from oncehook.web.visit import Frame, Visit
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """One of the six numbers."""
+
+    label: str
+    value: str
+    unit: str
+    sub: str
+    link: str
+    ink: str = ""
+    line: Spark | None = None
+    is_crossed: bool = False
+    share: float | None = None
+    """How much of its watermark is reached, where there is no line."""
+
+
+async def overview(visit: Visit) -> Response:
+    """The first page."""
+    desk, now = visit.desk, visit.now
+    if not (await desk.events(Filter(), limit=1)).items:
+        return await visit.page("welcome.html", sources=await desk.sources())
+    span = drawing.span_of(visit.parameter("since"))
+    steps = span.steps(now)
+    flows = await desk.series(steps[0], span.step)
+    before = await desk.series(steps[0] - timedelta(seconds=span.seconds), span.step)
+    before = {name: [point for point in points if point[0] < steps[0]] for name, points in before.items()}
+    frame = await visit.frames.get()
+    destinations = await desk.destinations()
+    return await visit.page(
+        "overview.html",
+        span=span,
+        spans=SPANS,
+        stats=_stats(span, steps, flows, before, frame),
+        arrivals=_arrivals(span, steps, flows),
+        latency=await visit.latency.get(desk, span, now),
+        destinations=sorted(destinations, key=lambda one: (-one.level.pending, -one.level.dead, one.name)),
+        most=max((one.level.pending + one.level.dead for one in destinations), default=0),
+        causes=sorted(await desk.causes(), key=lambda cause: cause.last_at, reverse=True)[:6],
+        bar=drawing.bar,
+    )
+
+
+# -- six numbers -------------------------------------------------------------------------------
+
+
+def _stats(
+    span: Span, steps: Sequence[datetime], flows: drawing.Flows, before: drawing.Flows, frame: Frame
+) -> list[Stat]:
+    minutes = span.seconds / 60
+
+    def flow(*names: str) -> list[float]:
+        columns = [fill(flows.get(name), steps, span.step) for name in names]
+        return [float(sum(values)) for values in zip(*columns, strict=True)]
+
+    received, rejected = total(flows, "received"), total(flows, "rejected")
+    folded, conflicts = total(flows, "duplicate"), total(flows, "conflict")
+    done = total(flows, "succeeded")
+    return [
+        Stat("Received", _rate(received / minutes), "/min", _change(received, total(before, "received"), span),
+             "/live", line=spark(flow("received"))),
+        Stat("Duplicates", percent(folded + conflicts, received), "%",
+             f"{number(folded)} folded, {number(conflicts)} conflict{'' if conflicts == 1 else 's'}",
+             "/sources", "twin", spark(flow("duplicate", "conflict"))),
+        Stat("Rejected", percent(rejected, received + rejected), "%", f"{number(rejected)} turned away",
+             "/sources", "odd", spark(flow("rejected"))),
+        Stat("Delivered", _rate(done / minutes), "/min", _change(done, total(before, "succeeded"), span),
+             "/events?query=status:done", line=spark(flow("succeeded"))),
+        _oldest(frame),
+        _dead(frame, spark(flow("died"))),
+    ]  # fmt: skip
+
+
+def _rate(value: float) -> str:
+    return number(round(value, 1)) if value < 100 else number(round(value))
+
+
+def _change(now: int, before: int, span: Span) -> str:
+    if not before:
+        return f"{number(now)} in all"
+    change = (now - before) / (span.seconds / 60)
+    return f"{'+' if change >= 0 else '−'}{number(abs(round(change, 1)))} on {span.before}"
+
+
+def _oldest(frame: Frame) -> Stat:
+    waits = [level.oldest_due for level in frame.levels.values() if level.oldest_due is not None]
+    mark = next((mark for mark in frame.system.watermarks if mark.name == "oldest_due"), None)
+    waiting = sum(level.pending for level in frame.levels.values())
+    sub = f"{number(waiting)} wait" if mark is None else f"{number(waiting)} wait, watermark {stopwatch(mark.limit)}"
+    return Stat(
+        "Oldest due", stopwatch(max(waits)) if waits else "–", "min" if waits and max(waits) < 3600 else "",
+        sub, "/events?query=status:pending", is_crossed=mark is not None and mark.crossed,
+        share=None if mark is None else min((mark.level or 0) / mark.limit, 1.0),
+    )  # fmt: skip
+
+
+def _dead(frame: Frame, line: Spark) -> Stat:
+    mark = next((mark for mark in frame.system.watermarks if mark.name == "dead"), None)
+    sub = "until replayed or discarded" if mark is None else f"watermark {number(mark.limit)}"
+    is_crossed = mark is not None and mark.crossed
+    ink = "dead" if is_crossed else "wait"
+    return Stat("Dead letters", number(frame.dead), "", sub, "/dead", ink, line, is_crossed)
+
+
+# -- charts ------------------------------------------------------------------------------------
+
+
+def _arrivals(span: Span, steps: Sequence[datetime], flows: drawing.Flows) -> Chart:
+    accepted, twins, conflicts, rejected = (
+        fill(flows.get(name), steps, span.step) for name in ("accepted", "duplicate", "conflict", "rejected")
+    )
+    folded = [one + other for one, other in zip(twins, conflicts, strict=True)]
+    sums = [sum(three) for three in zip(accepted, folded, rejected, strict=True)]
+    top = max(range(len(sums)), key=sums.__getitem__)
+    return Chart(
+        [("accepted", "done"), ("duplicate", "twin"), ("rejected", "odd")],
+        [(span.label(at), row) for at, row in zip(steps, zip(accepted, folded, rejected, strict=True), strict=True)],
+        f"{number(sum(sums))} arrivals: {number(sum(accepted))} accepted, {number(sum(folded))} duplicate,"
+        f" {number(sum(rejected))} rejected. Highest {number(sums[top])} at {span.label(steps[top])}.",
+    )

@@ -1,0 +1,303 @@
+"""The dashboard: every page and every act of it, with the role that each needs.
+
+`PAGES` is the whole of it, one line each; `routes` makes Starlette routes of them for the server, `dashboard` an
+application to be mounted under any prefix. Pages ask the desk and nothing else. Every one works without script.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute, Mount, Route
+from starlette.staticfiles import StaticFiles
+
+from oncehook.desk import Desk
+from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
+from oncehook.web import dead, events, feed, overview, replays, standing
+from oncehook.web.access import Access, Authorize, Identity, Role
+from oncehook.web.latency import Latency
+from oncehook.web.live import Stream
+from oncehook.web.session import Door, check_same_origin
+from oncehook.web.views import STATIC
+from oncehook.web.visit import SAFE, Frames, Visit, html, root_of
+
+log = logging.getLogger("oncehook.web")
+
+Endpoint = Callable[[Visit], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page or act: where it is, what it does, and who may."""
+
+    path: str
+    endpoint: Endpoint
+    role: Role = Role.viewer
+    method: str = "GET"
+
+
+def _act(path: str, endpoint: Endpoint) -> Page:
+    return Page(path, endpoint, Role.operator, "POST")
+
+
+def _ask(path: str, endpoint: Endpoint) -> Page:
+    """A dialog before an act: whoever may not act needs none."""
+    return Page(path, endpoint, Role.operator)
+
+
+# -- what pages are told while they are open ---------------------------------------------------
+
+
+async def stream(visit: Visit) -> Response:
+    """Hints that something has happened; with `page=live`, what it was."""
+    event_id, kind = visit.parameter("event"), visit.parameter("kind", "all")
+    watcher = visit.stream.join()
+
+    def is_welcome() -> bool:
+        return visit.door.is_hosted or visit.door.is_open(visit.request)
+
+    def about(moment: feed.Moment) -> bool:
+        name, fields = moment
+        if event_id:
+            return event_id in (fields.get("event_id"), *fields.get("event_ids", ()))
+        if kind == "dead":
+            return fields.get("outcome") == "dead"
+        return kind == "all" or name == kind.removesuffix("s")
+
+    if visit.parameter("page") == "live":
+        pieces = feed.rows(visit.stream, watcher, is_welcome, about, visit.root)
+    else:
+        pieces = feed.ticks(visit.stream, watcher, is_welcome, about)
+    return StreamingResponse(pieces, media_type="text/event-stream", headers={**SAFE, "X-Accel-Buffering": "no"})
+
+
+PAGES: Final[Sequence[Page]] = (
+    Page("/", overview.overview),
+    Page("/events", events.events),
+    Page("/events/fresh", events.fresh),
+    Page("/events/complete", events.complete),
+    Page("/events/{id}", events.event),
+    Page("/events/{id}/body", events.body),
+    Page("/dead", dead.dead),
+    Page("/dead/group", dead.group),
+    _ask("/dead/discard", dead.ask_discard_many),
+    _act("/dead/discard", dead.discard_many),
+    _ask("/deliveries/{id}/discard", dead.ask_discard),
+    _act("/deliveries/{id}/discard", dead.discard),
+    _ask("/deliveries/{id}/retry", replays.ask_retry),
+    _act("/deliveries/{id}/retry", replays.retry),
+    Page("/replays", replays.replays),
+    _ask("/replays/plan", replays.plan),
+    _act("/replays", replays.start),
+    _ask("/replays/{id}/abort", replays.ask_abort),
+    _act("/replays/{id}/pause", replays.pause),
+    _act("/replays/{id}/resume", replays.resume),
+    _act("/replays/{id}/abort", replays.abort),
+    Page("/sources", standing.sources),
+    Page("/destinations", standing.destinations),
+    _ask("/destinations/{name}/pause", standing.ask_pause),
+    _act("/destinations/{name}/pause", standing.pause),
+    _act("/destinations/{name}/resume", standing.resume),
+    Page("/live", standing.live),
+    Page("/system", standing.system),
+    Page("/ui/stream", stream),
+)
+
+
+# -- from a request to a visit -----------------------------------------------------------------
+
+
+class Desktop:
+    """Answers requests to pages: finds out who asks, checks the role, and shows what goes wrong as a page."""
+
+    def __init__(self, desk: Desk, door: Door, live: Stream) -> None:
+        self._desk = desk
+        self._door = door
+        self._live = live
+        self._frames = Frames(desk)
+        self._latency = Latency()
+
+    def routes(self) -> list[BaseRoute]:
+        """Everything, the page for what is not there included: to be put behind all other routes."""
+        made: list[BaseRoute] = [
+            Mount("/static", _Static(directory=STATIC), name="static"),
+            Route("/login", self._at_the_door(self._ask_in), methods=["GET"]),
+            Route("/login", self._at_the_door(self._log_in), methods=["POST"]),
+            Route("/login/link", self._at_the_door(self._send_link), methods=["POST"]),
+            Route("/logout", self._at_the_door(self._log_out), methods=["POST"]),
+        ]
+        made += [Route(page.path, self._served(page), methods=[page.method]) for page in PAGES]
+        return [*made, Route("/{rest:path}", self._served(Page("", _nowhere)), methods=["GET"])]
+
+    def _served(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            visit: Visit | None = None
+            try:
+                token = request.query_params.get("token")
+                if token and page.path == "/" and not self._door.is_hosted:
+                    return await self._by_link(request, token)
+                if page.method == "POST":
+                    check_same_origin(request)
+                visit = await self._visit(request)
+                if visit is None:
+                    return self._to_the_door(request)
+                if visit.identity.role < page.role:
+                    raise Forbidden(f"That needs the role {page.role.name}; yours is {visit.identity.role.name}.")
+                return await page.endpoint(visit)
+            except (Refused, StoreError) as error:
+                return await self._wrong(request, error, visit)
+            except Exception:
+                log.exception("page.failed", extra={"fields": {"path": request.url.path[:200]}})
+                return await self._wrong(request, OncehookError("This page could not be made."), None)
+
+        return endpoint
+
+    async def _visit(self, request: Request) -> Visit | None:
+        identity = await self._door.of(request)
+        if identity is None:
+            return None
+        return Visit(request, identity, self._desk, self._live, self._door, self._frames, self._latency)
+
+    # -- coming in and going -------------------------------------------------------------------
+
+    def _at_the_door(
+        self, endpoint: Callable[[Request], Awaitable[Response]]
+    ) -> Callable[[Request], Awaitable[Response]]:
+        async def answered(request: Request) -> Response:
+            try:
+                if self._door.is_hosted:
+                    raise NotFound("The application around this page decides who comes in.")
+                if request.method == "POST":
+                    check_same_origin(request)
+                return await endpoint(request)
+            except (Refused, StoreError) as error:
+                return await self._wrong(request, error, None)
+
+        return answered
+
+    def _to_the_door(self, request: Request) -> Response:
+        if self._door.is_hosted:
+            return _bare(request, Forbidden("This page is not for you."), 403)
+        if request.headers.get("hx-request"):  # a script cannot log in: have the whole page go there
+            return Response(status_code=401, headers={**SAFE, "HX-Redirect": f"{root_of(request)}/login"})
+        if request.method == "GET" and request.url.path.rstrip("/") in (root_of(request), ""):
+            return self._login_page(request)
+        return RedirectResponse(f"{root_of(request)}/login", 303, headers=dict(SAFE))
+
+    async def _ask_in(self, request: Request) -> Response:
+        if await self._door.of(request) is not None:
+            return RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
+        return self._login_page(request)
+
+    def _login_page(self, request: Request, error: Refused | None = None) -> Response:
+        can_link = self._door.can_announce and self._door.is_own_machine(request)
+        status = 401 if error is None else error.status
+        shown = {"error": error, "can_link": can_link, "said": request.query_params.get("said", "")}
+        answer = html(request, "login.html", 200 if error is None else status, **shown)
+        if error is not None and error.retry_after is not None:
+            answer.headers["Retry-After"] = str(int(error.retry_after) + 1)
+        return answer
+
+    async def _log_in(self, request: Request) -> Response:
+        visit = Visit(request, _NOBODY, self._desk, self._live, self._door, self._frames, self._latency)
+        form = await visit.form()
+        try:
+            identity = self._door.by_password(request, form.get("password", ""))
+        except Refused as error:
+            return self._login_page(request, error)
+        if identity is None:
+            return self._login_page(request, WrongPassword())
+        await self._desk.note(identity.name, "login", "session", by="password")
+        answer = RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
+        self._door.begin(request, identity, answer)
+        return answer
+
+    async def _by_link(self, request: Request, token: str) -> Response:
+        home = RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
+        if await self._door.of(request) is not None:  # a second click on a link that was used: they are in already
+            return home
+        identity = self._door.by_link(request, token)
+        if identity is None:
+            return self._login_page(request, LinkUsed())
+        await self._desk.note(identity.name, "login", "session", by="one-time link")
+        self._door.begin(request, identity, home)
+        return home
+
+    async def _send_link(self, request: Request) -> Response:
+        self._door.announce(request)
+        return RedirectResponse(f"{root_of(request)}/login?said=link", 303, headers=dict(SAFE))
+
+    async def _log_out(self, request: Request) -> Response:
+        answer = RedirectResponse(f"{root_of(request)}/login?said=logout", 303, headers=dict(SAFE))
+        self._door.end(request, answer)
+        return answer
+
+    # -- what goes wrong -----------------------------------------------------------------------
+
+    async def _wrong(self, request: Request, error: OncehookError, visit: Visit | None) -> Response:
+        """A page that says what went wrong and what to do; in its frame, where that can be had."""
+        status = error.status if isinstance(error, Refused) else 503 if isinstance(error, StoreError) else 500
+        answer: Response | None = None
+        if visit is not None and not isinstance(error, StoreError):
+            try:
+                answer = await visit.dialog("error.html", status=status, error=error, code=status)
+            except StoreError:
+                answer = None
+        if answer is None:
+            answer = _bare(request, error, status)
+        if isinstance(error, Refused) and error.retry_after is not None:
+            answer.headers["Retry-After"] = str(int(error.retry_after) + 1)
+        return answer
+
+
+def _bare(request: Request, error: OncehookError, status: int) -> Response:
+    return html(request, "error.html", status, base="bare.html", said="", error=error, code=status)
+
+
+async def _nowhere(visit: Visit) -> Response:
+    raise NotFound("There is no such page.")
+
+
+class WrongPassword(Refused):
+    """That is not the password of this inbox."""
+
+    code = "unauthorized"
+    status = 401
+
+
+class LinkUsed(Refused):
+    """This link has been used, or is not for this machine."""
+
+    code = "unauthorized"
+    status = 401
+    hint = "A link works once, and only on the machine that the inbox runs on."
+
+
+class _Static(StaticFiles):
+    """Files of ours; asked for again each time, and mostly answered with "as before"."""
+
+    def file_response(self, *arguments: Any, **named: Any) -> Response:
+        answer = super().file_response(*arguments, **named)
+        answer.headers["Cache-Control"] = "no-cache"
+        answer.headers["X-Content-Type-Options"] = "nosniff"
+        answer.headers["Cross-Origin-Resource-Policy"] = "same-origin"
+        return answer
+
+
+_NOBODY: Final = Identity("", Role.viewer)
+
+
+def routes(desk: Desk, door: Door, live: Stream) -> list[BaseRoute]:
+    """The dashboard's routes, for the server: to be put behind all others, because the last one answers everything."""
+    return Desktop(desk, door, live).routes()
+
+
+def dashboard(desk: Desk, live: Stream, *, authorize: Authorize) -> Starlette:
+    """The dashboard as an application, to be mounted in another one under any prefix; that one decides who comes in."""
+    return Starlette(routes=routes(desk, Door(Access(), authorize=authorize), live))

@@ -1,0 +1,235 @@
+"""Replays: the plan, the confirmation, and the list with each one's progress. Nothing is sent by a bare click."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final
+from urllib.parse import urlencode
+
+from starlette.responses import Response
+
+from oncehook import clock
+from oncehook.deliveries import DeliveryStatus, Filter, ReplayState, StoredDelivery, StoredReplay
+from oncehook.errors import BadRequest, PlanChanged
+from oncehook.model import Kind, show_id
+from oncehook.query import fixed
+from oncehook.replay import Plan, Wish, command
+from oncehook.web import drawing
+from oncehook.web.asking import cursor, rate
+from oncehook.web.visit import Visit
+
+TYPED_ABOVE: Final = 100
+RATES: Final = (("", "as fast as they go"), ("20/s", "20 a second"), ("5/s", "5 a second"), ("1/s", "1 a second"))
+OPEN: Final = (ReplayState.running, ReplayState.paused)
+
+
+# -- the list ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A replay and how far it is."""
+
+    replay: StoredReplay
+    now: datetime
+
+    @property
+    def left(self) -> int:
+        kept = self.replay
+        return max(kept.planned - kept.done - kept.dead - kept.skipped, 0)
+
+    @property
+    def rate(self) -> float | None:
+        """Deliveries a second so far."""
+        ended = self.replay.planned - self.left
+        seconds = (self.now - self.replay.created_at).total_seconds()
+        return ended / seconds if ended and seconds > 1 else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        pace = self.rate
+        return self.left / pace if pace and self.replay.state is ReplayState.running else None
+
+    @property
+    def pieces(self) -> Sequence[drawing.Piece]:
+        kept = self.replay
+        return drawing.bar([("done", kept.done), ("dead", kept.dead), ("twin", kept.skipped)], kept.planned)
+
+    @property
+    def title(self) -> str:
+        """What it is about, in a few words."""
+        return str(self.replay.about.get("query", "")) or "one delivery"
+
+
+async def replays(visit: Visit) -> Response:
+    """All replays: those under way as cards, the others as rows."""
+    page = await visit.desk.replays(before=visit.cursor("replay"), limit=50)
+    runs = [Run(replay, visit.now) for replay in page.items]
+    return await visit.page(
+        "replays.html",
+        running=[run for run in runs if run.replay.state in OPEN],
+        finished=[run for run in runs if run.replay.state not in OPEN],
+        next=cursor("replay", page.next),
+        count=len(runs),
+    )
+
+
+async def ask_abort(visit: Visit) -> Response:
+    """The dialog before a replay is aborted: what stays done."""
+    return await visit.dialog("abort.html", run=Run(await visit.desk.replay(visit.id(Kind.replay)), visit.now))
+
+
+async def pause(visit: Visit) -> Response:
+    """Hold a replay: what was handed to workers is still done."""
+    return await _steer(visit, ReplayState.paused, "pause")
+
+
+async def resume(visit: Visit) -> Response:
+    """Let a replay go on."""
+    return await _steer(visit, ReplayState.running, "resume")
+
+
+async def abort(visit: Visit) -> Response:
+    """End a replay: what is done stays done, the rest stays where it was."""
+    return await _steer(visit, ReplayState.aborted, "abort")
+
+
+async def _steer(visit: Visit, state: ReplayState, said: str) -> Response:
+    await visit.desk.steer(visit.id(Kind.replay), state, actor=visit.actor)
+    return visit.back("/replays", said)
+
+
+# -- the plan ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the deliveries of an event, or all of them."""
+
+    name: str
+    status: str
+    link: str
+    is_chosen: bool
+
+
+async def plan(visit: Visit) -> Response:
+    """What a replay would do: recipients, numbers, times, and what is left out. Nothing happens."""
+    ids = visit.many("ids")
+    query = visit.parameter("query")
+    wish = await _wish(visit, query, ids)
+    return await _show(visit, wish, ids, query)
+
+
+async def _wish(visit: Visit, query: str, ids: Sequence[str]) -> Wish:
+    named = await visit.desk.named(ids) if ids else None
+    return visit.desk.wish(
+        query,
+        ids=named,
+        force=visit.is_on("force"),
+        fresh_id=visit.is_on("fresh_id"),
+        rate=rate(visit.parameter("rate") or None),
+    )
+
+
+async def _show(visit: Visit, wish: Wish, ids: Sequence[str], query: str, note: str = "") -> Response:
+    made = await visit.desk.plan(wish)
+    one = await _only(visit, wish)
+    return await visit.dialog(
+        "plan.html",
+        status=409 if note else 200,
+        plan=made,
+        one=one,
+        note=note,
+        must_type=must_type(made),
+        request_key=clock.random_bytes(16).hex(),
+        command=command(wish),
+        query=fixed(wish.filter),
+        is_query=bool(query),
+        choices=await _choices(visit, one),
+        again=[("ids", one_id) for one_id in ids] + ([("query", query)] if query else []),
+        rates=RATES,
+        to=", ".join(recipient.destination for recipient in made.recipients),
+        policy=visit.desk.policy(one.destination) if one else None,
+    )
+
+
+def must_type(plan: Plan) -> bool:
+    """Whether the number has to be typed: there are many, or some that are already done."""
+    return plan.total > TYPED_ABOVE or plan.by_status.get(DeliveryStatus.done, 0) > 0
+
+
+async def _only(visit: Visit, wish: Wish) -> StoredDelivery | None:
+    """The delivery, where exactly one is named."""
+    ids = wish.filter.ids
+    if ids is None or len(ids) != 1 or wish.filter != Filter(ids=ids):
+        return None
+    return await visit.desk.delivery(ids[0])
+
+
+async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
+    """The other deliveries of the same event, to choose instead."""
+    if one is None:
+        return []
+    found = (await visit.desk.deliveries(Filter(event_id=one.event_id), limit=20)).items
+    if len(found) < 2:
+        return []
+    return [
+        Choice(
+            other.destination,
+            str(other.status),
+            "/replays/plan?" + urlencode({"ids": show_id(Kind.delivery, other.id)}),
+            other.id == one.id,
+        )
+        for other in sorted(found, key=lambda delivery: delivery.id)
+    ]
+
+
+async def start(visit: Visit) -> Response:
+    """Confirm a plan. When the set has changed meanwhile, the new plan is shown instead."""
+    form = await visit.form()
+    wish, expected = visit.desk.planned(form.get("plan", ""))
+    _check_typed(form.get("typed"), wish, expected)
+    reason, key = form.get("reason", ""), form.get("request_key") or None
+    one = await _only(visit, wish)
+    if one is not None:
+        await visit.desk.replay_one(
+            one.id, actor=visit.actor, force=wish.force, fresh_id=wish.fresh_id, reason=reason, request_key=key
+        )
+        return visit.back(f"/events/{show_id(Kind.event, one.event_id)}", "replay")
+    try:
+        made = await visit.desk.start_replay(wish, actor=visit.actor, reason=reason, request_key=key, expected=expected)
+    except PlanChanged as changed:
+        return await _show(visit, wish, [], fixed(wish.filter), note=str(changed))
+    return visit.back(f"/replays#{show_id(Kind.replay, made.id)}", "replay")
+
+
+def _check_typed(typed: str | None, wish: Wish, expected: int) -> None:
+    # With `force` there may be done ones among them: the page asks for the number then, and so do we.
+    if expected <= TYPED_ABOVE and not wish.force:
+        return
+    digits = "".join(character for character in typed or "" if character not in " ,.")
+    if digits != str(expected):
+        raise BadRequest(f"Type {expected} to confirm.", hint="Go back and type the number that the plan says.")
+
+
+# -- the next attempt --------------------------------------------------------------------------
+
+
+async def ask_retry(visit: Visit) -> Response:
+    """The dialog before an attempt is made early."""
+    delivery = await visit.desk.delivery(visit.delivery_id())
+    known = {one.name: one for one in await visit.desk.destinations()}
+    return await visit.dialog(
+        "retry.html",
+        delivery=delivery,
+        destination=known.get(delivery.destination),
+        policy=visit.desk.policy(delivery.destination),
+    )
+
+
+async def retry(visit: Visit) -> Response:
+    """Make the next attempt due now."""
+    delivery = await visit.desk.retry(visit.delivery_id(), actor=visit.actor)
+    return visit.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "retry")

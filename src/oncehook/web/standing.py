@@ -1,0 +1,154 @@
+"""What is set up and how it stands: sources, destinations, the live page, the system."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from starlette.responses import Response
+
+from oncehook.backoff import Policy
+from oncehook.deliveries import Filter
+from oncehook.errors import BadRequest
+from oncehook.model import Rejection
+from oncehook.shown import ShownDestination, ShownSource, span
+from oncehook.web import drawing
+from oncehook.web.access import Role
+from oncehook.web.drawing import SPANS, Spark, fill, spark
+from oncehook.web.visit import Visit
+
+DAY: Final = SPANS[1]
+AUDIT: Final = 40
+KINDS: Final = ("all", "arrivals", "attempts", "dead")
+
+
+# -- sources -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCard:
+    """A source, its day, and what was turned away lately."""
+
+    source: ShownSource
+    address: str | None
+    """Where to send; None for an unguessable address that this visitor may not see."""
+    line: Spark
+    reasons: Sequence[tuple[str, int]]
+    rejections: Sequence[Rejection]
+
+
+async def sources(visit: Visit) -> Response:
+    """Where hooks come from."""
+    found = await visit.desk.sources()
+    turned_away = await visit.desk.rejections(500)
+    lines = await asyncio.gather(*[_flow(visit, ("received",), source=source.name) for source in found])
+    cards = [_source_card(visit, source, line, turned_away) for source, line in zip(found, lines, strict=True)]
+    known = {source.name for source in found}
+    strangers = [one for one in turned_away if one.source not in known]
+    return await visit.page("sources.html", cards=cards, strangers=strangers[:20])
+
+
+def _source_card(visit: Visit, source: ShownSource, line: Spark, turned_away: Sequence[Rejection]) -> SourceCard:
+    mine = [one for one in turned_away if one.source == source.name]
+    may_see = not source.hidden or visit.identity.role >= Role.operator
+    # Inside another application, only that one knows where it has mounted the way in.
+    address = f"…/{source.address.removeprefix('/in/')}" if visit.door.is_hosted else visit.origin + source.address
+    return SourceCard(
+        source, address if may_see else None, line, Counter(one.reason for one in mine).most_common(5), mine[:10]
+    )
+
+
+async def _flow(
+    visit: Visit, names: Sequence[str], *, source: str | None = None, destination: str | None = None
+) -> Spark:
+    steps = DAY.steps(visit.now)
+    flows = await visit.desk.series(steps[0], DAY.step, source=source, destination=destination)
+    columns = [fill(flows.get(name), steps, DAY.step) for name in names]
+    return spark([float(sum(values)) for values in zip(*columns, strict=True)])
+
+
+# -- destinations ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DestinationCard:
+    """A destination, its day, and its waits."""
+
+    shown: ShownDestination
+    line: Spark
+    policy: Policy | None
+    tried: int
+    well: int
+
+    @property
+    def steps(self) -> Sequence[str]:
+        """The waits between attempts, in words."""
+        if self.policy is None:
+            return []
+        waits = list(self.policy.waits or self.policy.in_words())
+        return [span(wait) for wait in waits[:12]]
+
+
+async def destinations(visit: Visit) -> Response:
+    """Where deliveries go."""
+    found = await visit.desk.destinations()
+    lines = await asyncio.gather(*[_flow(visit, ("succeeded", "retry", "died"), destination=one.name) for one in found])
+    cards = []
+    for one, line in zip(found, lines, strict=True):
+        well = one.figures.get("succeeded", 0)
+        tried = well + one.figures.get("retry", 0) + one.figures.get("died", 0)
+        cards.append(DestinationCard(one, line, visit.desk.policy(one.name), tried, well))
+    return await visit.page("destinations.html", cards=cards)
+
+
+async def ask_pause(visit: Visit) -> Response:
+    """The dialog before a destination is paused."""
+    return await visit.dialog("pause.html", shown=await visit.desk.destination(visit.request.path_params["name"]))
+
+
+async def pause(visit: Visit) -> Response:
+    """Hold a destination back."""
+    name, form = visit.request.path_params["name"], await visit.form()
+    await visit.desk.pause(name, actor=visit.actor, reason=form.get("reason", ""))
+    return visit.back(f"/destinations#{name}", "pause")
+
+
+async def resume(visit: Visit) -> Response:
+    """Let a destination go on."""
+    name = visit.request.path_params["name"]
+    await visit.desk.resume(name, actor=visit.actor)
+    return visit.back(f"/destinations#{name}", "resume")
+
+
+# -- live and system ---------------------------------------------------------------------------
+
+
+async def live(visit: Visit) -> Response:
+    """Moments as they come; without script, the latest events."""
+    kind = visit.parameter("kind", "all")
+    if kind not in KINDS:
+        raise BadRequest(f"`kind` is one of: {', '.join(KINDS)}.")
+    page = await visit.desk.events(Filter(), limit=50)
+    latest = page.items if kind in ("all", "arrivals") else ()
+    return await visit.page("live.html", latest=latest, kind=kind, kinds=KINDS)
+
+
+async def system(visit: Visit) -> Response:
+    """Workers, store, watermarks, and who did what."""
+    text = visit.parameter("before")
+    before = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
+    audit = await visit.desk.audit(before=before, limit=AUDIT)
+    minute = visit.now - timedelta(seconds=15)
+    frame = await visit.frames.get()
+    return await visit.page(
+        "system.html",
+        system=frame.system,
+        quiet={worker.id for worker in frame.system.workers if worker.seen_at < minute},
+        audit=audit,
+        older=audit[-1].n if len(audit) == AUDIT else None,
+        bar=drawing.bar,
+    )

@@ -1,0 +1,220 @@
+"""How pages are written: the templates, and the words in which they say times, sizes, ids and states.
+
+`render` makes a page out of a template's name and what it shows. Everything is escaped, and a name that a template
+misspells is an error. Called by `pages` and `acts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
+from markupsafe import Markup
+
+from oncehook.deliveries import DeliveryStatus, Level, StoredDelivery
+from oncehook.model import Kind, Mark, show_id
+from oncehook.shown import span
+
+HERE: Final = Path(__file__).parent
+PACKAGE: Final = HERE.parent
+STATIC: Final = HERE / "static"
+VENDOR: Final = STATIC / "vendor"
+
+SENTENCES: Final[Mapping[str, str]] = {
+    "replay": "The replay began.",
+    "retry": "Its next attempt is due now.",
+    "discard": "Discarded.",
+    "pause": "Paused: deliveries wait, nothing is lost.",
+    "resume": "It goes on.",
+    "abort": "Aborted. What is done stays done.",
+    "link": "A new one-time link is in the terminal of the server.",
+    "logout": "Logged out.",
+}
+"""What a page says after an act; the address names only which."""
+
+
+def render(template: str, /, **shown: Any) -> str:
+    """A page."""
+    return _templates().get_template(template).render(**shown)
+
+
+@cache
+def _templates() -> Environment:
+    made = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=["jinja2.ext.do"],
+    )
+    made.filters |= {
+        "number": number,
+        "cut": cut,
+        "span": span,
+        "stopwatch": stopwatch,
+        "size": size,
+        "took": took,
+        "short": short,
+        "percent": percent,
+        "utc": utc,
+        "as_json": as_json,
+        "state": state_of,
+        "standing": standing,
+        "iso": iso,
+        "evidence": evidence,
+    }
+    made.globals |= {"when": when, "Kind": Kind, "id": show_id, "Mark": Mark, "SENTENCES": SENTENCES}
+    return made
+
+
+def has_scripts() -> bool:
+    """Whether the build could bring the scripts; without them pages work as they are."""
+    return (VENDOR / "htmx.min.js").exists()
+
+
+# -- words -------------------------------------------------------------------------------------
+
+
+def number(value: float) -> str:
+    """`4,118`; with one decimal where it has one and is small."""
+    if isinstance(value, float) and not value.is_integer() and abs(value) < 100:
+        return f"{value:,.1f}"
+    return f"{value:,.0f}"
+
+
+def cut(text: str, longest: int = 24) -> str:
+    """Long text without its middle: keys and subjects are told apart by their ends."""
+    if len(text) <= longest:
+        return text
+    head = max(longest // 3, 3)
+    return f"{text[:head]}…{text[-(longest - head - 1) :]}"
+
+
+def short(kind: Kind, value: bytes) -> str:
+    """`rpl_…c18d07`."""
+    return f"{kind}_…{value.hex()[-6:] if kind is not Kind.delivery else value.hex()[-10:]}"
+
+
+def stopwatch(seconds: float) -> str:
+    """`6:12`, `2:03:40`, `4 d 6 h`."""
+    whole = max(int(seconds), 0)
+    if whole >= 86_400:
+        return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def took(seconds: float) -> str:
+    """`84 ms`, `1.2 s`, `3.5 min`."""
+    return f"{max(seconds, 0) * 1000:.0f} ms" if seconds < 1 else span(seconds)
+
+
+def size(count: int) -> str:
+    """`689 bytes`, `2.1 MB`."""
+    if count < 1000:
+        return f"{count} byte{'' if count == 1 else 's'}"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if count >= factor:
+            return f"{count / factor:.2f} {unit}"
+    return f"{count / 1e3:.1f} kB"
+
+
+def percent(part: float, whole: float) -> str:
+    """`5.3`; of nothing, `0`."""
+    share = 100 * part / whole if whole else 0.0
+    return f"{share:.0f}" if share in (0, 100) else f"{share:.1f}"
+
+
+def iso(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def utc(at: datetime, form: str = "clock") -> str:
+    """A moment in UTC: `clock`, `ms`, `day`, `full` or `date`."""
+    forms = {"clock": "%H:%M:%S", "minute": "%H:%M", "day": "%Y-%m-%d %H:%M:%S", "date": "%Y-%m-%d"}
+    if form in forms:
+        return at.astimezone(UTC).strftime(forms[form])
+    text = at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    return text if form == "full" else text.partition(" ")[2]
+
+
+def ago(at: datetime, now: datetime) -> str:
+    """`7 s ago`, `4 min ago`, `2 d ago`."""
+    seconds = (now - at).total_seconds()
+    if seconds < 1:
+        return "now"
+    for unit, length, till in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 172_800)):
+        if seconds < till:
+            return f"{seconds // length:.0f} {unit} ago"
+    return f"{seconds // 86_400:.0f} d ago"
+
+
+@pass_context
+def when(context: Context, at: datetime, form: str = "ago") -> Markup:
+    """A moment as `<time>`, exact on hover; in lists `ago`, in details `clock`, `ms`, `day` or `full`."""
+    text = ago(at, context["now"]) if form == "ago" else utc(at, form)
+    return Markup('<time datetime="{}" data-form="{}" title="{} UTC">{}</time>').format(
+        iso(at), form, utc(at, "full"), text
+    )
+
+
+def as_json(value: object) -> str:
+    """A small value on one line."""
+    return msgspec.json.encode(value, enc_hook=str).decode()
+
+
+# -- states ------------------------------------------------------------------------------------
+
+
+def state_of(delivery: StoredDelivery) -> str:
+    """The word under which the stylesheet knows a delivery's state."""
+    if delivery.note == "stale":
+        return "stale"
+    if delivery.status is DeliveryStatus.pending and delivery.attempts:
+        return "retry"
+    return str(delivery.status)
+
+
+def standing(level: Level, breaker: str) -> tuple[str, str]:
+    """How a destination stands: the stylesheet's word, and ours."""
+    if level.paused_at is not None:
+        return "paused", "paused"
+    if breaker == "open":
+        return "open", "breaker open"
+    if breaker == "half_open":
+        return "half-open", "breaker half-open"
+    return ("retry", "failing") if level.failures else ("ok", "working")
+
+
+def evidence(answer: bytes) -> str:
+    """What a destination said. Of a traceback, the frames that are not ours: nobody looks for their error in them."""
+    text = answer.decode("utf-8", "replace")
+    if not text.startswith("Traceback "):
+        return text
+    kept, is_ours = [], False
+    for line in text.splitlines():
+        if line.startswith('  File "'):
+            is_ours = line.startswith(f'  File "{PACKAGE}')
+        elif not line.startswith("    "):
+            is_ours = False
+        if not is_ours:
+            kept.append(line)
+    return "\n".join(kept)
+
+
+def first_line(text: str | None, longest: int = 200) -> str:
+    """The first line of an error, cut at its end."""
+    line = next(iter((text or "").splitlines()), "")
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def names(values: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(values[:-1]), values[-1]] if len(values) > 1 else list(values))

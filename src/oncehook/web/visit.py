@@ -1,0 +1,191 @@
+"""One visit to a page: who asks for what, and the frame around every answer.
+
+Endpoints of `pages` get a `Visit` and answer with `visit.page(...)`. The frame (rail, badges, banners) is the same for
+all and is asked for at most once a second, however many pages are open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from oncehook import clock
+from oncehook.deliveries import Level, ReplayState
+from oncehook.desk import Desk
+from oncehook.errors import BadRequest
+from oncehook.model import Kind
+from oncehook.replay import some_id
+from oncehook.shown import System
+from oncehook.watermarks import Watermark
+from oncehook.web.access import Role
+from oncehook.web.asking import Ask
+from oncehook.web.latency import Latency
+from oncehook.web.session import Door
+from oncehook.web.views import has_scripts, render
+
+POLICY: Final = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'"
+SAFE: Final[Mapping[str, str]] = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    # Not "no-referrer": with it, browsers hide the origin of our own forms from us.
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Vary": "HX-Request, Cookie",
+}
+"""A stranger's text is on nearly every page (S30)."""
+
+FRESH: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around every page."""
+
+    system: System
+    levels: Mapping[str, Level]
+    running: int
+    """Replays that run or are paused."""
+
+    @property
+    def dead(self) -> int:
+        return sum(level.dead for level in self.levels.values())
+
+    @property
+    def due(self) -> int:
+        """Deliveries that wait while no worker is there."""
+        return sum(level.pending for level in self.levels.values())
+
+    @property
+    def crossed(self) -> Sequence[Watermark]:
+        return [mark for mark in self.system.watermarks if mark.crossed]
+
+
+class Frames:
+    """Keeps the frame for a second: many open pages ask the store no more often than one."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self._kept: Frame | None = None
+        self._until = 0.0
+
+    async def get(self) -> Frame:
+        """The frame as of a second ago at most."""
+        if self._kept is None or clock.steady() >= self._until:
+            replays = await self._desk.replays(limit=20)
+            open_ = [one for one in replays.items if one.state in (ReplayState.running, ReplayState.paused)]
+            self._kept = Frame(await self._desk.system(), await self._desk.levels(), len(open_))
+            self._until = clock.steady() + FRESH
+        return self._kept
+
+    def forget(self) -> None:
+        """Somebody acted: look again."""
+        self._kept = None
+
+
+@dataclass(slots=True)
+class Visit(Ask):
+    """One request to a page, by somebody who may make it."""
+
+    door: Door
+    frames: Frames
+    latency: Latency
+    now: datetime = field(default_factory=clock.now_utc)
+
+    @property
+    def root(self) -> str:
+        """What stands before every path of ours."""
+        return root_of(self.request)
+
+    @property
+    def origin(self) -> str:
+        """Scheme and host under which this visitor knows us."""
+        scheme = "https" if self.door.is_https(self.request) else "http"
+        return f"{scheme}://{self.request.headers.get('host', '')}"
+
+    @property
+    def is_fragment(self) -> bool:
+        """Whether a script asks for a dialog, and not a person for a page."""
+        return self.request.headers.get("hx-target") == "dialog"
+
+    @property
+    def may_act(self) -> bool:
+        return self.identity.role >= Role.operator
+
+    def many(self, name: str) -> list[str]:
+        """A parameter that may be given more than once."""
+        return self.request.query_params.getlist(name)
+
+    def is_on(self, name: str) -> bool:
+        """A box that is ticked."""
+        return self.parameter(name) in ("1", "on", "true")
+
+    async def form(self) -> dict[str, str]:
+        """What was sent with a form; of a name that is given twice, the last one counts."""
+        raw = await self._raw()
+        try:
+            return dict(parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=50))
+        except ValueError:
+            raise BadRequest("This form cannot be read.") from None
+
+    async def page(self, template: str, *, status: int = 200, **shown: Any) -> Response:
+        """A page in its frame."""
+        frame = await self.frames.get()
+        return html(self.request, template, status, **self.around, frame=frame, **shown)
+
+    async def dialog(self, template: str, *, status: int = 200, **shown: Any) -> Response:
+        """A dialog: for a script as it is, else as a page of its own."""
+        if self.is_fragment:
+            return html(self.request, template, status, **self.around, base="_dialog.html", **shown)
+        return await self.page(template, status=status, base="dialog.html", **shown)
+
+    def fragment(self, template: str, **shown: Any) -> Response:
+        """A part of a page, for a script to put in its place."""
+        return html(self.request, template, 200, **self.around, **shown)
+
+    @property
+    def around(self) -> dict[str, Any]:
+        """What every template may use."""
+        return {
+            "identity": self.identity,
+            "may_act": self.may_act,
+            "is_hosted": self.door.is_hosted,
+            "here": self.request.scope["path"],
+            "said": self.request.query_params.get("said", ""),
+            "now": self.now,
+        }
+
+    def back(self, path: str, said: str = "") -> Response:
+        """After an act: go and look."""
+        self.frames.forget()
+        place, mark, anchor = path.partition("#")
+        if said:
+            place += ("&" if "?" in place else "?") + urlencode({"said": said})
+        return RedirectResponse(self.root + place + mark + anchor, 303, headers=dict(SAFE))
+
+    def delivery_id(self) -> bytes:
+        """The delivery that the path names."""
+        return self.id(Kind.delivery)
+
+    def named(self, kind: Kind, text: str) -> bytes:
+        """An id that a form or an address names."""
+        return some_id(kind, text)
+
+
+def root_of(request: Request) -> str:
+    """Where this dashboard is mounted, without a slash at the end."""
+    return str(request.scope.get("root_path", "")).rstrip("/")
+
+
+def html(request: Request, template: str, status: int, **shown: Any) -> Response:
+    """A page or a part of one, with the headers that keep a stranger's text from doing anything."""
+    text = render(template, root=root_of(request), scripts=has_scripts(), **shown)
+    return HTMLResponse(text, status, headers=dict(SAFE))

@@ -1,0 +1,205 @@
+"""What people do: replay one and many, retry, discard, pause; each with its plan, and none by a bare click."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from oncehook.deliveries import DeliveryStatus, Filter, ReplayState, StoredDelivery
+from oncehook.model import Kind, read_id
+from tests.ui.conftest import Enter
+from tests.ui.house import House
+
+OURS = {"sec-fetch-site": "same-origin"}
+
+
+def delivery(house: House, event_id: str) -> StoredDelivery:
+    """The one delivery of an order."""
+    (found,) = house.do(house.inbox.desk.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
+    return found
+
+
+def dead_orders(house: House, count: int) -> list[str]:
+    house.mood.ship = "broken"
+    orders = [house.order(f"dead_{n}", digital=True) for n in range(count)]
+    house.settle()
+    return orders
+
+
+def test_a_dead_letter_is_found_understood_replayed_and_done(own_house: House, enter: Enter) -> None:
+    """From the first page on, without reading anything: the story a newcomer must manage in a minute."""
+    (order,) = dead_orders(own_house, 1)
+    page = enter(own_house)
+    page.goto(own_house.url)
+    page.locator("#rail").get_by_role("link", name="Dead letters").click()
+    expect(page.locator(".group")).to_contain_text("no 'shipping_address'")
+    expect(page.locator(".evidence")).to_contain_text('File "app/hooks.py"')
+    page.locator(".group tbody").get_by_role("link", name="order.paid").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("dead for ship")
+    own_house.mood.ship = "mended"
+    page.keyboard.press("r")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Nothing is sent before you confirm")
+    expect(dialog).to_contain_text("app.hooks.ship")
+    expect(dialog).to_contain_text("oncehook replay dlv_")
+    assert delivery(own_house, order).status is DeliveryStatus.dead
+    dialog.get_by_label("Reason").fill("the address is optional now")
+    dialog.get_by_role("button", name="Replay 1 delivery to ship").click()
+    expect(page.locator(".toast")).to_contain_text("replay began")
+    expect(page.locator("#head .state.done")).to_be_visible()
+    expect(page.locator(".moments")).to_contain_text("Replay by admin")
+    expect(page.locator(".moments")).to_contain_text("the address is optional now")
+    found = delivery(own_house, order)
+    assert (found.status, found.run) == (DeliveryStatus.done, 2)
+
+
+def test_many_are_replayed_with_progress(own_house: House, enter: Enter) -> None:
+    dead_orders(own_house, 30)
+    own_house.mood.ship = "mended"
+    page = enter(own_house)
+    page.goto(own_house.url + "/dead")
+    page.get_by_role("link", name="Replay all 30").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("link", name="5 a second").click()
+    expect(dialog).to_contain_text("About 6 s")
+    expect(dialog).to_contain_text("--rate 5/s")
+    dialog.get_by_role("button", name="Replay 30 deliveries to ship").click()
+    card = page.locator(".run-card")
+    expect(card).to_contain_text("running")
+    expect(page.locator("#rail .badge.busy")).to_have_text("1")
+    page.get_by_role("button", name="Pause", exact=True).click()
+    expect(card).to_contain_text("paused")
+    page.get_by_role("button", name="Go on").click()
+    expect(card.locator(".key.done")).to_have_text(re.compile("[1-9][0-9]* done"))
+    page.get_by_role("link", name="Abort…").click()
+    expect(page.get_by_role("dialog")).to_contain_text("What is done stays done")
+    page.get_by_role("button", name=re.compile("Abort")).click()
+    expect(page.locator("table")).to_contain_text("aborted")
+    (replay,) = own_house.do(own_house.inbox.desk.replays()).items
+    assert replay.state is ReplayState.aborted
+    assert 0 < replay.done < 30
+    own_house.settle()
+
+
+def test_a_large_or_repeated_replay_wants_its_number_typed(own_house: House, enter: Enter) -> None:
+    own_house.mood.ship = "mended"
+    for n in range(3):
+        own_house.order(f"done_{n}")
+    own_house.settle()
+    page = enter(own_house)
+    page.goto(own_house.url + "/replays/plan?query=source:orders")
+    expect(page.locator(".sheet.page")).to_contain_text("3 are already done and stay out")
+    expect(page.locator("[data-confirm]")).to_have_count(0)
+    page.get_by_role("link", name="Send the done ones again").click()
+    dialog = page.get_by_role("dialog")
+    button = dialog.get_by_role("button", name="Replay 3 deliveries to ship")
+    expect(button).to_be_disabled()
+    dialog.get_by_label("Type 3 to confirm").fill("4")
+    expect(button).to_be_disabled()
+    dialog.get_by_label("Type 3 to confirm").fill("3")
+    button.click()
+    expect(page.locator("table")).to_contain_text("done")
+    assert own_house.do(own_house.inbox.desk.replays()).items[0].planned == 3
+
+
+def test_the_server_wants_the_number_too(own_house: House) -> None:
+    own_house.mood.ship = "mended"
+    own_house.order("once")
+    own_house.settle()
+    headers = {"cookie": own_house.login("operator"), **OURS}
+    desk = own_house.inbox.desk
+    plan = own_house.do(desk.plan(desk.wish("source:orders", force=True)))
+    answer = own_house.ask("POST", "/replays", form={"plan": plan.token, "typed": "2"}, headers=headers)
+    assert (answer.status, "Type 1 to confirm" in answer.text) == (400, True)
+    assert not own_house.do(desk.replays()).items
+
+
+def test_a_double_click_is_one_replay(own_house: House) -> None:
+    dead_orders(own_house, 2)
+    own_house.mood.ship = "mended"
+    headers = {"cookie": own_house.login("operator"), **OURS}
+    desk = own_house.inbox.desk
+    plan = own_house.do(desk.plan(desk.wish("status:dead")))
+    form = {"plan": plan.token, "request_key": "one-click"}
+    first, second = (own_house.ask("POST", "/replays", form=form, headers=headers) for _ in range(2))
+    assert first.status == second.status == 303
+    assert first.headers["location"] == second.headers["location"]
+    assert len(own_house.do(desk.replays()).items) == 1
+    own_house.settle()
+
+
+def test_a_set_that_has_changed_is_planned_anew(own_house: House) -> None:
+    dead_orders(own_house, 2)
+    headers = {"cookie": own_house.login("operator"), **OURS}
+    desk = own_house.inbox.desk
+    plan = own_house.do(desk.plan(desk.wish("status:dead")))
+    own_house.do(desk.discard(plan.sample[0].id, actor="somebody else"))
+    answer = own_house.ask("POST", "/replays", form={"plan": plan.token}, headers=headers)
+    assert answer.status == 409
+    assert "The plan said 2, now it would be 1." in answer.text
+    assert "Replay 1 delivery" in answer.text
+    assert not own_house.do(desk.replays()).items
+
+
+def test_retry_discard_pause_and_resume(own_house: House, enter: Enter) -> None:
+    own_house.mood.ship = "later"
+    order = own_house.order("late")
+    own_house.settle()
+    page = enter(own_house)
+    page.goto(f"{own_house.url}/events/{order}")
+    own_house.mood.ship = "mended"
+    page.get_by_role("link", name="Retry now…").click()
+    page.get_by_role("dialog").get_by_role("button", name="Retry 1 delivery now").click()
+    expect(page.locator("#head .state.done")).to_be_visible()
+
+    (dead,) = dead_orders(own_house, 1)
+    page.goto(f"{own_house.url}/events/{dead}")
+    page.keyboard.press("d")
+    page.get_by_role("dialog").get_by_label("Reason").fill("a test order")
+    page.get_by_role("button", name="Discard 1 delivery").click()
+    expect(page.locator(".moments")).to_contain_text("a test order")
+    assert delivery(own_house, dead).status is DeliveryStatus.discarded
+
+    page.goto(own_house.url + "/destinations")
+    page.locator("#ship").get_by_role("link", name="Pause…").click()
+    page.get_by_role("dialog").get_by_label("Reason").fill("stocktaking")
+    page.get_by_role("button", name="Pause ship").click()
+    expect(page.locator("#ship")).to_contain_text("stocktaking")
+    page.locator("#ship").get_by_role("button", name="Resume").click()
+    expect(page.locator("#ship .state.box")).to_have_text("working")
+
+    page.goto(own_house.url + "/system")
+    for act in ("login", "retry", "discard", "pause", "resume"):
+        expect(page.locator("#audit tbody")).to_contain_text(act)
+
+
+def test_a_group_is_discarded_with_a_reason(own_house: House, enter: Enter) -> None:
+    dead_orders(own_house, 3)
+    page = enter(own_house)
+    page.goto(own_house.url + "/dead")
+    page.get_by_role("link", name="Discard 3").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Discard 3 deliveries").click()
+    expect(dialog).to_be_visible()  # a reason is required
+    dialog.get_by_label("Reason").fill("digital goods need no address")
+    dialog.get_by_role("button", name="Discard 3 deliveries").click()
+    expect(page.locator("#main")).to_contain_text("No dead letters")
+    assert own_house.levels()["ship"].discarded == 3
+
+
+def test_selected_rows_are_replayed(own_house: House, enter: Enter) -> None:
+    dead_orders(own_house, 3)
+    own_house.mood.ship = "mended"
+    page = enter(own_house)
+    page.goto(own_house.url + "/events")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    page.keyboard.press("j")
+    page.keyboard.press("x")
+    expect(page.locator("#selbar")).to_contain_text("2 selected")
+    page.keyboard.press("r")
+    page.get_by_role("dialog").get_by_role("button", name="Replay 2 deliveries to ship").click()
+    expect(page.locator("table")).to_contain_text("done")
+    own_house.settle()
+    assert own_house.levels()["ship"].dead == 1

@@ -1,0 +1,207 @@
+"""Every page, with data and without: it comes, nothing goes wrong in it, everybody can read it, it fits a phone."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from oncehook.model import Kind, show_id
+from tests.npm import package
+from tests.ui.conftest import Enter
+from tests.ui.house import House
+
+PAGES = {
+    "overview": ("/", "Overview"),
+    "events": ("/events", "Events"),
+    "dead": ("/dead", "Dead letters"),
+    "replays": ("/replays", "Replays"),
+    "sources": ("/sources", "Sources"),
+    "destinations": ("/destinations", "Destinations"),
+    "live": ("/live", "Live"),
+    "system": ("/system", "System"),
+}
+PICTURED = ("overview", "events", "event", "dead")
+PICTURES = Path(__file__).parents[2] / "docs/screenshots"
+WIDE = {"width": 1440, "height": 900}
+PHONE = {"width": 390, "height": 844}
+
+
+def found(house: House, query: str) -> str:
+    """The newest event that matches."""
+    (event,) = house.do(house.inbox.desk.events(house.inbox.desk.read(query), limit=1)).items
+    return show_id(Kind.event, event.id)
+
+
+def views(house: House) -> dict[str, str]:
+    """Everything there is to see, by name."""
+    waiting, twice = found(house, "destination:n8n status:pending attempts:>1"), found(house, "key:req_twice")
+    dead = found(house, "destination:ship status:dead")
+    tabs = {f"event-{tab}": f"/events/{dead}?tab={tab}" for tab in ("headers", "deliveries", "subject")}
+    return {
+        **{name: path for name, (path, _) in PAGES.items()},
+        "event": f"/events/{waiting}",
+        "event-arrivals": f"/events/{twice}?tab=arrivals",
+        **tabs,
+        "event-raw": f"/events/{dead}?view=raw",
+        "event-hex": f"/events/{dead}?view=hex",
+        "plan": "/replays/plan?query=status:dead",
+        "discard": "/dead/discard?query=status:dead",
+        "bad-query": "/events?query=statsu:dead",
+        "none-match": "/events?query=key:nothing",
+        "nowhere": "/nowhere",
+    }
+
+
+def picture(page: Page, name: str, folder: Path) -> None:
+    """Pictures for the documents; they are only replaced when somebody asks for that."""
+    wanted = PICTURES / f"{name}.png"
+    if os.environ.get("ONCEHOOK_PICTURES") or not wanted.exists():
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=wanted)
+    else:
+        page.screenshot(path=folder / f"{name}.png")
+
+
+def axed(page: Page, **options: Any) -> list[str]:
+    """What axe finds wrong with the page in view."""
+    page.evaluate((package("axe-core") / "axe.min.js").read_text())
+    result = page.evaluate("(options) => axe.run(document, options)", {"resultTypes": ["violations"], **options})
+    return [f"{one['id']}: {one['nodes'][0]['html'][:200]}" for one in result["violations"]]
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_pages_come_and_can_be_read_by_everybody(house: House, enter: Enter, tmp_path: Path, theme: Any) -> None:
+    page = enter(house, color_scheme=theme, viewport=WIDE)
+    wrong: dict[str, list[str]] = {}
+    for name, path in views(house).items():
+        is_main = name in PAGES or name in ("event", "event-arrivals")
+        if theme == "dark" and not is_main:
+            continue  # another theme is other colours, and nothing else
+        page.goto(house.url + path)
+        if found := axed(page, **({"runOnly": ["color-contrast"]} if theme == "dark" else {})):
+            wrong[name] = found
+        if name in PICTURED:
+            if name == "overview":
+                page.wait_for_selector("oh-chart canvas")
+            picture(page, f"{name}-{theme}", tmp_path)
+    page.goto(house.url + "/dead")
+    page.get_by_role("link", name="Replay all").click()
+    expect(page.get_by_role("dialog")).to_be_visible()
+    wrong |= {"dialog": found} if (found := axed(page, runOnly=["wcag2a", "wcag2aa"])) else {}
+    picture(page, f"replay-{theme}", tmp_path)
+    assert not wrong
+
+
+def test_the_door_can_be_used_by_everybody(house: House, enter: Enter) -> None:
+    page = enter(house, None)
+    page.goto(house.url + "/login")
+    assert axed(page) == []
+    page.get_by_label("Password").fill("wrong")
+    page.get_by_role("button", name="Log in").click()
+    expect(page.get_by_role("alert")).to_contain_text("not the password")
+    assert axed(page) == []
+
+
+def test_axe_sees_what_is_wrong(house: House, enter: Enter) -> None:
+    page = enter(house)
+    page.goto(house.url + "/system")
+    page.evaluate("document.querySelector('.top').insertAdjacentHTML('beforeend', '<input><img>')")
+    assert {line.partition(":")[0] for line in axed(page)} >= {"label", "image-alt"}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_names_itself_and_its_place(house: House, enter: Enter, name: str) -> None:
+    path, title = PAGES[name]
+    page = enter(house)
+    page.goto(house.url + path)
+    expect(page).to_have_title(f"{title} · oncehook")
+    expect(page.get_by_role("heading", level=1, name=title, exact=True)).to_be_visible()
+    expect(page.locator("#rail [aria-current=page] > span").first).to_have_text(title)
+
+
+def test_every_page_teaches_when_it_is_empty(own_house: House, enter: Enter) -> None:
+    page = enter(own_house, viewport=WIDE)
+    for path, words in {
+        "/": "Waiting for the first hook",
+        "/events": "No events yet",
+        "/dead": "No dead letters",
+        "/replays": "No replays yet",
+        "/live": "newest on top",
+        "/system": "Workers",
+        "/sources": "Give the provider this address",
+        "/destinations": "closed",
+    }.items():
+        page.goto(own_house.url + path)
+        expect(page.locator("#main")).to_contain_text(words)
+
+
+def test_nothing_is_wider_than_a_small_screen(house: House, enter: Enter, tmp_path: Path) -> None:
+    page = enter(house)
+    wide = {}
+    for name, path in views(house).items():
+        page.set_viewport_size(PHONE)
+        page.goto(house.url + path)
+        if name in ("overview", "events", "event"):
+            picture(page, f"{name}-phone", tmp_path)
+        for width in (390, 820):
+            page.set_viewport_size({"width": width, "height": 844})
+            over = page.evaluate("document.scrollingElement.scrollWidth - innerWidth")
+            if over > 0:
+                wide[name, width] = over
+    assert not wide
+
+
+def test_the_theme_is_chosen_and_kept(house: House, enter: Enter) -> None:
+    page = enter(house, color_scheme="light")
+    page.goto(house.url + "/system")
+    switch = page.locator("[data-theme-switch]")
+    switch.click()
+    switch.click()
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.goto(house.url + "/sources")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(12, 15, 16)"
+
+
+def test_a_body_is_shown_three_ways_and_saved_as_it_is(house: House, enter: Enter) -> None:
+    event_id = found(house, "key:req_twice")
+    page = enter(house)
+    page.goto(f"{house.url}/events/{event_id}")
+    expect(page.locator(".tree")).to_contain_text('"order/req_twice"')
+    page.get_by_role("link", name="Raw").click()
+    expect(page.locator("pre.code")).to_contain_text('"id":"req_twice"')
+    page.get_by_role("link", name="Hex").click()
+    expect(page.locator("pre.code")).to_contain_text("00000000")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download").click()
+    assert download.value.path().read_bytes().startswith(b'{"id":"req_twice"')
+
+
+def test_a_conflict_shows_what_differs(house: House, enter: Enter) -> None:
+    page = enter(house)
+    page.goto(f"{house.url}/events/{found(house, 'key:req_twice')}")
+    page.get_by_role("link", name="See diff").click()
+    expect(page.locator(".diff .del")).to_contain_text('"note": "first"')
+    expect(page.locator(".diff .add").last).to_contain_text('"note": "changed"')
+
+
+def test_the_next_attempt_is_a_time_and_a_countdown(house: House, enter: Enter) -> None:
+    page = enter(house)
+    page.goto(f"{house.url}/events/{found(house, 'destination:n8n status:pending attempts:>1')}")
+    ahead = page.locator(".moments .future")
+    expect(ahead).to_contain_text("due in")
+    before = ahead.locator("[data-until]").text_content()
+    expect(ahead.locator("[data-until]")).not_to_have_text(before or "")
+    expect(page.locator("#lanes .future")).to_have_count(1)
+
+
+def test_charts_have_their_numbers_in_a_table(house: House, enter: Enter) -> None:
+    page = enter(house)
+    page.goto(house.url + "/")
+    page.wait_for_selector("#arrivals canvas")
+    page.locator("#arrivals summary").click()
+    expect(page.locator("#arrivals tbody tr")).to_have_count(60)
