@@ -7,8 +7,10 @@ engine.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any, cast
 
 from oncehook import presets, units, verify
@@ -157,6 +159,15 @@ def open_store(url: str) -> Store:
         f"{scheme!r} is not a store this program knows.",
         hint="Write sqlite:./oncehook.db or postgresql://host/database.",
     )
+
+
+def free_disk(store: Store) -> float | None:
+    """The free part of the disk under a SQLite store; None where it is somebody else's disk."""
+    path: Path | None = getattr(store, "path", None)
+    if path is None:
+        return None
+    usage = shutil.disk_usage(path.parent)
+    return usage.free / usage.total
 
 
 def as_headers(headers: Headers | Mapping[str, str]) -> Headers:

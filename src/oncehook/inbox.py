@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import shutil
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +70,7 @@ class Inbox:
         self._receiver: Receiver | None = None
         self._ready_until = 0.0
         self._emitters: dict[str, int] = {}
+        self._enrolling = asyncio.Lock()
         self._worker: Worker | None = None
         self._sweep: Sweep | None = None
         self._started_at = clock.now_utc()
@@ -84,7 +84,7 @@ class Inbox:
             destinations=self.destinations,
             routes=self.routes,
             limits=self.limits,
-            free_disk=self._disk_free,
+            free_disk=lambda: assembly.free_disk(self.store),
             nudge=self._nudge,
         )
 
@@ -387,14 +387,6 @@ class Inbox:
             with contextlib.suppress(NotReplayable, ReplayTooSoon):
                 await self.store.make_replay(new_id(), order)
 
-    def _disk_free(self) -> float | None:
-        """The free part of the disk under a SQLite store; None where it is somebody else's disk."""
-        path: Path | None = getattr(self.store, "path", None)
-        if path is None:
-            return None
-        usage = shutil.disk_usage(path.parent)
-        return usage.free / usage.total
-
     # -- taking in -----------------------------------------------------------------------------
 
     @property
@@ -442,8 +434,9 @@ class Inbox:
         """
         body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
         if source not in self._emitters:
-            numbers = await self.store.enroll([source], [])
-            self._emitters[source] = numbers.sources[source]
+            async with self._enrolling:  # many first events at once ask for the number once
+                if source not in self._emitters:
+                    self._emitters |= (await self.store.enroll([source], [])).sources
         item = Item(
             new_id(),
             bounded(type, 200),

@@ -169,12 +169,21 @@ async def test_kill_between_the_steps_of_a_plain_attempt(postgres: Engine, fleet
     assert await checker.complaints(fleet, orders) == []
 
 
-async def test_a_drain_waits_for_what_died_alone(postgres: Engine, fleets: Callable[..., Fleet]) -> None:
-    fleet = fleets(postgres, lease="2s", handlers="note")
-    await fleet.fill([{"id": "poison", "kill": True}])
-    worker = fleet.worker("worker", "--drain")
-    # The third one finds a lease that somebody still seems to hold: it waits, and takes over.
-    assert [worker.launch().wait() for _ in range(3)] == [-9, -9, -9]
+async def test_a_drain_waits_for_what_somebody_runs_alone(postgres: Engine, fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets(postgres, lease=f"{LEASE}s", handlers="note")
+    orders: dict[str, Order] = {"1": {"id": "1", "gate": str(fleet.gate())}}
+    await fleet.fill(orders.values())
+    first, second = fleet.worker("first").start(), fleet.worker("second")
+    until(lambda: fleet.begun("1", first.pid), "at work")
+    first.kill()
+    second.start()
+    until(lambda: fleet.begun("1", second.pid), "a suspect at work, alone")
+    drain = fleet.worker("drain", "--drain").start()
+    await asyncio.sleep(0.5)
+    second.kill()
+    fleet.gate().touch()
+    assert (drain.wait(), fleet.left()) == (0, 0), "it waits for what others hold, and takes over when they die"
+    assert await checker.complaints(fleet, orders) == []
 
 
 # -- frozen ------------------------------------------------------------------------------------

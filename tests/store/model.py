@@ -57,7 +57,6 @@ class Model:
     heads: dict[Line, Head] = field(default_factory=dict)
     events: dict[bytes, tuple[float, int]] = field(default_factory=dict)
     """When each was received, and the number of its key."""
-    paused: set[int] = field(default_factory=set)
 
     def arrive(self, work: Work) -> None:
         """Join the line: at its head when nobody is there."""
@@ -74,8 +73,6 @@ class Model:
     def lease(self, destination: int, turn: Turn) -> set[bytes]:
         """Who must be given out now. What is found leased has lost its holder: it is set aside, or dies alone."""
         given: set[bytes] = set()
-        if destination in self.paused:
-            return given
         for line, head in self.heads.items():
             if line[0] != destination or head.turn is not turn or head.held or head.due_at > self.now:
                 continue
@@ -106,6 +103,12 @@ class Model:
         work = self.works.get(lease.delivery_id)
         head = self.heads.get(work.line) if work else None
         return head is not None and head.leased and head.fence == lease.fence
+
+    def is_overtaken(self, lease: Lease) -> bool:
+        """Whether its delivery is leased to somebody else."""
+        work = self.works.get(lease.delivery_id)
+        head = self.heads.get(work.line) if work else None
+        return head is not None and head.leased and head.queue[0] == lease.delivery_id and head.fence != lease.fence
 
     def settle(self, lease: Lease, what: Settle) -> None:
         work = self.works[lease.delivery_id]

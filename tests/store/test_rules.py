@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -49,9 +50,10 @@ from tests.store.model import KEEP, LEASE, OPTIONS, PAUSE, WAIT, Line, Model, Wo
 T = TypeVar("T")
 STEP = 35.0
 NAMES = {1: "crm", 2: "mail"}
+SEEDS = range(int(os.environ.get("ONCEHOOK_SEEDS", "5")))
 BOUNDS = settings(
-    max_examples=int(os.environ.get("ONCEHOOK_EXAMPLES", "15")),
-    stateful_step_count=60,
+    max_examples=int(os.environ.get("ONCEHOOK_EXAMPLES", "10")),
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )
@@ -61,7 +63,8 @@ BOUNDS = settings(
 
 SUBJECTS = st.sampled_from(["a", "b", None])
 DESTINATIONS = st.sampled_from([1, 2])
-ENDS = st.sampled_from([Settle.done, Settle.done, Settle.retry, Settle.dead, Settle.dead, Settle.release])
+FREQUENT_ENDS = [Settle.done, Settle.done, Settle.retry, Settle.dead, Settle.dead, Settle.release]
+ENDS = st.sampled_from(FREQUENT_ENDS)
 ANY = st.integers(0, 1_000_000)
 
 
@@ -181,6 +184,16 @@ class Rules(RuleBasedStateMachine):
         chosen = {pick % min(len(self.leases), 8) for pick in picks}
         self.settle([self.leases[-1 - one] for one in chosen], what)
 
+    @precondition(lambda self: self.zombies())
+    @rule(pick=ANY, what=ENDS)
+    def settle_late(self, pick: int, what: Settle) -> None:
+        """Of a delivery that somebody else works on by now."""
+        zombies = self.zombies()
+        self.settle([zombies[pick % len(zombies)]], what)
+
+    def zombies(self) -> list[Lease]:
+        return [lease for lease in self.leases if self.model.is_overtaken(lease)]
+
     def settle(self, leases: list[Lease], what: Settle) -> None:
         settlements = [self.end(lease, what) for lease in leases]
         held = [one for one in settlements if self.model.holds(one.lease)]
@@ -201,6 +214,15 @@ class Rules(RuleBasedStateMachine):
         self.house.reopen()
         if self.house.engine == "sqlite":
             self.model.crash_all()
+
+    @rule(destination=DESTINATIONS, alone=st.booleans())
+    def lapse(self, destination: int, alone: bool) -> None:
+        """What is leased runs out, is found out, and is perhaps run alone."""
+        self.take_all(destination, Turn.live)
+        self.forward(3)
+        self.take_all(destination, Turn.live)
+        if alone:
+            self.take_all(destination, Turn.suspect)
 
     @rule(steps=st.sampled_from([1, 3, 3, 10]))
     def let_time_pass(self, steps: int) -> None:
@@ -255,12 +277,10 @@ class Rules(RuleBasedStateMachine):
             head.due_at = min(head.due_at, self.model.now)
 
     @rule(destination=DESTINATIONS)
-    def pause_or_resume(self, destination: int) -> None:
-        if destination in self.model.paused:
-            self.run(self.store.resume(destination, "ann"))
-        else:
-            self.run(self.store.pause(destination, "ann", "why"))
-        self.model.paused ^= {destination}
+    def pause_and_resume(self, destination: int) -> None:
+        self.run(self.store.pause(destination, "ann", "why"))
+        assert self.run(self.store.lease([Want(destination, 50, LEASE, turn) for turn in Turn])) == []
+        self.run(self.store.resume(destination, "ann"))
 
     @rule(later=st.booleans())
     def prune(self, later: bool) -> None:
@@ -307,6 +327,13 @@ class Rules(RuleBasedStateMachine):
         )
         rows = {_bytes(one): count for one, count in written.items()}
         assert rows == {work.id: work.rows for work in self.model.works.values() if work.rows}
+
+    def all_holds(self) -> None:
+        """The same, for walks that go without Hypothesis."""
+        self.every_delivery_stands_as_it_should()
+        self.first_attempts_are_in_order_of_commit()
+        self.the_books_balance()
+        self.every_attempt_is_written_down()
 
 
 def _shown(one: StoredDelivery) -> tuple[str, int, int, bytes | None]:
@@ -394,6 +421,49 @@ def test_no_order_of_events_breaks_a_promise(house: House) -> None:
     run_state_machine_as_test(Rules, settings=BOUNDS)
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_long_walks_by_chance(house: House, seed: int) -> None:
+    """T1: Hypothesis repeats itself within a run, so that it can shrink; dice mix all rules evenly, and see more."""
+    dice = random.Random(seed)
+    rules = Rules()
+    rules.begin(["a", "b", None])
+    for _ in range(150 if house.engine == "sqlite" else 100):
+        dice.choice(moves(rules, dice))()
+        rules.all_holds()
+    rules.teardown()
+
+
+def moves(rules: Rules, dice: random.Random) -> list[Callable[[], None]]:
+    """What can be done next, each with arguments of its own."""
+    pick, what, destination = dice.randrange(1000), dice.choice(FREQUENT_ENDS), dice.choice([1, 2])
+    of_works: list[Callable[[], None]] = [
+        lambda: rules.replay(pick, dice.random() < 0.5),
+        lambda: rules.replay(pick, dice.random() < 0.5),
+        lambda: rules.discard(pick),
+        lambda: rules.retry_now(pick),
+    ]
+    of_leases: list[Callable[[], None]] = [
+        lambda: rules.renew(pick),
+        lambda: rules.settle_all(what),
+        lambda: rules.settle_all(what),
+        lambda: rules.settle_some([pick, pick // 8], what),
+    ]
+    return [
+        *[lambda: rules.receive(dice.choice(["a", "b", None]), dice.choice([(1,), (2,), (1, 2)]))] * 3,
+        lambda: rules.receive_again(pick, dice.random() < 0.5),
+        *[lambda: rules.lease(destination, dice.choice([Turn.live, Turn.live, Turn.suspect]))] * 3,
+        lambda: rules.work_off(destination),
+        lambda: rules.lapse(destination, dice.random() < 0.5),
+        lambda: rules.let_time_pass(dice.choice([1, 3, 10])),
+        rules.crash,
+        lambda: rules.pause_and_resume(destination),
+        lambda: rules.prune(dice.random() < 0.5),
+        *(of_works if rules.model.works else []),
+        *(of_leases if rules.leases else []),
+        *([lambda: rules.settle_late(pick, what)] * 3 if rules.zombies() else []),
+    ]
+
+
 def test_the_rules_get_to_the_rare_places(house: House) -> None:
     """A walk of the same rules that is sure to see what chance may miss: else a green run would prove nothing."""
     rules = Rules()
@@ -422,10 +492,7 @@ def test_the_rules_get_to_the_rare_places(house: House) -> None:
     ]
     for step in walk:
         step()
-        rules.every_delivery_stands_as_it_should()
-        rules.first_attempts_are_in_order_of_commit()
-        rules.the_books_balance()
-        rules.every_attempt_is_written_down()
+        rules.all_holds()
     rules.teardown()
     assert {*house.seen} >= {"duplicate", "conflict", "taken over", "refused", "replayed", "pruned", "poisoned"}
     assert min(house.seen.values()) > 0, house.seen

@@ -187,7 +187,7 @@ class Fleet:
         """Have a worker do everything that is left."""
         last = self.worker("last", "--drain").launch()
         assert last.wait() == 0, last.text()
-        assert self.left() == 0
+        assert self.left() == 0, "the drain ended, and something was left"
 
     def left(self) -> int:
         """Deliveries that are not settled yet."""

@@ -106,6 +106,7 @@ class House:
 
     folder: Path
     prefix: str = ""
+    store: str = ""
     authorize: Callable[[Any], str | None] | None = None
     mood: Mood = field(default_factory=Mood)
     links: list[str] = field(default_factory=list)
@@ -121,7 +122,7 @@ class House:
         self._ready.result(30)
 
     def _furnish(self) -> Inbox:
-        inbox = Inbox(f"sqlite:{self.folder / 'house.db'}")
+        inbox = Inbox(self.store or f"sqlite:{self.folder / 'house.db'}")
         inbox.source("whatsapp", preset="whatsapp-cloud", secret="wa-secret", verify_token="x")
         inbox.source("stripe", preset="stripe", secret="whsec_house", subject="$.data.object.customer")
         inbox.source("orders", verify="none", key="$.id", subject="$.order", type="$.type")

@@ -37,6 +37,7 @@ def test_a_dead_letter_is_found_understood_replayed_and_done(own_house: House, e
     expect(page.locator(".evidence")).to_contain_text('File "app/hooks.py"')
     page.locator(".group tbody").get_by_role("link", name="order.paid").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("dead for ship")
+    page.wait_for_load_state()
     own_house.mood.ship = "mended"
     page.keyboard.press("r")
     dialog = page.get_by_role("dialog")

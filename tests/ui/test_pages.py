@@ -11,7 +11,8 @@ from playwright.sync_api import Page, expect
 
 from oncehook.model import Kind, show_id
 from tests.npm import package
-from tests.ui.conftest import Enter
+from tests.servers import fresh_schema, shared_postgres
+from tests.ui.conftest import Enter, opened
 from tests.ui.house import House
 
 PAGES = {
@@ -205,3 +206,26 @@ def test_charts_have_their_numbers_in_a_table(house: House, enter: Enter) -> Non
     page.wait_for_selector("#arrivals canvas")
     page.locator("#arrivals summary").click()
     expect(page.locator("#arrivals tbody tr")).to_have_count(60)
+
+
+def test_every_page_comes_from_postgres_too(tmp_path: Path) -> None:
+    with opened(tmp_path, store=f"{shared_postgres().url}?schema={fresh_schema()}") as house:
+        house.order("req_twice", note="first")
+        house.order("req_twice", note="changed")
+        house.order("dead", digital=True)
+        house.moods["/webhook/abc"] = (503, b"busy")
+        house.message("5511988880142")
+        house.settle()
+        cookie = {"cookie": house.login()}
+        dead, waiting = found(house, "status:dead"), found(house, "status:pending")
+        paths = [path for path, _ in PAGES.values()]
+        paths += [f"/events/{dead}?tab={tab}" for tab in ("body", "headers", "deliveries", "subject")]
+        paths += [
+            f"/events/{found(house, 'key:req_twice')}?tab=arrivals",
+            f"/events/{waiting}",
+            "/?since=24h",
+            "/?since=7d",
+        ]
+        paths += ["/events?query=status:dead", "/replays/plan?query=status:dead", "/dead/discard?query=status:dead"]
+        for path in paths:
+            assert house.ask("GET", path, headers=cookie).status == 200, path

@@ -260,7 +260,7 @@ def test_a_strangers_text_is_text_everywhere(own_house: House, enter: Enter) -> 
     clean(page, "live")
     paths = ["/", "/events", "/dead", "/replays", "/sources", "/destinations", "/live", "/system"]
     paths += ["/replays/plan?query=source:orders&force=1", "/dead/discard?query=status:dead"]
-    for event_id in (events[0], events[1], events[-1]):
+    for event_id in (events[0], events[-1]):
         paths += [f"/events/{event_id}?tab={tab}" for tab in ("body", "headers", "arrivals", "deliveries", "subject")]
         paths += [f"/events/{event_id}?view=raw", f"/events/{event_id}?view=hex"]
     for path in paths:

@@ -22,7 +22,7 @@ from oncehook.model import Kind, Mark, show_id
 from oncehook.shown import span
 
 HERE: Final = Path(__file__).parent
-PACKAGE: Final = HERE.parent
+CALLERS: Final = HERE.parent / "destinations"
 STATIC: Final = HERE / "static"
 VENDOR: Final = STATIC / "vendor"
 
@@ -194,14 +194,14 @@ def standing(level: Level, breaker: str) -> tuple[str, str]:
 
 
 def evidence(answer: bytes) -> str:
-    """What a destination said. Of a traceback, the frames that are not ours: nobody looks for their error in them."""
+    """What a destination said. Of a traceback without the frames that called the handler: the error is not there."""
     text = answer.decode("utf-8", "replace")
     if not text.startswith("Traceback "):
         return text
     kept, is_ours = [], False
     for line in text.splitlines():
         if line.startswith('  File "'):
-            is_ours = line.startswith(f'  File "{PACKAGE}')
+            is_ours = line.startswith(f'  File "{CALLERS}')
         elif not line.startswith("    "):
             is_ours = False
         if not is_ours:

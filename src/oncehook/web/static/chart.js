@@ -46,7 +46,9 @@ class OhChart extends HTMLElement {
     return [[x, ...order.map((i) => sums[i])], [{}, ...order.map((i) => ({ fill: this.ink(this.inks[i]), width: 0, paths, points: { show: false } }))]];
   }
   lines(x) {
-    return [[x, ...this.cols], [{}, ...this.inks.map((name) => ({ stroke: this.ink(name), width: 1.75, spanGaps: true, points: { show: false } }))]];
+    const few = this.cols[0].filter((v) => v != null).length < 3;  // too few for a line
+    const drawn = (name) => ({ stroke: this.ink(name), width: 1.75, spanGaps: true, points: { show: few, size: 6, fill: this.ink(name) } });
+    return [[x, ...this.cols], [{}, ...this.inks.map(drawn)]];
   }
   round(x) {  // labels that end in zeros, if that gives a few; else every so many
     for (const ending of ["0", "00", "00:00"]) {
