@@ -50,9 +50,9 @@ from tests.store.model import KEEP, LEASE, OPTIONS, PAUSE, WAIT, Line, Model, Wo
 T = TypeVar("T")
 STEP = 35.0
 NAMES = {1: "crm", 2: "mail"}
-SEEDS = range(int(os.environ.get("ONCEHOOK_SEEDS", "5")))
+SEEDS = range(int(os.environ.get("ONCEHOOK_SEEDS", "4")))
 BOUNDS = settings(
-    max_examples=int(os.environ.get("ONCEHOOK_EXAMPLES", "10")),
+    max_examples=int(os.environ.get("ONCEHOOK_EXAMPLES", "8")),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -427,10 +427,12 @@ def test_long_walks_by_chance(house: House, seed: int) -> None:
     dice = random.Random(seed)
     rules = Rules()
     rules.begin(["a", "b", None])
-    for _ in range(150 if house.engine == "sqlite" else 100):
-        dice.choice(moves(rules, dice))()
-        rules.all_holds()
-    rules.teardown()
+    try:
+        for _ in range(150 if house.engine == "sqlite" else 100):
+            dice.choice(moves(rules, dice))()
+            rules.all_holds()
+    finally:
+        rules.teardown()
 
 
 def moves(rules: Rules, dice: random.Random) -> list[Callable[[], None]]:
@@ -490,9 +492,11 @@ def test_the_rules_get_to_the_rare_places(house: House) -> None:
         lambda: rules.prune(True),
         lambda: rules.receive_again(0, False),
     ]
-    for step in walk:
-        step()
-        rules.all_holds()
-    rules.teardown()
+    try:
+        for step in walk:
+            step()
+            rules.all_holds()
+    finally:
+        rules.teardown()
     assert {*house.seen} >= {"duplicate", "conflict", "taken over", "refused", "replayed", "pruned", "poisoned"}
     assert min(house.seen.values()) > 0, house.seen

@@ -28,8 +28,6 @@ class Nemesis:
         self._history = history
         self._free = {process.name: asyncio.Lock() for process in fleet.processes}
         self.bad_exits: list[str] = []
-        self.left_in_drain = 0
-        """Attempts that were under way when their worker was told to stop, and could not end in time."""
 
     # -- by chance -----------------------------------------------------------------------------
 
@@ -85,7 +83,6 @@ class Nemesis:
         await senders.send("stopped", "stopped", gate=str(stopped))
         await self.stop(await self._at_work_on("stopped"))
         stopped.touch()
-        self.left_in_drain += self._ended("stopped") == 0
 
         # It blocks its loop, so that the first thing it does when it wakes is to say that it is done.
         await senders.send("frozen", "frozen", blocking_gate=str(frozen))

@@ -75,7 +75,7 @@ async def torment(fleet: Fleet, history: History) -> None:
     wrong = [*senders.wrong, *nemesis.bad_exits, *(f"exit code {code} at the end" for code in codes if code)]
     wrong += await checker.complaints(fleet, senders.sent, history.pids("freeze"))
     wrong += [f"{key}: sent, and never acknowledged" for key in senders.sent if key not in senders.acknowledged]
-    figures = count(fleet, senders, nemesis, history)
+    figures = count(fleet, senders, history)
     line = " ".join(f"{name}={value}" for name, value in figures.items())
     sys.stdout.write(f"torture engine={fleet.engine.name} {line} wrong={len(wrong)} seed={SEED}\n")
     assert wrong == [], line
@@ -84,7 +84,7 @@ async def torment(fleet: Fleet, history: History) -> None:
     assert all(figures[name] for name in needed), f"this run proves nothing: {line}"
 
 
-def count(fleet: Fleet, senders: Senders, nemesis: Nemesis, history: History) -> dict[str, object]:
+def count(fleet: Fleet, senders: Senders, history: History) -> dict[str, object]:
     """The figures of a run."""
     entries, attempts = fleet.ledger.entries(), fleet.attempts()
     crashed = [attempt for attempt in attempts if attempt.outcome == "crashed"]
@@ -94,6 +94,9 @@ def count(fleet: Fleet, senders: Senders, nemesis: Nemesis, history: History) ->
     delays = [delay for delay in delays if delay > 0] or [0.0]  # before the kill: it had been frozen
     statuses = Counter(status for status, *_ in fleet.deliveries().values())
     faults = history.counts()
+    # Begun by a process that was told to stop, and no attempt in the end.
+    stopped, known = history.pids("stop"), {attempt.fence for attempt in attempts}
+    given_back = {entry.fence for entry in entries if entry.pid in stopped} - known
     done = {attempt.fence for attempt in attempts if attempt.outcome != "crashed"}
     lost = [line["fence"] for process in fleet.processes for line in process.said("lease.lost")]
     return {
@@ -112,7 +115,7 @@ def count(fleet: Fleet, senders: Senders, nemesis: Nemesis, history: History) ->
         "reclaimed": len(crashed),
         "reclaim_p50": f"{statistics.median(delays):.2f}s",
         "reclaim_max": f"{max(delays):.2f}s",
-        "left_in_drain": nemesis.left_in_drain,
+        "left_in_drain": len(given_back),
         "kills": faults["kill"],
         "freezes": faults["freeze"],
         "stops": faults["stop"],
