@@ -254,6 +254,22 @@ async def test_a_worker_that_slept_past_its_lease_begins_nothing(
     assert await checker.complaints(fleet, orders) == []
 
 
+async def test_heartbeats_do_not_wait_for_a_transaction(postgres: Engine, fleets: Callable[..., Fleet]) -> None:
+    fleet = fleets(postgres, lease=f"{LEASE}s", handlers="stamp,book")
+    other = fleet.worker("other").start()
+    other.freeze()
+    orders: dict[str, Order] = {"1": {"id": "1"}, "2": {"id": "2", "sleep": 3.0}}
+    await fleet.fill(orders.values())
+    # Its loop is held up while a transaction has settled and not committed; a thread works on beside it.
+    holder = fleet.worker("holder").launch(fault="before_transaction_commit:1:pause=4")
+    until(lambda: fleet.begun("2", holder.pid), "a thread at work")
+    other.thaw()
+    fleet.finish()
+    assert (holder.stop(), other.stop()) == (0, 0)
+    assert [attempt for attempt in fleet.attempts() if attempt.outcome == "crashed"] == [], "nobody died (R32)"
+    assert await checker.complaints(fleet, orders) == []
+
+
 # -- stopped -----------------------------------------------------------------------------------
 
 

@@ -91,7 +91,9 @@ async def test_every_act_leaves_its_line(store: Store) -> None:
     await store.audit("fay", "login", "dashboard", {"from": "10.0.0.1"})
     lines = (await store.audit_log())[::-1]
     assert [line.actor for line in lines] == ["ann", "ann", "bob", "bob", "bob", "cid", "dan", "eve", "eve", "fay"]
-    assert all(line.act and line.target for line in lines)
+    acts = ["replay", "replay", "pause", "resume", "abort", "discard", "retry", "pause", "resume", "login"]
+    assert [line.act for line in lines] == acts
+    assert all(line.target for line in lines)
     assert ordered.id.hex() in lines[0].target + str(lines[0].detail)
     assert "fixed" in str(lines[0].detail)
     assert "test" in str(lines[5].detail)

@@ -439,15 +439,13 @@ def moves(rules: Rules, dice: random.Random) -> list[Callable[[], None]]:
     """What can be done next, each with arguments of its own."""
     pick, what, destination = dice.randrange(1000), dice.choice(FREQUENT_ENDS), dice.choice([1, 2])
     of_works: list[Callable[[], None]] = [
-        lambda: rules.replay(pick, dice.random() < 0.5),
-        lambda: rules.replay(pick, dice.random() < 0.5),
+        *[lambda: rules.replay(pick, dice.random() < 0.5)] * 2,
         lambda: rules.discard(pick),
         lambda: rules.retry_now(pick),
     ]
     of_leases: list[Callable[[], None]] = [
         lambda: rules.renew(pick),
-        lambda: rules.settle_all(what),
-        lambda: rules.settle_all(what),
+        *[lambda: rules.settle_all(what)] * 2,
         lambda: rules.settle_some([pick, pick // 8], what),
     ]
     return [

@@ -1,7 +1,7 @@
 """T4: orders come in while every process is killed, frozen and stopped at random; then everything must add up.
 
 One line says what happened. A run in which nothing happened proves nothing, and fails. `ONCEHOOK_TORTURE_SECONDS` makes
-it longer, `ONCEHOOK_TORTURE_SEED` makes it this one again.
+it longer, `ONCEHOOK_TORTURE_SEED` repeats its dice; how processes interleave is never the same twice.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ async def test_nothing_is_lost_or_out_of_order_whoever_dies(name: str, tmp_path:
     try:
         await torment(fleet, history)
     except BaseException as error:
-        error.add_note(f"ONCEHOOK_TORTURE_SEED={SEED} makes this run again")
+        error.add_note(f"ONCEHOOK_TORTURE_SEED={SEED}")
         raise
     finally:
         fleet.end()

@@ -308,9 +308,9 @@ _STEER: Final = """
 UPDATE replays SET state = $2, finished_at = CASE WHEN $2 = 'aborted' THEN now() END WHERE id = $1
 """
 _ACTS: Final = {
-    ReplayState.running: "replay.resume",
-    ReplayState.paused: "replay.pause",
-    ReplayState.aborted: "replay.abort",
+    ReplayState.running: "resume",
+    ReplayState.paused: "pause",
+    ReplayState.aborted: "abort",
 }
 
 

@@ -103,7 +103,17 @@ _SUBJECT: Final = (
     + " OFFSET 0) d) d"
 )
 
-_LIST: Final = TOGETHER + "WHERE " + MATCHES + "ORDER BY d.id DESC LIMIT $20"
+# What stands beside a delivery, each looked up for its row alone: so the rows stay in their order, and a page that is
+# full ends the looking. Joined as tables, all rows that may be looked at would be joined and sorted first.
+_BESIDE: Final = """
+CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.id = d.event_id LIMIT 1) e
+CROSS JOIN LATERAL (SELECT * FROM sources s WHERE s.id = e.source_id LIMIT 1) s
+CROSS JOIN LATERAL (SELECT * FROM destinations t WHERE t.id = d.destination_id LIMIT 1) t
+LEFT JOIN LATERAL (
+  SELECT * FROM heads h WHERE d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id) LIMIT 1
+) h ON true
+"""
+_LIST: Final = _BESIDE + "WHERE " + MATCHES + "ORDER BY d.id DESC LIMIT $20"
 LISTS: Final = {
     "all": COLUMNS + "FROM " + _ALL + _LIST,
     "unfinished": COLUMNS + "FROM " + _UNFINISHED + _LIST,
@@ -148,7 +158,10 @@ _EVENTS_LEASED: Final = (
 # `$21`: whether anything is asked of its deliveries. The text may stand in the event or in the delivery that meets the
 # other conditions.
 _EVENT_LIST: Final = (
-    " JOIN sources s ON s.id = e.source_id LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id WHERE "
+    """
+CROSS JOIN LATERAL (SELECT * FROM sources s WHERE s.id = e.source_id LIMIT 1) s
+LEFT JOIN LATERAL (SELECT * FROM keys k WHERE k.hash = e.key_hash AND k.event_id = e.id LIMIT 1) k ON true
+WHERE """
     + OF_EVENT
     + "AND (($21 IS FALSE AND ($17::text IS NULL OR "
     + IN_EVENT

@@ -1,0 +1,78 @@
+"""A million deliveries in all (R44): neither a lease nor a list looks at more pages for it.
+
+On PostgreSQL, where plans depend on what is there. SQLite keeps no statistics here: its plans are the same whatever the
+tables hold, and `test_sqlite_plans` looks at them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+
+import pytest
+
+from oncehook.deliveries import DeliveryStatus, Filter
+from oncehook.model import new_id
+from oncehook.store.postgres import opening, show
+from oncehook.store.postgres.matching import parameters
+from oncehook.store.postgres.wire import Id
+from tests.store.place import Place
+from tests.store.test_postgres_work import deliver, pages_of_a_lease
+
+SUBJECTS = 100
+LISTS = {
+    "pending": Filter(status=DeliveryStatus.pending),
+    "dead": Filter(status=DeliveryStatus.dead),
+    "one subject": Filter(subject="s7"),
+    "all": Filter(),
+}
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[Place]:
+    made = Place()
+    yield made
+    await made.remove()
+
+
+def add(place: Place, count: int) -> None:
+    """So many more that wait, spread over the subjects, their ids in the order of time; one in a hundred is dead."""
+    place.sql(
+        f"""
+        INSERT INTO deliveries (id, event_id, destination_id, subject_key, behind, status)
+        SELECT lpad(to_hex({count}::bigint * 1000 + n * {SUBJECTS} + d.seq), 32, '0')::uuid, d.event_id, 1, d.subject_key, true,
+          CASE WHEN n % 100 = 0 THEN 'dead' ELSE 'pending' END
+        FROM generate_series(1, {count // SUBJECTS}) n, (SELECT * FROM deliveries WHERE NOT behind LIMIT {SUBJECTS}) d
+        """
+    )
+
+
+async def pages_of_lists(place: Place) -> dict[str, int]:
+    async with opening.session(opening.place(place.url, place.schema, None)) as connection:
+        found = {}
+        for name, wanted in LISTS.items():
+            asked = [*await parameters(connection, wanted), Id(new_id()), show.LOOKED_AT, 51]
+            statement = show.LISTS[show._way_to_deliveries(wanted)]
+            cursor = await connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {statement}", asked)
+            plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
+            assert "Seq Scan on deliveries" not in plan, plan
+            top = plan.split("\n")[1]
+            found[name] = sum(int(number) for number in re.findall(r"(?:hit|read)=(\d+)", top))
+        return found
+
+
+@pytest.mark.timeout(300)
+async def test_a_million_deliveries_cost_a_lease_and_a_list_nothing(place: Place) -> None:
+    store = await place.open()
+    await deliver(store, *[f"s{n}" for n in range(SUBJECTS)])
+    add(place, 100_000)
+    place.sql("VACUUM ANALYZE")
+    lease, lists = await pages_of_a_lease(place), await pages_of_lists(place)
+    place.sql("SELECT set_config('statement_timeout', '0', false)")
+    add(place, 1_000_000)
+    place.sql("VACUUM ANALYZE")
+    assert place.sql("SELECT count(*) > 1000000 FROM deliveries") == [(True,)]
+    assert await pages_of_a_lease(place) <= lease + 10
+    for name, pages in (await pages_of_lists(place)).items():
+        # a bounded look: as many rows as before, though each on a page of its own in the worst case
+        assert pages <= 2 * lists[name] + 50, name
