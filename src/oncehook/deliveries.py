@@ -145,6 +145,8 @@ class Lease:
     head: bytes
     """Of the request: see `unpack_head`."""
     body: bytes
+    is_settling: bool = False
+    """Its handler's own transaction settles it: the row is locked until the commit, and needs no heartbeat."""
 
     @property
     def is_stale(self) -> bool:
@@ -168,7 +170,8 @@ class Outlook:
     """What a worker that found too little may expect."""
 
     due_in: float | None
-    """Seconds until the first delivery may be leased; None when nothing waits. Paused destinations do not count."""
+    """Seconds until the first delivery may be leased; None when nothing waits. Paused destinations do not count, nor do
+    suspects that may be leased now."""
     suspects: bool
     """Whether something waits to be run alone, and may be leased now."""
 

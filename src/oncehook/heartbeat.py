@@ -77,6 +77,7 @@ class Heartbeat:
         now = clock.steady()
         # A copy: the loop adds and removes meanwhile.
         held = [h for h in list(self._held.values()) if now - h.renewed_at >= h.lease.seconds / BEATS]
+        held = [h for h in held if not h.lease.is_settling]
         wanted = [h for h in held if h.ends_at is None or now < h.ends_at]
         if wanted:
             self._renew(wanted, now)
@@ -93,7 +94,7 @@ class Heartbeat:
         for h in wanted:
             if h.lease.fence in ours:
                 h.renewed_at = now
-            elif self.let_go(h.lease):
+            elif not h.lease.is_settling and self.let_go(h.lease):
                 self._lost(h.lease)
 
     def _is_over(self, h: _Held) -> bool:

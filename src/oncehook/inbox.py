@@ -71,6 +71,8 @@ class Inbox:
         self._ready_until = 0.0
         self._emitters: dict[str, int] = {}
         self._enrolling = asyncio.Lock()
+        self.left_behind = 0
+        """Threads that were still at work when the inbox stopped."""
         self._worker: Worker | None = None
         self._sweep: Sweep | None = None
         self._started_at = clock.now_utc()
@@ -320,6 +322,7 @@ class Inbox:
         self.draining = True
         if self._worker is not None:
             await self._worker.stop(patience)
+            self.left_behind = self._worker.left_behind
             with contextlib.suppress(StoreUnavailable):
                 await self.store.dismiss_worker(self._worker.id)
             self._worker = None

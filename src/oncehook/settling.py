@@ -42,6 +42,8 @@ class Settling:
         self._ended: list[Settlement] = []
         self._under_way = 0
         self._wanted = asyncio.Event()
+        self._turn_over = asyncio.Event()
+        """Set when a group is written."""
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
 
@@ -65,6 +67,12 @@ class Settling:
         """Whether everything is written down."""
         return not self._ended and not self._under_way
 
+    async def caught_up(self) -> None:
+        """Return when everything that has ended so far is written down."""
+        while not self.is_empty() and self._task is not None and not self._task.done():
+            self._turn_over.clear()
+            await self._turn_over.wait()
+
     def is_behind(self) -> bool:
         """More has ended than the store takes: begin nothing new."""
         return len(self._ended) + self._under_way > 1000
@@ -87,6 +95,7 @@ class Settling:
             await asyncio.gather(self._settle(plain), *(self._settle([s]) for s in ended if s.commit is not None))
         finally:
             self._under_way = 0
+            self._turn_over.set()
 
     async def _settle(self, group: list[Settlement]) -> None:
         if not group:

@@ -24,7 +24,7 @@ from oncehook.deliveries import DEATHS, Evidence, Lease, Outlook, Settle, Settle
 from oncehook.destinations.base import Destination, settlement
 from oncehook.destinations.handler import failure
 from oncehook.errors import LeaseLost, StoreError
-from oncehook.heartbeat import Heartbeat
+from oncehook.heartbeat import BEATS, Heartbeat
 from oncehook.model import Engine
 from oncehook.settling import Settling
 from oncehook.store.base import Store
@@ -38,6 +38,9 @@ LONGEST_REST: Final = 30.0
 
 REPLAYING: Final = 2.0
 """Seconds for which some room is kept for bulk replays after one was seen."""
+
+HELD_SURELY: Final = 1 - 1 / BEATS
+"""The part of a lease after which it may soon be somebody else's, if it was not renewed."""
 
 GRACE: Final = 2.0
 """Seconds that a coroutine gets to end after it was cancelled, before its lease is left to run out."""
@@ -107,6 +110,10 @@ class Worker:
         self._concurrency = concurrency
         self._attempts: dict[int, asyncio.Task[None]] = {}
         """Under way, by fence."""
+        self._on_threads: set[int] = set()
+        """Those of them that cannot be ended, by fence."""
+        self.left_behind = 0
+        """Threads that were still at work when it stopped: the process must end before anybody else may begin."""
         self._failed: set[int] = set()
         """Ended badly and not settled yet, by fence: they keep their places, so that a breaker opens in time."""
         self._settling = Settling(store, self)
@@ -151,12 +158,14 @@ class Worker:
     async def _finish(self, patience: float) -> None:
         if self._attempts:
             await asyncio.wait(self._attempts.values(), timeout=patience)
-        late = list(self._attempts.values())
+        late = [task for fence, task in self._attempts.items() if fence not in self._on_threads]
         for task in late:
             task.cancel()
         if late:
-            # A thread cannot be cancelled: what it holds runs out with the process, and is no attempt.
             await asyncio.wait(late, timeout=GRACE)
+        # A thread cannot be ended. Its lease is not given back, or somebody would begin beside it: it runs out with
+        # the process, and that is no attempt (DESIGN.md 8.16).
+        self.left_behind = len(self._attempts)
 
     def wake(self) -> None:
         """Something may have become due."""
@@ -266,7 +275,10 @@ class Worker:
         for lease in leases:
             if lease.turn is Turn.replay:
                 self._replaying_until = asked_at + REPLAYING
-            self._begin(lease, asked_at)
+            if clock.steady() < asked_at + lease.seconds * HELD_SURELY:
+                self._begin(lease, asked_at)
+            else:  # this process slept: what may be somebody else's by now is not begun (R33)
+                self._settling.add(Settlement(lease, Settle.release))
         return leases
 
     # -- suspects ------------------------------------------------------------------------------
@@ -289,25 +301,32 @@ class Worker:
         return await self._store.outlook(list(self._places))
 
     async def _run_alone(self) -> None:
-        while self._attempts and not self._stopping:
-            await asyncio.wait(self._attempts.values(), timeout=0.5)
+        await self._quiet()
         if self._stopping:
             return
         started = clock.steady()
         for place in self._places.values():
             leased = await self._lease([_want(place.destination, 1, Turn.suspect)])
             if leased:
-                while self._attempts and not self._stopping:
-                    await asyncio.wait(self._attempts.values(), timeout=0.5)
+                await self._quiet()
                 break
         self._alone_after = clock.steady() + (clock.steady() - started)
+
+    async def _quiet(self) -> None:
+        """Until nothing is under way and all that ended is written down, or a crash would be held against it."""
+        while self._attempts and not self._stopping:
+            await asyncio.wait(self._attempts.values(), timeout=0.5)
+        await self._settling.caught_up()
 
     # -- an attempt ----------------------------------------------------------------------------
 
     def _begin(self, lease: Lease, asked_at: float) -> None:
         place = self._places[lease.destination_id]
         place.take()
-        ends_at = asked_at + place.destination.terms.timeout + GRACE if _ends_by_itself(place.destination) else None
+        ends_at: float | None = asked_at + place.destination.terms.timeout + GRACE
+        if not _ends_by_itself(place.destination):
+            ends_at = None
+            self._on_threads.add(lease.fence)
         self.heartbeat.hold(lease, asked_at, ends_at)
         self._attempts[lease.fence] = self._loop.create_task(self._attempt(place, lease))
 
@@ -335,6 +354,7 @@ class Worker:
             self._settling.add(settlement(destination.terms, lease, failure(error), clock.perf() - started))
         finally:
             del self._attempts[lease.fence]
+            self._on_threads.discard(lease.fence)
             if lease.fence not in self._failed:
                 place.give_back()
             self._woken.set()

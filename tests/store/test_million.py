@@ -40,8 +40,8 @@ def add(place: Place, count: int) -> None:
     place.sql(
         f"""
         INSERT INTO deliveries (id, event_id, destination_id, subject_key, behind, status)
-        SELECT lpad(to_hex({count}::bigint * 1000 + n * {SUBJECTS} + d.seq), 32, '0')::uuid, d.event_id, 1, d.subject_key, true,
-          CASE WHEN n % 100 = 0 THEN 'dead' ELSE 'pending' END
+        SELECT lpad(to_hex({count}::bigint * 1000 + n * {SUBJECTS} + d.seq), 32, '0')::uuid, d.event_id, 1,
+          d.subject_key, true, CASE WHEN n % 100 = 0 THEN 'dead' ELSE 'pending' END
         FROM generate_series(1, {count // SUBJECTS}) n, (SELECT * FROM deliveries WHERE NOT behind LIMIT {SUBJECTS}) d
         """
     )

@@ -24,7 +24,7 @@ from tests.torture.history import History
 from tests.torture.nemesis import LEASE, Nemesis
 from tests.torture.senders import Senders
 
-SECONDS = float(os.environ.get("ONCEHOOK_TORTURE_SECONDS", "20"))
+SECONDS = float(os.environ.get("ONCEHOOK_TORTURE_SECONDS", "12"))
 SEED = int(os.environ.get("ONCEHOOK_TORTURE_SEED", "0")) or secrets.randbelow(10**9)
 SUBJECTS = 8
 

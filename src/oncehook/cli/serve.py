@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from oncehook.cli.setup import Setup, config_option, from_app, from_settings
+from oncehook.cli.setup import Setup, config_option, from_app, from_settings, leave
 from oncehook.config.forms import is_loopback
 from oncehook.errors import ConfigError
 from oncehook.logs import set_up_logging
@@ -51,6 +51,7 @@ def run(setup: Setup, *, work: bool = True, ui: bool = True, browse: bool = Fals
     import uvloop
 
     uvloop.run(_serve(setup, work, ui, browse))
+    leave(setup.inbox)
 
 
 async def _serve(setup: Setup, work: bool, ui: bool, browse: bool) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import logging
+import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,3 +68,13 @@ def address_of(server: ServerConfig) -> str:
     """Where commands on this machine find the server of these settings."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)  # noqa: S104 - told apart, not bound
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+
+
+def leave(inbox: Inbox) -> None:
+    """End this process now if a handler's thread is still at work.
+
+    Python would wait for it, while its lease runs out and somebody else begins beside it (DESIGN.md 8.16).
+    """
+    if inbox.left_behind:
+        logging.shutdown()
+        os._exit(0)

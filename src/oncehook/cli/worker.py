@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from oncehook.cli.setup import Setup, config_option, from_app, from_settings
+from oncehook.cli.setup import Setup, config_option, from_app, from_settings, leave
 from oncehook.errors import ConfigError
 from oncehook.logs import set_up_logging
 
@@ -33,6 +33,7 @@ def command(
     import uvloop
 
     uvloop.run(_work(setup, concurrency, only, drain))
+    leave(setup.inbox)
 
 
 def _check(setup: Setup, only: Sequence[str]) -> None:

@@ -88,6 +88,7 @@ class HandlerDestination:
         except LeaseLost:
             raise
         except Exception as error:
+            lease.is_settling = False
             return failure(error)
         faults.point("after_effect")
         return result
@@ -101,6 +102,7 @@ class HandlerDestination:
         async with self._store.transaction() as tx:
             await self._within_limit(self.handler(event, tx=tx.connection))
             faults.point("before_tx_settle")
+            lease.is_settling = True
             await tx.settle(settlement(self.terms, lease, WELL, clock.perf() - started))
         return Result(settled=True)
 
@@ -126,6 +128,7 @@ class HandlerDestination:
         with self._store.blocking_transaction() as tx:
             self.handler(event, tx=tx.connection)
             faults.point("before_tx_settle")
+            lease.is_settling = True
             tx.settle(settlement(self.terms, lease, WELL, clock.perf() - started))
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> None:

@@ -179,7 +179,7 @@ class Store(Protocol):
         """
 
     async def outlook(self, destination_ids: Sequence[int]) -> Outlook:
-        """When something becomes due for these destinations (live and replay turns), and whether suspects wait."""
+        """When something becomes due for these destinations, and whether suspects may be leased now."""
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
         """Heartbeat: prolong these leases by their `seconds`, from now; returns the fences that are still ours.

@@ -183,7 +183,6 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Sweep):
         found = await self._hot.rows(LEASE, lambda slot: wanted(wants, slot))
         if any(row[13] not in self._source_names for row in found):
             self._source_names.update(await self.rows("SELECT id, name FROM sources"))
-        faults.point("after_lease")
         return given(found, self._source_names)
 
     async def outlook(self, destination_ids: Sequence[int]) -> Outlook:

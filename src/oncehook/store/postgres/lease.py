@@ -97,7 +97,8 @@ RETURNING h.subject_key, coalesce(h.carries, h.delivery_id), h.delivery_id, h.de
 
 # When the first of each (destination, turn) may be taken. A head that is to be found again counts when it is found.
 OUTLOOK: Final = """
-SELECT extract(epoch FROM min(greatest(h.due_at, s.open_until, now())) FILTER (WHERE t.turn < 2) - now())::float8,
+SELECT extract(epoch FROM min(greatest(h.due_at, s.open_until, now()))
+    FILTER (WHERE t.turn < 2 OR greatest(h.due_at, s.open_until) > now()) - now())::float8,
   coalesce(bool_or(t.turn = 2 AND greatest(h.due_at, s.open_until) <= now()), false)
 FROM unnest($1::smallint[]) AS d(id)
   LEFT JOIN LATERAL (SELECT * FROM destination_state s WHERE s.destination_id = d.id LIMIT 1) s ON true,
@@ -110,16 +111,27 @@ FROM unnest($1::smallint[]) AS d(id)
 WHERE s.paused_at IS NULL
 """
 
+# A row that is locked is passed by: whoever locks it is about to settle it or to add to its subject, and one such row
+# must not hold up the heartbeats of all others. It is still ours as far as can be seen.
 RENEW: Final = """
-WITH p AS MATERIALIZED (
-  SELECT h.subject_key, i.lease
-  FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::float8[]) AS i(line, head, fence, lease), LATERAL (
+WITH i AS MATERIALIZED (
+  SELECT * FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::float8[]) AS i(line, head, fence, lease)
+), p AS MATERIALIZED (
+  SELECT h.subject_key, i.lease FROM i, LATERAL (
     SELECT h.subject_key FROM heads h
-    WHERE h.subject_key = i.line AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased LIMIT 1 FOR UPDATE
+    WHERE h.subject_key = i.line AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased
+    LIMIT 1 FOR UPDATE SKIP LOCKED
   ) h
+), u AS (
+  UPDATE heads h SET due_at = now() + make_interval(secs => p.lease)
+  FROM p WHERE h.subject_key = p.subject_key RETURNING h.fence
 )
-UPDATE heads h SET due_at = now() + make_interval(secs => p.lease)
-FROM p WHERE h.subject_key = p.subject_key RETURNING h.fence
+SELECT fence FROM u
+UNION ALL
+SELECT h.fence FROM i, LATERAL (
+  SELECT h.fence FROM heads h
+  WHERE h.subject_key = i.line AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased LIMIT 1
+) h WHERE h.fence NOT IN (SELECT fence FROM u)
 """
 
 _TURNS: Final = tuple(Turn)

@@ -301,5 +301,8 @@ def outlook(connection: sqlite3.Connection, now: Micros, destination_ids: Sequen
         due = min(live or NEVER, replay or NEVER)
         if due < NEVER:
             first = min(first, max(due, closed_until))
-        suspects = suspects or max(suspect or NEVER, closed_until) <= now
+        alone = max(suspect or NEVER, closed_until)
+        suspects = suspects or alone <= now
+        if alone > now:  # somebody runs it now, or its destination is held back
+            first = min(first, alone)
     return Outlook(None if first == NEVER else max(0.0, (first - now) / SECOND), suspects)
