@@ -47,3 +47,17 @@ def test_links_lead_somewhere() -> None:
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/handlers.md"])
+def test_snippets_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is a program of its own; nothing is connected to before an inbox is started."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STRIPE_SECRET", "whsec_test")
+    (tmp_path / "oncehook.toml").write_text("")
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert snippets
+    for snippet in snippets:
+        program = compile(snippet, page, "exec")
+        if "fastapi" not in snippet:  # no dependency of ours, nor of these tests
+            exec(program, {"__name__": "snippet"})
