@@ -633,7 +633,7 @@ async def test_the_system_and_its_series_are_told(either: House) -> None:
     assert (system["store"], system["schema"]) == (either.store.engine.value, system["schema_target"])
     assert system["size"] > 0
     series = (await either.get("/series?since=1h&step=1h&source=orders"))["series"]
-    assert sum(n for _, n in series["accepted"]) == 2
+    assert sum(point["count"] for point in series["accepted"]) == 2
     for search in ("step=1s", "step=x", "since=x"):
         assert (await either.refused("GET", f"/series?{search}"))[0] == 400
     assert (await either.get("/rejections"))["items"] == []

@@ -414,12 +414,19 @@ def stats_of(counted: stats.Stats) -> Stats:
     )
 
 
+class Point(Answer, frozen=True):
+    """What was counted in the step that begins at a moment."""
+
+    at: datetime
+    count: int
+
+
 class Series(Answer, frozen=True):
-    """Flows by name: pairs of a moment and what was counted in the step that begins there."""
+    """Flows by name."""
 
     since: datetime
     step: float
-    series: Mapping[str, Sequence[tuple[datetime, int]]]
+    series: Mapping[str, Sequence[Point]]
 
 
 class Rejection(Answer, frozen=True):

@@ -223,7 +223,8 @@ async def get_series(ask: Ask) -> answers.Series:
     found = await ask.desk.series(
         since, step, source=ask.parameter("source") or None, destination=ask.parameter("destination") or None
     )
-    return answers.Series(since=since, step=step, series=found)
+    points = {name: [answers.Point(at=at, count=n) for at, n in flow] for name, flow in found.items()}
+    return answers.Series(since=since, step=step, series=points)
 
 
 async def list_rejections(ask: Ask) -> dict[str, Any]:
@@ -435,7 +436,7 @@ async def _nothing_here(request: Request, access: Access) -> Refused:
     path = "/" + request.path_params["rest"]
     methods = [endpoint.method for endpoint in ENDPOINTS if _fits(endpoint.path, path)]
     if methods:
-        return WrongMethod(hint=f"Use {' or '.join(methods)}.")
+        return WrongMethod(methods)
     return NotFound("There is nothing at this address.", hint="/openapi.json says what there is.")
 
 
@@ -444,6 +445,10 @@ class WrongMethod(Refused):
 
     code = "method_not_allowed"
     status = 405
+
+    def __init__(self, methods: Sequence[str]) -> None:
+        super().__init__(hint=f"Use {' or '.join(methods)}.")
+        self.methods = methods
 
 
 def _fits(pattern: str, path: str) -> bool:
@@ -479,6 +484,8 @@ def _refusal(error: Refused) -> Response:
         more["Retry-After"] = str(int(-(-error.retry_after // 1)))
     if isinstance(error, Unauthorized):
         more["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, WrongMethod):
+        more["Allow"] = ", ".join(error.methods)
     return _json(error.status, answers.Error(error=str(error), code=error.code, hint=error.hint), more)
 
 
