@@ -250,7 +250,7 @@ async def test_other_methods_store_nothing(house: House, method: str) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        *(("/in", 404), ("/in/", 401), ("/in//orders", 401), ("//in/orders", 404), ("/IN/orders", 404)),
+        *(("/in", 405), ("/in/", 401), ("/in//orders", 401), ("//in/orders", 405), ("/IN/orders", 405)),
         *(("/in/%2e%2e/in/orders", 401), ("/in/../in/orders", 401), ("/in/orders%00", 401), ("/in/ORDERS", 401)),
         *(("/in/%2Forders", 401), ("/in/" + "x" * 20_000, 401), ("/in/%ff%fe", 401), ("/in/orders;a=b", 401)),
         *(("/in/orders/", 200), ("/in/%6frders", 200), ("/in/orders?in=%2f", 200), ("/in/orders/messages-upsert", 200)),

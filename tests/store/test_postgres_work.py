@@ -532,11 +532,24 @@ async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place) -> None
     await deliver_one(store)
     lease = await take_one(store, lease=1.2)
     with rival(place) as other:
-        other.execute("SELECT * FROM heads FOR UPDATE")
+        other.execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(StoreUnavailable):
             await asyncio.to_thread(store.renew, [lease])
         other.rollback()
     assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
+
+
+async def test_a_locked_row_holds_up_no_heartbeat(place: Place) -> None:
+    """Somebody settles it or adds to its subject: the others are renewed, and it is ours as far as can be seen."""
+    store = await place.open()
+    await deliver(store, "a", "b")
+    locked, free = await take(store, 2, lease=1.2)
+    with rival(place) as other:
+        other.execute("SELECT * FROM heads WHERE fence = %s FOR UPDATE", [locked.fence])
+        before = place.sql(f"SELECT due_at FROM heads WHERE fence = {free.fence}")
+        assert await asyncio.to_thread(store.renew, [locked, free]) == {locked.fence, free.fence}
+        assert place.sql(f"SELECT due_at FROM heads WHERE fence = {free.fence}") > before
+        other.rollback()
 
 
 async def test_a_heartbeat_over_a_lost_connection(place: Place) -> None:

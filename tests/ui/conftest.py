@@ -19,6 +19,12 @@ addEventListener("securitypolicyviolation", (event) => console.error(`policy: ${
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The browser's tests come last: its driver keeps a loop running, beside which no asynchronous test could."""
+    here = Path(__file__).parent
+    items.sort(key=lambda item: here in item.path.parents)
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
