@@ -22,16 +22,14 @@ from oncehook.deliveries import (
     Level,
     ListedEvent,
     Page,
-    ReplayOrder,
-    ReplayState,
     StoredAttempt,
     StoredDelivery,
-    StoredReplay,
 )
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting
 from oncehook.model import Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, new_id
-from oncehook.replay import Plan, Recipient, Wish, seal, settled, some_id, some_ids, unseal
+from oncehook.plans import Plan, Recipient, Wish, seal, settled, some_id, some_ids, unseal
+from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
 from oncehook.routes import Route
 from oncehook.shown import (
     ShownArrival,

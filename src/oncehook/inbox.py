@@ -18,7 +18,7 @@ import msgspec
 
 from oncehook import assembly, clock, presets, routes, units, watermarks
 from oncehook.config import Config, RetentionConfig, load
-from oncehook.deliveries import DeliveryStatus, Filter, ReplayOrder, StoredWorker
+from oncehook.deliveries import DeliveryStatus, Filter, StoredWorker
 from oncehook.desk import Desk
 from oncehook.destinations.base import Destination
 from oncehook.destinations.handler import TIMEOUT, Handler, HandlerDestination
@@ -28,6 +28,7 @@ from oncehook.keys import bounded
 from oncehook.model import Arrival, Check, Headers, Intake, Item, Kind, Mark, Planned, digest, key_hash, new_id, show_id
 from oncehook.observe import Observer
 from oncehook.receive import Receipt, Receiver
+from oncehook.replays import ReplayOrder
 from oncehook.sources import Source, Splitter, build, split_at
 from oncehook.store.base import Store
 from oncehook.sweep import Sweep

@@ -15,11 +15,9 @@ from oncehook.deliveries import (
     Filter,
     Lease,
     Options,
-    ReplayOrder,
     Settle,
     Settlement,
     StoredDelivery,
-    StoredReplay,
     Turn,
     Want,
 )
@@ -37,6 +35,7 @@ from oncehook.model import (
     new_id,
     subject_key,
 )
+from oncehook.replays import ReplayOrder, StoredReplay
 from oncehook.store.base import Numbers, Store
 
 DAY = 86400.0

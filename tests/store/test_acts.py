@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oncehook.deliveries import (
-    Category,
-    DeliveryStatus,
-    Filter,
-    Options,
-    ReplayState,
-    Settle,
-    Settlement,
-)
+from oncehook.deliveries import Category, DeliveryStatus, Filter, Options, Settle, Settlement
 from oncehook.errors import NotFound, NotReplayable, NotWaiting
 from oncehook.model import new_id
+from oncehook.replays import ReplayState
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (

@@ -6,20 +6,10 @@ import asyncio
 
 import pytest
 
-from oncehook.deliveries import (
-    DeliveryStatus,
-    Filter,
-    Options,
-    ReplayOrder,
-    ReplayState,
-    Settle,
-    Settlement,
-    StoredReplay,
-    Trigger,
-    Turn,
-)
+from oncehook.deliveries import DeliveryStatus, Filter, Options, Settle, Settlement, Trigger, Turn
 from oncehook.errors import NotFound, NotWaiting, PlanChanged
 from oncehook.model import new_id
+from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (

@@ -6,18 +6,10 @@ import asyncio
 
 import pytest
 
-from oncehook.deliveries import (
-    AttemptOutcome,
-    DeliveryStatus,
-    Filter,
-    Options,
-    ReplayState,
-    StoredReplay,
-    Trigger,
-    Turn,
-)
+from oncehook.deliveries import AttemptOutcome, DeliveryStatus, Filter, Options, Trigger, Turn
 from oncehook.errors import NotFound, NotReplayable, ReplayTooSoon
 from oncehook.model import Outcome, new_id
+from oncehook.replays import ReplayState, StoredReplay
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (

@@ -7,17 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from oncehook.deliveries import (
-    AttemptOutcome,
-    DeliveryStatus,
-    Filter,
-    Options,
-    Pruned,
-    ReplayState,
-    StoredWorker,
-    Turn,
-)
+from oncehook.deliveries import AttemptOutcome, DeliveryStatus, Filter, Options, Pruned, StoredWorker, Turn
 from oncehook.model import Outcome
+from oncehook.replays import ReplayState
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (

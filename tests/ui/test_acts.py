@@ -6,8 +6,9 @@ import re
 
 from playwright.sync_api import expect
 
-from oncehook.deliveries import DeliveryStatus, Filter, ReplayState, StoredDelivery
+from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.model import Kind, read_id
+from oncehook.replays import ReplayState
 from tests.ui.conftest import Enter
 from tests.ui.house import House
 

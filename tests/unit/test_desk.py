@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from oncehook import backoff, query, units
 from oncehook.deliveries import DeliveryStatus, Filter, Level
 from oncehook.errors import BadRequest
-from oncehook.replay import Wish, command, seal, settled, show_rate, unseal
+from oncehook.plans import Wish, command, seal, settled, show_rate, unseal
 from oncehook.shown import MASK, request_of, schedule, span
 from oncehook.watermarks import Limits, measure
 

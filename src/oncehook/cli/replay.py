@@ -16,7 +16,7 @@ import click
 from oncehook import clock
 from oncehook.cli.api import Api, Failed, Unreachable, at, json_option, speaks
 from oncehook.cli.showing import count, document, fields, moment, say, state, table, text
-from oncehook.replay import show_rate
+from oncehook.plans import show_rate
 from oncehook.units import words
 
 POLL: Final = 0.3

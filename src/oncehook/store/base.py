@@ -25,13 +25,9 @@ from oncehook.deliveries import (
     Outlook,
     Page,
     Pruned,
-    ReplayOrder,
-    ReplayPlan,
-    ReplayState,
     Settlement,
     StoredAttempt,
     StoredDelivery,
-    StoredReplay,
     StoredWorker,
     Want,
 )
@@ -46,6 +42,7 @@ from oncehook.model import (
     StoredEvent,
     Verdict,
 )
+from oncehook.replays import ReplayOrder, ReplayPlan, ReplayState, StoredReplay
 
 KEPT_ARRIVALS = 20
 """Later arrivals kept per event, the latest ones; `copies` counts them all (DESIGN.md 8.1)."""

@@ -15,6 +15,7 @@ import msgspec
 from oncehook import deliveries, model, replay, shown, stats, watermarks
 from oncehook.model import Kind, show_id
 from oncehook.query import fixed
+from oncehook.replays import StoredReplay
 
 
 class Answer(msgspec.Struct, kw_only=True, frozen=True):
@@ -257,7 +258,7 @@ class Replay(Answer, frozen=True):
     finished_at: datetime | None
 
 
-def replay_of(kept: deliveries.StoredReplay) -> Replay:
+def replay_of(kept: StoredReplay) -> Replay:
     return _fill(
         Replay,
         kept,

@@ -19,11 +19,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
-from oncehook.deliveries import Page, ReplayState
+from oncehook.deliveries import Page
 from oncehook.desk import Desk
 from oncehook.errors import BadRequest, ConfigError, Forbidden, NotFound, Refused, StoreError, Unauthorized
 from oncehook.model import Kind, show_id
-from oncehook.replay import Wish
+from oncehook.plans import Wish
+from oncehook.replays import ReplayState
 from oncehook.units import seconds
 from oncehook.web import answers
 from oncehook.web.access import Access, Role

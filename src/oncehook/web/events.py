@@ -12,19 +12,11 @@ from typing import Any, Final
 
 from starlette.responses import Response
 
-from oncehook.deliveries import (
-    Category,
-    DeliveryStatus,
-    Filter,
-    ListedEvent,
-    Page,
-    StoredAttempt,
-    StoredDelivery,
-    StoredReplay,
-)
+from oncehook.deliveries import Category, DeliveryStatus, Filter, ListedEvent, Page, StoredAttempt, StoredDelivery
 from oncehook.errors import NotFound, QueryInvalid
 from oncehook.model import Kind, show_id
 from oncehook.query import NOTES, WORDS
+from oncehook.replays import StoredReplay
 from oncehook.shown import ShownArrival, ShownEvent
 from oncehook.web import bodies, lanes, timeline
 from oncehook.web.asking import cursor

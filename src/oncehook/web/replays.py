@@ -11,11 +11,12 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from oncehook import clock
-from oncehook.deliveries import DeliveryStatus, Filter, ReplayState, StoredDelivery, StoredReplay
+from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import BadRequest, PlanChanged
 from oncehook.model import Kind, show_id
+from oncehook.plans import Plan, Wish, command
 from oncehook.query import fixed
-from oncehook.replay import Plan, Wish, command
+from oncehook.replays import ReplayState, StoredReplay
 from oncehook.web import drawing
 from oncehook.web.asking import cursor, rate
 from oncehook.web.visit import Visit

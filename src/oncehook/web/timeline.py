@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from oncehook.backoff import Policy
-from oncehook.deliveries import AttemptOutcome, DeliveryStatus, StoredAttempt, StoredDelivery, StoredReplay
+from oncehook.deliveries import AttemptOutcome, DeliveryStatus, StoredAttempt, StoredDelivery
 from oncehook.model import Outcome
+from oncehook.replays import StoredReplay
 from oncehook.shown import ShownArrival, span
 from oncehook.web.views import first_line, took
 

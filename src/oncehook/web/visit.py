@@ -16,11 +16,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from oncehook import clock
-from oncehook.deliveries import Level, ReplayState
+from oncehook.deliveries import Level
 from oncehook.desk import Desk
 from oncehook.errors import BadRequest
 from oncehook.model import Kind
-from oncehook.replay import some_id
+from oncehook.plans import some_id
+from oncehook.replays import ReplayState
 from oncehook.shown import System
 from oncehook.watermarks import Watermark
 from oncehook.web.access import Role

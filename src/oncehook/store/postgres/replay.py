@@ -11,20 +11,10 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-from oncehook.deliveries import (
-    REPLAY_PAUSE,
-    DeliveryStatus,
-    Filter,
-    Options,
-    Page,
-    ReplayOrder,
-    ReplayPlan,
-    ReplayState,
-    StoredReplay,
-    Turn,
-)
+from oncehook.deliveries import REPLAY_PAUSE, DeliveryStatus, Filter, Options, Page, Turn
 from oncehook.errors import NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
 from oncehook.model import Kind, show_id
+from oncehook.replays import ReplayOrder, ReplayPlan, ReplayState, StoredReplay
 from oncehook.store.postgres.acts import AUDIT, said
 from oncehook.store.postgres.look import LONG, REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, STATUS, TOGETHER, means_nothing, parameters

@@ -13,18 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from oncehook.deliveries import (
-    Filter,
-    Lease,
-    Pruned,
-    ReplayOrder,
-    ReplayState,
-    Settle,
-    Settlement,
-    StoredReplay,
-    StoredWorker,
-    Want,
-)
+from oncehook.deliveries import Filter, Lease, Pruned, Settle, Settlement, StoredWorker, Want
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
     Engine,
@@ -32,6 +21,7 @@ from oncehook.model import (
     Rejection,
     SchemaState,
 )
+from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
 from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,

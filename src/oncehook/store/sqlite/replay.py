@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from oncehook.deliveries import REPLAY_PAUSE, Filter, Options, ReplayOrder, ReplayState, StoredReplay, Turn
+from oncehook.deliveries import REPLAY_PAUSE, Filter, Options, Turn
 from oncehook.errors import NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
 from oncehook.model import Kind, show_id
+from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
 from oncehook.store.sqlite import find
 from oncehook.store.sqlite.audit import kept, write_audit
 from oncehook.store.sqlite.intake import Insert, Micros, count

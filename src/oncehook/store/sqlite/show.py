@@ -24,14 +24,12 @@ from oncehook.deliveries import (
     ListedEvent,
     Outlook,
     Page,
-    ReplayPlan,
-    ReplayState,
     StoredAttempt,
     StoredDelivery,
-    StoredReplay,
     StoredWorker,
 )
 from oncehook.model import Mark
+from oncehook.replays import ReplayPlan, ReplayState, StoredReplay
 from oncehook.store.checks import LEVELS
 from oncehook.store.sqlite import find, work
 from oncehook.store.sqlite.intake import Micros, to_micros
