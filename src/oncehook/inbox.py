@@ -73,7 +73,7 @@ class Inbox:
         self._emitters: dict[str, int] = {}
         self._enrolling = asyncio.Lock()
         self.left_behind = 0
-        """Threads that were still at work when the inbox stopped."""
+        """Threads that were at work when it stopped."""
         self._worker: Worker | None = None
         self._sweep: Sweep | None = None
         self._started_at = clock.now_utc()
@@ -255,9 +255,8 @@ class Inbox:
         """Send events of a source to a destination, if all of `when` holds. Settings are those of `[[route]]`."""
         if on_dead not in ("continue", "hold"):
             raise ConfigError('on_dead must be "continue" or "hold".')
-        route = routes.Route(source, to, when or {}, coalesce, latest_wins, on_dead)
-        self.routes.append(route)
-        return route
+        self.routes.append(routes.Route(source, to, when or {}, coalesce, latest_wins, on_dead))
+        return self.routes[-1]
 
     # -- starting and stopping -----------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from oncehook import deliveries, model, replay, shown, stats, watermarks
+from oncehook import deliveries, model, plans, shown, stats, watermarks
 from oncehook.model import Kind, show_id
 from oncehook.query import fixed
 from oncehook.replays import StoredReplay
@@ -300,14 +300,14 @@ class Plan(Answer, frozen=True):
     notes: Sequence[str]
 
 
-def plan(made: replay.Plan) -> Plan:
+def plan(made: plans.Plan) -> Plan:
     return _fill(
         Plan,
         made,
         made.wish,
         plan=made.token,
         query=fixed(made.wish.filter),
-        command=replay.command(made.wish),
+        command=plans.command(made.wish),
         by_destination={recipient.destination: recipient.count for recipient in made.recipients},
         recipients=[_fill(Recipient, one) for one in made.recipients],
         by_status={str(status): n for status, n in made.by_status.items()},
