@@ -120,6 +120,7 @@ class Worker:
         self._woken = asyncio.Event()
         self._stopping = False
         self._main: asyncio.Task[None] | None = None
+        self._first = 0
         self._replaying_until = 0.0
         self._looked_at = 0.0
         self._alone_after = 0.0
@@ -236,11 +237,18 @@ class Worker:
         if left <= 0 or self._settling.is_behind():
             return []
         wants = []
-        for place in self._places.values():
+        for place in self._in_turn():
             room = place.room(left)
             if room > 0:
                 wants += self._split(place.destination, room)
+                left -= room
         return wants
+
+    def _in_turn(self) -> list[_Place]:
+        """All places, beginning with another one each time: none may take all the room there is for ever."""
+        places = list(self._places.values())
+        self._first = (self._first + 1) % len(places)
+        return places[self._first :] + places[: self._first]
 
     def _split(self, destination: Destination, room: int) -> list[Want]:
         """Live work gets the room; while bulk replays run, they get a tenth of it, so that neither starves."""
@@ -269,7 +277,7 @@ class Worker:
 
     async def _lease(self, wants: Sequence[Want]) -> list[Lease]:
         asked_at = clock.steady()
-        leases = await self._store.lease(wants)
+        leases = await self._store.lease(wants) if wants else []
         if leases:
             faults.point("after_lease")
         for lease in leases:

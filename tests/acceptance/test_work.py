@@ -245,6 +245,27 @@ async def test_concurrency_and_rate_are_kept(inbox: Inbox) -> None:
     assert took >= 19 / 40 * 0.9, "twenty at forty a second take about half a second"
 
 
+async def test_a_workers_own_limit_holds_over_all_destinations(inbox: Inbox) -> None:
+    running = most = 0
+
+    async def work(event: Event) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+
+    for name in ("first", "second", "third"):
+        inbox.on("app", name=name)(work)
+    async with inbox.running(concurrency=2):
+        for n in range(8):
+            await inbox.emit("app", "x", {}, key=str(n))
+        await inbox.drain()
+        done = {name: level.done for name, level in (await inbox.store.levels()).items()}
+    assert most == 2
+    assert done == {"first": 8, "second": 8, "third": 8}, "and none of them starves"
+
+
 async def test_a_breaker_holds_work_back_without_burning_attempts(inbox: Inbox) -> None:
     well = False
 
