@@ -151,11 +151,11 @@ class Target:
 
     def line(self) -> str:
         """`15x floor, 30x moonshot: 31.2x moonshot reached`."""
-        marks = [f"{_short(self.floor)}{self.unit} floor"] if self.floor is not None else []
+        marks = [f"{short(self.floor)}{self.unit} floor"] if self.floor is not None else []
         if self.moonshot is not None:
-            marks.append(f"{_short(self.moonshot)}{self.unit} moonshot")
+            marks.append(f"{short(self.moonshot)}{self.unit} moonshot")
         verdict = f"{self.reached} reached" if self.reached else "not reached"
-        return f"{self.what:<62} {', '.join(marks)}: {_short(self.value)}{self.unit} {verdict}"
+        return f"{self.what:<62} {', '.join(marks)}: {short(self.value)}{self.unit} {verdict}"
 
 
 def targets(results: Results) -> list[Target]:
@@ -193,12 +193,12 @@ def _latency_targets(results: Results, name: str) -> list[Target]:
 
 def render(results: Results) -> str:
     """The report as text."""
-    parts = [_heading(results), _table(_main_rows(results))]
+    parts = [_heading(results), table(_main_rows(results))]
     if ratios := _ratio_rows(results, results.ratio):
-        parts += ["times as many events/s as", _table(ratios)]
-        parts += ["times less CPU per event than (all processes)", _table(_ratio_rows(results, results.thrift))]
+        parts += ["times as many events/s as", table(ratios)]
+        parts += ["times less CPU per event than (all processes)", table(_ratio_rows(results, results.thrift))]
     if results.latency:
-        parts += [f"latency at {results.settings.offered:.0f} events/s offered", _table(_latency_rows(results))]
+        parts += [f"latency at {results.settings.offered:.0f} events/s offered", table(_latency_rows(results))]
     if judged := targets(results):
         # Somebody else's work slows the references that use all cores more than it slows us.
         heading = "targets" if not results.is_noisy else "targets (no verdict: this machine was busy with other work)"
@@ -252,7 +252,7 @@ def _ratio_rows(results: Results, ratio: Callable[[str, str], float | None]) -> 
         return []
     return [
         ["", *references],
-        *[[name, *[f"{_short(ratio(name, reference))}x" for reference in references]] for name in ours],
+        *[[name, *[f"{short(ratio(name, reference))}x" for reference in references]] for name in ours],
     ]
 
 
@@ -267,19 +267,22 @@ def _latency_rows(results: Results) -> list[list[str]]:
     return rows
 
 
-def _table(rows: Sequence[Sequence[str]]) -> str:
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns: the first and the last to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    last = len(widths) - 1
     lines = []
     for row in rows:
-        first, *others = [
-            cell.ljust(width) if not i or i == len(widths) - 1 else cell.rjust(width)
+        cells = [
+            cell.ljust(width) if i in (0, last) else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))
         ]
-        lines.append("  " + "  ".join([first, *others]).rstrip())
+        lines.append("  " + "  ".join(cells).rstrip())
     return "\n".join(lines)
 
 
-def _short(value: float | None) -> str:
+def short(value: float | None) -> str:
+    """Three digits, or whole numbers where there are more."""
     return "–" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 

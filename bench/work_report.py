@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.disk import Disk
-from bench.report import Target
+from bench.report import Target, short, table
 from bench.work_contestants import CONTESTANTS, SCENARIOS, SUBJECTS, Contestant
 
 FLOORS = [
@@ -275,25 +275,6 @@ def _idle_rows(results: Results) -> list[list[str]]:
 def versions(contestant: Contestant) -> str:
     """Of the packages it is made of, as they are installed."""
     return "".join(f" {metadata.version(package)}" for package in contestant.packages)
-
-
-def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns: the first and the last to the left, the others to the right."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    last = len(widths) - 1
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i in (0, last) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def short(value: float) -> str:
-    """Three digits, or whole numbers where there are more."""
-    return f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
 def write_json(results: Results, path: Path) -> None:
