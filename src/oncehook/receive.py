@@ -44,7 +44,7 @@ from oncehook.model import (
 )
 from oncehook.patience import Patience
 from oncehook.sources import Odd, Reply, Source
-from oncehook.store.base import Store
+from oncehook.store.base import Pending, Store
 
 log = logging.getLogger("oncehook.receive")
 
@@ -93,6 +93,18 @@ class Receipt:
     event_ids: list[str]
 
 
+@dataclass(slots=True)
+class Begun:
+    """An arrival that the store has been asked to keep."""
+
+    source: Source
+    arrival: Arrival
+    parts: int
+    items: Sequence[Item]
+    pending: Pending
+    started: float
+
+
 class Receiver:
     """Takes arrivals for a set of sources into a store."""
 
@@ -116,6 +128,22 @@ class Receiver:
         The address decides, not the name: a source with a path of its own is not found under its name (S8).
         Never raises: whatever happens becomes the sender's answer.
         """
+        begun = self.begin(source, arrival)
+        if isinstance(begun, Receipt):
+            return begun
+        try:
+            verdicts = await begun.pending.future
+            if begun.source.revive_dead and self._revive is not None:
+                await self._bring_back(verdicts)
+        except asyncio.CancelledError:
+            begun.pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
+            raise
+        except Exception as error:
+            return self._failed(source, arrival, error)
+        return self.finish(begun)
+
+    def begin(self, source: Source | None, arrival: Arrival) -> Begun | Receipt:
+        """Everything up to the store: what was handed over to it, or the answer where that is known already."""
         started = clock.perf()
         try:
             source = self._admit(source, arrival)
@@ -127,16 +155,24 @@ class Receiver:
                 outcomes = ("ignored",) * (parts or 1)
                 self._witness.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
                 return Receipt(_answer(source, {"status": "ignored"}), "ignored", [])
-            verdicts = await self._keep(source, arrival, items, split=parts > 1)
-            if source.revive_dead and self._revive is not None:
-                await self._bring_back(verdicts)
-            return self._acknowledge(source, arrival, parts, items, verdicts, started)
-        except Rejected as error:
-            return Receipt(self.turn_away(source, arrival, error), "rejected", [])
-        except StoreUnavailable as error:
-            return Receipt(self.put_off(source, error), "error", [])
+            pending = self._hand_over(source, arrival, items, split=parts > 1)
+            return Begun(source, arrival, parts, items, pending, started)
         except Exception as error:
-            return Receipt(self._stumble(source, error), "error", [])
+            return self._failed(source, arrival, error)
+
+    def finish(self, begun: Begun) -> Receipt:
+        """The answer, once the store has decided."""
+        try:
+            return self._acknowledge(begun, begun.pending.future.result())
+        except Exception as error:
+            return self._failed(begun.source, begun.arrival, error)
+
+    def _failed(self, source: Source | None, arrival: Arrival, error: Exception) -> Receipt:
+        if isinstance(error, Rejected):
+            return Receipt(self.turn_away(source, arrival, error), "rejected", [])
+        if isinstance(error, StoreUnavailable):
+            return Receipt(self.put_off(source, error), "error", [])
+        return Receipt(self._stumble(source, error), "error", [])
 
     def greet(self, source: Source | None, arrival: Arrival) -> Reply:
         """Answer anything but a POST: a provider's handshake, or the same refusal that a forged arrival gets."""
@@ -255,7 +291,7 @@ class Receiver:
 
     # -- to the store and back -----------------------------------------------------------------
 
-    async def _keep(self, source: Source, arrival: Arrival, items: Sequence[Item], *, split: bool) -> list[Verdict]:
+    def _hand_over(self, source: Source, arrival: Arrival, items: Sequence[Item], *, split: bool) -> Pending:
         raw = arrival.body if split else None
         if raw is not None and source.redaction is not None:
             raw = source.redaction(raw, payload.MISSING)
@@ -263,11 +299,7 @@ class Receiver:
         arrival_id = new_id() if split else items[0].event_id
         pending = self._store.record(Intake(arrival_id, source.number, head, items, raw))
         self._patience.watch(pending, source.budget)
-        try:
-            return await pending.future
-        except asyncio.CancelledError:
-            pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
-            raise
+        return pending
 
     async def _bring_back(self, verdicts: Sequence[Verdict]) -> None:
         """Before the answer: a sender that is told "duplicate" may never come again."""
@@ -276,15 +308,8 @@ class Receiver:
             if verdict.outcome is Outcome.duplicate:
                 await self._revive(verdict.event_id)
 
-    def _acknowledge(
-        self,
-        source: Source,
-        arrival: Arrival,
-        parts: int,
-        items: Sequence[Item],
-        verdicts: Sequence[Verdict],
-        started: float,
-    ) -> Receipt:
+    def _acknowledge(self, begun: Begun, verdicts: Sequence[Verdict]) -> Receipt:
+        source, parts, items = begun.source, begun.parts, begun.items
         ids = [show_id(Kind.event, verdict.event_id) for verdict in verdicts]
         outcomes: list[str] = [verdict.outcome for verdict in verdicts]
         if parts == 1:
@@ -296,7 +321,8 @@ class Receiver:
         else:
             outcome, answer = _sum_up(outcomes, ids)
             outcomes += ["ignored"] * (parts - len(verdicts))
-        self._witness.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), items, ids)
+        took = clock.perf() - begun.started
+        self._witness.arrival(source.name, outcomes, took, len(begun.arrival.body), items, ids)
         if source.reject_conflicts and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
             error = KeyConflict()
             return Receipt(Reply(error.status, _sentence(str(error), error.code)), outcome, ids)

@@ -74,16 +74,16 @@ class Guard:
     def __init__(self, limits: Limits, is_proxy: Callable[[str], bool]) -> None:
         self.limits = limits
         self._is_proxy = is_proxy
-        self._open: set[_Guarded] = set()
+        self._open: set[Guarded] = set()
         self._by_address: Counter[str] = Counter()
         self.refused: Counter[int] = Counter()
         """Connections refused since the last line about it, by status."""
 
-    def protocol(self) -> type[HttpToolsProtocol]:
+    def protocol(self, kind: type[Guarded] | None = None, **attributes: Any) -> type[HttpToolsProtocol]:
         """The protocol class to give to uvicorn."""
-        return type("GuardedProtocol", (_Guarded,), {"guard": self})
+        return type("GuardedProtocol", (kind or Guarded,), {"guard": self, **attributes})
 
-    def admit(self, connection: _Guarded) -> bool:
+    def admit(self, connection: Guarded) -> bool:
         """Count a connection in; False when it is one too many."""
         address = connection.address
         self._open.add(connection)
@@ -97,7 +97,7 @@ class Guard:
         # Behind a proxy everybody has the proxy's address, and this machine is not a stranger.
         return address != UNKNOWN and (ip_address(address).is_loopback or self._is_proxy(address))
 
-    def release(self, connection: _Guarded) -> None:
+    def release(self, connection: Guarded) -> None:
         """Count a connection out."""
         if connection in self._open:
             self._open.discard(connection)
@@ -113,12 +113,16 @@ class Guard:
             now = loop.time()
             for connection in [c for c in self._open if c.is_late(now)]:
                 connection.refuse(408)
+            for connection in [c for c in self._open if c.is_idle(now)]:
+                connection.transport.close()
             if self.refused:  # one line for all: a flood of connections is no flood of lines
                 log.warning("connections.refused", extra={"fields": {"statuses": dict(self.refused)}})
                 self.refused.clear()
 
 
-class _Guarded(HttpToolsProtocol):
+class Guarded(HttpToolsProtocol):
+    """One connection under watch."""
+
     guard: Guard
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
@@ -126,6 +130,8 @@ class _Guarded(HttpToolsProtocol):
         self.address = UNKNOWN
         self._since: float | None = None
         """When the request that is being read began; None between requests."""
+        self._idle_since: float | None = None
+        """When the last answer was given, while nothing has come since."""
         self._stuck_since: float | None = None
         """When the other end stopped taking our answers."""
         self._in_head = True
@@ -148,7 +154,7 @@ class _Guarded(HttpToolsProtocol):
     # -- reading -------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
+        self._idle_since = None
         if self._since is None:
             self._since = self.loop.time()
         self._overhead += len(data)
@@ -174,10 +180,14 @@ class _Guarded(HttpToolsProtocol):
         self._in_head = False
         if self._since is None:  # it came in the same piece as the end of the one before
             self._since = self.loop.time()
-        super().on_headers_complete()
+        self._begin()
         # Trailers come by the same callback. None of them may become a header after the fact: a proxy that
         # vouches for headers has not looked at them (S15).
         self.headers = _NOWHERE  # type: ignore[assignment]
+
+    def _begin(self) -> None:
+        """The head is whole and in order: have the request answered."""
+        super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._overhead -= 2 * len(body)
@@ -187,6 +197,16 @@ class _Guarded(HttpToolsProtocol):
         if self._offered is None:
             super().on_message_complete()
             self._since, self._in_head, self._overhead = None, True, 0
+
+    def on_response_complete(self) -> None:
+        if self.pipeline:
+            super().on_response_complete()
+            return
+        # As uvicorn does it, but without a timer for every answer: the guard looks at all connections anyway.
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._idle_since = self.loop.time()
 
     def _head_size(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -224,6 +244,10 @@ class _Guarded(HttpToolsProtocol):
         return self._since is not None and now - self._since > (
             limits.head_seconds if self._in_head else limits.body_seconds
         )
+
+    def is_idle(self, now: float) -> bool:
+        """Whether nothing has come for so long that its place is worth more."""
+        return self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive
 
     def _refuse_malformed(self) -> None:
         if self.transport.is_closing():

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from oncehook.errors import Malformed, Overloaded, Rejected, TooLarge
-from oncehook.model import Arrival
-from oncehook.receive import Receiver
+from oncehook.model import Arrival, Headers
+from oncehook.receive import Begun, Receipt, Receiver
 from oncehook.sources import DEFAULT_MAX_BODY, Reply, Source
 from oncehook.web.peers import PeerOf, Scope, direct_peer
 
@@ -37,6 +37,23 @@ class Ingest:
         self._peer_of = peer_of
         self._by_path: Mapping[str, Source] = {source.path: source for source in receiver.sources.values()}
         self._held = 0
+        self.plain: Mapping[bytes, Source] = {
+            f"{prefix}{source.name}".encode(): source
+            for source in receiver.sources.values()
+            if source.path == source.name and not source.revive_dead
+        }
+        """Sources by their whole path, where nothing about an arrival needs a second thought (see `shortcut`)."""
+
+    def begin(
+        self, source: Source, path: str, query: bytes, headers: Headers, body: bytes, client: tuple[str, int] | None
+    ) -> Begun | Receipt:
+        """Hand a whole POST at a plain path to the receiver."""
+        peer = self._peer_of({"client": client, "headers": headers})
+        return self._receiver.begin(source, Arrival(source.name, headers, body, query, "POST", path, peer))
+
+    def finish(self, begun: Begun) -> Receipt:
+        """The answer, once the store has decided."""
+        return self._receiver.finish(begun)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""

@@ -18,6 +18,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from oncehook.config import ServerConfig
 from oncehook.config.forms import is_loopback
@@ -31,6 +32,7 @@ from oncehook.web.ingest import Ingest, Receive, Send
 from oncehook.web.live import Stream
 from oncehook.web.peers import Scope, is_within, peer_finder
 from oncehook.web.session import Door
+from oncehook.web.shortcut import Shortcut
 
 DRAIN_SECONDS = 25
 
@@ -104,7 +106,7 @@ async def serve_inbox(
         if apart:
             await beside.enter_async_context(_served_beside(Starlette(routes=[*probes, *desk.routes]), apart, trusted))
         try:
-            await serve(face, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
+            await serve(face, ingest=ingest, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
         except OSError as error:
             raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
 
@@ -141,7 +143,7 @@ async def _served_beside(app: Starlette, bind: str, trusted: Sequence[Network]) 
         listener = listen(host.strip("[]"), int(port))
     except OSError as error:
         raise ConfigError(f"Cannot listen on {bind}: {error.strerror or error}") from error
-    server = _Quiet(_settings(app, guard))
+    server = _Quiet(_settings(app, guard.protocol()))
     watch = asyncio.create_task(guard.watch())
     task = asyncio.create_task(server.serve(sockets=[listener]))
     try:
@@ -164,6 +166,7 @@ class _Quiet(uvicorn.Server):
 async def serve(
     app: Callable[..., Awaitable[Any]],
     *,
+    ingest: Ingest | None = None,
     host: str,
     port: int,
     trusted: Sequence[Network] = (),
@@ -171,10 +174,14 @@ async def serve(
     on_ready: Callable[[str], None],
     on_stop: Callable[[], None],
 ) -> None:
-    """Listen until a signal comes. `on_ready` gets the address once the socket is open."""
+    """Listen until a signal comes. `on_ready` gets the address once the socket is open.
+
+    With `ingest`, plain arrivals for it take the short way past `app`.
+    """
     limits = replace(limits, connections=affordable(limits.connections))
     guard = Guard(limits, lambda address: is_within(address, trusted))
-    server = _Server(_settings(app, guard), on_stop)
+    protocol = guard.protocol() if ingest is None else guard.protocol(Shortcut, ingest=ingest)
+    server = _Server(_settings(app, protocol), on_stop)
     listener = listen(host, port)
     watch = asyncio.create_task(guard.watch())
     shown = f"[{host}]" if ":" in host else host
@@ -186,10 +193,10 @@ async def serve(
         listener.close()
 
 
-def _settings(app: Callable[..., Awaitable[Any]], guard: Guard) -> uvicorn.Config:
+def _settings(app: Callable[..., Awaitable[Any]], protocol: type[HttpToolsProtocol]) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=guard.protocol(),
+        http=protocol,
         interface="asgi3",
         loop="none",
         ws="none",
