@@ -51,7 +51,7 @@ class Route:
         for place, wanted in self.when.items():
             test = _any_of([wanted] if isinstance(wanted, str) else wanted)
             if place == "type":
-                self._type = test
+                self._type = None if wanted in ("*", ["*"]) else test
             else:
                 places.append((keys.Rules(subject=place), test))
         self._places = places
@@ -92,7 +92,7 @@ def plan(routes: Sequence[Route], arrival: Arrival, item: Item) -> list[Planned]
 
 def _any_of(wanted: Sequence[str]) -> Test:
     tests = [_test(text) for text in wanted]
-    return lambda value: any(test(value) for test in tests)
+    return tests[0] if len(tests) == 1 else lambda value: any(test(value) for test in tests)
 
 
 def _test(wanted: str) -> Test:

@@ -22,6 +22,10 @@ SMALL: Final = 64 << 10
 """Bytes of a body that may be gathered here; larger ones are counted on the long way (S9)."""
 
 
+_ODD: Final = frozenset({b"transfer-encoding", b"expect"})
+"""Headers that ask for a second thought."""
+
+
 class _Heard:
     """An event that nobody waits for."""
 
@@ -62,8 +66,18 @@ class Shortcut(Guarded):
     def on_message_begin(self) -> None:
         # What uvicorn prepares here for ASGI is prepared when a request turns out to need it.
         self.url = b""
-        self.expect_100_continue = False
         self.headers = []
+        self._length: bytes | None = None
+        self._odd = self.expect_100_continue = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-length":
+            self._length = value
+        elif name in _ODD:
+            self._odd = True
+            self.expect_100_continue |= name == b"expect" and value.lower() == b"100-continue"
+        self.headers.append((name, value))
 
     def _begin(self) -> None:
         arriving = self._plain()
@@ -79,19 +93,13 @@ class Shortcut(Guarded):
 
     def _plain(self) -> _Arriving | None:
         path, _, query = self.url.partition(b"?")
-        source = self.ingest.plain.get(path)
-        if source is None or self.expect_100_continue or self.parser.get_method() != b"POST" or b"#" in query:
+        source, length = self.ingest.plain.get(path), self._length
+        if source is None or length is None or self._odd or b"#" in query or self.parser.get_method() != b"POST":
+            return None
+        if not length.isdigit() or len(length) > 5 or int(length) > min(SMALL, source.max_body):
             return None
         if self.flow.write_paused or (self.cycle is not None and not self.cycle.response_complete):
             return None  # its answer must wait for another
-        length = None
-        for name, value in self.headers:
-            if name == b"content-length":
-                length = value
-            elif name in (b"transfer-encoding", b"expect"):
-                return None
-        if length is None or not length.isdigit() or len(length) > 5 or int(length) > min(SMALL, source.max_body):
-            return None
         keeps = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
         return _Arriving(source, path, query, self.headers, keep_alive=keeps)
 
