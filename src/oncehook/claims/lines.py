@@ -1,0 +1,120 @@
+"""What leads to a backend: a `Line` blocks its caller, an `AsyncLine` its task. `faces` asks through them.
+
+Also what every line needs to outlive its surroundings: `PerLoop` keeps one client for each event loop and closes it
+when that loop ends; `survive_forks` keeps a process's connections out of its children.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, Final, Generic, Protocol, TypeVar
+from weakref import WeakKeyDictionary, WeakSet
+
+C = TypeVar("C")
+
+
+class Line(Protocol):
+    """Blocking. Any number of threads may ask at once."""
+
+    def ask(self, request: Any) -> Any:
+        """Send a request of this backend, and give its reply. Raises StoreUnavailable when there is none."""
+
+    def close(self) -> None:
+        """Let go of all connections; asking again opens new ones."""
+
+
+class AsyncLine(Protocol):
+    """The same on an event loop. Any number of tasks, and of loops, may ask at once."""
+
+    async def ask(self, request: Any) -> Any:
+        """Send a request of this backend, and give its reply. Raises StoreUnavailable when there is none."""
+
+    async def close(self) -> None:
+        """Let go of all connections of this loop; asking again opens new ones."""
+
+
+class PerLoop(Generic[C]):
+    """A client for each event loop that asks for one, because connections belong to the loop they were made on."""
+
+    def __init__(self, make: Callable[[], C], close: Callable[[C], Awaitable[None]]) -> None:
+        self._make = make
+        self._close = close
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[C, AsyncGenerator[None]]] = (
+            WeakKeyDictionary()
+        )
+
+    async def get(self) -> C:
+        """The client of the running loop."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            client = self._make()
+            guard = self._until_the_loop_ends(loop, client)
+            self._clients[loop] = client, guard
+            await anext(guard)
+        return self._clients[loop][0]
+
+    async def close(self) -> None:
+        """Close the client of the running loop, if it has one."""
+        if entry := self._clients.get(asyncio.get_running_loop()):
+            await entry[1].aclose()
+
+    async def _until_the_loop_ends(self, loop: asyncio.AbstractEventLoop, client: C) -> AsyncGenerator[None]:
+        # A loop that is shut down in order closes every generator that was begun on it: so a decorated function of a
+        # module, which nobody closes, leaves no connection behind when `asyncio.run` returns.
+        try:
+            yield
+        finally:
+            self._clients.pop(loop, None)
+            await self._close(client)
+
+
+# -- forks -------------------------------------------------------------------------------------
+
+
+class Forkable(Protocol):
+    """A line whose connections must not be used, nor closed, by a child of the process that opened them."""
+
+    lock: threading.Lock
+    """Held while a connection is at work: no fork happens then."""
+
+    def forget(self) -> None:
+        """In the child: begin afresh, without touching what was inherited."""
+
+
+_forkable: Final[WeakSet[Forkable]] = WeakSet()
+_held: Final[list[Forkable]] = []
+_changing = threading.Lock()
+
+
+def survive_forks(line: Forkable) -> None:
+    """See to it that a fork finds this line at rest, and that the child begins afresh."""
+    with _changing:
+        _forkable.add(line)
+
+
+def _before() -> None:
+    _changing.acquire()
+    for line in list(_forkable):
+        line.lock.acquire()
+        _held.append(line)
+
+
+def _in_parent() -> None:
+    while _held:
+        _held.pop().lock.release()
+    _changing.release()
+
+
+def _in_child() -> None:
+    global _changing
+    _changing = threading.Lock()
+    while _held:
+        line = _held.pop()
+        line.lock = threading.Lock()
+        line.forget()
+
+
+os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -1,0 +1,301 @@
+"""Claims on PostgreSQL: one table, made on first use, one statement per verb, all by the database's clock.
+
+`faces` imports this module when an address says `postgresql:`. The table is looked for where the connection's
+`search_path` leads, or in the schema that `?schema=` in the address names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+from typing import Any, Final
+
+import psycopg
+from psycopg import errors
+
+from oncehook.claims.base import SWEEP_ROWS, Ask, Row
+from oncehook.claims.lines import PerLoop, survive_forks
+from oncehook.errors import StoreError, StoreUnavailable
+from oncehook.store.postgres.opening import is_alive, place
+from oncehook.store.postgres.wire import BlockingConnection, Connection
+
+CONNECTIONS: Final = 4
+"""Of one process, for each event loop and for all its threads together: a claim takes a millisecond or two."""
+
+TABLE: Final = """
+CREATE TABLE IF NOT EXISTS oncehook_claims (
+  namespace text NOT NULL,
+  key       text NOT NULL,
+  done      boolean NOT NULL,
+  token     text NOT NULL,
+  payload   text,
+  result    bytea,
+  lapses_at timestamptz NOT NULL,
+  PRIMARY KEY (namespace, key)
+)
+"""
+INDEX: Final = "CREATE INDEX IF NOT EXISTS oncehook_claims_lapses_at ON oncehook_claims (lapses_at)"
+
+# Two that make the table at once: IF NOT EXISTS alone lets one of them fail. The lock ends with the transaction.
+ALONE: Final = "SELECT pg_advisory_xact_lock(hashtext('oncehook.claims'))"
+
+# A claim of somebody else is "updated" to itself, so that this one statement always ends with the row as it really is:
+# a SELECT beside it would not see what was committed after the statement began.
+CLAIM: Final = """
+INSERT INTO oncehook_claims AS held (namespace, key, done, token, payload, lapses_at)
+VALUES (%(namespace)s, %(key)s, false, %(token)s, %(payload)s, now() + %(span)s * interval '1 second')
+ON CONFLICT (namespace, key) DO UPDATE SET
+  done      = CASE WHEN held.lapses_at <= now() THEN false              ELSE held.done END,
+  token     = CASE WHEN held.lapses_at <= now() THEN excluded.token     ELSE held.token END,
+  payload   = CASE WHEN held.lapses_at <= now() THEN excluded.payload   ELSE held.payload END,
+  result    = CASE WHEN held.lapses_at <= now() THEN NULL               ELSE held.result END,
+  lapses_at = CASE WHEN held.lapses_at <= now() THEN excluded.lapses_at ELSE held.lapses_at END
+RETURNING done, token, payload, result, extract(epoch FROM lapses_at - now())::float8
+"""
+
+RENEW: Final = """
+UPDATE oncehook_claims SET lapses_at = now() + %(span)s * interval '1 second'
+WHERE namespace = %(namespace)s AND key = %(key)s AND token = %(token)s AND NOT done AND lapses_at > now()
+RETURNING true
+"""
+
+COMMIT: Final = """
+UPDATE oncehook_claims SET
+  done      = true,
+  result    = CASE WHEN done THEN result    ELSE %(result)s::bytea END,
+  lapses_at = CASE WHEN done THEN lapses_at ELSE now() + %(span)s * interval '1 second' END
+WHERE namespace = %(namespace)s AND key = %(key)s AND token = %(token)s AND lapses_at > now()
+RETURNING true
+"""
+
+ABORT: Final = """
+DELETE FROM oncehook_claims
+WHERE namespace = %(namespace)s AND key = %(key)s AND token = %(token)s AND NOT done AND lapses_at > now()
+RETURNING true
+"""
+
+LOOK: Final = """
+SELECT done, token, payload, result, extract(epoch FROM lapses_at - now())::float8
+FROM oncehook_claims WHERE namespace = %(namespace)s AND key = %(key)s AND lapses_at > now()
+"""
+
+FORGET: Final = """
+DELETE FROM oncehook_claims WHERE namespace = %(namespace)s AND key = %(key)s RETURNING lapses_at > now()
+"""
+
+# A statement of its own, and never waiting for a row: together with a claim, two of them could wait for each other.
+SWEEP: Final = """
+DELETE FROM oncehook_claims WHERE ctid = ANY (ARRAY(
+  SELECT ctid FROM oncehook_claims WHERE lapses_at <= now() ORDER BY lapses_at LIMIT %(rows)s FOR UPDATE SKIP LOCKED))
+RETURNING true
+"""
+
+SETTLE: Final = """
+SELECT set_config('statement_timeout', '5s', false),
+  set_config('default_transaction_isolation', 'read committed', false),
+  set_config('synchronous_commit', replace(current_setting('synchronous_commit'), 'off', 'on'), false),
+  set_config('search_path', coalesce(quote_ident(%(schema)s::text), current_setting('search_path')), false)
+"""
+_WHEREVER: Final = "*"
+"""No schema was named: the one that search_path leads to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A statement and its parameters."""
+
+    statement: str
+    parameters: dict[str, object]
+
+
+class Backend:
+    """The verbs as statements."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    def claim(self, key: str, token: str, payload: str | None, ttl: float) -> Ask[Row]:
+        """Take it, or say who has it."""
+        return Ask(self._request(CLAIM, key, token=token, payload=payload, span=ttl), lambda rows: _row(rows[0]))
+
+    def renew(self, key: str, token: str, ttl: float) -> Ask[bool]:
+        """Set its time anew."""
+        return Ask(self._request(RENEW, key, token=token, span=ttl), bool)
+
+    def commit(self, key: str, token: str, result: bytes | None, keep: float) -> Ask[bool]:
+        """Turn the claim into the result, in the same row."""
+        return Ask(self._request(COMMIT, key, token=token, result=result, span=keep), bool)
+
+    def abort(self, key: str, token: str) -> Ask[bool]:
+        """Delete what is ours."""
+        return Ask(self._request(ABORT, key, token=token), bool)
+
+    def look(self, key: str) -> Ask[Row | None]:
+        """What stands there."""
+        return Ask(self._request(LOOK, key), lambda rows: _row(rows[0]) if rows else None)
+
+    def forget(self, key: str) -> Ask[bool]:
+        """Delete whatever stands there."""
+        return Ask(self._request(FORGET, key), lambda rows: bool(rows and rows[0][0]))
+
+    def sweep(self) -> Ask[bool]:
+        """Delete some of what has lapsed, of any namespace."""
+        return Ask(Request(SWEEP, {"rows": SWEEP_ROWS}), bool)
+
+    def _request(self, statement: str, key: str, **parameters: object) -> Request:
+        return Request(statement, {"namespace": self._namespace, "key": key, **parameters})
+
+
+def _row(values: tuple[Any, ...]) -> Row:
+    done, token, payload, result, left = values
+    return Row(done, token, payload, result, max(0.0, left))
+
+
+# -- lines -------------------------------------------------------------------------------------
+
+
+class Line:
+    """A few blocking connections; a thread that finds none free waits for one."""
+
+    def __init__(self, url: str) -> None:
+        self._place = place(url, _WHEREVER, None)
+        self.lock = threading.Lock()
+        survive_forks(self)
+        self._begin()
+
+    def _begin(self) -> None:
+        self._room = threading.BoundedSemaphore(CONNECTIONS)
+        self._idle: list[BlockingConnection] = []
+
+    def forget(self) -> None:
+        """In a forked child: the inherited connections are the parent's; to close one would end the parent's."""
+        _left_to_parent.extend(self._idle)
+        self._begin()
+
+    def ask(self, request: Request) -> list[Any]:
+        """All rows of a statement."""
+        with self._room:
+            connection = self._take()
+            try:
+                rows = self._rows(connection, request)
+            except BaseException as error:
+                connection.close()
+                if isinstance(error, psycopg.Error):
+                    raise _unavailable(error) from error
+                raise
+            with self.lock:
+                self._idle.append(connection)
+            return rows
+
+    def close(self) -> None:
+        """Disconnect."""
+        with self.lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _take(self) -> BlockingConnection:
+        while True:
+            with self.lock:
+                if not self._idle:
+                    break
+                connection = self._idle.pop()
+            if is_alive(connection):
+                return connection
+            connection.close()
+        try:
+            connection = psycopg.connect(self._place.conninfo, autocommit=True, prepare_threshold=None)
+            connection.execute(SETTLE, {"schema": _schema(self._place.schema)})
+        except psycopg.Error as error:
+            raise _unavailable(error) from error
+        return connection
+
+    def _rows(self, connection: BlockingConnection, request: Request) -> list[Any]:
+        try:
+            return connection.execute(request.statement.encode(), request.parameters).fetchall()
+        except errors.UndefinedTable:
+            with connection.transaction():
+                for statement in (ALONE, TABLE, INDEX):
+                    connection.execute(statement)
+            return connection.execute(request.statement.encode(), request.parameters).fetchall()
+
+
+_left_to_parent: Final[list[BlockingConnection]] = []
+
+
+class _Pool:
+    """The connections of one event loop."""
+
+    def __init__(self) -> None:
+        self.room = asyncio.Semaphore(CONNECTIONS)
+        self.idle: list[Connection] = []
+
+    async def close(self) -> None:
+        while self.idle:
+            await self.idle.pop().close()
+
+
+class AsyncLine:
+    """A few connections for each event loop; a task that finds none free waits for one."""
+
+    def __init__(self, url: str) -> None:
+        self._place = place(url, _WHEREVER, None)
+        self._pools = PerLoop(_Pool, _Pool.close)
+
+    async def ask(self, request: Request) -> list[Any]:
+        """All rows of a statement."""
+        pool = await self._pools.get()
+        async with pool.room:
+            connection = await self._take(pool)
+            try:
+                rows = await self._rows(connection, request)
+            except BaseException as error:
+                await connection.close()
+                if isinstance(error, psycopg.Error):
+                    raise _unavailable(error) from error
+                raise
+            pool.idle.append(connection)
+            return rows
+
+    async def close(self) -> None:
+        """Disconnect."""
+        await self._pools.close()
+
+    async def _take(self, pool: _Pool) -> Connection:
+        while pool.idle:
+            connection = pool.idle.pop()
+            if is_alive(connection):
+                return connection
+            await connection.close()
+        try:
+            connection = await psycopg.AsyncConnection.connect(
+                self._place.conninfo, autocommit=True, prepare_threshold=None
+            )
+            await connection.execute(SETTLE, {"schema": _schema(self._place.schema)})
+        except psycopg.Error as error:
+            raise _unavailable(error) from error
+        return connection
+
+    async def _rows(self, connection: Connection, request: Request) -> list[Any]:
+        try:
+            return await (await connection.execute(request.statement.encode(), request.parameters)).fetchall()
+        except errors.UndefinedTable:
+            async with connection.transaction():
+                for statement in (ALONE, TABLE, INDEX):
+                    await connection.execute(statement)
+            return await (await connection.execute(request.statement.encode(), request.parameters)).fetchall()
+
+
+def _schema(name: str) -> str | None:
+    return None if name == _WHEREVER else name
+
+
+def _unavailable(error: psycopg.Error) -> StoreError:
+    said = str(error).strip()
+    if isinstance(error, errors.InsufficientPrivilege | errors.InvalidSchemaName):
+        return StoreError(
+            f"The table oncehook_claims cannot be made or used: {said}",
+            hint="Let an administrator make it for this role; docs/explanation/claims.md has the statement.",
+        )
+    return StoreUnavailable(f"PostgreSQL did not answer: {said}")
