@@ -26,6 +26,11 @@ class Unanswered(OncehookError):
 
     code = "unanswered"
 
+    def __init__(self, message: str = "", *, hint: str = "", reached: bool = True) -> None:
+        super().__init__(message, hint=hint)
+        self.reached = reached
+        """Whether the other end may have received the call; False when there never was a connection."""
+
 
 class Forbidden(Unanswered):
     """Every address this name leads to is one that may not be called."""

@@ -1,0 +1,256 @@
+"""`oncehook whatsapp`: send one message, or call an instance, for scripts and agents.
+
+The API is that of a configured destination (`--destination`), or is said by options and ONCEHOOK_WHATSAPP_… variables.
+One JSON object on stdout; a failure is one line on stderr. What is sent here goes out at once and once: no inbox keeps
+it, so nothing is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, get_args
+
+import click
+import msgspec
+
+from oncehook.assembly import sender_from
+from oncehook.cli.setup import config_option
+from oncehook.cli.showing import line, say
+from oncehook.config import load
+from oncehook.config.checks import UNKNOWN_TO, lacking
+from oncehook.config.forms import suggest
+from oncehook.config.tables import WhatsAppConfig
+from oncehook.deliveries import Category
+from oncehook.errors import ConfigError, OncehookError
+from oncehook.logs import plain
+from oncehook.secret import Secret
+from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message, Reaction, Read, Template, Text, check
+from oncehook.whatsapp.sender import Sender, SendFailed, Sent
+
+if TYPE_CHECKING:
+    from oncehook.whatsapp.storage import S3Files
+
+_ENV: Final = "ONCEHOOK_WHATSAPP_"
+_PLAIN: Final = ("api", "base_url", "instance", "phone_number_id", "version", "country")
+_SECRET: Final = ("token", "api_key", "proxy")
+TIMEOUT: Final = 30.0
+
+
+def _tell(error: OncehookError) -> None:
+    """One line on stderr: the code, what happened, and what to do."""
+    said = " ".join(part for part in (f"{_code(error)}: {error}", error.hint) if part)
+    click.echo(f"oncehook: {plain(' '.join(said.split()))}", err=True)
+
+
+def _code(error: OncehookError) -> str:
+    if not isinstance(error, SendFailed):
+        return error.code
+    return f"{error.reason.value} ({error.api_code})" if error.api_code else error.reason.value
+
+
+def _exit_code(error: OncehookError) -> int:
+    if isinstance(error, InvalidMessage | ConfigError):
+        return 2
+    if not isinstance(error, SendFailed) or error.status is not None:
+        return 1
+    # Nobody answered: either nothing was asked, because it could not be right, or nobody is there.
+    return 2 if error.category is Category.permanent else 3
+
+
+# -- which API ---------------------------------------------------------------------------------
+
+
+def _speaks(command: Callable[..., Mapping[str, object]]) -> Callable[..., int]:
+    """A command that has a sender: the options that say which, and what comes back as JSON."""
+
+    @config_option
+    @click.option("--destination", metavar="NAME", envvar=f"{_ENV}DESTINATION", help="The sender of these settings.")
+    @click.option(
+        "--api", type=click.Choice(list(UNKNOWN_TO)), envvar=f"{_ENV}API", help="Or which API.", show_envvar=True
+    )
+    @click.option("--base-url", envvar=f"{_ENV}BASE_URL", help="Where the API is.", show_envvar=True)
+    @click.option("--instance", envvar=f"{_ENV}INSTANCE", help="The instance (Evolution).", show_envvar=True)
+    @click.option("--phone-number-id", envvar=f"{_ENV}PHONE_NUMBER_ID", help="Who sends (Meta).", show_envvar=True)
+    @click.option("--version", envvar=f"{_ENV}VERSION", help="Version of the API (Meta).", show_envvar=True)
+    @click.option("--country", envvar=f"{_ENV}COUNTRY", help="Calling code of local numbers.", show_envvar=True)
+    @click.option("--allow-private", is_flag=True, help="The API may be in a private network.")
+    @functools.wraps(command)
+    def speaking(config_file: Path | None, destination: str | None, allow_private: bool, **options: Any) -> int:
+        said = {key: options.pop(key) for key in _PLAIN}
+        try:
+            if destination is not None:
+                sender = _configured(config_file, destination)
+            else:
+                sender = _said(said, allow_private=allow_private)
+            say([line(command(sender, **options))])
+        except OncehookError as error:
+            _tell(error)
+            return _exit_code(error)
+        return 0
+
+    return speaking
+
+
+def _configured(config_file: Path | None, name: str) -> Sender:
+    config = load(config_file).config
+    senders = {known: one for known, one in config.destination.items() if one.whatsapp is not None}
+    if name not in senders:
+        raise ConfigError(f'There is no whatsapp destination "{name}";', hint=suggest(name, list(senders)))
+    found = senders[name]
+    assert found.whatsapp is not None
+    return sender_from(found.whatsapp, timeout=found.timeout, allow_private=found.allow_private)
+
+
+def _said(settings: Mapping[str, str | None], *, allow_private: bool) -> Sender:
+    api = settings["api"]
+    if api is None:
+        raise ConfigError("Which API?", hint="Say --destination NAME, or --api meta, evolution-api or evolution-go.")
+    given: dict[str, Any] = {key: value for key, value in settings.items() if value}
+    for key in _SECRET:  # never an option: whoever is on the machine can read those
+        if os.environ.get(variable := _ENV + key.upper()):
+            given[key] = Secret.from_env(variable)
+    given.setdefault("proxy", "env")
+    meant = WhatsAppConfig(**{key: value for key, value in given.items() if key not in UNKNOWN_TO[api]})
+    if missing := lacking(meant):
+        raise ConfigError(
+            f"{api} needs {' and '.join(missing)}.", hint=f"Set {', '.join(_ENV + key.upper() for key in missing)}."
+        )
+    return sender_from(meant, files=_files(), timeout=TIMEOUT, allow_private=allow_private)
+
+
+def _files() -> S3Files | None:
+    from oncehook.whatsapp.storage import S3Files
+
+    return S3Files.from_env(os.environ) if S3Files.named_in(os.environ) else None
+
+
+# -- commands ----------------------------------------------------------------------------------
+
+
+@click.group("whatsapp")
+def command() -> None:
+    """Send a message over WhatsApp, or look after an instance. JSON on stdout; exit 1 when it was not sent.
+
+    Secrets come from ONCEHOOK_WHATSAPP_TOKEN, _API_KEY and _PROXY, or from the settings of --destination.
+    """
+
+
+@command.command("send-text")
+@click.argument("to")
+@click.argument("text")
+@click.option("--reply-to", metavar="ID", help="The message that this one answers.")
+@click.option("--preview-url", is_flag=True, help="Show the first link in it with a picture.")
+@_speaks
+def send_text(sender: Sender, to: str, text: str, reply_to: str | None, preview_url: bool) -> Mapping[str, object]:
+    """Send TEXT to the number TO."""
+    return _send(sender, Text(to=to, text=text, reply_to=reply_to, preview_url=preview_url))
+
+
+@command.command("send-file")
+@click.argument("to")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option("--caption", help="Words below it.")
+@click.option("--filename", help="What the recipient sees it called.")
+@click.option("--kind", type=click.Choice(get_args(MediaKind)), help="Instead of what its bytes say.")
+@_speaks
+def send_file(
+    sender: Sender, to: str, file: Path, caption: str | None, filename: str | None, kind: MediaKind | None
+) -> Mapping[str, object]:
+    """Send FILE to the number TO: stored in the bucket (ONCEHOOK_S3_…, or `files` of the settings), sent as a link."""
+
+    async def sending(opened: Sender) -> Mapping[str, object]:
+        return _told(await opened.send_file(to, file, caption=caption, filename=filename, kind=kind))
+
+    return _run(sender, sending)
+
+
+@command.command("send-template")
+@click.argument("to")
+@click.argument("name")
+@click.option("--language", default="en_US", show_default=True, help="Language of the template.")
+@click.option("--components", metavar="JSON", default="[]", help="Its components, as the API wants them.")
+@_speaks
+def send_template(sender: Sender, to: str, name: str, language: str, components: str) -> Mapping[str, object]:
+    """Send the approved template NAME to the number TO (Meta)."""
+    try:
+        parts = msgspec.json.decode(components, type=list[dict[str, Any]])
+    except msgspec.DecodeError as error:
+        raise InvalidMessage(f"--components is no JSON list of objects: {error}") from None
+    return _send(sender, Template(to=to, name=name, language=language, components=parts))
+
+
+@command.command("react")
+@click.argument("to")
+@click.argument("message_id")
+@click.argument("emoji")
+@click.option("--from-me", is_flag=True, help="The message was one of our own.")
+@_speaks
+def react(sender: Sender, to: str, message_id: str, emoji: str, from_me: bool) -> Mapping[str, object]:
+    """Put EMOJI on a message of the chat with TO; an empty one takes it back."""
+    return _send(sender, Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me))
+
+
+@command.command("read")
+@click.argument("message_id")
+@click.option("--to", help="Whose message it was (Evolution).")
+@_speaks
+def read(sender: Sender, message_id: str, to: str | None) -> Mapping[str, object]:
+    """Mark a message as read."""
+    return _send(sender, Read(message_id=message_id, to=to))
+
+
+@command.command("instance")
+@click.argument("action")
+@click.argument("options", nargs=-1, metavar="[NAME=VALUE]...")
+@_speaks
+def instance(sender: Sender, action: str, options: tuple[str, ...]) -> Mapping[str, object]:
+    """Call an instance: state, connect, logout … as the API has them; its answer as JSON."""
+    said = dict(_pair(option) for option in options)
+
+    async def calling(opened: Sender) -> Mapping[str, object]:
+        answer: Mapping[str, object] = await opened.instance(action, **said)
+        return answer
+
+    return _run(sender, calling)
+
+
+def _pair(option: str) -> tuple[str, Any]:
+    name, sign, value = option.partition("=")
+    if not sign or not name.isidentifier():
+        raise InvalidMessage(f"{option!r} is no NAME=VALUE.")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+# -- sending -----------------------------------------------------------------------------------
+
+
+def _send(sender: Sender, message: Message) -> Mapping[str, object]:
+    check(message)
+
+    async def sending(opened: Sender) -> Mapping[str, object]:
+        return _told(await opened.send(message))
+
+    return _run(sender, sending)
+
+
+def _run(sender: Sender, work: Callable[[Sender], Awaitable[Mapping[str, object]]]) -> Mapping[str, object]:
+    async def running() -> Mapping[str, object]:
+        async with sender, contextlib.AsyncExitStack() as stack:
+            if (close := getattr(sender.files, "close", None)) is not None:
+                stack.push_async_callback(close)
+            return await work(sender)
+
+    return asyncio.run(running())
+
+
+def _told(sent: Sent) -> Mapping[str, object]:
+    return {"message_id": sent.message_id, "status": sent.status}

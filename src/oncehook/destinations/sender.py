@@ -1,0 +1,121 @@
+"""A WhatsApp API as a destination: a lease comes in, its body is read as a message and sent once, the answer is judged.
+
+What the API refuses for good is permanent, what may pass is transient; both in the API's own words. Sending is at least
+once: when no answer came, the message may have gone out all the same. `unsure = "dead"` leaves such a case to a person.
+The worker calls it; `oncehook.whatsapp` makes the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, Literal
+
+from oncehook.deliveries import ANSWER_KEPT, Category, Evidence, Lease, Turn
+from oncehook.destinations.base import Result, Terms
+from oncehook.errors import ConfigError
+from oncehook.event import outward_id
+from oncehook.whatsapp.messages import InvalidMessage, Message, read_message
+from oncehook.whatsapp.outgoing import Preview, preview, subject_of
+from oncehook.whatsapp.sender import SendFailed, Sent
+
+if TYPE_CHECKING:
+    from oncehook.whatsapp.sender import Sender
+
+Unsure = Literal["retry", "dead"]
+
+TRUST: Final = 3
+"""Crashes of the process that are not held against a message; none where a second message must not be risked."""
+
+GRACE: Final = 1.0
+"""Seconds beyond the time limit for a sender that does not keep to it; less than the worker has."""
+
+_DIED: Final = "unsure: the worker died during an attempt, and the message may have been sent"
+_STOPPED: Final = "unsure: the worker was stopped during the attempt, and the message may have been sent"
+
+
+class SenderDestination:
+    """A WhatsApp API to which messages are sent."""
+
+    kind = "sender"
+
+    def __init__(self, name: str, sender: Sender, terms: Terms | None = None, *, unsure: Unsure = "retry") -> None:
+        if unsure not in ("retry", "dead"):
+            raise ConfigError('unsure must be "retry" or "dead".')
+        self.name = name
+        self.number = 0
+        self.terms = terms or Terms()
+        self.sender = sender
+        self.unsure = unsure
+        self.address = f"{sender.api} {sender.address}"
+        self.trust = 0 if unsure == "dead" else TRUST
+
+    async def open(self) -> None:
+        """Be ready to send, on the running loop."""
+        await self.sender.open()
+
+    async def close(self) -> None:
+        """Let go of the connections, those to the storage of its files included; that one opens itself when needed."""
+        await self.sender.close()
+        if (close := getattr(self.sender.files, "close", None)) is not None:
+            await close()
+
+    def subject_of(self, message: Message) -> str | None:
+        """Whom a message goes to, in one way of writing. Raises InvalidMessage for what could never be sent."""
+        return subject_of(message, getattr(self.sender, "country", None))
+
+    def preview(self, body: bytes) -> Preview | None:
+        """To whom an event's body would be sent, and what it says; None when it is no message."""
+        return preview(body)
+
+    async def attempt(self, lease: Lease) -> Result:
+        """Send it once, within `terms.timeout`."""
+        if self.unsure == "dead" and lease.turn is Turn.suspect:
+            # With no trust, whatever was under way in a process that died comes back as a suspect, and only that.
+            return _permanent(_DIED)
+        try:
+            message = read_message(lease.body)
+            # The sender keeps to its own limit, and knows better than we what an end in the middle means.
+            async with asyncio.timeout(self.terms.timeout + GRACE) as limit:
+                sent = await self.sender.send(message, id=outward_id(lease))
+        except (InvalidMessage, ConfigError) as error:
+            return _permanent(f"{error.code}: {error}")
+        except SendFailed as error:
+            return self._failed(error)
+        except TimeoutError as error:
+            said = (
+                f"no answer within {self.terms.timeout:g} s" if limit.expired() else str(error) or "no answer in time"
+            )
+            return self._silent(f"unavailable: {said}")
+        except asyncio.CancelledError:
+            if self.unsure == "dead":
+                return _permanent(_STOPPED)
+            raise
+        except Exception as error:  # the worker must learn of it; the text may hold what is secret
+            return self._silent(f"sending failed: {type(error).__name__}", Category.unknown)
+        return Result(evidence=Evidence(sent.status, answer=_answer_of(sent)))
+
+    def _failed(self, error: SendFailed) -> Result:
+        said = f"{error.reason.value}{f' {error.api_code}' if error.api_code else ''}: {error}"
+        evidence = Evidence(error.status, _line(said), error.answer[:ANSWER_KEPT] or None)
+        if error.unsure and self.unsure == "dead":
+            return _permanent(_line(f"unsure, {said}"), evidence)
+        return Result(error.category, evidence, retry_after=error.retry_after)
+
+    def _silent(self, said: str, category: Category = Category.transient) -> Result:
+        """Nobody can tell whether the message went out."""
+        return _permanent(f"unsure, {said}") if self.unsure == "dead" else Result(category, Evidence(error=said))
+
+
+def _permanent(said: str, evidence: Evidence | None = None) -> Result:
+    status, answer = (evidence.status, evidence.answer) if evidence else (None, None)
+    return Result(Category.permanent, Evidence(status, said, answer))
+
+
+def _answer_of(sent: Sent) -> bytes | None:
+    """What is kept of a success: first the message's id at WhatsApp, then how the API's answer begins."""
+    said = f"message_id: {sent.message_id}\n".encode() if sent.message_id else b""
+    return (said + sent.answer)[:ANSWER_KEPT] or None
+
+
+def _line(text: str) -> str:
+    return text.split("\n")[0][:500]

@@ -1,0 +1,91 @@
+"""WhatsApp, outgoing: one way to send over Meta's Cloud API, Evolution API and Evolution Go.
+
+`sender(api=…, **settings)` makes a `Sender` from plain settings, as configuration and the command line have them;
+programs may just as well name `MetaCloud`, `EvolutionApi` or `EvolutionGo`. Sending here is at once and in memory: for
+retries, dead letters and replays hand the sender to an inbox.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Final
+
+from oncehook.errors import ConfigError
+from oncehook.whatsapp.evolution_api import EvolutionApi
+from oncehook.whatsapp.evolution_go import EvolutionGo
+from oncehook.whatsapp.messages import (
+    InvalidMessage,
+    Media,
+    MediaKind,
+    Message,
+    Reaction,
+    Read,
+    Template,
+    Text,
+    read_message,
+    summary,
+)
+from oncehook.whatsapp.meta import MetaCloud
+from oncehook.whatsapp.numbers import normalise
+from oncehook.whatsapp.outcomes import Reason, SendFailed, Sent
+from oncehook.whatsapp.sender import Files, Sender, StoredFile
+
+__all__ = [
+    "APIS",
+    "EvolutionApi",
+    "EvolutionGo",
+    "Files",
+    "InvalidMessage",
+    "Media",
+    "MediaKind",
+    "Message",
+    "MetaCloud",
+    "Reaction",
+    "Read",
+    "Reason",
+    "SendFailed",
+    "Sender",
+    "Sent",
+    "StoredFile",
+    "Template",
+    "Text",
+    "normalise",
+    "read_message",
+    "sender",
+    "summary",
+]
+
+APIS: Final[Mapping[str, type[Sender]]] = {kind.api: kind for kind in (MetaCloud, EvolutionApi, EvolutionGo)}
+"""Every API, by its name in settings."""
+
+_COMMON: Final = inspect.signature(Sender.__init__).parameters.keys() - {"self", "base_url", "key", "name"}
+_SAME: Final = {"api_key": "token", "token": "api_key"}
+"""What one API calls its token is another one's key; either word will do."""
+
+
+def sender(api: str, **settings: Any) -> Sender:
+    """The sender that settings describe; those that are None count as not said. Raises ConfigError.
+
+    >>> sender("evolution-go", base_url="https://evo.example", token="…").address
+    'https://evo.example'
+    """
+    kind = APIS.get(api)
+    if kind is None:
+        raise ConfigError(f'There is no WhatsApp API "{api}"; there are {", ".join(APIS)}.')
+    own = {
+        one.name: one.default is one.empty
+        for one in inspect.signature(kind).parameters.values()
+        if one.kind is not one.VAR_KEYWORD
+    }
+    known = own.keys() | _COMMON
+    given = {name: value for name, value in settings.items() if value is not None}
+    for name in [name for name in given if name not in known and _SAME.get(name) in known]:
+        given.setdefault(_SAME[name], given.pop(name))
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise ConfigError(f'The WhatsApp API "{api}" has no setting {", ".join(unknown)}.')
+    missing = [name for name, needed in own.items() if needed and name not in given]
+    if missing:
+        raise ConfigError(f'The WhatsApp API "{api}" needs {" and ".join(missing)}.')
+    return kind(**given)

@@ -1,0 +1,199 @@
+"""Evolution API v2: an instance is a phone that is logged in to WhatsApp Web, and its name is in every path.
+
+Its errors are sentences of several libraries in one list, so they are recognised by words. Two of them lie: when its
+own database fails (Prisma) it answers 400, and when WhatsApp is slow it answers 500, and in both cases the message may
+be on its way. The first is left to be permanent: it would send the message again at every try.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+from urllib.parse import quote
+
+from oncehook.errors import ConfigError
+from oncehook.outbound.proxies import NONE, read_proxy
+from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
+from oncehook.whatsapp.numbers import id_of
+from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
+from oncehook.whatsapp.sender import Call, Credential, Sender, wire_id
+
+_OFFLINE: Final = ("connection closed", "connection terminated", "not connected", "logged out", "state: close")
+_TOO_LARGE: Final = ("too large", "maxcontentlength", "media size", "file size")
+_NOT_THERE: Final = ("method not available", "not implemented")
+_MAY_BE_SENT: Final = ("prisma", "timed out", "timeout")
+
+
+class EvolutionApi(Sender):
+    """An instance of Evolution API v2."""
+
+    api = "evolution-api"
+    actions: ClassVar[Mapping[str, str]] = {
+        "create": "create_instance",
+        "connect": "connect",
+        "state": "state",
+        "restart": "restart",
+        "logout": "logout",
+        "delete": "delete_instance",
+        "set_webhook": "set_webhook",
+        "set_proxy": "set_proxy",
+    }
+
+    def __init__(self, base_url: str, api_key: Credential, instance: str, **settings: Any) -> None:
+        """`instance` is its name; `settings` are those of `Sender`: timeout, proxy, files, country, …"""
+        if not instance:
+            raise ConfigError("Evolution API needs the name of an instance.")
+        super().__init__(base_url, api_key, name=instance, **settings)
+        self.instance_name = instance
+        self._quoted = quote(instance, safe="")
+        self.address = f"{self.base_url} {instance}"
+
+    def _authorization(self, key: str) -> dict[str, str]:
+        return {"apikey": key}
+
+    # -- what is sent --------------------------------------------------------------------------
+
+    def _call_for(self, message: Message, id: str | None) -> Call:
+        if isinstance(message, Read):
+            return self._read(message)
+        if isinstance(message, Reaction):
+            key = {"remoteJid": id_of(message.to), "fromMe": message.from_me, "id": message.message_id}
+            return self._post("message/sendReaction", {"key": key, "reaction": message.emoji})
+        path, body = _content(message)
+        body = {"number": message.to, **body}
+        if isinstance(message, Text | Media) and message.reply_to:
+            body["quoted"] = {"key": {"id": message.reply_to}}
+        if id is not None:
+            body["messageId"] = wire_id(id)  # versions before 2026 do not look at it
+        return self._post(f"message/{path}", body)
+
+    def _read(self, message: Read) -> Call:
+        if message.to is None:
+            raise SendFailed("Evolution API asks whose message was read: `to` is missing.", Reason.invalid)
+        key = {"remoteJid": id_of(message.to), "fromMe": False, "id": message.message_id}
+        return self._post("chat/markMessageAsRead", {"readMessages": [key]})
+
+    def _post(self, path: str, body: dict[str, Any]) -> Call:
+        return Call("POST", f"/{path}/{self._quoted}", body)
+
+    # -- what came back ------------------------------------------------------------------------
+
+    def _message_id(self, said: Any) -> str | None:
+        try:
+            return str(said["key"]["id"])
+        except (TypeError, LookupError):
+            return None
+
+    def _fault(self, status: int, said: Any) -> Fault:
+        parts = list(_parts(said))
+        if any(isinstance(part, dict) and part.get("exists") is False for part in parts):
+            return Fault(Reason.invalid_number, "Nobody on WhatsApp has this number.")
+        text = "; ".join(str(part) for part in parts if not isinstance(part, dict))
+        low = text.lower()
+        if any(word in low for word in _OFFLINE):
+            return Fault(Reason.instance_offline, text)
+        if any(word in low for word in _MAY_BE_SENT):
+            return Fault(reason_of(status), text, unsure=True)
+        if "rate-overlimit" in low:
+            return Fault(Reason.rate_limited, text)
+        if any(word in low for word in _TOO_LARGE):
+            return Fault(Reason.too_large, text)
+        if any(word in low for word in _NOT_THERE):
+            return Fault(Reason.unsupported, text)
+        return Fault(reason_of(status), text)
+
+    # -- the instance --------------------------------------------------------------------------
+
+    async def create_instance(
+        self, *, number: str | None = None, token: str | None = None, integration: str = "WHATSAPP-BAILEYS"
+    ) -> dict[str, Any]:
+        """Make it; the answer holds a QR code to log in with. Needs the server's own key."""
+        body = {"instanceName": self.instance_name, "integration": integration, "qrcode": True}
+        given = {"number": number, "token": token}
+        return await self._ask(Call("POST", "/instance/create", body | {k: v for k, v in given.items() if v}))
+
+    async def connect(self, *, number: str | None = None) -> dict[str, Any]:
+        """A QR code (`base64`, `code`) to log in with, or with `number` a code to type in."""
+        query = f"?number={quote(number, safe='')}" if number else ""
+        return await self._ask(Call("GET", f"/instance/connect/{self._quoted}{query}"))
+
+    async def state(self) -> dict[str, Any]:
+        """Whether the phone is connected: `open`, `connecting` or `close`."""
+        return await self._ask(Call("GET", f"/instance/connectionState/{self._quoted}"))
+
+    async def restart(self) -> dict[str, Any]:
+        """Connect anew, without logging in again."""
+        return await self._ask(Call("POST", f"/instance/restart/{self._quoted}"))
+
+    async def logout(self) -> dict[str, Any]:
+        """Log the phone out; the instance stays."""
+        return await self._ask(Call("DELETE", f"/instance/logout/{self._quoted}"))
+
+    async def delete_instance(self) -> dict[str, Any]:
+        """Take the instance away, with all it has stored."""
+        return await self._ask(Call("DELETE", f"/instance/delete/{self._quoted}"))
+
+    async def set_webhook(
+        self,
+        url: str,
+        *,
+        events: str | Sequence[str] = ("MESSAGES_UPSERT", "MESSAGES_UPDATE", "SEND_MESSAGE", "CONNECTION_UPDATE"),
+        headers: Mapping[str, str] | None = None,
+        enabled: bool = True,
+    ) -> dict[str, Any]:
+        """Send the instance's events to an inbox; `headers` come along with each (`jwt_key` signs them)."""
+        webhook = {
+            "enabled": enabled,
+            "url": url,
+            "headers": dict(headers or {}),
+            "byEvents": False,
+            "base64": False,
+            "events": events.split(",") if isinstance(events, str) else list(events),
+        }
+        return await self._ask(self._post("webhook/set", {"webhook": webhook}))
+
+    async def set_proxy(self, proxy: str) -> dict[str, Any]:
+        """Let the phone reach WhatsApp through a proxy; `none` takes it away."""
+        if proxy == NONE:
+            empty = {"host": "", "port": "", "protocol": "", "username": "", "password": ""}
+            return await self._ask(self._post("proxy/set", {"enabled": False, **empty}))
+        through = read_proxy(proxy)
+        body = {
+            "enabled": True,
+            "host": through.host,
+            "port": str(through.port),
+            "protocol": through.scheme,
+            "username": through.username,
+            "password": through.password,
+        }
+        return await self._ask(self._post("proxy/set", body))
+
+
+def _content(message: Text | Media | Template) -> tuple[str, dict[str, Any]]:
+    if isinstance(message, Text):
+        return "sendText", {"text": message.text, "linkPreview": message.preview_url}
+    if isinstance(message, Template):
+        named = {"name": message.name, "language": message.language, "components": message.components}
+        return "sendTemplate", named
+    if message.link is None:
+        raise unsupported("Evolution API", "media by an id of Meta's; only by link")
+    if message.kind == "audio":
+        return "sendWhatsAppAudio", {"audio": message.link}
+    if message.kind == "sticker":
+        return "sendSticker", {"sticker": message.link}
+    fields = {"mimetype": message.mime, "caption": message.caption, "fileName": message.filename}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return "sendMedia", {"mediatype": message.kind, "media": message.link, **given}
+
+
+def _parts(said: Any) -> Iterator[Any]:
+    """The sentences and tables of an error, wherever this version puts them: a text, a list, a list in a list."""
+    if isinstance(said, dict) and "exists" not in said:
+        found = [said[name] for name in ("response", "message") if name in said] or [said.get("error")]
+        for one in found:
+            yield from _parts(one)
+    elif isinstance(said, list):
+        for one in said:
+            yield from _parts(one)
+    elif said is not None:
+        yield said

@@ -1,0 +1,218 @@
+"""Evolution Go: an instance is known by its token, and calls about instances need the administrator's key.
+
+Nearly every failure is a 500 with a sentence, so the sentence decides: an unknown number is no reason to try again, a
+phone that is away is. The id of an outgoing message becomes its id at WhatsApp, so a second try cannot show it twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Final
+from urllib.parse import quote
+
+from oncehook.errors import ConfigError
+from oncehook.outbound.proxies import NONE, Proxy, read_proxy
+from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
+from oncehook.whatsapp.numbers import PERSON, id_of
+from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
+from oncehook.whatsapp.sender import Call, Credential, Sender, wire_id
+
+_SAYS: Final[Sequence[tuple[Reason, tuple[str, ...]]]] = (
+    (
+        Reason.instance_offline,
+        ("client disconnected", "no active session", "not logged in", "not connected", "websocket", "connect client"),
+    ),
+    (
+        Reason.invalid_number,
+        ("not registered on whatsapp", "not on whatsapp", "not found in whatsapp", "could not parse", "phone number"),
+    ),
+    (Reason.rate_limited, ("rate-overlimit", "status 429", "error 429")),
+    (Reason.too_large, ("too large", "too big")),
+    (Reason.invalid, ("is required", "invalid file format", "invalid media type", "missing ", "invalid character")),
+)
+_MAY_BE_SENT: Final = ("timed out", "deadline exceeded", "before message send returned")
+
+
+class EvolutionGo(Sender):
+    """An instance of Evolution Go."""
+
+    api = "evolution-go"
+    actions: ClassVar[Mapping[str, str]] = {
+        "create": "create_instance",
+        "connect": "connect",
+        "status": "status",
+        "qr": "qr",
+        "pair": "pair",
+        "reconnect": "reconnect",
+        "disconnect": "disconnect",
+        "logout": "logout",
+        "delete": "delete_instance",
+        "proxy": "set_proxy",
+        "info": "info",
+    }
+
+    def __init__(
+        self,
+        base_url: str,
+        token: Credential,
+        *,
+        instance: str | None = None,
+        admin_key: Credential | None = None,
+        **settings: Any,
+    ) -> None:
+        """`instance` is its id, for calls about it; `settings` are those of `Sender`: timeout, proxy, files, …"""
+        super().__init__(base_url, token, name=instance, **settings)
+        self.instance_id = instance
+        self._admin_key = admin_key
+        self.address = f"{self.base_url} {instance}" if instance else self.base_url
+
+    def _authorization(self, key: str) -> dict[str, str]:
+        return {"apikey": key}
+
+    def _credentials(self) -> Sequence[Credential]:
+        return (self._key,) if self._admin_key is None else (self._key, self._admin_key)
+
+    # -- what is sent --------------------------------------------------------------------------
+
+    def _call_for(self, message: Message, id: str | None) -> Call:
+        if isinstance(message, Read):
+            if message.to is None:
+                raise SendFailed("Evolution Go asks whose message was read: `to` is missing.", Reason.invalid)
+            return Call("POST", "/message/markread", {"number": message.to, "id": [message.message_id]})
+        if isinstance(message, Reaction):
+            # Its `id` is that of the message under the emoji; the reaction itself cannot be given one.
+            emoji = message.emoji or "remove"
+            body = {"number": message.to, "reaction": emoji, "id": message.message_id, "fromMe": message.from_me}
+            return Call("POST", "/message/react", body)
+        path, body = _content(message)
+        body = {"number": message.to, **body}
+        if isinstance(message, Text | Media) and message.reply_to:
+            body["quoted"] = _quoted(message.reply_to, message.to)
+        if id is not None:
+            body["id"] = wire_id(id)
+        return Call("POST", f"/send/{path}", body)
+
+    # -- what came back ------------------------------------------------------------------------
+
+    def _message_id(self, said: Any) -> str | None:
+        try:
+            return str(said["data"]["Info"]["ID"]) or None
+        except (TypeError, LookupError):
+            return None
+
+    def _fault(self, status: int, said: Any) -> Fault:
+        text = _sentence(said)
+        low = text.lower()
+        if status in (401, 403):
+            return Fault(Reason.unauthorized, text)
+        reason = next((reason for reason, words in _SAYS if any(word in low for word in words)), reason_of(status))
+        return Fault(reason, text, unsure=any(word in low for word in _MAY_BE_SENT))
+
+    # -- the instance --------------------------------------------------------------------------
+
+    async def create_instance(self, name: str, *, token: str, proxy: str | None = None) -> dict[str, Any]:
+        """Make an instance that `token` will belong to. Needs the administrator's key."""
+        body: dict[str, Any] = {"name": name, "token": token}
+        if self.instance_id:
+            body["instanceId"] = self.instance_id
+        if proxy:
+            body["proxy"] = _proxy(read_proxy(proxy))
+        return await self._ask(self._as_admin("POST", "/instance/create", body))
+
+    async def connect(
+        self,
+        *,
+        webhook_url: str = "",
+        subscribe: str | Sequence[str] = ("MESSAGE", "SEND_MESSAGE", "READ_RECEIPT", "CONNECTION", "QRCODE"),
+        phone: str = "",
+    ) -> dict[str, Any]:
+        """Begin to log in, and say where events go; the QR code then comes from `qr`."""
+        wanted = subscribe.split(",") if isinstance(subscribe, str) else list(subscribe)
+        body = {"webhookUrl": webhook_url, "subscribe": wanted, "immediate": True, "phone": phone}
+        return await self._ask(Call("POST", "/instance/connect", body))
+
+    async def status(self) -> dict[str, Any]:
+        """Whether it is connected and logged in."""
+        return await self._ask(Call("GET", "/instance/status"))
+
+    async def qr(self) -> dict[str, Any]:
+        """The QR code to log in with."""
+        return await self._ask(Call("GET", "/instance/qr"))
+
+    async def pair(self, phone: str) -> dict[str, Any]:
+        """A code to type in on the phone instead of the QR code."""
+        return await self._ask(Call("POST", "/instance/pair", {"phone": phone}))
+
+    async def reconnect(self) -> dict[str, Any]:
+        """Connect anew, without logging in again."""
+        return await self._ask(Call("POST", "/instance/reconnect"))
+
+    async def disconnect(self) -> dict[str, Any]:
+        """Let go of WhatsApp; it stays logged in."""
+        return await self._ask(Call("POST", "/instance/disconnect"))
+
+    async def logout(self) -> dict[str, Any]:
+        """Log the phone out; the instance stays."""
+        return await self._ask(Call("DELETE", "/instance/logout"))
+
+    async def delete_instance(self) -> dict[str, Any]:
+        """Take the instance away. Needs the administrator's key."""
+        return await self._ask(self._as_admin("DELETE", f"/instance/delete/{self._instance()}"))
+
+    async def info(self) -> dict[str, Any]:
+        """All that the server knows of it. Needs the administrator's key."""
+        return await self._ask(self._as_admin("GET", f"/instance/info/{self._instance()}"))
+
+    async def set_proxy(self, proxy: str) -> dict[str, Any]:
+        """Let it reach WhatsApp through a proxy; `none` takes it away. Needs the administrator's key."""
+        path = f"/instance/proxy/{self._instance()}"
+        if proxy == NONE:
+            return await self._ask(self._as_admin("DELETE", path))
+        return await self._ask(self._as_admin("POST", path, _proxy(read_proxy(proxy))))
+
+    def _as_admin(self, method: str, path: str, body: dict[str, Any] | None = None) -> Call:
+        if self._admin_key is None:
+            raise ConfigError("This call needs the administrator's key of Evolution Go.", hint="Give admin_key=….")
+        return Call(method, path, body, key=self._admin_key)
+
+    def _instance(self) -> str:
+        if not self.instance_id:
+            raise ConfigError("This call needs the id of the instance.", hint="Give instance=….")
+        return quote(self.instance_id, safe="")
+
+
+def _content(message: Text | Media | Template) -> tuple[str, dict[str, Any]]:
+    if isinstance(message, Text):
+        return ("link" if message.preview_url and "://" in message.text else "text"), {"text": message.text}
+    if isinstance(message, Template):
+        raise unsupported("Evolution Go", "templates")
+    if message.link is None:
+        raise unsupported("Evolution Go", "media by an id of Meta's; only by link")
+    if message.kind == "sticker":
+        return "sticker", {"sticker": message.link}
+    fields = {"caption": message.caption, "filename": message.filename}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return "media", {"url": message.link, "type": message.kind, **given}
+
+
+def _quoted(message_id: str, to: str) -> dict[str, str]:
+    """In a chat of two the quoted message is the other's; in a group nobody here knows whose it was."""
+    author = id_of(to)
+    return {"messageId": message_id, "participant": author if author.endswith(f"@{PERSON}") else ""}
+
+
+def _proxy(through: Proxy) -> dict[str, str]:
+    return {
+        "protocol": through.scheme,
+        "host": through.host,
+        "port": str(through.port),
+        "username": through.username,
+        "password": through.password,
+    }
+
+
+def _sentence(said: Any) -> str:
+    error = said.get("error") or said.get("message") if isinstance(said, dict) else None
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("code")
+    return "" if error is None else str(error)

@@ -1,0 +1,133 @@
+"""Meta's WhatsApp Cloud API: messages and errors as the Graph API writes them.
+
+Its error codes tell what went wrong, its HTTP statuses hardly do: a closed window and a wrong parameter are both 400.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
+from urllib.parse import quote
+
+from oncehook.errors import ConfigError
+from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
+from oncehook.whatsapp.outcomes import Fault, Reason, reason_of, unsupported
+from oncehook.whatsapp.sender import Call, Credential, Sender
+
+BASE_URL: Final = "https://graph.facebook.com"
+VERSION: Final = "v23.0"
+
+_LONGEST_ID: Final = 512
+_ABOUT_THE_NUMBER: Final = (
+    "id,display_phone_number,verified_name,quality_rating,code_verification_status,name_status,platform_type,throughput"
+)
+
+_REASONS: Final[Mapping[Reason, tuple[int, ...]]] = {
+    # 131048: too many were blocked or reported; 131056: too many to the same person; 133016: registered too often
+    Reason.rate_limited: (4, 17, 32, 613, 80007, 130429, 131048, 131056, 133016),
+    Reason.window_closed: (470, 131047),
+    # 131021: to oneself; 131026: not on WhatsApp, or never agreed; 131030: not on a test number's list
+    Reason.invalid_number: (131021, 131026, 131030),
+    # 368, 131031: the account is blocked; 131042: it is not paid for; 131037, 131045, 133010: not set up
+    Reason.unauthorized: (0, 3, 10, 102, 190, 368, 131005, 131031, 131037, 131042, 131045, 133006, 133010),
+    Reason.unsupported: (131051,),
+    Reason.unavailable: (1, 2, 131000, 131016, 131057, 133004),
+    # 131049, 131050, 130472: Meta will not deliver this one to this person, and asks not to be asked again
+    Reason.invalid: (33, 100, 130472, 130497, 131008, 131009, 131049, 131050, 131052, 131053),
+}
+_BY_CODE: Final = {code: reason for reason, codes in _REASONS.items() for code in codes}
+_MEDIA: Final = (131052, 131053)
+
+
+class MetaCloud(Sender):
+    """A number on Meta's Cloud API.
+
+    >>> async with MetaCloud(token, "106540352242922") as whatsapp:
+    ...     await whatsapp.send_text("+55 11 99999-0001", "On its way")
+    """
+
+    api = "meta"
+    actions: ClassVar[Mapping[str, str]] = {"info": "number_info"}
+
+    def __init__(
+        self,
+        token: Credential,
+        phone_number_id: str,
+        *,
+        version: str = VERSION,
+        base_url: str = BASE_URL,
+        **settings: Any,
+    ) -> None:
+        """`settings` are those of `Sender`: timeout, proxy, files, country, allow_private, ca."""
+        if not phone_number_id:
+            raise ConfigError("Meta needs a phone_number_id: the id of the number, not the number itself.")
+        super().__init__(base_url, token, name=phone_number_id, **settings)
+        self._number = f"/{quote(version, safe='')}/{quote(phone_number_id, safe='')}"
+        self.address = f"{self.base_url}{self._number}"
+
+    def _authorization(self, key: str) -> dict[str, str]:
+        return {"authorization": f"Bearer {key}"}
+
+    async def number_info(self) -> dict[str, Any]:
+        """The number behind the id: how it is shown, its quality, its throughput."""
+        return await self._ask(Call("GET", f"{self._number}?fields={_ABOUT_THE_NUMBER}"))
+
+    # -- what is sent --------------------------------------------------------------------------
+
+    def _call_for(self, message: Message, id: str | None) -> Call:
+        body: dict[str, Any] = {"messaging_product": "whatsapp"}
+        if isinstance(message, Read):
+            body |= {"status": "read", "message_id": message.message_id}
+            return Call("POST", f"{self._number}/messages", body)
+        if "@" in message.to:
+            raise unsupported("Meta's API", f"to {message.to.partition('@')[2]} ids; only to numbers")
+        kind, content = _content(message)
+        body |= {"recipient_type": "individual", "to": message.to, "type": kind, kind: content}
+        if isinstance(message, Text | Media) and message.reply_to:
+            body["context"] = {"message_id": message.reply_to}
+        if id is not None:
+            body["biz_opaque_callback_data"] = id[:_LONGEST_ID]
+        return Call("POST", f"{self._number}/messages", body)
+
+    # -- what came back ------------------------------------------------------------------------
+
+    def _message_id(self, said: Any) -> str | None:
+        try:
+            return str(said["messages"][0]["id"])
+        except (TypeError, LookupError):
+            return None
+
+    def _fault(self, status: int, said: Any) -> Fault:
+        error = said.get("error") if isinstance(said, dict) else None
+        if not isinstance(error, dict):
+            return Fault(reason_of(status))
+        code = error.get("code")
+        data = error.get("error_data")
+        details = data.get("details") if isinstance(data, dict) else None
+        text = str(details or error.get("message") or "")
+        return Fault(_reason(code, text, status), text, None if code is None else str(code))
+
+
+def _content(message: Text | Media | Template | Reaction) -> tuple[str, dict[str, Any]]:
+    if isinstance(message, Text):
+        return "text", {"body": message.text, "preview_url": message.preview_url}
+    if isinstance(message, Media):
+        named = {"filename": message.filename} if message.kind == "document" else {}
+        fields = {"link": message.link, "id": message.id, "caption": message.caption, **named}
+        return message.kind, {name: value for name, value in fields.items() if value is not None}
+    if isinstance(message, Template):
+        components = {"components": message.components} if message.components else {}
+        return "template", {"name": message.name, "language": {"code": message.language}, **components}
+    return "reaction", {"message_id": message.message_id, "emoji": message.emoji}
+
+
+def _reason(code: object, text: str, status: int) -> Reason:
+    if not isinstance(code, int):
+        return reason_of(status)
+    if code in _MEDIA and any(word in text.lower() for word in ("too large", "too big", "file size", "size limit")):
+        return Reason.too_large
+    if 200 <= code < 300:
+        return Reason.unauthorized
+    if 132000 <= code < 133000:  # everything about templates
+        return Reason.invalid
+    return _BY_CODE.get(code) or reason_of(status)

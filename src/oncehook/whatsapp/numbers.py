@@ -1,0 +1,121 @@
+"""One way of writing a recipient: what a person, a form or a webhook wrote comes in, what every API takes goes out.
+
+A number becomes its digits in E.164 without the plus (`5511999990001`); a group, a hidden number (`@lid`), a channel or
+a list keeps its id. Called by senders, and by whoever emits a message.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from oncehook.whatsapp.messages import InvalidMessage
+
+PERSON: Final = "s.whatsapp.net"
+"""The server behind a person's id: `5511999990001@s.whatsapp.net`."""
+
+_AS_THEY_ARE: Final = frozenset({"g.us", "lid", "newsletter", "broadcast"})
+_PEOPLE: Final = frozenset({PERSON, "c.us"})
+_ID: Final = re.compile(r"[0-9A-Za-z._:-]+")
+_DEVICE: Final = re.compile(r"[.:][0-9.:]*$")
+_BETWEEN: Final = re.compile(r"[\s().\-/\u00ad\u2010-\u2015\u2212\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
+"""What people put between digits: spaces, dashes, brackets; and the invisible marks that come along in a copy."""
+
+_SHORTEST, _LONGEST = 8, 15
+
+_LOCAL: Final[Mapping[str, re.Pattern[str]]] = {
+    "1": re.compile(r"[2-9][0-9]{2}[2-9][0-9]{6}"),
+    "55": re.compile(r"[1-9]{2}(?:9[0-9]{8}|[2-9][0-9]{7})"),
+}
+"""What follows the calling code. Brazil has an area 55, so there a number's beginning alone tells nothing."""
+_LOCAL_SHORTEST: Final = 10
+_KEEPS_ZERO: Final = frozenset({"39"})
+"""Countries in which the 0 in front belongs to the number."""
+
+
+def normalise(text: str, *, country: str | None = None) -> str:
+    """The recipient as every API takes it. Raises InvalidMessage, with what is wrong.
+
+    `country` is the calling code (`55`) of numbers that are written without one. With it, a number of another country
+    needs its plus: some are written like local ones.
+
+    >>> normalise("+55 (11) 99999-0001")
+    '5511999990001'
+    """
+    written = text.strip()
+    if "@" in written:
+        return _from_id(written)
+    digits = _BETWEEN.sub("", written)
+    if digits.startswith("+"):
+        return _checked(digits[1:], text)
+    if digits.startswith("00"):
+        return _checked(digits[2:], text)
+    if country is None:
+        if digits.startswith("0"):
+            raise _wrong(
+                text, "begins with 0, which is how it is dialled inside a country; write it with + or set country"
+            )
+        return _checked(digits, text)
+    return _checked(_with_country(_digits(digits, text), _calling_code(country)), text)
+
+
+def id_of(number: str) -> str:
+    """The id of a chat: a number's own, or what is an id already."""
+    return number if "@" in number else f"{number}@{PERSON}"
+
+
+def _from_id(text: str) -> str:
+    user, _, server = text.partition("@")
+    if not _ID.fullmatch(user):
+        raise _wrong(text, "is no WhatsApp id")
+    if server in _AS_THEY_ARE:
+        return text
+    if server not in _PEOPLE:
+        raise _wrong(text, f"ends in @{server}, which is not WhatsApp's")
+    return _checked(_DEVICE.sub("", user), text)
+
+
+def _with_country(digits: str, code: str) -> str:
+    local = _LOCAL.get(code)
+    if local is None:
+        is_whole = digits.startswith(code)
+    else:
+        bare = digits.removeprefix("0")
+        is_whole = local.fullmatch(bare) is None
+        if is_whole and len(bare) < _LOCAL_SHORTEST:
+            raise _wrong(digits, f"is too short for a number in +{code}; the area code may be missing")
+    if is_whole:
+        return digits
+    return code + (digits if code in _KEEPS_ZERO else digits.removeprefix("0"))
+
+
+def _calling_code(country: str) -> str:
+    code = country.strip().removeprefix("+")
+    if not (code.isascii() and code.isdigit() and 1 <= len(code) <= 3 and code[0] != "0"):
+        raise InvalidMessage(f"{country!r} is no calling code; country is written like 55.")
+    return code
+
+
+def _digits(digits: str, text: str) -> str:
+    if not digits:
+        raise _wrong(text, "holds no number")
+    if not (digits.isascii() and digits.isdigit()):
+        raise _wrong(text, "holds more than digits")
+    return digits
+
+
+def _checked(digits: str, text: str) -> str:
+    _digits(digits, text)
+    if digits.startswith("0"):
+        raise _wrong(text, "has a 0 where its calling code should be")
+    if len(digits) < _SHORTEST:
+        raise _wrong(text, f"is too short: {len(digits)} digits, and {_SHORTEST} is the least")
+    if len(digits) > _LONGEST:
+        raise _wrong(text, f"is too long: {len(digits)} digits, and {_LONGEST} is the most")
+    return digits
+
+
+def _wrong(text: str, why: str) -> InvalidMessage:
+    shown = text if len(text) <= 40 else text[:39] + "…"
+    return InvalidMessage(f"The number {shown!r} {why}.")

@@ -1,0 +1,128 @@
+"""How sending a message can end, in words that are the same for every WhatsApp API.
+
+An API's module reads a `Fault` out of an answer, `sender` makes a `Sent` or a `SendFailed` of it, and whoever sends
+handles those: by reason, by category, and by whether the message may be on its way all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from oncehook.deliveries import Category
+from oncehook.errors import OncehookError
+from oncehook.outbound import Forbidden, Unanswered, Untrusted
+
+NOBODY_ANSWERED: Final = frozenset({504, 524})
+"""Said by a gateway that has handed the message on and got no answer."""
+
+
+class Reason(Enum):
+    """Why a message was not sent, in one word for all APIs."""
+
+    rate_limited = "rate_limited"
+    window_closed = "window_closed"
+    """More than 24 hours since the customer wrote: only a template goes through (Meta)."""
+    invalid_number = "invalid_number"
+    """Not a number, or nobody on WhatsApp has it."""
+    instance_offline = "instance_offline"
+    """The phone behind the instance is not connected."""
+    unauthorized = "unauthorized"
+    """The token has expired, or was never right."""
+    too_large = "too_large"
+    unsupported = "unsupported"
+    """This API cannot send that kind of message."""
+    invalid = "invalid"
+    unavailable = "unavailable"
+    """The API or the way to it is down."""
+    unknown = "unknown"
+
+
+CATEGORY: dict[Reason, Category] = {
+    Reason.rate_limited: Category.transient,
+    Reason.window_closed: Category.permanent,
+    Reason.invalid_number: Category.permanent,
+    Reason.instance_offline: Category.transient,
+    Reason.unauthorized: Category.permanent,
+    Reason.too_large: Category.permanent,
+    Reason.unsupported: Category.permanent,
+    Reason.invalid: Category.permanent,
+    Reason.unavailable: Category.transient,
+    Reason.unknown: Category.unknown,
+}
+
+
+@dataclass(slots=True, frozen=True)
+class Sent:
+    """A message that the API has taken."""
+
+    message_id: str | None
+    status: int
+    answer: bytes = field(default=b"", repr=False)
+    """How the API's answer begins."""
+
+
+class SendFailed(OncehookError):
+    """The message was not sent."""
+
+    code = "send_failed"
+
+    def __init__(
+        self,
+        message: str,
+        reason: Reason,
+        *,
+        status: int | None = None,
+        api_code: str | None = None,
+        answer: bytes = b"",
+        retry_after: float | None = None,
+        unsure: bool = False,
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.reason = reason
+        self.category = CATEGORY[reason]
+        self.status = status
+        self.api_code = api_code
+        """The API's own error code, as text."""
+        self.answer = answer
+        self.retry_after = retry_after
+        self.unsure = unsure
+        """The request may have reached the API all the same: no answer came, and the message may be on its way."""
+
+
+@dataclass(slots=True, frozen=True)
+class Fault:
+    """What an API's answer says about why it did not do what it was asked."""
+
+    reason: Reason
+    text: str = ""
+    api_code: str | None = None
+    unsure: bool = False
+
+
+def reason_of(status: int) -> Reason:
+    """What a status means where the API says nothing better."""
+    if status in (401, 403):
+        return Reason.unauthorized
+    if status == 413:
+        return Reason.too_large
+    if status == 429:
+        return Reason.rate_limited
+    if status in (408, 425) or 500 <= status < 600:
+        return Reason.unavailable
+    return Reason.invalid if 300 <= status < 500 else Reason.unknown
+
+
+def unsupported(api: str, what: str) -> SendFailed:
+    """This API has no such thing."""
+    return SendFailed(f"{api} cannot send {what}.", Reason.unsupported)
+
+
+def silence(error: Unanswered) -> SendFailed:
+    if isinstance(error, Forbidden):
+        return SendFailed(str(error), Reason.invalid)
+    if isinstance(error, Untrusted):
+        return SendFailed(str(error), Reason.unknown)
+    return SendFailed(str(error), Reason.unavailable, unsure=error.reached)

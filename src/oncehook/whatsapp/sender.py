@@ -1,0 +1,496 @@
+"""What every WhatsApp API has in common: send one message, say under which id it went or why it did not.
+
+`meta`, `evolution_api` and `evolution_go` each say how a message is written for their API and what its errors mean;
+this module makes the calls, through the guarded client, and turns every failure into one `SendFailed`. Used directly by
+programs (`async with MetaCloud(…) as whatsapp`) and by the sender destination, which adds retries and dead letters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
+from urllib.parse import urlsplit
+
+import msgspec
+
+from oncehook import clock
+from oncehook.backoff import Policy, policy, retry_after
+from oncehook.deliveries import ANSWER_KEPT, Category
+from oncehook.errors import ConfigError, OncehookError
+from oncehook.outbound import Answer, Unanswered
+from oncehook.outbound.addresses import Guard, Network
+from oncehook.outbound.proxies import proxy_from, read_proxy
+from oncehook.outbound.urls import read_url
+from oncehook.secret import Secret
+from oncehook.whatsapp.files import clean_name
+from oncehook.whatsapp.messages import (
+    InvalidMessage,
+    Media,
+    MediaKind,
+    Message,
+    Reaction,
+    Read,
+    Template,
+    Text,
+    check,
+)
+from oncehook.whatsapp.numbers import normalise
+from oncehook.whatsapp.outcomes import CATEGORY, NOBODY_ANSWERED, Fault, Reason, SendFailed, Sent, silence
+
+if TYPE_CHECKING:
+    from oncehook.outbound.client import Outbound
+
+__all__ = ["CATEGORY", "Files", "Reason", "SendFailed", "Sender", "Sent", "StoredFile"]
+
+Credential = str | Secret
+Retry = Policy | str | Sequence[str | float] | Mapping[str, object]
+
+FROM_ENVIRONMENT: Final = "env"
+"""As `proxy`: look in the environment, see `oncehook.outbound.proxies`."""
+TIMEOUT: Final = 30.0
+
+_ANSWER_READ: Final = 1 << 18
+"""Bytes of an answer to a message: it repeats the message, with a small picture of what was sent."""
+_DOCUMENT_READ: Final = 1 << 21
+"""Bytes of an answer about an instance: a QR code is a picture in text."""
+_IDLE: Final = 2.0
+"""Seconds for which an idle connection is kept: less than any server waits, so that none is found closing. Nobody could
+tell whether a message that met such a one was received."""
+_SHORTEST_SECRET: Final = 6
+_MASKED: Final = b"[masked]"
+_TEXT_KEPT: Final = 300
+_LOOPBACK: Final = "127.0.0.1"
+
+
+@dataclass(slots=True, frozen=True)
+class Call:
+    """One request to an API."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = field(default=None, repr=False)
+    key: Credential | None = field(default=None, repr=False)
+    """Another credential than the sender's own (an administrator's)."""
+
+
+class StoredFile(Protocol):
+    """A file in storage."""
+
+    @property
+    def key(self) -> str:
+        """Its name there, for as long as it is kept."""
+
+    @property
+    def kind(self) -> MediaKind:
+        """As what it is sent."""
+
+    @property
+    def mime(self) -> str:
+        """Its media type."""
+
+    @property
+    def filename(self) -> str | None:
+        """What the recipient sees it called."""
+
+
+class Files(Protocol):
+    """Where files lie while WhatsApp fetches them."""
+
+    async def store(
+        self, content: str | Path | bytes, /, *, filename: str | None = None, kind: MediaKind | None = None
+    ) -> StoredFile:
+        """Keep it, and say what it is."""
+
+    async def link(self, key: str, /) -> str:
+        """An address from which it can be fetched, for a while.
+
+        Raises an OncehookError; one that is worth trying again has `transient` set.
+        """
+
+
+class Sender(ABC):
+    """One WhatsApp API, as one account of it: the same few verbs for all of them."""
+
+    api: ClassVar[str]
+    """Its name in settings."""
+    actions: ClassVar[Mapping[str, str]] = {}
+    """What `instance` can do, and the method behind it."""
+    address: str
+    """Whom it reaches, without credentials."""
+
+    def __init__(
+        self,
+        base_url: str,
+        key: Credential,
+        *,
+        name: str | None = None,
+        timeout: float = TIMEOUT,
+        proxy: Credential | None = None,
+        files: Files | None = None,
+        country: str | None = None,
+        allow_private: bool | Sequence[Network] = False,
+        ca: Path | None = None,
+    ) -> None:
+        self.base_url = _base(base_url)
+        self.timeout = timeout
+        self.country = country
+        self.files = files
+        self._key = key
+        self._name = name
+        self._proxy = proxy
+        self._allow_private, self._ca = allow_private, ca
+        self._guard = Guard(allow_private)
+        self._outbound: Outbound | None = None
+        _revealed(key, self.api)
+        if isinstance(proxy, str) and proxy != FROM_ENVIRONMENT:
+            read_proxy(proxy)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.address}>"
+
+    # -- life ----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Be ready to send, on the running loop. The HTTP library is loaded here, and nowhere before."""
+        from oncehook.outbound.client import Outbound
+
+        if self._outbound is None:
+            self._outbound = Outbound(
+                allow_private=self._allow_private, ca=self._ca, proxy=self._proxy_word(), idle=_IDLE
+            )
+        await self._outbound.open()
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        outbound, self._outbound = self._outbound, None
+        if outbound is not None:
+            await outbound.close()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def _proxy_word(self) -> str | None:
+        if self._proxy == FROM_ENVIRONMENT:
+            return proxy_from(os.environ, self._name)
+        return None if self._proxy is None else _revealed(self._proxy, f"{self.api} proxy")
+
+    # -- sending -------------------------------------------------------------------------------
+
+    async def send(
+        self, message: Message, *, id: str | None = None, retry: Retry | None = None, retry_unsure: bool = False
+    ) -> Sent:
+        """Send one message. Raises SendFailed.
+
+        `id` is a stable id of this message, handed on as far as the API can: so that it is the same at a second try.
+        `retry` tries again by that policy, which an inbox would do better: here it is lost with the process. What may
+        have been sent is not sent again, unless `retry_unsure` says so.
+        """
+        waits = None if retry is None else policy(retry)
+        attempt = 1
+        while True:
+            try:
+                return await self._send_once(message, id)
+            except SendFailed as error:
+                wait = None if waits is None else _wait(waits, attempt, error, retry_unsure)
+                if wait is None:
+                    raise
+                await asyncio.sleep(wait)
+                attempt += 1
+
+    async def _send_once(self, message: Message, id: str | None) -> Sent:
+        call = self._call_for(await self._ready(message), id)
+        answer, said = await self._make(call, _ANSWER_READ)
+        return Sent(self._message_id(said), answer.status, self._masked(answer.body)[:ANSWER_KEPT])
+
+    async def _ready(self, message: Message) -> Message:
+        """The message with its recipient in one spelling, and with a fresh link to what is in storage."""
+        try:
+            check(message)
+        except InvalidMessage as error:
+            raise SendFailed(str(error), Reason.invalid) from None
+        try:
+            if message.to is not None:
+                message = msgspec.structs.replace(message, to=normalise(message.to, country=self.country))
+        except InvalidMessage as error:
+            raise SendFailed(str(error), Reason.invalid_number) from None
+        return await self._ready_media(message) if isinstance(message, Media) else message
+
+    async def _ready_media(self, media: Media) -> Media:
+        if media.filename is not None:
+            media = msgspec.structs.replace(media, filename=clean_name(media.filename, media.mime or ""))
+        if media.link is not None:
+            self._check_link(media.link)
+        if media.stored is not None:
+            media = msgspec.structs.replace(media, stored=None, link=await self._link(media.stored))
+        return media
+
+    def _check_link(self, link: str) -> None:
+        """Whoever wrote the message must not have the API fetch from inside the network it stands in (S20).
+
+        Only what is written as an address can be judged here: a name is looked up where the API is.
+        """
+        try:
+            host = urlsplit(read_url(link)).hostname or ""
+        except ConfigError:
+            raise SendFailed("The link of media is no plain web address.", Reason.invalid) from None
+        is_address = ":" in host or host.rpartition(".")[2].isdigit()
+        address = host if is_address else _LOOPBACK if _is_local(host) else None
+        what = None if address is None else self._guard.refuses(address)
+        if what is not None:
+            raise SendFailed(f"The link of media leads to no public address ({what}).", Reason.invalid)
+
+    async def _link(self, key: str) -> str:
+        files = self._needed_files()
+        try:
+            return await files.link(key)
+        except OncehookError as error:
+            reason = Reason.unavailable if getattr(error, "transient", False) else Reason.invalid
+            raise SendFailed(f"No link to the file: {error}", reason, hint=error.hint) from error
+
+    async def send_text(
+        self, to: str, text: str, *, reply_to: str | None = None, preview_url: bool = False, **how: Any
+    ) -> Sent:
+        """Words. `how` is handed to `send`, here and below."""
+        return await self.send(Text(to=to, text=text, reply_to=reply_to, preview_url=preview_url), **how)
+
+    async def send_media(
+        self,
+        to: str,
+        kind: MediaKind,
+        *,
+        link: str | None = None,
+        media_id: str | None = None,
+        caption: str | None = None,
+        filename: str | None = None,
+        mime: str | None = None,
+        reply_to: str | None = None,
+        **how: Any,
+    ) -> Sent:
+        """A picture, a film, a sound, a document or a sticker, from a web address or by the id Meta gave it."""
+        words = {"caption": caption, "filename": filename, "mime": mime, "reply_to": reply_to}
+        return await self.send(Media(to=to, kind=kind, link=link, id=media_id, **words), **how)
+
+    async def send_template(
+        self,
+        to: str,
+        name: str,
+        *,
+        language: str = "en_US",
+        components: Sequence[dict[str, Any]] = (),
+        **how: Any,
+    ) -> Sent:
+        """Words approved beforehand."""
+        return await self.send(Template(to=to, name=name, language=language, components=list(components)), **how)
+
+    async def react(self, to: str, message_id: str, emoji: str, *, from_me: bool = False, **how: Any) -> Sent:
+        """An emoji on a message; an empty one takes it back."""
+        return await self.send(Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me), **how)
+
+    async def mark_read(self, message_id: str, to: str | None = None, **how: Any) -> Sent:
+        """The two blue ticks on a received message; Evolution also asks whose it was."""
+        return await self.send(Read(message_id=message_id, to=to), **how)
+
+    async def send_file(
+        self,
+        to: str,
+        content: str | Path | bytes,
+        *,
+        caption: str | None = None,
+        filename: str | None = None,
+        kind: MediaKind | None = None,
+        reply_to: str | None = None,
+        **how: Any,
+    ) -> Sent:
+        """A file of this machine, by its path, or bytes: put into storage, and sent as what it is."""
+        words = {"caption": caption, "filename": filename, "reply_to": reply_to}
+        return await self.send(await self.prepare_file(to, content, kind=kind, **words), **how)
+
+    async def prepare_file(
+        self,
+        to: str,
+        content: str | Path | bytes,
+        *,
+        caption: str | None = None,
+        filename: str | None = None,
+        kind: MediaKind | None = None,
+        reply_to: str | None = None,
+    ) -> Media:
+        """A file as a message: put into storage, and not sent. For `Inbox.send_message`, which keeps and retries it.
+
+        A path is believed: never make one of what a stranger wrote.
+        """
+        stored = await self._needed_files().store(content, filename=filename, kind=kind)
+        return Media(
+            to=to,
+            kind=stored.kind,
+            stored=stored.key,
+            caption=caption,
+            filename=stored.filename,
+            mime=stored.mime,
+            reply_to=reply_to,
+        )
+
+    def _needed_files(self) -> Files:
+        if self.files is None:
+            raise ConfigError(
+                "This sender has no storage for files.",
+                hint="Give it files=S3Files(…), or send media by a link of your own.",
+            )
+        return self.files
+
+    # -- instances -----------------------------------------------------------------------------
+
+    async def instance(self, action: str, **options: Any) -> dict[str, Any]:
+        """Do something about the account behind this sender, as the API answers it. Raises SendFailed.
+
+        Which `actions` there are differs from API to API; options are those of the method behind each.
+        """
+        name = self.actions.get(action.replace("-", "_"))
+        if name is None:
+            raise ConfigError(f'"{self.api}" has no action "{action}"; there are {", ".join(self.actions)}.')
+        method = getattr(self, name)
+        try:
+            inspect.signature(method).bind(**options)
+        except TypeError:
+            taken = ", ".join(inspect.signature(method).parameters) or "nothing"
+            raise ConfigError(f'The action "{action}" of "{self.api}" takes {taken}.') from None
+        done: dict[str, Any] = await method(**options)
+        return done
+
+    async def _ask(self, call: Call) -> dict[str, Any]:
+        """Make a call about an instance; what comes back is always a table."""
+        answer, said = await self._make(call, _DOCUMENT_READ)
+        if said is None and answer.body:
+            raise SendFailed("The answer cannot be read.", Reason.unknown, status=answer.status)
+        return said if isinstance(said, dict) else {} if said is None else {"data": said}
+
+    # -- calling -------------------------------------------------------------------------------
+
+    async def _make(self, call: Call, most: int) -> tuple[Answer, Any]:
+        if self._outbound is None:
+            raise ConfigError(
+                "This sender is not open.", hint="Write `async with … as whatsapp:`, or await open() before."
+            )
+        key = _revealed(self._key if call.key is None else call.key, self.api)
+        headers = {"user-agent": "oncehook", **self._authorization(key)}
+        body = None
+        if call.body is not None:
+            headers["content-type"] = "application/json"
+            body = msgspec.json.encode(call.body)
+        try:
+            answer = await self._outbound.request(
+                call.method, self.base_url + call.path, headers, body, within=self.timeout, most=most
+            )
+        except Unanswered as error:
+            raise silence(error) from None
+        said = _decoded(answer.body)
+        if 200 <= answer.status < 300:
+            return answer, said
+        raise self._failed(answer, said)
+
+    def _failed(self, answer: Answer, said: Any) -> SendFailed:
+        fault = self._fault(answer.status, said)
+        text = " ".join(self._masked(fault.text.encode()).decode("utf-8", "replace").split())
+        return SendFailed(
+            text[:_TEXT_KEPT] or f"HTTP {answer.status}",
+            fault.reason,
+            status=answer.status,
+            api_code=fault.api_code,
+            answer=self._masked(answer.body)[:ANSWER_KEPT],
+            retry_after=retry_after(answer.retry_after, clock.now_utc()),
+            unsure=fault.unsure or answer.status in NOBODY_ANSWERED,
+        )
+
+    def _masked(self, body: bytes) -> bytes:
+        """An answer that repeats our own credentials must not carry them any further (S25)."""
+        for credential in self._credentials():
+            secret = _revealed(credential, self.api).encode()
+            if len(secret) >= _SHORTEST_SECRET and secret in body:
+                body = body.replace(secret, _MASKED)
+        return body
+
+    def _credentials(self) -> Sequence[Credential]:
+        return (self._key,)
+
+    # -- what differs from API to API ----------------------------------------------------------
+
+    @abstractmethod
+    def _authorization(self, key: str) -> dict[str, str]:
+        """The header that says who calls."""
+
+    @abstractmethod
+    def _call_for(self, message: Message, id: str | None) -> Call:
+        """The request that sends this message. Raises SendFailed for what this API cannot send."""
+
+    @abstractmethod
+    def _message_id(self, said: Any) -> str | None:
+        """The id a message got, from the answer to it."""
+
+    @abstractmethod
+    def _fault(self, status: int, said: Any) -> Fault:
+        """Why the API refused, from its answer; `said` is None where that was no JSON."""
+
+
+# -- trying again -------------------------------------------------------------------------------
+
+
+def _wait(waits: Policy, attempt: int, error: SendFailed, retry_unsure: bool) -> float | None:
+    """Seconds until the next attempt, as a delivery's would be; None: give up."""
+    if error.category is Category.permanent or (error.unsure and not retry_unsure):
+        return None
+    wait = waits.wait(attempt)
+    if wait is not None and error.retry_after is not None:
+        wait = max(wait, min(error.retry_after, waits.cap))
+    return wait
+
+
+def _decoded(body: bytes) -> Any:
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+# -- settings ----------------------------------------------------------------------------------
+
+
+def wire_id(id: str) -> str:
+    """A message id as WhatsApp Web's own programs make them, always the same one for the same `id`."""
+    return "3EB0" + sha256(id.encode()).hexdigest()[:18].upper()
+
+
+def _is_local(host: str) -> bool:
+    """Whether a name means the machine that looks it up (RFC 6761)."""
+    name = host.rstrip(".").lower()
+    return name == "localhost" or name.endswith(".localhost")
+
+
+def _base(url: str) -> str:
+    read = read_url(url)
+    if "?" in read:
+        raise ConfigError("The address of an API ends before any question mark.")
+    return read.rstrip("/")
+
+
+def _revealed(credential: Credential, whose: str) -> str:
+    text = credential.reveal().decode("utf-8", "replace") if isinstance(credential, Secret) else credential
+    text = text.strip()
+    if not text:
+        raise ConfigError(f"The credential of {whose} is empty.")
+    if not text.isascii() or not text.isprintable():
+        raise ConfigError(f"The credential of {whose} must be plain printable ASCII.")
+    return text

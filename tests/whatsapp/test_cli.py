@@ -1,0 +1,207 @@
+"""`oncehook whatsapp …` against stand-ins over real HTTP: JSON on stdout, one line on stderr, exit codes that tell."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from oncehook.cli import main
+from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn
+from tests.whatsapp.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, fresh_prefix, shared_s3
+
+NUMBER = "+55 (11) 99999-0001"
+PNG = b"\x89PNG\r\n\x1a\n" + b"\0" * 64
+
+
+class Ran(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ran]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    """One command, as a user would, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+    def running(*arguments: str, **env: str) -> Ran:
+        with monkeypatch.context() as here:
+            for name, value in env.items():
+                here.setenv(name, value)
+            here.setattr(sys, "argv", ["oncehook", "whatsapp", *arguments])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        said = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), said.out, said.err)
+
+    return running
+
+
+@pytest.fixture
+def meta() -> Iterator[MetaStandIn]:
+    with MetaStandIn() as standin:
+        yield standin
+
+
+def speaking_to(meta: MetaStandIn) -> dict[str, str]:
+    return {
+        "ONCEHOOK_WHATSAPP_API": "meta",
+        "ONCEHOOK_WHATSAPP_BASE_URL": meta.url,
+        "ONCEHOOK_WHATSAPP_TOKEN": meta.token,
+        "ONCEHOOK_WHATSAPP_PHONE_NUMBER_ID": meta.phone_number_id,
+    }
+
+
+def settings(meta: MetaStandIn) -> str:
+    return f"""
+[destination.answers]
+allow_private = ["127.0.0.0/8"]
+[destination.answers.whatsapp]
+api = "meta"
+base_url = "{meta.url}"
+token = {{ env = "META_TOKEN" }}
+phone_number_id = "{meta.phone_number_id}"
+country = 55
+"""
+
+
+# -- sending -----------------------------------------------------------------------------------
+
+
+def test_a_text_by_variables(run: Run, meta: MetaStandIn) -> None:
+    ran = run("send-text", NUMBER, "On its way", "--allow-private", **speaking_to(meta))
+    (sent,) = meta.sent
+    assert (ran.code, ran.json) == (0, {"message_id": sent.id, "status": 200}), ran.err
+    assert (sent.to, sent.text) == ("5511999990001", "On its way")
+
+
+def test_a_text_by_a_destination_of_the_settings(run: Run, meta: MetaStandIn, tmp_path: Path) -> None:
+    (tmp_path / "oncehook.toml").write_text(settings(meta))
+    ran = run("send-text", "11 99999-0001", "Local", "--destination", "answers", META_TOKEN=meta.token)
+    assert (ran.code, ran.err, meta.sent[0].to) == (0, "", "5511999990001")
+    lost = run("send-text", NUMBER, "x", "--destination", "answer", META_TOKEN=meta.token)
+    assert (lost.code, lost.out) == (2, "")
+    assert 'did you mean "answers"?' in lost.err
+
+
+def test_every_kind_of_message(run: Run, meta: MetaStandIn) -> None:
+    how = ("--allow-private",)
+    env = speaking_to(meta)
+    first = run("send-text", NUMBER, "Hello", *how, **env).json["message_id"]
+    parts = '[{"type": "body", "parameters": [{"type": "text", "text": "42"}]}]'
+    assert (
+        run("send-template", NUMBER, "order_ready", "--language", "pt_BR", "--components", parts, *how, **env).code == 0
+    )
+    assert run("react", NUMBER, first, "👍", "--from-me", *how, **env).code == 0
+    assert run("read", "wamid.in", *how, **env).code == 0
+    assert [sent.type for sent in meta.sent] == ["text", "template", "reaction"]
+    assert meta.sent[1].body["template"]["language"] == {"code": "pt_BR"}
+    assert meta.read == ["wamid.in"]
+
+
+def test_a_file_goes_through_the_bucket(run: Run, meta: MetaStandIn, tmp_path: Path) -> None:
+    (tmp_path / "photo.bin").write_bytes(PNG)
+    storage = {
+        "ONCEHOOK_S3_BUCKET": BUCKET,
+        "ONCEHOOK_S3_ENDPOINT": shared_s3().endpoint,
+        "ONCEHOOK_S3_ACCESS_KEY": ACCESS_KEY,
+        "ONCEHOOK_S3_SECRET_KEY": SECRET_KEY,
+        "ONCEHOOK_S3_PREFIX": fresh_prefix(),
+    }
+    command = ("send-file", NUMBER, "photo.bin", "--caption", "Your order", "--allow-private")
+    ran = run(*command, **speaking_to(meta), **storage)
+    assert ran.code == 0, ran.err
+    (sent,) = meta.sent
+    assert (sent.type, sent.body["image"]["caption"]) == ("image", "Your order")
+    assert SECRET_KEY not in ran.out + ran.err
+    without = run(*command, **speaking_to(meta))
+    assert (without.code, without.out) == (2, "")
+    assert "no storage for files" in without.err
+
+
+def test_instances(run: Run) -> None:
+    with EvolutionApiStandIn() as evolution:
+        env = {
+            "ONCEHOOK_WHATSAPP_API": "evolution-api",
+            "ONCEHOOK_WHATSAPP_BASE_URL": evolution.url,
+            "ONCEHOOK_WHATSAPP_API_KEY": evolution.api_key,
+            "ONCEHOOK_WHATSAPP_INSTANCE": evolution.instance,
+        }
+        ran = run("instance", "state", "--allow-private", **env)
+        assert (ran.code, "open" in ran.out) == (0, True), ran.err
+        assert run("send-text", NUMBER, "Hello", "--allow-private", **env).code == 0
+        wrong = run("instance", "explode", "--allow-private", **env)
+        assert (wrong.code, wrong.out) == (2, "")
+        assert "there are create, connect" in wrong.err
+        assert run("instance", "state", "nonsense", "--allow-private", **env).code == 2
+    with EvolutionGoStandIn() as go:
+        env = {"ONCEHOOK_WHATSAPP_TOKEN": go.token, "ONCEHOOK_WHATSAPP_API_KEY": go.admin_key}
+        ran = run(
+            "instance", "status", "--api", "evolution-go", "--base-url", go.url, "--instance", go.instance_id,
+            "--allow-private", **env,
+        )  # fmt: skip
+        assert isinstance(ran.json, dict), ran.err
+
+
+# -- failing -----------------------------------------------------------------------------------
+
+
+def test_a_refusal_is_one_line_with_its_code(run: Run, meta: MetaStandIn) -> None:
+    meta.close_window("5511999990001")
+    ran = run("send-text", NUMBER, "Too late", "--allow-private", **speaking_to(meta))
+    assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
+    assert ran.err.startswith("oncehook: window_closed (131047): ")
+    meta.expire_token()
+    ran = run("send-text", NUMBER, "Hello", "--allow-private", **speaking_to(meta))
+    assert (ran.code, "unauthorized (190)" in ran.err) == (1, True)
+    assert meta.token not in ran.err
+
+
+def test_nobody_there(run: Run, meta: MetaStandIn) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        away = f"http://127.0.0.1:{free.getsockname()[1]}"
+    ran = run("send-text", NUMBER, "x", "--allow-private", "--base-url", away, **speaking_to(meta))
+    assert (ran.code, ran.out) == (3, "")
+    assert ran.err.startswith("oncehook: unavailable: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "sentence"),
+    [
+        (("send-text", NUMBER, "x"), {}, "Which API?"),
+        (("send-text", NUMBER, "x", "--api", "meta"), {}, "ONCEHOOK_WHATSAPP_TOKEN, ONCEHOOK_WHATSAPP_PHONE_NUMBER_ID"),
+        (("send-text", NUMBER), {}, "Missing argument 'TEXT'"),
+        (("send-text", NUMBER, "x", "--api", "metta"), {}, "is not one of"),
+        (("send-text", "12", "x"), "meta", "invalid_number"),
+        (("send-text", NUMBER, " "), "meta", "message_invalid"),
+        (("send-template", NUMBER, "n", "--components", "{"), "meta", "--components"),
+    ],
+)
+def test_wrong_use(arguments: tuple[str, ...], env: Any, sentence: str, run: Run, meta: MetaStandIn) -> None:
+    ran = run(*arguments, "--allow-private", **(speaking_to(meta) if env == "meta" else env))
+    assert (ran.code, ran.out, meta.sent) == (2, "", [])
+    assert sentence in ran.err
+
+
+def test_in_a_process_of_its_own(meta: MetaStandIn, tmp_path: Path) -> None:
+    env = {**os.environ, **speaking_to(meta)}
+    command = [sys.executable, "-m", "oncehook", "whatsapp", "send-text", NUMBER, "Hello", "--allow-private"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert json.loads(ran.stdout)["message_id"] == meta.sent[0].id
