@@ -1,4 +1,4 @@
-"""For the tests of programs that receive hooks: send what a provider would send, signed, repeated or forged.
+"""What a provider would send, signed, repeated or forged.
 
 `send` hands a sample to an inbox that runs in the test, or posts it to a server; `signed` gives the request itself,
 for a test client of one's own. Both use the samples and the signing of `oncehook send`.
@@ -43,8 +43,9 @@ async def send(
     """
     if isinstance(to, Inbox) and isinstance(source, str):
         source = to.sources[source]
-    arrival = signed(source, type, body=body, forge=forge, url=to if isinstance(to, str) else None)
-    return [await _hand_over(to, arrival) for _ in range(repeat)]
+    registered = source.public_url if isinstance(source, Source) else None
+    arrival = signed(source, type, body=body, forge=forge, url=to if isinstance(to, str) else registered)
+    return [await hand_over(to, arrival) for _ in range(repeat)]
 
 
 def signed(
@@ -70,7 +71,8 @@ def signed(
     return sending.sign(source, draft, url=sending.signed_url(source, url or NOWHERE), forge=forge)
 
 
-async def _hand_over(to: Inbox | str, arrival: Arrival) -> Answer:
+async def hand_over(to: Inbox | str, arrival: Arrival) -> Answer:
+    """Bring an arrival to an inbox that runs here, or to an address."""
     if isinstance(to, str):
         return await asyncio.to_thread(sending.post, to, arrival)
     started = clock.perf()

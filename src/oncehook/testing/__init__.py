@@ -1,0 +1,36 @@
+"""For the tests of programs that receive hooks.
+
+`send` and `signed` make arrivals as a provider would; `Trial` is an inbox under test, which the pytest plugin hands out
+as the fixture `inbox`; `oncehook.testing.standins` has servers that behave like the providers' own. The plugin is
+loaded by every pytest on the machine, so nothing is imported here before it is asked for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from oncehook.testing.arrivals import Answer, send, signed
+    from oncehook.testing.blocking import BlockingTrial
+    from oncehook.testing.recorded import Recorded, RecordedAttempt
+    from oncehook.testing.trial import Trial
+
+_HOMES = {
+    "Answer": "arrivals",
+    "BlockingTrial": "blocking",
+    "Recorded": "recorded",
+    "RecordedAttempt": "recorded",
+    "Trial": "trial",
+    "send": "arrivals",
+    "signed": "arrivals",
+}
+
+__all__ = ["Answer", "BlockingTrial", "Recorded", "RecordedAttempt", "Trial", "send", "signed"]
+
+
+def __getattr__(name: str) -> Any:
+    """See above."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'oncehook.testing' has no attribute {name!r}")
+    return getattr(import_module(f"oncehook.testing.{_HOMES[name]}"), name)

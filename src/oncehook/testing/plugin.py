@@ -1,0 +1,76 @@
+"""The pytest plugin: fixtures `inbox`, `claims` and `oncehook_store`. Every pytest on the machine loads it.
+
+`inbox` is a `Trial` in an `async def` test, whichever plugin runs that, and a `BlockingTrial` in a `def` test. A trial
+lives on the loop of its test, so it is stopped there: the test is wrapped, and its end is the inbox's.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from oncehook.claims import Claims
+    from oncehook.testing.blocking import BlockingTrial
+    from oncehook.testing.trial import Trial
+
+_TRIAL = pytest.StashKey["Trial"]()
+
+
+@pytest.fixture
+def oncehook_store(tmp_path: Path) -> str:
+    """Where the inbox of a test keeps everything: a SQLite file of its own. Override it for another store."""
+    return f"sqlite:{tmp_path / 'oncehook.db'}"
+
+
+@pytest.fixture
+def inbox(request: pytest.FixtureRequest, oncehook_store: str) -> Generator[Trial | BlockingTrial, None, None]:
+    """An inbox under test: `send`, `drain`, `clock.forward`, `recorded`, `use`."""
+    if inspect.iscoroutinefunction(inspect.unwrap(request.function)):
+        from oncehook.testing.trial import Trial
+
+        trial = request.node.stash[_TRIAL] = Trial(oncehook_store)
+        yield trial
+    else:
+        from oncehook.testing.blocking import BlockingTrial
+
+        blocking = BlockingTrial(oncehook_store)
+        trial = blocking.trial
+        yield blocking
+        blocking.stop()
+    trial.take_back()
+
+
+@pytest.fixture
+def claims(tmp_path: Path) -> Generator[Claims, None, None]:
+    """`Claims` on a SQLite file of this test alone: none is left over from another one."""
+    from oncehook.claims import Claims
+
+    made = Claims(f"sqlite:{tmp_path / 'claims.db'}")
+    yield made
+    made.close()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Stop the trial of a coroutine on the loop that the coroutine runs on."""
+    trial = item.stash.get(_TRIAL, None)
+    if trial is not None and isinstance(item, pytest.Function):
+        item.obj = _ending_with(trial, item.obj)
+    return (yield)
+
+
+def _ending_with(trial: Trial, test: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(test)
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return await test(*args, **kwargs)
+        finally:
+            await trial.stop()
+
+    return wrapped

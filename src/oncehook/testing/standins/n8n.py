@@ -1,0 +1,124 @@
+"""A stand-in for n8n's Webhook node: `POST /webhook/{path}` starts an execution, which is written down.
+
+It deduplicates nothing, as n8n does not: two deliveries of one event are two executions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from oncehook.model import Arrival
+from oncehook.testing.standins.base import StandIn, json_request
+from oncehook.testing.standins.server import Reply, Request
+
+
+@dataclass(slots=True, frozen=True)
+class Execution:
+    """One run of a flow."""
+
+    n: int
+    path: str
+    body: Any
+    headers: dict[str, str] = field(repr=False)
+    at: datetime
+
+
+class N8nStandIn(StandIn[Any]):
+    """See above. A webhook sent by it is any JSON value, as the author of a flow puts it together.
+
+    >>> async with N8nStandIn() as n8n:
+    ...     inbox.destination("n8n", url=n8n.webhook(), allow_private=True)
+    ...     n8n.fail(502)
+    """
+
+    preset = "n8n"
+
+    def __init__(
+        self,
+        *paths: str,
+        auth: tuple[str, str] | None = None,
+        secret: str = "n8n-bearer-token",  # noqa: S107 - of a stand-in
+        port: int = 0,
+    ) -> None:
+        """`paths` are those of its active flows, `orders` unless said; `auth` is a header and what it must hold."""
+        super().__init__(secret=secret, port=port)
+        self.active = set(paths or ("orders",))
+        self.auth = auth
+        self.executions: list[Execution] = []
+
+    def webhook(self, path: str | None = None) -> str:
+        """The production address of a flow."""
+        return f"{self.url}/webhook/{path or min(self.active)}"
+
+    # -- what goes wrong -----------------------------------------------------------------------
+
+    def fail(
+        self,
+        status: int | None = None,
+        *,
+        message: str = "Error in workflow",
+        retry_after: int | None = None,
+        times: int | None = 1,
+    ) -> None:
+        """Answer the next calls with this status, 500 unless said; no execution is written down."""
+        headers = {} if retry_after is None else {"retry-after": str(retry_after)}
+        answer = Reply(status or 500, {"code": 0, "message": message}, headers)
+        self.script(lambda request: answer, times)
+
+    def deactivate(self, path: str | None = None) -> None:
+        """A flow is switched off: its address is not registered any more."""
+        self.active.discard(path or min(self.active))
+
+    def activate(self, path: str) -> None:
+        """A flow is switched on."""
+        self.active.add(path)
+
+    # -- the node ------------------------------------------------------------------------------
+
+    def answer(self, request: Request) -> Reply:
+        """See StandIn."""
+        path = request.path.removeprefix("/webhook/")
+        if path not in self.active or path == request.path or request.method != "POST":
+            return _not_registered(request.method, path)
+        if self.auth is not None and request.headers.get(self.auth[0].lower()) != self.auth[1]:
+            return Reply(403, b"Authorization data is wrong!", {"content-type": "text/plain"})
+        self.executions.append(
+            Execution(len(self.executions) + 1, path, _content(request), dict(request.headers), request.at)
+        )
+        return Reply(200, {"message": "Workflow was started"})
+
+    # -- webhooks ------------------------------------------------------------------------------
+
+    def webhooks(self, *hooks: Any) -> Sequence[Arrival]:
+        """One request for each."""
+        return [json_request(msgspec.json.encode(hook)) for hook in hooks]
+
+    def signed(self, *hooks: Any) -> list[Arrival]:
+        """With a bearer token, as an HTTP Request node with Header Auth sends it."""
+        drafts = self.webhooks(*hooks)
+        for draft in drafts:
+            draft.headers = [*draft.headers, (b"authorization", f"Bearer {self.secret}".encode())]
+        return list(drafts)
+
+
+def _content(request: Request) -> Any:
+    try:
+        return msgspec.json.decode(request.body)
+    except msgspec.DecodeError:
+        return request.body.decode("utf-8", "replace")
+
+
+def _not_registered(method: str, path: str) -> Reply:
+    return Reply(
+        404,
+        {
+            "code": 404,
+            "message": f'The requested webhook "{method} {path}" is not registered.',
+            "hint": "The workflow must be active for a production URL to run successfully.",
+        },
+    )

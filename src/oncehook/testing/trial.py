@@ -1,0 +1,278 @@
+"""An inbox under test: a real inbox on a store of its own, which works only when the test says so.
+
+It starts at its first use, so sources, handlers and routes can be added before. Nothing is worked on until `drain`, and
+time stands still for it until `clock.forward`; so a test sees every state in between, and the same one each time. The
+pytest plugin makes one for each test and takes everything back afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from oncehook import clock, development, model, presets, units
+from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
+from oncehook.destinations.handler import HandlerDestination
+from oncehook.destinations.http import HttpDestination
+from oncehook.errors import ConfigError
+from oncehook.inbox import Inbox
+from oncehook.model import Arrival, Engine, Headers
+from oncehook.receive import Receipt
+from oncehook.testing.arrivals import Answer, hand_over, signed
+from oncehook.worker import Worker
+
+if TYPE_CHECKING:
+    from oncehook.testing.recorded import Recorded
+
+LOOK: Final = 0.002
+"""Seconds between two looks whether everything that is due is done."""
+
+UNLIMITED: Final = 3600.0
+"""Seconds that an attempt may take to end when its worker stops: as long as the test itself."""
+
+
+class TrialClock:
+    """The time of an inbox under test: the store's and the program's."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._moved = 0.0
+
+    def now(self) -> datetime:
+        """The moment it is."""
+        return clock.now_utc()
+
+    def forward(self, span: str | float) -> None:
+        """Let time pass: "5m", or seconds. What becomes due by it is worked on by the next `drain`."""
+        seconds = units.seconds(span)
+        self._trial.check_movable()
+        clock.forward(seconds)
+        self._moved += seconds
+
+    def take_back(self) -> None:
+        """Return to the present."""
+        if self._moved:
+            clock.forward(-self._moved)
+            self._moved = 0.0
+            model.start_ids_anew()
+
+
+class Trial(Inbox):
+    """See above.
+
+    >>> async def test_paid(inbox: Trial) -> None:
+    ...     inbox.use(shop.inbox)
+    ...     await inbox.send("stripe", "invoice.paid")
+    ...     await inbox.drain()
+    ...     assert shop.paid
+    """
+
+    def __init__(self, store: str) -> None:
+        super().__init__(store)
+        self.clock = TrialClock(self)
+        self._standing_in: list[tuple[Inbox, dict[str, Any]]] = []
+        self._last: Arrival | None = None
+
+    # -- setting up ----------------------------------------------------------------------------
+
+    def use(self, inbox: Inbox) -> None:
+        """Test a program's own inbox: its sources, handlers, destinations and routes, on the store of this test.
+
+        Until the test is over the two are one, so that `inbox.emit` in a handler, or a route that calls
+        `inbox.receive`, reach the store of the test as well.
+        """
+        if self._receiver is not None or inbox._receiver is not None:
+            raise ConfigError("An inbox can be used for a test only before it is started.")
+        for source in inbox.sources.values():
+            self.add(source)
+        for destination in inbox.destinations.values():
+            self._add_destination(self._on_own_store(destination))
+        self.routes += map(copy.copy, inbox.routes)
+        self.limits, self.retention = inbox.limits, inbox.retention
+        self._standing_in.append((inbox, inbox.__dict__))
+        inbox.__dict__ = self.__dict__
+
+    def _on_own_store(self, destination: Any) -> Any:
+        if isinstance(destination, HandlerDestination):
+            return HandlerDestination(
+                destination.name, destination.handler, destination.terms, self.store, self._emitter
+            )
+        return copy.copy(destination)
+
+    def recorded(self, name: str) -> Recorded:
+        """Write down what an HTTP destination would be sent, instead of sending it. A new one is made if need be.
+
+        >>> n8n = inbox.recorded("n8n")
+        >>> n8n.fail(502)
+        """
+        from oncehook.testing.recorded import Recorded, RecordingOutbound
+
+        if name not in self.destinations:
+            self.destination(name, url=f"https://{name}.example/")
+        destination = self.destinations[name]
+        if not isinstance(destination, HttpDestination):
+            raise ConfigError(
+                f'"{name}" is a {destination.kind}, and only requests over HTTP can be recorded.',
+                hint="A handler can be called as it is; a sender has its stand-in in oncehook.testing.standins.",
+            )
+        recorded = Recorded()
+        destination._outbound = RecordingOutbound(recorded)
+        return recorded
+
+    # -- starting and stopping -----------------------------------------------------------------
+
+    async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
+        """Begin to receive, unless it has begun. Work is done by `drain`."""
+        if self._receiver is None:
+            self.store.wake = self._wake
+            await super().start(work=False)
+
+    async def stop(self, patience: float = UNLIMITED) -> None:
+        """End, if it was started."""
+        if self._receiver is not None:
+            await super().stop(patience)
+
+    def take_back(self) -> None:
+        """Return to the present, and give back the inboxes that were used."""
+        self.clock.take_back()
+        while self._standing_in:
+            inbox, state = self._standing_in.pop()
+            inbox.__dict__ = state
+
+    def check_movable(self) -> None:
+        """Raises ConfigError where time cannot be moved now."""
+        if self.store.engine is not Engine.sqlite:
+            raise ConfigError("Only a SQLite store can be moved in time; PostgreSQL has a clock of its own.")
+        if self._worker is not None and len(self._worker.heartbeat):
+            raise ConfigError(
+                "Attempts are under way, and would lose their leases.", hint="Move the clock after `drain`."
+            )
+
+    # -- taking in -----------------------------------------------------------------------------
+
+    async def send(self, source: str, type: str | None = None, *, body: object = None, forge: bool = False) -> Answer:
+        """Send a signed sample, as the provider of that source would. See `oncehook.testing.send`.
+
+        A source that is not there yet is made, where it is called as a preset is.
+
+        >>> answer = await inbox.send("stripe", "invoice.paid")
+        """
+        if source not in self.sources and source in presets.names():
+            self.add(development.fleeting(source))
+        if source not in self.sources:
+            raise ConfigError(f'There is no source "{source}".', hint="Add it with inbox.source(…).")
+        sender = self.sources[source]
+        self._last = signed(sender, type, body=body, forge=forge, url=sender.public_url)
+        return await self.send_again()
+
+    async def send_again(self) -> Answer:
+        """Send once more what was sent last, byte for byte: a duplicate."""
+        if self._last is None:
+            raise ConfigError("Nothing was sent yet.")
+        return await hand_over(self, self._last)
+
+    async def receive(
+        self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
+    ) -> Receipt:
+        """See Inbox."""
+        await self.start()
+        return await super().receive(source, headers, body, query=query, peer=peer)
+
+    async def emit(
+        self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+    ) -> str:
+        """See Inbox."""
+        await self.start()
+        return await super().emit(source, type, payload, key=key, subject=subject)
+
+    @contextlib.asynccontextmanager
+    async def served(self) -> AsyncIterator[str]:
+        """Receive over real HTTP: gives an address to which the name of a source is added.
+
+        >>> async with inbox.served() as url:
+        ...     await meta.deliver(f"{url}/whatsapp", meta.message(from_="5511988880142", text="Hi"))
+        """
+        import uvicorn
+
+        class Quiet(uvicorn.Server):
+            @contextlib.contextmanager
+            def capture_signals(self) -> Iterator[None]:
+                yield
+
+        await self.start()
+        listener = socket.create_server(("127.0.0.1", 0))
+        settings: dict[str, Any] = {"lifespan": "off", "ws": "none", "loop": "none", "log_config": None}
+        server = Quiet(uvicorn.Config(self.asgi(), access_log=False, **settings))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+            listener.close()
+
+    # -- working -------------------------------------------------------------------------------
+
+    async def drain(self, *, retries: bool = False) -> None:
+        """Do everything that is due now. What is to be tried again later waits for `clock.forward`.
+
+        With `retries` the clock is moved on to each retry in turn, until everything is done or dead.
+        """
+        await self.start()
+        numbers = [destination.number for destination in self.destinations.values()]
+        if not numbers:
+            return
+        while True:
+            await self._work_off(numbers)
+            due_in = (await self.store.outlook(numbers)).due_in
+            if due_in is None or not (retries or due_in == 0):
+                return
+            if due_in > 0:
+                self.clock.forward(due_in + 0.001)
+
+    async def _work_off(self, numbers: Sequence[int]) -> None:
+        if self._worker is not None:  # a host application has started it, with a worker of its own
+            await self._caught_up(self._worker, numbers)
+            return
+        self._worker = worker = Worker(self.store, self.destinations.values(), self.observer)
+        await worker.start()
+        try:
+            await self._caught_up(worker, numbers)
+        finally:
+            await worker.stop(UNLIMITED)
+            self._worker = None
+
+    async def _caught_up(self, worker: Worker, numbers: Sequence[int]) -> None:
+        """Return when nothing is under way and nothing is due."""
+        while True:
+            outlook = await self.store.outlook(numbers)
+            if not (len(worker.heartbeat) or outlook.due_in == 0 or outlook.suspects or await self._has_leases()):
+                return
+            await asyncio.sleep(LOOK)
+
+    async def _has_leases(self) -> bool:
+        """Also those that were just given out, and are not begun yet."""
+        return any(level.leased for level in (await self.store.levels()).values())
+
+    # -- looking -------------------------------------------------------------------------------
+
+    async def deliveries(self, destination: str | None = None, *, status: str | None = None) -> list[StoredDelivery]:
+        """How deliveries stand, oldest first: `status`, `attempts`, `last_error`, …
+
+        >>> [dead] = await inbox.deliveries("n8n", status="dead")
+        """
+        await self.start()
+        wanted = Filter(destination=destination, status=None if status is None else DeliveryStatus(status))
+        found: list[StoredDelivery] = []
+        before: bytes | None = None
+        while True:
+            page = await self.store.find_deliveries(wanted, before=before, limit=200)
+            found += page.items
+            if page.next is None:
+                return found[::-1]
+            before = page.next
