@@ -8,24 +8,40 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from oncehook.errors import GiveUp, OncehookError, RetryLater
+    from oncehook.claims.once import once
+    from oncehook.errors import ClaimLost, GiveUp, InProgress, OncehookError, RetryLater
     from oncehook.event import Event
     from oncehook.inbox import Inbox
     from oncehook.receive import Receipt
     from oncehook.sources import Preset, Sample
 
 _HOMES = {
+    "ClaimLost": "errors",
     "Event": "event",
     "GiveUp": "errors",
+    "InProgress": "errors",
     "Inbox": "inbox",
     "OncehookError": "errors",
     "Preset": "sources",
     "Receipt": "receive",
     "RetryLater": "errors",
     "Sample": "sources",
+    "once": "claims.once",
 }
 
-__all__ = ["Event", "GiveUp", "Inbox", "OncehookError", "Preset", "Receipt", "RetryLater", "Sample"]
+__all__ = [
+    "ClaimLost",
+    "Event",
+    "GiveUp",
+    "InProgress",
+    "Inbox",
+    "OncehookError",
+    "Preset",
+    "Receipt",
+    "RetryLater",
+    "Sample",
+    "once",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,24 +8,30 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from oncehook import presets, units, verify
 from oncehook.backoff import Policy, policy
 from oncehook.config import DestinationConfig, SourceConfig
-from oncehook.config.tables import RetryConfig
+from oncehook.config.tables import FilesConfig, RetryConfig, RouteConfig, WhatsAppConfig
 from oncehook.deliveries import Breaker
-from oncehook.destinations.base import Terms
+from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.http import HttpDestination
+from oncehook.destinations.sender import SenderDestination
 from oncehook.errors import ConfigError
 from oncehook.model import Headers
+from oncehook.routes import Route
 from oncehook.secret import Secret
-from oncehook.sources import Source, build, split_at
-from oncehook.store.base import Store
-from oncehook.verify import Genuine, Scheme
+from oncehook.sources import Source, Splitter, build, split_at
+from oncehook.store.base import Numbers, Store
+from oncehook.verify import Genuine, Nothing, Scheme
+
+if TYPE_CHECKING:
+    from oncehook.whatsapp.sender import Sender
+    from oncehook.whatsapp.storage import S3Files
 
 
 def source_from(name: str, settings: SourceConfig) -> Source:
@@ -41,6 +47,28 @@ def source_from(name: str, settings: SourceConfig) -> Source:
         split=split_at(settings.split) if settings.split else None,
         loopback_only=settings.is_loopback_only,
         **plain,
+    )
+
+
+def source_of(
+    name: str,
+    preset: str | None,
+    verify: str | Mapping[str, object] | Scheme | Genuine | None,
+    *,
+    split: str | Splitter | None,
+    **settings: Any,
+) -> Source:
+    """The source that a program describes: durations and sizes may be words."""
+    scheme = scheme_of(verify)
+    confirmed = isinstance(verify, Mapping) and "confirm" in verify
+    # Unverified and unconfirmed: for direct requests of this machine (DESIGN.md 8.11).
+    settings.setdefault("loopback_only", isinstance(scheme, Nothing) and not confirmed)
+    return build(
+        name,
+        preset=presets.load(preset) if preset else None,
+        scheme=scheme,
+        split=split_at(split) if isinstance(split, str) else split,
+        **in_units(settings),
     )
 
 
@@ -80,11 +108,26 @@ def as_secrets(secret: str | bytes | Sequence[str | bytes] | None) -> list[bytes
 # -- destinations ------------------------------------------------------------------------------
 
 
-def destination_from(name: str, settings: DestinationConfig) -> HttpDestination:
+def destination_from(name: str, settings: DestinationConfig) -> Destination:
     """The destination that checked settings describe."""
+    if settings.whatsapp is not None:
+        sender = sender_from(settings.whatsapp, timeout=settings.timeout, allow_private=settings.allow_private)
+        return SenderDestination(name, sender, _terms(settings), unsure=settings.unsure)
     if settings.url is None:
         raise ConfigError(f'Destination "{name}" has no url.', hint="A handler is written in Python: see Inbox.on.")
-    terms = Terms(
+    return HttpDestination(
+        name,
+        settings.url,
+        terms=_terms(settings),
+        sign=[secret.reveal() for secret in settings.sign],
+        headers={header: _text(value) for header, value in settings.headers.items()},
+        forward_headers=settings.forward_headers,
+        allow_private=settings.allow_private,
+    )
+
+
+def _terms(settings: DestinationConfig) -> Terms:
+    return Terms(
         retry=_retry(settings.retry),
         timeout=settings.timeout,
         lease=settings.lease,
@@ -92,15 +135,36 @@ def destination_from(name: str, settings: DestinationConfig) -> HttpDestination:
         rate=settings.rate,
         breaker=Breaker(settings.breaker.failures, settings.breaker.open),
     )
-    return HttpDestination(
-        name,
-        settings.url,
-        terms=terms,
-        sign=[secret.reveal() for secret in settings.sign],
-        headers={header: _text(value) for header, value in settings.headers.items()},
-        forward_headers=settings.forward_headers,
-        allow_private=settings.allow_private,
+
+
+def sender_from(settings: WhatsAppConfig, *, files: S3Files | None = None, **options: Any) -> Sender:
+    """The WhatsApp API that checked settings describe; `files` serves where they name no storage."""
+    from oncehook import whatsapp
+
+    said = {field: getattr(settings, field) for field in settings.__struct_fields__ if field != "files"}
+    if settings.api == "evolution-go":
+        said["admin_key"] = said.pop("api_key")
+    return whatsapp.sender(**said, files=files if settings.files is None else _files(settings.files), **options)
+
+
+def _files(settings: FilesConfig) -> S3Files:
+    from oncehook.whatsapp.storage import S3Files
+
+    return S3Files(**{field: getattr(settings, field) for field in settings.__struct_fields__})
+
+
+def route_from(settings: RouteConfig) -> Route:
+    """The route that checked settings describe."""
+    return Route(
+        settings.from_, settings.to, settings.when or {}, settings.coalesce, settings.latest_wins, settings.on_dead
     )
+
+
+def own_routes(destinations: Iterable[Destination], sources: Collection[str], known: Sequence[Route]) -> list[Route]:
+    """A sender is also given what a program emits under its name, unless a source of arrivals has that name."""
+    senders = [one.name for one in destinations if one.kind == SenderDestination.kind and one.name not in sources]
+    there = {route.source for route in known if route.source == route.destination}
+    return [Route(name, name) for name in senders if name not in there]
 
 
 def _retry(spec: str | tuple[float, ...] | RetryConfig) -> Policy:
@@ -159,6 +223,23 @@ def open_store(url: str) -> Store:
         f"{scheme!r} is not a store this program knows.",
         hint="Write sqlite:./oncehook.db or postgresql://host/database.",
     )
+
+
+def numbered(
+    numbers: Numbers, sources: Mapping[str, Source], destinations: Mapping[str, Destination], routes: Sequence[Route]
+) -> dict[str, list[Route]]:
+    """Give everything its number in the store; returns the routes by their source."""
+    for source in sources.values():
+        source.number = numbers.sources[source.name]
+    for destination in destinations.values():
+        destination.number = numbers.destinations[destination.name]
+    by_source: dict[str, list[Route]] = {}
+    for route in routes:
+        route.destination_id = numbers.destinations[route.destination]
+        known = sources.get(route.source)
+        route.settle_options(known.preset.coalesce if known and known.preset else False)
+        by_source.setdefault(route.source, []).append(route)
+    return by_source
 
 
 def free_disk(store: Store) -> float | None:

@@ -12,7 +12,7 @@ from datetime import datetime
 from enum import IntEnum, IntFlag, StrEnum
 from typing import Any, Generic, TypeVar
 
-from oncehook.model import Mark
+from oncehook.model import Intake, Mark, Verdict
 
 T = TypeVar("T")
 
@@ -210,6 +210,22 @@ class Settle(StrEnum):
     """Given back untried: stop, rate limit, breaker, lost before start. The attempt does not count (R37)."""
 
 
+@dataclass(slots=True)
+class Emission:
+    """An event that a handler emits: it exists if, and only if, its delivery is settled as done (R54)."""
+
+    intake: Intake
+    tell: Callable[[Verdict], None]
+    """Is told on the loop what became of it."""
+    verdict: Verdict | None = None
+    """What the store decided; it holds once the settlement is committed."""
+
+    def committed(self) -> None:
+        """Tell whoever wants to know."""
+        if self.verdict is not None:
+            self.tell(self.verdict)
+
+
 @dataclass(slots=True, frozen=True)
 class Settlement:
     """The end of a lease. Refused when the lease is no longer ours."""
@@ -230,6 +246,8 @@ class Settlement:
     """Why the destination is to be paused along with it (410)."""
     commit: Callable[[Any], object] | None = None
     """SQLite: the handler's effect, run inside the transaction that settles, with a connection that cannot commit."""
+    emits: Sequence[Emission] = ()
+    """Events that are kept in the same commit; for what is done only."""
 
 
 @dataclass(slots=True)

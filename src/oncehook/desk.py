@@ -7,6 +7,7 @@ the same numbers; who may do what they decide before they ask. Every act carries
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
@@ -26,7 +27,7 @@ from oncehook.deliveries import (
     StoredDelivery,
 )
 from oncehook.destinations.base import Destination
-from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting
+from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon
 from oncehook.model import Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, new_id
 from oncehook.plans import Plan, Recipient, Wish, seal, settled, some_id, some_ids, unseal
 from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
@@ -37,17 +38,15 @@ from oncehook.shown import (
     ShownEvent,
     ShownSource,
     System,
-    breaker,
     request_of,
-    rule,
-    schedule,
-    verifier_name,
+    show_destination,
+    show_source,
 )
 from oncehook.sources import Source
-from oncehook.stats import Stats
+from oncehook.stats import PerDay, Stats
 from oncehook.store.base import Store
-from oncehook.verify import Nothing
 from oncehook.watermarks import Limits, Watermark
+from oncehook.whatsapp.outgoing import Preview
 
 Now = Callable[[], datetime]
 FreeDisk = Callable[[], float | None]
@@ -152,6 +151,16 @@ class Desk:
         await self.delivery(delivery_id)
         return await self._store.subject_of(delivery_id)
 
+    async def previews(self, deliveries: Iterable[StoredDelivery]) -> dict[bytes, Preview]:
+        """By delivery, what a sender would send to whom: nothing for other destinations, or what is no message."""
+        found: dict[bytes, Preview] = {}
+        for delivery in deliveries:
+            read = getattr(self._destinations.get(delivery.destination), "preview", None)
+            event = None if read is None else await self._store.get_event(delivery.event_id)
+            if read is not None and event is not None and (seen := read(event.body)) is not None:
+                found[delivery.id] = seen
+        return found
+
     async def causes(self, destination: str | None = None) -> list[Cause]:
         """Dead letters by destination and cause."""
         return await self._store.causes(destination)
@@ -193,6 +202,13 @@ class Desk:
         """Deliver one again, at once. Raises NotFound, NotReplayable or ReplayTooSoon."""
         wish = Wish(Filter(ids=(delivery_id,)), force, fresh_id)
         return await self._make(wish, actor, reason, request_key, bulk=False)
+
+    async def revive(self, event_id: bytes, *, actor: str, reason: str) -> None:
+        """Deliver an event's dead letters again, those that were replayed a moment ago left out."""
+        page = await self._store.find_deliveries(Filter(event_id=event_id, status=DeliveryStatus.dead))
+        for delivery in page.items:
+            with suppress(NotReplayable, ReplayTooSoon):
+                await self.replay_one(delivery.id, actor=actor, reason=reason)
 
     def wish(
         self,
@@ -248,6 +264,7 @@ class Desk:
             oldest=planned.oldest,
             newest=planned.newest,
             sample=planned.sample,
+            previews=await self.previews(planned.sample),
             expected_seconds=self._expected(wish, planned.by_destination),
         )
 
@@ -337,49 +354,19 @@ class Desk:
 
     async def _show_source(self, source: Source, figures: Figures) -> ShownSource:
         latest = await self._store.find_events(Filter(source=source.name), limit=1)
-        return ShownSource(
-            name=source.name,
-            preset=source.preset.name if source.preset else None,
-            title=source.preset.title if source.preset else None,
-            address=f"/in/{source.path}",
-            hidden=source.path != source.name,
-            verifier=verifier_name(source.scheme),
-            unverified=isinstance(source.scheme, Nothing),
-            loopback_only=source.loopback_only,
-            secrets=len(source.secrets),
-            key=rule(source.places.get("key")),
-            subject=rule(source.places.get("subject")),
-            type=rule(source.places.get("type")),
-            destinations=_names(route.destination for route in self._routes if route.source == source.name),
-            last_arrival=latest.items[0].received_at if latest.items else None,
-            figures=figures.by_source.get(source.name, {}),
-        )
+        arrived = latest.items[0].received_at if latest.items else None
+        return show_source(source, self._routes, arrived, figures.by_source.get(source.name, {}))
 
     async def destinations(self) -> list[ShownDestination]:
         """Every destination: whom it reaches, on what terms, and how it stands."""
         figures = await self._store.figures(self._now() - DAY)
         levels = await self._store.levels()
         return [
-            self._show_destination(destination, levels.get(name, Level()), figures)
-            for name, destination in self._destinations.items()
+            show_destination(
+                one, self._routes, levels.get(name, Level()), figures.by_destination.get(name, {}), self._now()
+            )
+            for name, one in self._destinations.items()
         ]
-
-    def _show_destination(self, destination: Destination, level: Level, figures: Figures) -> ShownDestination:
-        terms = destination.terms
-        return ShownDestination(
-            name=destination.name,
-            kind=destination.kind,
-            address=destination.address,
-            retry=schedule(terms.retry),
-            timeout=terms.timeout,
-            lease=terms.lease,
-            concurrency=terms.concurrency,
-            rate=terms.rate,
-            sources=_names(route.source for route in self._routes if route.destination == destination.name),
-            level=level,
-            figures=figures.by_destination.get(destination.name, {}),
-            breaker=breaker(level, self._now()),
-        )
 
     async def destination(self, name: str) -> ShownDestination:
         """One destination."""
@@ -410,14 +397,17 @@ class Desk:
         """The numbers since a moment, and if asked for per source or destination."""
         today = await self._today()
         levels = await self._store.levels()
+        latest = await self._store.find_replays(limit=1)
         return stats.gather(
             since,
             await self._store.figures(since),
             today=today,
             levels=levels,
             statuses=await self._store.count_since(since),
-            marks=watermarks.measure(self._limits, levels, today, self._free_disk()),
+            marks=self._measure(levels, today),
             by=by,
+            per_day=await self._per_day(since),
+            last_replay_at=latest.items[0].created_at if latest.items else None,
         )
 
     async def _today(self) -> dict[str, int]:
@@ -429,7 +419,21 @@ class Desk:
     async def watermarks(self) -> list[Watermark]:
         """Every level that has a limit."""
         levels = await self._store.levels()
-        return watermarks.measure(self._limits, levels, await self._today(), self._free_disk())
+        return self._measure(levels, await self._today())
+
+    def _measure(self, levels: Mapping[str, Level], today: Mapping[str, int]) -> list[Watermark]:
+        # Sources may be added after the desk was asked for, so the usual volumes are read off them each time.
+        presets = {name: source.preset for name, source in self._sources.items()}
+        usual = {name: preset.daily_volume for name, preset in presets.items() if preset and preset.daily_volume}
+        return watermarks.measure(self._limits.with_usual(usual), levels, today, self._free_disk())
+
+    async def _per_day(self, since: datetime) -> PerDay:
+        """Deliveries done since, by destination and day."""
+        days: PerDay = {}
+        for name in self._destinations:
+            flows = await self._store.series(since, DAY.total_seconds(), destination=name)
+            days[name] = {f"{at:%Y-%m-%d}": count for at, count in flows.get("succeeded", ())}
+        return days
 
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
@@ -487,7 +491,3 @@ def _check_meant(filter: Filter) -> None:
 
 def _check_reason(reason: str) -> None:
     query.check_text(reason, "The reason", LONGEST_REASON)
-
-
-def _names(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

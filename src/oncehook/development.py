@@ -17,7 +17,7 @@ from typing import IO
 from oncehook import presets
 from oncehook.errors import ConfigError
 from oncehook.keys import DEFAULT_KEY
-from oncehook.sources import Source, build
+from oncehook.sources import Preset, Source, build
 from oncehook.verify import Scheme
 from oncehook.verify.development import DevelopmentKeys, development_keys
 from oncehook.verify.schemes import Nothing
@@ -34,29 +34,36 @@ def source(preset: str) -> Source:
     return made
 
 
+def fleeting(preset: str) -> Source:
+    """The source of one preset with keys that are kept nowhere, for a test."""
+    loaded = presets.load(preset)
+    return _built(loaded, development_keys(loaded.scheme))
+
+
 def _of_presets(names: Iterable[str]) -> list[Source]:
     made = []
     with _open_keys() as file:
         kept = _read(file)
         for name in names:
             preset = presets.load(name)
-            keys = _keys_of(kept, name, preset.scheme)
-            made.append(
-                build(
-                    name,
-                    preset=preset,
-                    secrets=keys.secrets,
-                    signing=keys.signing,
-                    verify_token=b"development",
-                    public_url=f"http://127.0.0.1:4020/in/{name}",
-                    key=list(DEFAULT_KEY) if "key" in preset.needs else None,
-                    loopback_only=True,
-                )
-            )
+            made.append(_built(preset, _keys_of(kept, name, preset.scheme)))
         file.seek(0)
         file.truncate()
         json.dump(kept, file)
     return made
+
+
+def _built(preset: Preset, keys: DevelopmentKeys) -> Source:
+    return build(
+        preset.name,
+        preset=preset,
+        secrets=keys.secrets,
+        signing=keys.signing,
+        verify_token=b"development",
+        public_url=f"http://127.0.0.1:4020/in/{preset.name}",
+        key=list(DEFAULT_KEY) if "key" in preset.needs else None,
+        loopback_only=True,
+    )
 
 
 def _open_keys() -> IO[str]:

@@ -22,6 +22,13 @@
     │   ├── RetryLater              try again, after a while
     │   └── GiveUp                  a dead letter at once
     ├── LeaseLost           a worker: what it worked on is no longer its own
+    ├── ClaimError          the caller of the small primitive: `claims`, `once`
+    │   ├── InProgress              somebody else is at it; try again later
+    │   ├── AlreadyDone             it was done before; carries the result
+    │   ├── ClaimLost               the claim is no longer the caller's; nothing was changed
+    │   ├── KeyMissing              there is nothing to tell two calls apart by
+    │   ├── PayloadMismatch         the key was used before for something else
+    │   └── ResultInvalid           a result that cannot be kept, or was not
     ├── ConfigError         the operator: a setting is wrong
     └── StoreError          the operator: the store cannot do what was asked
         ├── StoreUnavailable        answered 503; the sender's retry repairs it
@@ -205,6 +212,57 @@ class LeaseLost(OncehookError):
     """The lease ended before the attempt did; somebody else may work on it, and nothing was written."""
 
     code = "lease_lost"
+
+
+class ClaimError(OncehookError):
+    """This claim cannot be had, or not be kept."""
+
+    code = "claim_error"
+
+
+class InProgress(ClaimError):
+    """Somebody else is working on this key."""
+
+    code = "in_progress"
+
+    def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
+        super().__init__(message, hint="" if retry_after is None else f"Try again in {max(retry_after, 1):.0f} s.")
+        self.retry_after = retry_after
+        """Seconds until that claim lapses, unless it is renewed."""
+
+
+class AlreadyDone(ClaimError):
+    """This key was done before."""
+
+    code = "already_done"
+
+    def __init__(self, message: str = "", *, result: bytes | None = None) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class ClaimLost(ClaimError):
+    """This claim lapsed or belongs to somebody else by now; nothing was changed."""
+
+    code = "claim_lost"
+
+
+class KeyMissing(ClaimError):
+    """There is no key to tell this call from another."""
+
+    code = "key_missing"
+
+
+class PayloadMismatch(ClaimError):
+    """This key was used before with another payload."""
+
+    code = "payload_mismatch"
+
+
+class ResultInvalid(ClaimError):
+    """This result cannot be kept."""
+
+    code = "result_invalid"
 
 
 class ConfigError(OncehookError):

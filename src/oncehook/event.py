@@ -12,6 +12,7 @@ from typing import Any
 
 from oncehook import payload
 from oncehook.deliveries import Lease, Options, Trigger
+from oncehook.emit import Draft, draft
 from oncehook.errors import ConfigError
 from oncehook.model import Kind, Mark, show_id, unpack_head
 
@@ -28,7 +29,7 @@ def outward_id(lease: Lease) -> str:
 class Event:
     """One event, handed to a handler for one attempt."""
 
-    __slots__ = ("_headers", "_lease", "_takes_effects", "deadline", "destination", "effect")
+    __slots__ = ("_drafts", "_headers", "_is_over", "_lease", "_takes_effects", "deadline", "destination", "effect")
 
     def __init__(self, lease: Lease, destination: str, deadline: datetime, *, takes_effects: bool = False) -> None:
         self._lease = lease
@@ -38,6 +39,8 @@ class Event:
         self.deadline = deadline
         """When this attempt's time is over."""
         self.effect: Effect | None = None
+        self._drafts: list[Draft] = []
+        self._is_over = False
 
     # -- what arrived --------------------------------------------------------------------------
 
@@ -163,6 +166,26 @@ class Event:
         if self.effect is not None:
             raise ConfigError("event.commit(…) was called twice; write everything in one function.")
         self.effect = effect
+
+    def emit(
+        self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+    ) -> None:
+        """Emit an event that exists if, and only if, this delivery is done: both are one commit (R54).
+
+        As with `inbox.emit` it is kept, deduplicated and fanned out like any other. Without a key it gets one of this
+        event, this destination and its place among what is emitted here: the same in every attempt and every replay,
+        unless a replay asked for a fresh id.
+        """
+        if self._is_over:
+            raise ConfigError("This attempt is over: nothing can be emitted in it any more.")
+        if key is None:
+            key = f"{self.idempotency_key}/{self.destination}/{len(self._drafts) + 1}"
+        self._drafts.append(draft(source, type, payload, key, subject))
+
+    def finish(self) -> list[Draft]:
+        """The handler has returned: what it has emitted. For its destination."""
+        self._is_over = True
+        return self._drafts
 
     def __repr__(self) -> str:
         return f"<Event {self.id} {self.source} {self.type} attempt {self.attempt} of run {self.run}>"

@@ -16,23 +16,24 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from oncehook import assembly, clock, presets, routes, units, watermarks
+from oncehook import assembly, clock, routes, watermarks
 from oncehook.config import Config, RetentionConfig, load
-from oncehook.deliveries import DeliveryStatus, Filter, StoredWorker
+from oncehook.deliveries import StoredWorker
 from oncehook.desk import Desk
 from oncehook.destinations.base import Destination
 from oncehook.destinations.handler import TIMEOUT, Handler, HandlerDestination
 from oncehook.destinations.http import HttpDestination
-from oncehook.errors import ConfigError, NotReplayable, ReplayTooSoon, StoreUnavailable
-from oncehook.keys import bounded
-from oncehook.model import Arrival, Check, Headers, Intake, Item, Kind, Mark, Planned, digest, key_hash, new_id, show_id
+from oncehook.destinations.sender import SenderDestination, Unsure
+from oncehook.emit import Emitter, draft
+from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook.model import Arrival, Check, Headers, Item, Planned
 from oncehook.observe import Observer
 from oncehook.receive import Receipt, Receiver
-from oncehook.replays import ReplayOrder
-from oncehook.sources import Source, Splitter, build, split_at
-from oncehook.store.base import Store
+from oncehook.sources import Source, Splitter
+from oncehook.store.base import Numbers, Store
 from oncehook.sweep import Sweep
-from oncehook.verify import Genuine, Nothing, Scheme
+from oncehook.verify import Genuine, Scheme
+from oncehook.whatsapp.outgoing import type_of
 from oncehook.worker import Worker
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
     from oncehook.web.access import Authorize
     from oncehook.web.ingest import Mount
+    from oncehook.whatsapp.messages import Message
+    from oncehook.whatsapp.sender import Sender
 
 log = logging.getLogger("oncehook.inbox")
 F = TypeVar("F", bound=Handler)
@@ -70,8 +73,9 @@ class Inbox:
         self._routes_by_source: dict[str, list[routes.Route]] = {}
         self._receiver: Receiver | None = None
         self._ready_until = 0.0
-        self._emitters: dict[str, int] = {}
-        self._enrolling = asyncio.Lock()
+        self._emitter = Emitter(self.store, self._deliveries, self.observer)
+        self._numbered = -1
+        """How many routes there were when names got their numbers."""
         self.left_behind = 0
         """Threads that were at work when it stopped."""
         self._worker: Worker | None = None
@@ -106,17 +110,7 @@ class Inbox:
             inbox.add(assembly.source_from(name, settings))
         for name, destination in config.destination.items():
             inbox.destinations[name] = assembly.destination_from(name, destination)
-        for route in config.route:
-            inbox.routes.append(
-                routes.Route(
-                    source=route.from_,
-                    destination=route.to,
-                    when=route.when or {},
-                    coalesce=route.coalesce,
-                    latest_wins=route.latest_wins,
-                    on_dead=route.on_dead,
-                )
-            )
+        inbox.routes += map(assembly.route_from, config.route)
         mark = config.watermark
         inbox.limits = watermarks.Limits(mark.dead, mark.oldest_due, mark.daily_volume, mark.disk)
         inbox.retention = config.retention
@@ -144,19 +138,10 @@ class Inbox:
         >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
         """
         token = assembly.from_env(verify_token_env, name) if verify_token_env else (verify_token or "").encode()
-        scheme = assembly.scheme_of(verify)
-        confirmed = isinstance(verify, Mapping) and "confirm" in verify
-        # Unverified and unconfirmed: for direct requests of this machine (DESIGN.md 8.11).
-        settings.setdefault("loopback_only", isinstance(scheme, Nothing) and not confirmed)
+        secrets = [assembly.from_env(secret_env, name)] if secret_env else assembly.as_secrets(secret)
         return self.add(
-            build(
-                name,
-                preset=presets.load(preset) if preset else None,
-                scheme=scheme,
-                secrets=[assembly.from_env(secret_env, name)] if secret_env else assembly.as_secrets(secret),
-                verify_token=token or None,
-                split=split_at(split) if isinstance(split, str) else split,
-                **assembly.in_units(settings),
+            assembly.source_of(
+                name, preset, verify, secrets=secrets, verify_token=token or None, split=split, **settings
             )
         )
 
@@ -197,7 +182,7 @@ class Inbox:
             known = self.destinations.get(called)
             if not (isinstance(known, HandlerDestination) and known.handler is handler):
                 chosen = assembly.terms_of(timeout=timeout, **terms)
-                self._add_destination(HandlerDestination(called, handler, chosen, self.store))
+                self._add_destination(HandlerDestination(called, handler, chosen, self.store, self._emitter))
             self.route(
                 source, called, when={"type": type, **(when or {})},
                 coalesce=coalesce, latest_wins=latest_wins, on_dead=on_dead,
@@ -233,6 +218,19 @@ class Inbox:
                 ca=ca,
             )
         )
+
+    def sender(self, name: str, sender: Sender, *, unsure: Unsure = "retry", **terms: Any) -> SenderDestination:
+        """Add a WhatsApp API as a destination: it is sent what is routed to it, and what is emitted under its name.
+
+        `unsure="dead"` leaves a message of which nobody can tell whether it was sent to a person. `terms` are those of
+        `[destination.NAME]`.
+
+        >>> inbox.sender("answers", MetaCloud(token, phone_number_id), retry="quick")
+        >>> await inbox.send_message("answers", Text(to="+55 11 99999-0001", text="On its way"), key="order-42")
+        """
+        made = SenderDestination(name, sender, assembly.terms_of(**{"timeout": sender.timeout, **terms}), unsure=unsure)
+        self._add_destination(made)
+        return made
 
     def _add_destination(self, destination: Destination) -> Destination:
         if self._receiver is not None:
@@ -271,7 +269,7 @@ class Inbox:
             self.store.wake = self._wake
         await self.store.open(migrate=self._migrate)
         try:
-            await self._enroll()
+            self._take_numbers(await self.store.enroll(self.sources, self.destinations))
             self._receiver = Receiver(self.sources, self.store, self._plan, self.observer, self._revive)
             self._sweep = self._new_sweep()
             if at_work:
@@ -283,22 +281,20 @@ class Inbox:
         self._sweep.start()
 
     def _check_routes(self) -> None:
+        self.routes += assembly.own_routes(self.destinations.values(), self.sources, self.routes)
         for route in self.routes:
             if route.destination not in self.destinations:
                 raise ConfigError(f'A route from "{route.source}" leads to "{route.destination}", which is nowhere.')
 
-    async def _enroll(self) -> None:
-        numbers = await self.store.enroll(self.sources, self.destinations)
-        for source in self.sources.values():
-            source.number = numbers.sources[source.name]
-        for destination in self.destinations.values():
-            destination.number = numbers.destinations[destination.name]
-        self._routes_by_source.clear()
-        for route in self.routes:
-            route.destination_id = numbers.destinations[route.destination]
-            source_ = self.sources.get(route.source)
-            route.settle_options(source_.preset.coalesce if source_ and source_.preset else False)
-            self._routes_by_source.setdefault(route.source, []).append(route)
+    def _number(self) -> None:
+        """Give every name its number where nobody has started this inbox: in a view, say, beside a worker elsewhere."""
+        if self._receiver is None and self._numbered != len(self.routes):
+            self._check_routes()
+            self._take_numbers(self.store.enroll_blocking(self.sources, self.destinations))
+
+    def _take_numbers(self, numbers: Numbers) -> None:
+        self._routes_by_source = assembly.numbered(numbers, self.sources, self.destinations, self.routes)
+        self._numbered = len(self.routes)
 
     def _new_sweep(self) -> Sweep:
         return Sweep(
@@ -374,21 +370,11 @@ class Inbox:
             self._sweep.nudge()
 
     def _as_worker(self) -> StoredWorker | None:
-        worker = self._worker
-        if worker is None:
-            return None
-        host, pid, _ = worker.id.rsplit(":", 2)
-        return StoredWorker(
-            worker.id, host, int(pid), self._started_at, self._started_at, len(worker.heartbeat), worker.destinations
-        )
+        return None if self._worker is None else self._worker.as_stored(self._started_at)
 
     async def _revive(self, event_id: bytes) -> None:
         """A copy of an event came, and its source says that a copy brings dead letters back (R22)."""
-        page = await self.store.find_deliveries(Filter(event_id=event_id, status=DeliveryStatus.dead))
-        for delivery in page.items:
-            order = ReplayOrder(Filter(ids=[delivery.id]), "sender", "a copy arrived", bulk=False)
-            with contextlib.suppress(NotReplayable, ReplayTooSoon):
-                await self.store.make_replay(new_id(), order)
+        await self.desk.revive(event_id, actor="sender", reason="a copy arrived")
 
     # -- taking in -----------------------------------------------------------------------------
 
@@ -435,26 +421,38 @@ class Inbox:
 
         `source` names where it comes from ("app") and need not be configured as a source of arrivals.
         """
-        body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
-        if source not in self._emitters:
-            async with self._enrolling:  # many first events at once ask for the number once
-                if source not in self._emitters:
-                    self._emitters |= (await self.store.enroll([source], [])).sources
-        item = Item(
-            new_id(),
-            bounded(type, 200),
-            None if key is None else bounded(key),
-            None if key is None else key_hash(source, (key,)),
-            units.seconds("30d"),
-            None if subject is None else bounded(subject),
-            body,
-            digest(body),
-            marks=Mark.emitted if key is not None else Mark.emitted | Mark.unkeyed,
-        )
-        item.deliveries = self._deliveries(Arrival(source, (), body), item)
-        head = f"EMIT {source}\r\ncontent-type: application/json".encode()
-        (verdict,) = await self.store.record(Intake(item.event_id, self._emitters[source], head, [item])).future
-        return show_id(Kind.event, verdict.event_id)
+        return await self._emitter.emit(draft(source, type, payload, key, subject))
+
+    async def emit_in(
+        self, tx: Any, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+    ) -> str:
+        """The same in a transaction of your own (PostgreSQL): the event exists if, and only if, that commits.
+
+        `tx` is psycopg's `AsyncConnection`, or SQLAlchemy's. The inbox need not be started here. Emit last: what the
+        event touches is locked until you commit.
+        """
+        await asyncio.to_thread(self._number)
+        return await self._emitter.emit_in(tx, draft(source, type, payload, key, subject))
+
+    def emit_in_blocking(
+        self, tx: Any, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+    ) -> str:
+        """`emit_in` for code that is not asynchronous: `tx` is psycopg's `Connection`, Django's, or SQLAlchemy's."""
+        self._number()
+        return self._emitter.emit_in_blocking(tx, draft(source, type, payload, key, subject))
+
+    async def send_message(self, destination: str, message: Message, *, key: str | None) -> str:
+        """Emit a message to a sender: kept, retried, and sent once per key unless a person replays it.
+
+        What one recipient gets comes in order. `key=None` must be said: then nothing keeps it from being sent twice.
+        Returns the event's id, or the first one's with that key. Raises InvalidMessage for what could never be sent.
+        """
+        sender = self.destinations.get(destination)
+        there = any(route.destination == destination for route in self._routes_by_source.get(destination, ()))
+        if not isinstance(sender, SenderDestination) or not there:
+            raise ConfigError(f'Nothing that is emitted as "{destination}" goes to a sender of that name.')
+        subject = sender.subject_of(message)
+        return await self.emit(destination, type_of(message), msgspec.json.encode(message), key=key, subject=subject)
 
     def _plan(self, source: Source, arrival: Arrival, item: Item) -> Sequence[Planned]:
         return self._deliveries(arrival, item)

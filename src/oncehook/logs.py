@@ -56,7 +56,9 @@ _COLORS: Final = {
 _HIDDEN: Final = frozenset(
     {"event", "level", "timestamp", "exception", "duration_s", "outcome", "type", "source", "destination"}
 )
-_HIDDEN_OF_ATTEMPTS: Final = _HIDDEN | {"delivery_id", "again_in_s", "attempt", "run"}
+_HIDDEN_OF_ATTEMPTS: Final = _HIDDEN | {
+    "delivery_id", "again_in_s", "attempt", "run", "attempts", "final_status",
+}  # fmt: skip
 """The event's id finds its deliveries too, and the rest is said in words."""
 
 

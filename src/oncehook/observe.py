@@ -247,4 +247,6 @@ def _told(destination: str, settled: Settlement) -> dict[str, object]:
     }
     if settled.what is Settle.retry:
         fields["again_in_s"] = round(settled.wait, 3)
+    else:
+        fields |= {"attempts": lease.attempt, "final_status": str(settled.what)}
     return {name: value for name, value in fields.items() if value is not None}

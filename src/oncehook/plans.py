@@ -20,6 +20,7 @@ from oncehook import query
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import BadRequest
 from oncehook.model import Kind, read_id, show_id
+from oncehook.whatsapp.outgoing import Preview
 
 MOST_IDS: Final = 500
 """Deliveries that may be named one by one."""
@@ -53,7 +54,7 @@ class Recipient:
     destination: str
     count: int
     kind: str
-    """`handler` or `http`; `gone` when it is no longer configured."""
+    """`handler`, `http` or `sender`; `gone` when it is no longer configured."""
     address: str
     paused: bool
     failing: bool
@@ -73,16 +74,17 @@ class Plan:
     oldest: datetime | None
     newest: datetime | None
     sample: Sequence[StoredDelivery]
+    previews: Mapping[bytes, Preview]
+    """Of those of the sample that a sender would send: to whom, and what; by delivery."""
     expected_seconds: float | None
     """How long it takes at the rate; None: as fast as the destinations go."""
 
     @property
     def notes(self) -> list[str]:
         """What to know before saying yes."""
-        fresh = "a new webhook-id" if self.wish.fresh_id else "the same webhook-id and Idempotency-Key as before"
-        said = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
-        if not self.wish.fresh_id:
-            said.append("A receiver that deduplicates may leave it out; fresh_id sends a new id.")
+        said = [] if self.recipients and self.only_sends else self._what_receivers_see()
+        if any(recipient.kind == "sender" for recipient in self.recipients):
+            said.append("Whoever got a message already gets it a second time: WhatsApp cannot tell.")
         said.append("Live traffic goes first; the order within a subject is kept among what is replayed.")
         for recipient in self.recipients:
             if recipient.kind == "gone":
@@ -91,6 +93,18 @@ class Plan:
                 said.append(f"{recipient.destination} is paused: nothing is sent before it is resumed.")
             elif recipient.failing:
                 said.append(f"{recipient.destination} is failing right now.")
+        return said
+
+    @property
+    def only_sends(self) -> bool:
+        """Whether it is all about messages to people."""
+        return all(recipient.kind == "sender" for recipient in self.recipients)
+
+    def _what_receivers_see(self) -> list[str]:
+        fresh = "a new webhook-id" if self.wish.fresh_id else "the same webhook-id and Idempotency-Key as before"
+        said = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
+        if not self.wish.fresh_id:
+            said.append("A receiver that deduplicates may leave it out; fresh_id sends a new id.")
         return said
 
 

@@ -1,7 +1,7 @@
 """Settling: what became of attempts is written down in groups; what ends while one is written is the next one.
 
-The worker adds; the store answers which leases were still ours; the worker is told. A settlement with an effect of its
-own goes alone, so that it can fail alone.
+The worker adds; the store answers which leases were still ours; the worker is told. A settlement with an effect or
+events of its own goes alone, so that it can fail alone.
 """
 
 from __future__ import annotations
@@ -89,10 +89,10 @@ class Settling:
     async def _settle_all(self) -> None:
         ended, self._ended = self._ended, []
         self._under_way = len(ended)
-        plain = [s for s in ended if s.commit is None]
+        plain = [s for s in ended if not _may_fail(s)]
         try:
             # Those with an effect of their own can fail by themselves; on SQLite all join the same commit.
-            await asyncio.gather(self._settle(plain), *(self._settle([s]) for s in ended if s.commit is not None))
+            await asyncio.gather(self._settle(plain), *(self._settle([s]) for s in ended if _may_fail(s)))
         finally:
             self._under_way = 0
             self._turn_over.set()
@@ -113,6 +113,8 @@ class Settling:
         for settled in group:
             if settled.lease.fence in ours:
                 self._worker.settled(settled)
+                for emission in settled.emits:
+                    emission.committed()
             else:
                 self._worker.lost(settled.lease)
 
@@ -129,11 +131,16 @@ class Settling:
                 wait = min(wait * 2, 1.0)
 
     def _failed(self, group: list[Settlement], error: Exception) -> None:
-        """An effect could not be written: it is undone, and the attempt has failed like any other."""
+        """What a handler wanted written could not be: it is undone, and the attempt has failed like any other."""
         for settled in group:
-            if settled.commit is None:
+            if not _may_fail(settled):
                 log.error("worker.settle_failed", exc_info=error)
                 self._worker.lost(settled.lease)
                 continue
             terms = self._worker.destination_of(settled.lease).terms
             self.add(settlement(terms, settled.lease, failure(error), settled.duration))
+
+
+def _may_fail(settled: Settlement) -> bool:
+    """Whether it brings something of its handler's own."""
+    return settled.commit is not None or bool(settled.emits)

@@ -7,14 +7,17 @@ The desk fills these, faces write them out as JSON, lines or pages. Credentials 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from oncehook.backoff import Policy
 from oncehook.deliveries import Level, StoredDelivery, StoredWorker
+from oncehook.destinations.base import Destination
 from oncehook.model import Outcome, SchemaState, StoredEvent, unpack_head
+from oncehook.routes import Route
+from oncehook.sources import Source
 from oncehook.verify import Either, Nothing, Scheme, StandardWebhooks
 from oncehook.watermarks import Watermark
 
@@ -126,6 +129,57 @@ class System:
     workers: Sequence[StoredWorker]
     watermarks: Sequence[Watermark]
     crossings: Mapping[str, datetime]
+
+
+# -- what is set up ----------------------------------------------------------------------------
+
+
+def show_source(
+    source: Source, routes: Iterable[Route], last_arrival: datetime | None, figures: Mapping[str, int]
+) -> ShownSource:
+    """A source as it may be shown."""
+    return ShownSource(
+        name=source.name,
+        preset=source.preset.name if source.preset else None,
+        title=source.preset.title if source.preset else None,
+        address=f"/in/{source.path}",
+        hidden=source.path != source.name,
+        verifier=verifier_name(source.scheme),
+        unverified=isinstance(source.scheme, Nothing),
+        loopback_only=source.loopback_only,
+        secrets=len(source.secrets),
+        key=rule(source.places.get("key")),
+        subject=rule(source.places.get("subject")),
+        type=rule(source.places.get("type")),
+        destinations=_names(route.destination for route in routes if route.source == source.name),
+        last_arrival=last_arrival,
+        figures=figures,
+    )
+
+
+def show_destination(
+    destination: Destination, routes: Iterable[Route], level: Level, figures: Mapping[str, int], now: datetime
+) -> ShownDestination:
+    """A destination as it may be shown."""
+    terms = destination.terms
+    return ShownDestination(
+        name=destination.name,
+        kind=destination.kind,
+        address=destination.address,
+        retry=schedule(terms.retry),
+        timeout=terms.timeout,
+        lease=terms.lease,
+        concurrency=terms.concurrency,
+        rate=terms.rate,
+        sources=_names(route.source for route in routes if route.destination == destination.name),
+        level=level,
+        figures=figures,
+        breaker=breaker(level, now),
+    )
+
+
+def _names(names: Iterable[str]) -> list[str]:
+    return list(dict.fromkeys(names))
 
 
 # -- in words ----------------------------------------------------------------------------------

@@ -102,6 +102,8 @@ class Preset:
     key_authenticated: bool = True
     """Whether the check covers where the key stands."""
     coalesce: bool | str = False
+    daily_volume: int | None = None
+    """Events a day above which a watermark is crossed, unless the settings say another number."""
     needs: tuple[str, ...] = ("secret",)
     """Settings this preset cannot do without: `secret`, `verify_token`, `public_url`, `key`."""
     facts: Mapping[str, str] = field(default_factory=dict)

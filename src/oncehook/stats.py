@@ -16,6 +16,7 @@ from oncehook.model import Figures
 from oncehook.watermarks import Watermark
 
 Groups = dict[str, dict[str, int]]
+PerDay = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class Stats:
     rejected: int
     retries: int
     replays: int
+    last_replay_at: datetime | None
+    """When the latest replay was asked for."""
+    per_day: Mapping[str, Mapping[str, int]]
+    """Deliveries done, by destination and day (UTC)."""
     volume_today: int
     """Events accepted since midnight UTC."""
     watermarks: Sequence[Watermark]
@@ -50,6 +55,8 @@ def gather(
     statuses: Mapping[DeliveryStatus, int],
     marks: Sequence[Watermark],
     by: Literal["source", "destination"] | None,
+    per_day: PerDay,
+    last_replay_at: datetime | None,
 ) -> Stats:
     """Add it all up."""
     sources, destinations = figures.by_source.values(), figures.by_destination.values()
@@ -64,6 +71,8 @@ def gather(
         rejected=_sum(sources, "rejected"),
         retries=_sum(destinations, "retry"),
         replays=_sum(destinations, "replays"),
+        last_replay_at=last_replay_at,
+        per_day=per_day,
         volume_today=sum(today.values()),
         watermarks=marks,
         by=None if by is None else groups[by](),
@@ -95,6 +104,7 @@ def _by_destination(figures: Figures, levels: Mapping[str, Level]) -> Groups:
             "done": level.done,
             "dead": level.dead,
             "discarded": level.discarded,
+            "delivered": figures.by_destination.get(name, {}).get("succeeded", 0),
             "retries": figures.by_destination.get(name, {}).get("retry", 0),
             "replays": figures.by_destination.get(name, {}).get("replays", 0),
         }

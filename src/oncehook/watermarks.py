@@ -7,7 +7,7 @@ the sweep tells when one is crossed and when it is back; both ask here, so that 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from oncehook.deliveries import Level
 
@@ -21,9 +21,14 @@ class Limits:
     oldest_due: float | None = None
     """Seconds for which the oldest delivery has been due."""
     daily_volume: Mapping[str, int] = field(default_factory=dict)
-    """Events since midnight UTC, by source."""
+    """Events since midnight UTC, by source; 0: nobody wants to know, whatever the source's preset says."""
     disk: float | None = None
     """The free part of the disk, from 0 to 1: here less is worse."""
+
+    def with_usual(self, usual: Mapping[str, int]) -> Limits:
+        """With the usual daily volumes of some sources, where nothing else was said about them."""
+        volumes = {source: limit for source, limit in {**usual, **self.daily_volume}.items() if limit}
+        return replace(self, daily_volume=volumes)
 
 
 @dataclass(frozen=True, slots=True)

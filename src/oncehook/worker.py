@@ -17,10 +17,11 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Final, Protocol
 
 from oncehook import clock, faults
-from oncehook.deliveries import DEATHS, Evidence, Lease, Outlook, Settle, Settlement, Turn, Want
+from oncehook.deliveries import DEATHS, Evidence, Lease, Outlook, Settle, Settlement, StoredWorker, Turn, Want
 from oncehook.destinations.base import Destination, settlement
 from oncehook.destinations.handler import failure
 from oncehook.errors import LeaseLost, StoreError
@@ -176,6 +177,11 @@ class Worker:
     def destinations(self) -> Sequence[str]:
         """Whom it works for."""
         return [place.destination.name for place in self._places.values()]
+
+    def as_stored(self, since: datetime) -> StoredWorker:
+        """Who it is, for those that ask which workers there are."""
+        host, pid, _ = self.id.rsplit(":", 2)
+        return StoredWorker(self.id, host, int(pid), since, since, len(self.heartbeat), self.destinations)
 
     async def drained(self) -> None:
         """Return when nothing is left to do for its destinations, retries included; what is paused does not count."""

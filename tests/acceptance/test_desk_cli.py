@@ -657,7 +657,7 @@ def commands(command: click.Command, *names: str) -> Iterator[tuple[str, click.C
 
 
 EVERY = dict(commands(cli))
-SECTIONS = dict(re.findall(r"^#+ `oncehook ([a-z ]+)`\n(.*?)(?=^#|\Z)", PAGE, re.DOTALL | re.MULTILINE))
+SECTIONS = dict(re.findall(r"^#+ `oncehook ([a-z -]+)`\n(.*?)(?=^#|\Z)", PAGE, re.DOTALL | re.MULTILINE))
 
 
 def test_every_command_has_its_section() -> None:
@@ -670,8 +670,15 @@ def test_the_page_names_every_option_and_no_other(name: str) -> None:
     options = [one for one in EVERY[name].params if isinstance(one, click.Option)]
     longest = {max(one.opts, key=len) for one in options}
     server = {"--config", "--app", "--server", "--token-env"}
+    whatsapp = {
+        "--destination", "--api", "--base-url", "--instance", "--phone-number-id", "--version", "--country",
+        "--allow-private",
+    }  # fmt: skip
     if server <= longest:
         assert "*Asks the server.*" in SECTIONS[name]
         longest -= server
+    if whatsapp <= longest:
+        assert "*Speaks to WhatsApp.*" in SECTIONS[name]
+        longest -= {*whatsapp, "--config"}
     named = set(re.findall(r"^\| `(--[a-z-]+)", SECTIONS[name], re.MULTILINE))
     assert named == longest

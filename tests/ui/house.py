@@ -138,7 +138,7 @@ class House:
         linecache.cache["app/hooks.py"] = (len(SHOP), None, SHOP.splitlines(keepends=True), "app/hooks.py")
         inbox.on("whatsapp")(shop["reply"])
         inbox.on("orders", retry=["10s", "1m", "5m"], breaker={"failures": 1000})(shop["ship"])
-        inbox.limits = Limits(dead=100, oldest_due=300.0, disk=0.01)
+        inbox.limits = Limits(dead=100, oldest_due=300.0, daily_volume={"whatsapp": 0}, disk=0.01)
         return inbox
 
     # -- running -------------------------------------------------------------------------------

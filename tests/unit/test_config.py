@@ -48,8 +48,8 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
         "SourceConfig": "preset verify secret verify_token public_url tolerance path key on_missing_key on_conflict "
         "subject type event_time ignore rank rank_scope split redact volatile max_body budget keep_keys keep_events "
         "revive_dead ip_allow",
-        "DestinationConfig": "url sign headers forward_headers timeout retry rate concurrency breaker lease "
-        "allow_private",
+        "DestinationConfig": "url whatsapp unsure sign headers forward_headers timeout retry rate concurrency breaker "
+        "lease allow_private",
         "RouteConfig": "from to when coalesce latest_wins on_dead",
         "ServerConfig": "host port admin_token tokens trusted_proxies admin_bind public_without_tls log_level",
     }

@@ -16,6 +16,8 @@ PACKAGE = Path(oncehook.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 CLIENTS = (
     "aiohttp",
+    "aiohttp_socks",
+    "python_socks",
     "httpx",
     "requests",
     "urllib3",
@@ -27,7 +29,7 @@ CLIENTS = (
 )
 
 ALLOWED = {
-    "outbound/client.py": {"aiohttp"},  # the guarded client itself
+    "outbound/client.py": {"aiohttp", "aiohttp_socks"},  # the guarded client itself
     "sending.py": {"http.client"},  # `oncehook send` and the demo: a person at a terminal names the address
 }
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
 
 import click
 
@@ -29,6 +30,8 @@ COMMANDS = {
     "sources": ("sources", "What is set up to receive, and how it goes."),
     "destinations": ("destinations", "Where events go, and how that stands."),
     "stats": ("stats", "The numbers since a moment."),
+    "keys": ("keys", "Claim, commit, release and show a key by hand."),
+    "whatsapp": ("whatsapp", "Send a message over WhatsApp, or look after an instance."),
     "config": ("config", "Check, show and describe the settings."),
     "db": ("db", "The store: migrate, status, sql, prune, restored."),
     "doctor": ("doctor", "Check that everything is well, and say what to do when not."),
@@ -62,10 +65,24 @@ def cli() -> None:
     """The webhook inbox: every event accepted once, worked in order, never lost, always replayable."""
 
 
-def main() -> NoReturn:
-    """Run the command line; an error of ours is one sentence and a hint, never a traceback."""
+def main(
+    arguments: Sequence[str] | None = None,
+    *,
+    program: str | None = None,
+    defaults: Mapping[str, Any] | None = None,
+) -> NoReturn:
+    """Run the command line; an error of ours is one sentence and a hint, never a traceback.
+
+    A program that hands on to it says what it is called, and what its commands need not be told (click's default_map).
+    """
     try:
-        code = cli.main(standalone_mode=False, color=False if os.environ.get("NO_COLOR") else None)
+        code = cli.main(
+            arguments,
+            program,
+            standalone_mode=False,
+            color=False if os.environ.get("NO_COLOR") else None,
+            default_map=defaults,
+        )
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)

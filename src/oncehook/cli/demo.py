@@ -26,6 +26,7 @@ from oncehook.inbox import Inbox
 from oncehook.logs import set_up_logging
 from oncehook.model import Arrival
 from oncehook.sources import Source
+from oncehook.watermarks import Limits
 
 SENDERS = {"whatsapp": "whatsapp-cloud", "stripe": "stripe", "github": "github", "orders": "shopify"}
 OUTCOMES = ("accepted", "duplicate", "conflict")
@@ -55,6 +56,7 @@ async def _run(folder: Path, seconds: float | None, rate: float, port: int) -> N
     inbox.observer.verbose = True
     for name, preset in SENDERS.items():
         inbox.source(name, preset=preset, secret=clock.random_bytes(16).hex(), verify_token="demo")  # noqa: S106
+    inbox.limits = Limits(daily_volume={"whatsapp": 0})  # a day's worth comes in a minute here
     _add_handlers(inbox)
     traffic: list[asyncio.Task[None]] = []
     sent: Counter[str] = Counter()

@@ -278,7 +278,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
         count(plan["total"], "delivery", "deliveries") + _listed(plan["by_status"]),
         *(f"  → {one}" for one in table_of_recipients(plan["recipients"])),
         *fields({**span, "left out": _left_out(plan), "takes": _takes(plan), "query": text(plan["query"], 2000)}, "  "),
-        *_sample(plan["sample"], plan["total"]),
+        *_sample(plan["sample"], plan["total"], plan["previews"]),
         *(f"  {text(note, 500)}" for note in plan["notes"]),
         *fields({"again": text(plan["command"], 4000)}, "  "),
     ]
@@ -316,13 +316,19 @@ def _takes(plan: Mapping[str, Any]) -> str:
     return f"about {words(round(expected) or 1)}" + ("" if plan["rate"] is None else f" at {show_rate(plan['rate'])}")
 
 
-def _sample(sample: Sequence[Mapping[str, Any]], total: int) -> list[str]:
+def _sample(sample: Sequence[Mapping[str, Any]], total: int, previews: Mapping[str, Mapping[str, str]]) -> list[str]:
     rows = [
-        [one["id"], state(one["status"], one["note"]), text(one["type"]), text(one["subject"]), text(why(one), 60)]
+        [one["id"], state(one["status"], one["note"]), text(one["type"]), _about(one, previews), text(why(one), 60)]
         for one in sample
     ]
     lines = [f"  {one}" for one in table(("", "", "", "", ""), rows)[1:]]
     return lines if total <= len(sample) else [*lines, f"  … and {total - len(sample):,} more"]
+
+
+def _about(delivery: Mapping[str, Any], previews: Mapping[str, Mapping[str, str]]) -> str:
+    """The subject; of an outgoing message, to whom it goes and what it says."""
+    message = previews.get(delivery["id"])
+    return text(delivery["subject"]) if message is None else text(f"{message['to']}: {message['text']}", 60)
 
 
 def why(delivery: Mapping[str, Any]) -> str:

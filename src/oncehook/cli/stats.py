@@ -38,7 +38,11 @@ def _lines(stats: Mapping[str, Any], by: str | None) -> list[str]:
         }
     )
     lines += [_watermark(mark) for mark in stats["watermarks"]]
-    return [*lines, *(["", *_groups(by, stats["by"])] if by and stats["by"] else [])]
+    if by and stats["by"]:
+        lines += ["", *_groups(by, stats["by"])]
+    if by == "destination" and any(stats["per_day"].values()):
+        lines += ["", *_days(stats["per_day"])]
+    return lines
 
 
 def _watermark(mark: Mapping[str, Any]) -> str:
@@ -51,6 +55,13 @@ def _level(name: str, level: float) -> str:
     if name.startswith("oldest_due"):
         return words(round(level))
     return f"{level:.1%}" if name.startswith("disk") else f"{level:,g}"
+
+
+def _days(per_day: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What was delivered, by day and destination."""
+    days = sorted({day for counts in per_day.values() for day in counts})
+    rows = [[day, *(f"{counts.get(day, 0):,}" for counts in per_day.values())] for day in days]
+    return table(("day", *map(text, per_day)), rows)
 
 
 def _groups(by: str, groups: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -32,7 +32,7 @@ from oncehook.config.tables import (
     WatermarkConfig,
     schema,
 )
-from oncehook.config.walk import Field, Walk, fields_of, table_of
+from oncehook.config.walk import Field, Walk, fields_of, is_one_table, table_of
 from oncehook.errors import ConfigError
 from oncehook.secret import Environment, Secret
 
@@ -57,9 +57,9 @@ __all__ = [
 
 # Variables that belong to the command line, not to the file: its options (ONCEHOOK_SERVE_OPEN) and these.
 _OWN: Final = re.compile(
-    r"ONCEHOOK_(?:(?:CONFIG|TOKEN|SERVER|FAULT|JSON|QUIET|VERBOSE)"
+    r"ONCEHOOK_(?:(?:CONFIG|TOKEN|SERVER|FAULT|JSON|QUIET|VERBOSE|PROXY|CLAIMS)"
     r"|(?:SERVE|WORKER|DEMO|SEND|FORWARD|TAIL|EVENTS|SHOW|REPLAY|DEAD|PAUSE|RESUME|SOURCES|DESTINATIONS|STATS|KEYS"
-    r"|WHATSAPP|TOKEN|IMPORT|EXPORT|INIT|CONFIG|DB|DOCTOR|HEALTH|BENCH|COMPLETION|VERSION)_(?!_)\w+)"
+    r"|WHATSAPP|S3|PROXY|TOKEN|IMPORT|EXPORT|INIT|CONFIG|DB|DOCTOR|HEALTH|BENCH|COMPLETION|VERSION)_(?!_)\w+)"
 )
 
 
@@ -104,6 +104,8 @@ class Loaded:
     def _inner_settings(self, value: Any, path: SettingPath) -> Iterator[Setting]:
         if isinstance(value, msgspec.Struct):
             yield from self._settings(value, path)
+            return
+        if value is None:
             return
         for step, table in value.items() if isinstance(value, dict) else enumerate(value):
             yield from self._settings(table, (*path, step))
@@ -177,9 +179,9 @@ def _reachable(kind: type[msgspec.Struct], tree: object, path: SettingPath) -> I
             yield here, about
             continue
         below = tree.get(key) if isinstance(tree, dict) else None
-        if about.default is not None and isinstance(about.default, inner):
+        if isinstance(about.default, inner) or (is_one_table(about.hint) and below is not None):
             yield from _reachable(inner, below, here)
-        elif isinstance(below, dict):
+        elif isinstance(below, dict) and not is_one_table(about.hint):
             for name in below:
                 yield from _reachable(inner, below[name], (*here, name))
 

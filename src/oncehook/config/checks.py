@@ -12,9 +12,9 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from oncehook.config.forms import hide_password, is_loopback, split_bind, suggest
+from oncehook.config.forms import NAME, NAME_FORM, hide_password, is_loopback, nearest, split_bind, suggest
 from oncehook.config.origin import SettingPath
-from oncehook.config.tables import Config, RouteConfig, ServerConfig, SourceConfig
+from oncehook.config.tables import Config, DestinationConfig, RouteConfig, ServerConfig, SourceConfig, WhatsAppConfig
 from oncehook.config.walk import Walk
 from oncehook.errors import ConfigError
 
@@ -30,8 +30,7 @@ def check(config: Config, walk: Walk) -> None:
         _check_verified(name, source, walk)
     _check_addresses(config, walk)
     for name, destination in config.destination.items():
-        if destination.url is None and not walk.has_failed(("destination", name, "url")):
-            walk.note(("destination", name), f'[destination.{name}] needs a url; write url = "https://…"')
+        _check_destination(name, destination, walk)
     _check_routes(config, walk)
     _check_volumes(config, walk)
     _check_tokens(config.server, walk)
@@ -100,7 +99,59 @@ def _check_addresses(config: Config, walk: Walk) -> None:
         taken.setdefault(address, name)
 
 
+# -- destinations ------------------------------------------------------------------------------
+
+_NEEDS: Final = {
+    "meta": ("token", "phone_number_id"),
+    "evolution-api": ("base_url", "api_key", "instance"),
+    "evolution-go": ("base_url", "token"),
+}
+UNKNOWN_TO: Final = {
+    "meta": ("api_key", "instance"),
+    "evolution-api": ("token", "phone_number_id", "version"),
+    "evolution-go": ("phone_number_id", "version"),
+}
+_OF_A_URL: Final = ("sign", "headers", "forward_headers")
+
+
+def _check_destination(name: str, destination: DestinationConfig, walk: Walk) -> None:
+    path = ("destination", name)
+    whatsapp = destination.whatsapp
+    if destination.url is None and whatsapp is None:
+        if not any(walk.has_failed((*path, key)) for key in ("url", "whatsapp")):
+            walk.note(
+                path, f'[destination.{name}] needs a url; write url = "https://…", or [destination.{name}.whatsapp]'
+            )
+    elif destination.url is not None and whatsapp is not None:
+        walk.note((*path, "whatsapp"), f"[destination.{name}] has both url and whatsapp; keep one of them")
+    elif whatsapp is not None:
+        for key in _OF_A_URL:
+            if getattr(destination, key):
+                walk.note((*path, key), f"{key} in [destination.{name}] is for a url, not for whatsapp")
+        _check_whatsapp(name, whatsapp, walk)
+
+
+def lacking(whatsapp: WhatsAppConfig) -> list[str]:
+    """What its API cannot do without, and nobody has said."""
+    return [key for key in _NEEDS[whatsapp.api] if getattr(whatsapp, key) is None]
+
+
+def _check_whatsapp(name: str, whatsapp: WhatsAppConfig, walk: Walk) -> None:
+    path = ("destination", name, "whatsapp")
+    for key in lacking(whatsapp):
+        if not walk.has_failed((*path, key)):
+            walk.note(path, f'[destination.{name}.whatsapp] needs {key}: the API "{whatsapp.api}" asks for it')
+    for key in UNKNOWN_TO[whatsapp.api]:
+        if getattr(whatsapp, key) is not None:
+            walk.note(
+                (*path, key), f'{key} in [destination.{name}.whatsapp]: the API "{whatsapp.api}" has no such thing'
+            )
+
+
 # -- routes and watermarks ---------------------------------------------------------------------
+
+_MISSPELT: Final = 0.8
+"""How alike a name must be to that of a source to be taken for it, and not for one that a program emits under."""
 
 
 def _check_routes(config: Config, walk: Walk) -> None:
@@ -110,10 +161,18 @@ def _check_routes(config: Config, walk: Walk) -> None:
     positions = [number for number in range(_count(walk)) if not walk.has_failed(("route", number))]
     for number, route in zip(positions, config.route, strict=True):
         path = ("route", number)
-        _check_name(walk, (*path, "from"), "source", route.from_, sources)
+        _check_emitter(walk, (*path, "from"), route.from_, sources)
         _check_name(walk, (*path, "to"), "destination", route.to, destinations)
         if source := config.source.get(route.from_):
             _check_needs(walk, path, route, source)
+
+
+def _check_emitter(walk: Walk, path: SettingPath, name: str, sources: Sequence[str]) -> None:
+    """A program may emit under any name, so one that is unknown is wrong only where it looks misspelt."""
+    if name not in sources and (near := nearest(name, sources, _MISSPELT)):
+        walk.note(path, f'there is no source "{name}"; did you mean "{near}"?')
+    elif not NAME.fullmatch(name):
+        walk.note(path, f'"{name}" is not a name for a source; use {NAME_FORM}')
 
 
 def _check_needs(walk: Walk, path: tuple[str, int], route: RouteConfig, source: SourceConfig) -> None:
@@ -127,8 +186,9 @@ def _check_needs(walk: Walk, path: tuple[str, int], route: RouteConfig, source: 
 
 
 def _check_volumes(config: Config, walk: Walk) -> None:
+    known = [*_names(walk, "source"), *(route.from_ for route in config.route)]
     for name in config.watermark.daily_volume:
-        _check_name(walk, ("watermark", "daily_volume", name), "source", name, _names(walk, "source"))
+        _check_name(walk, ("watermark", "daily_volume", name), "source", name, known)
 
 
 def _check_name(walk: Walk, path: SettingPath, kind: str, name: str, known: Sequence[str]) -> None:

@@ -45,9 +45,9 @@ class Form:
     is_secret: bool = False
 
 
-def nearest(word: str, words: Sequence[str]) -> str:
+def nearest(word: str, words: Sequence[str], alike: float = 0.6) -> str:
     """The allowed word that was probably meant, or nothing."""
-    return next(iter(get_close_matches(word, words, n=1)), "")
+    return next(iter(get_close_matches(word, words, n=1, cutoff=alike)), "")
 
 
 def suggest(word: str, words: Sequence[str]) -> str:
@@ -141,10 +141,22 @@ def _fraction(value: object, place: Place) -> float:
 
 
 def _volumes(value: object, place: Place) -> dict[str, int]:
-    count = whole(1, 10**12)
+    count = whole(0, 10**12)
     if not isinstance(value, dict):
         raise ConfigError("must be a table of sources and numbers; write for example { whatsapp = 50 }")
-    return {source: count.read(number, place) for source, number in value.items()}
+    return {source: 0 if number == "off" else count.read(number, place) for source, number in value.items()}
+
+
+def _digits(value: object) -> str:
+    """Digits that are a name and no amount: written with or without quotes, as a variable cannot have any."""
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
+
+
+def _country(value: object, place: Place) -> str:
+    text = _digits(value)
+    if not re.fullmatch(r"\+?[1-9][0-9]{0,2}", text):
+        raise ConfigError('must be a calling code; write for example "55"')
+    return text.removeprefix("+")
 
 
 _SPOKEN: Final = {"type": ["string", "number"], "minimum": 0, "examples": ["0.2s", "15s", "5m", "1h30m", "30d"]}
@@ -158,7 +170,13 @@ RATE: Final = Form(
     lambda value: f"{value:g}/s" if value >= 1 else f"{value * 3600:g}/h",
 )
 FRACTION: Final = Form(_fraction, {"type": "string", "examples": ["10%"]}, lambda value: f"{value * 100:g}%")
-VOLUMES: Final = Form(_volumes, {"type": "object", "additionalProperties": {"type": "integer", "minimum": 1}})
+VOLUMES: Final = Form(
+    _volumes,
+    {"type": "object", "additionalProperties": {"anyOf": [{"type": "integer", "minimum": 0}, {"const": "off"}]}},
+)
+WHATSAPP_API: Final = choice("meta", "evolution-api", "evolution-go")
+PHONE: Final = Form(lambda value, place: _digits(value), {"type": ["string", "integer"]})
+COUNTRY: Final = Form(_country, {"type": ["string", "integer"], "examples": ["55"]})
 
 
 # -- secrets and headers -----------------------------------------------------------------------
@@ -205,6 +223,10 @@ def _header_value(name: str, value: object, place: Place) -> str | Secret:
     return value
 
 
+def _proxy(value: object, place: Place) -> Secret | str:
+    return "env" if value == "env" else place.secret(value)
+
+
 def show_secret(secret: Secret) -> str:
     """What may be said about a secret."""
     return f"{secret.name} ({'set' if secret.is_set() else 'not set'})"
@@ -223,6 +245,12 @@ _REFERENCE: Final = {
 }
 
 SECRET: Final = Form(lambda value, place: place.secret(value), _REFERENCE, show_secret, is_secret=True)
+PROXY: Final = Form(
+    _proxy,
+    {"anyOf": [_REFERENCE, {"const": "env"}]},
+    lambda proxy: proxy if isinstance(proxy, str) else show_secret(proxy),
+    is_secret=True,
+)
 SECRETS: Final = Form(
     _secrets,
     {"anyOf": [_REFERENCE, {"type": "array", "items": _REFERENCE, "minItems": 1}]},

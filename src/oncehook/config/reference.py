@@ -15,6 +15,8 @@ _TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("`[[server.tokens]]`", tables.TokenConfig),
     ("`[source.NAME]`", tables.SourceConfig),
     ("`[destination.NAME]`", tables.DestinationConfig),
+    ("`[destination.NAME.whatsapp]`", tables.WhatsAppConfig),
+    ("`files = { … }`", tables.FilesConfig),
     ("`retry = { … }`", tables.RetryConfig),
     ("`breaker = { … }`", tables.BreakerConfig),
     ("`[[route]]`", tables.RouteConfig),

@@ -146,10 +146,55 @@ _RETRY: Final = Form(
 )
 
 
+class FilesConfig(_Table, frozen=True, kw_only=True):
+    """S3-compatible storage (R2, MinIO, AWS) from which WhatsApp fetches the files that are sent."""
+
+    bucket: Annotated[str, forms.TEXT, "The bucket."]
+    endpoint: Annotated[str | None, forms.URL, "Its address, where it is not AWS."] = None
+    region: Annotated[str, forms.TEXT, "Its region."] = "auto"
+    access_key: Annotated[Secret, forms.SECRET, "The key's name."]
+    secret_key: Annotated[Secret, forms.SECRET, "The key."]
+    prefix: Annotated[str, forms.TEXT, "What the names of its objects begin with."] = "oncehook/"
+    expires: Annotated[float, forms.DURATION, "How long a link to a file works."] = DAY
+    public_endpoint: Annotated[
+        str | None, forms.URL, "Where WhatsApp reaches it, when that is not where we do (MinIO in a compose file)."
+    ] = None
+    public_url: Annotated[
+        str | None, forms.URL, "The address of a bucket that is open to all: links begin with it, and never expire."
+    ] = None
+
+
+class WhatsAppConfig(_Table, frozen=True, kw_only=True):
+    """A WhatsApp API: events routed here are messages, and are sent."""
+
+    api: Annotated[Literal["meta", "evolution-api", "evolution-go"], forms.WHATSAPP_API, "Which API it speaks."]
+    token: Annotated[Secret | None, forms.SECRET, "The access token (Meta), or the instance's (Evolution Go)."] = None
+    api_key: Annotated[
+        Secret | None, forms.SECRET, "The API key (Evolution API), or the administrator's (Evolution Go)."
+    ] = None
+    phone_number_id: Annotated[str | None, forms.PHONE, "The number that sends (Meta)."] = None
+    instance: Annotated[str | None, forms.TEXT, "The instance that sends (Evolution)."] = None
+    base_url: Annotated[str | None, forms.URL, "Where the API is; Meta's own, unless said."] = None
+    version: Annotated[str | None, forms.TEXT, "The version of the API (Meta)."] = None
+    proxy: Annotated[
+        Secret | str | None,
+        forms.PROXY,
+        'A proxy to go through (http://… or socks5://…), or "env": as ONCEHOOK_PROXY says.',
+    ] = None
+    country: Annotated[str | None, forms.COUNTRY, 'The calling code of numbers written without one, as in "55".'] = None
+    files: FilesConfig | None = None
+
+
 class DestinationConfig(_Table, frozen=True, kw_only=True):
-    """Where events are sent."""
+    """Where events are sent: to a web address, or over WhatsApp."""
 
     url: Annotated[str | None, forms.URL, "The address to send to."] = None
+    whatsapp: WhatsAppConfig | None = None
+    unsure: Annotated[
+        Literal["retry", "dead"],
+        forms.choice("retry", "dead"),
+        "With whatsapp: what becomes of a message when nobody can tell whether it was sent.",
+    ] = "retry"
     sign: Annotated[tuple[Secret, ...], forms.SECRETS, "What to sign with (Standard Webhooks)."] = ()
     headers: Annotated[dict[str, str | Secret], forms.HEADERS, "Headers to add."] = {}
     forward_headers: Annotated[tuple[str, ...], forms.HEADER_NAMES, "Headers of the sender to pass on."] = ()
@@ -239,7 +284,11 @@ class WatermarkConfig(_Table, frozen=True, kw_only=True):
 
     dead: Annotated[int | None, forms.whole(1, 10**12), "Dead letters."] = None
     oldest_due: Annotated[float | None, forms.DURATION, "How long the oldest delivery has been due."] = None
-    daily_volume: Annotated[dict[str, int], forms.VOLUMES, "Events a day, by source."] = {}
+    daily_volume: Annotated[
+        dict[str, int],
+        forms.VOLUMES,
+        "Events a day, by source (WhatsApp presets: 50; 0: no limit).",
+    ] = {}
     disk: Annotated[float | None, forms.FRACTION, "Free part of the disk."] = None
 
 

@@ -80,6 +80,11 @@ def table_of(hint: Any) -> type[msgspec.Struct] | None:
     return None
 
 
+def is_one_table(hint: Any) -> bool:
+    """Whether it is a table by itself, and not several of a kind."""
+    return table_of(hint) is not None and typing.get_origin(hint) not in (dict, list)
+
+
 def label(path: SettingPath) -> str:
     """How TOML heads this table: `[source.orders]`, `[[route]]`."""
     name = ".".join(str(step) for step in path if isinstance(step, str))

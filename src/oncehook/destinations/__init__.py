@@ -1,1 +1,2 @@
-"""Where events are sent: a Python handler or an HTTP address. Each makes one attempt and says how it went."""
+"""Where events are sent: a Python handler, an HTTP address, or a WhatsApp API. Each makes one attempt and says how
+it went."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from oncehook.backoff import DURABLE, Policy
-from oncehook.deliveries import NOTHING, Breaker, Category, Evidence, Lease, Settle, Settlement
+from oncehook.deliveries import NOTHING, Breaker, Category, Emission, Evidence, Lease, Settle, Settlement
 
 
 @dataclass(slots=True, frozen=True)
@@ -39,6 +39,8 @@ class Result:
     """Why nothing more should be sent until a person has looked (410)."""
     commit: Callable[[Any], object] | None = None
     """An effect to be written in the transaction that settles (SQLite)."""
+    emits: Sequence[Emission] = ()
+    """Events to be kept in the transaction that settles."""
     settled: bool = False
     """The delivery was settled along with its effect, in the handler's own transaction (PostgreSQL)."""
 
@@ -56,9 +58,9 @@ class Destination(Protocol):
     trust: int
     """Crashes of the process that are not held against a delivery (see Want.trust)."""
     kind: str
-    """`handler` or `http`, as it is shown."""
+    """`handler`, `http` or `sender`, as it is shown."""
     address: str
-    """Whom it reaches: a function's dotted name, or method and URL without credentials."""
+    """Whom it reaches: a function's dotted name, method and URL, or an API and its place; without credentials."""
 
     async def open(self) -> None:
         """Be ready to make attempts, on the running loop."""
@@ -80,6 +82,7 @@ def settlement(terms: Terms, lease: Lease, result: Result, duration: float) -> S
             duration=duration,
             breaker=terms.breaker,
             commit=result.commit,
+            emits=result.emits,
         )
     wait = None if result.category is Category.permanent else terms.retry.wait(lease.attempt)
     if wait is not None and result.retry_after is not None:

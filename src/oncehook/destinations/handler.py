@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import inspect
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 from oncehook import clock, faults, units
-from oncehook.deliveries import ANSWER_KEPT, Category, Evidence, Lease
+from oncehook.deliveries import ANSWER_KEPT, Category, Emission, Evidence, Lease
 from oncehook.destinations.base import WELL, Result, Terms, settlement
+from oncehook.emit import Emitter
 from oncehook.errors import ConfigError, GiveUp, LeaseLost, RetryLater
 from oncehook.event import Event
 from oncehook.model import Engine
@@ -42,13 +43,14 @@ class HandlerDestination:
     kind = "handler"
     trust = 0
 
-    def __init__(self, name: str, handler: Handler, terms: Terms, store: Store) -> None:
+    def __init__(self, name: str, handler: Handler, terms: Terms, store: Store, emitter: Emitter) -> None:
         self.name = name
         self.number = 0
         self.terms = terms
         self.handler = handler
         self.address = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
         self._store = store
+        self._emitter = emitter
         self._on_loop = inspect.iscoroutinefunction(inspect.unwrap(handler))
         self._takes_tx = "tx" in inspect.signature(handler).parameters
         self._takes_effects = store.engine is Engine.sqlite
@@ -95,16 +97,17 @@ class HandlerDestination:
 
     async def _on_the_loop(self, lease: Lease, event: Event) -> Result:
         await self._within_limit(self.handler(event))
-        return WELL if event.effect is None else Result(commit=event.effect)
+        return await self._well(event)
 
     async def _on_the_loop_with_tx(self, lease: Lease, event: Event) -> Result:
         started = clock.perf()
         async with self._store.transaction() as tx:
             await self._within_limit(self.handler(event, tx=tx.connection))
+            well = await self._well(event)
             faults.point("before_tx_settle")
             lease.is_settling = True
-            await tx.settle(settlement(self.terms, lease, WELL, clock.perf() - started))
-        return Result(settled=True)
+            await tx.settle(settlement(self.terms, lease, well, clock.perf() - started))
+        return _settled(well.emits)
 
     async def _within_limit(self, attempt: Any) -> None:
         try:
@@ -117,24 +120,39 @@ class HandlerDestination:
 
     async def _on_a_thread(self, lease: Lease, event: Event) -> Result:
         await self._in_thread(self.handler, event)
-        return WELL if event.effect is None else Result(commit=event.effect)
+        return await self._well(event)
+
+    async def _well(self, event: Event) -> Result:
+        drafts = event.finish()
+        if event.effect is None and not drafts:
+            return WELL
+        return Result(commit=event.effect, emits=await self._emitter.emissions(drafts))
 
     async def _on_a_thread_with_tx(self, lease: Lease, event: Event) -> Result:
-        await self._in_thread(self._call_with_tx, lease, event)
-        return Result(settled=True)
+        return _settled(await self._in_thread(self._call_with_tx, lease, event))
 
-    def _call_with_tx(self, lease: Lease, event: Event) -> None:
+    def _call_with_tx(self, lease: Lease, event: Event) -> Sequence[Emission]:
         started = clock.perf()
         with self._store.blocking_transaction() as tx:
             self.handler(event, tx=tx.connection)
+            well = Result(emits=self._emitter.emissions_blocking(event.finish()))
             faults.point("before_tx_settle")
             lease.is_settling = True
-            tx.settle(settlement(self.terms, lease, WELL, clock.perf() - started))
+            tx.settle(settlement(self.terms, lease, well, clock.perf() - started))
+        return well.emits
 
-    async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> None:
+    async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
         result = await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
         if inspect.isawaitable(result):
             await self._within_limit(result)  # a partial or a callable object that turned out to be asynchronous
+        return result
+
+
+def _settled(emits: Sequence[Emission]) -> Result:
+    """It was settled in the handler's own transaction, which is committed."""
+    for emission in emits:
+        emission.committed()
+    return Result(settled=True)
 
 
 def failure(error: BaseException) -> Result:

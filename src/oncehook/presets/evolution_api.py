@@ -94,6 +94,7 @@ PRESET = Preset(
     redact=("$.apikey",),
     horizon="25m",
     keep_keys="30d",
+    daily_volume=50,
     # With base64 on, a message brings its media along: 16 MB of it, and a third more for the encoding.
     max_body="24MiB",
     budget="5s",

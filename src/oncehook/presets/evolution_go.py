@@ -53,6 +53,7 @@ PRESET = Preset(
     volatile=("$.instanceToken",),
     horizon="2m",
     keep_keys="30d",
+    daily_volume=50,
     # Media come along in base64 unless the bridge has a store for them.
     max_body="24MiB",
     # The bridge sets no time limit of its own.

@@ -30,6 +30,7 @@ PRESET = replace(
     handshake=None,
     needs=("secret",),
     budget="800ms",
+    daily_volume=50,
     facts={
         **{name: page for name, page in whatsapp_cloud.PRESET.facts.items() if name in ("key", "subject", "rank")},
         "scheme": "docs.360dialog.com/partner/onboarding/webhook-events-and-setup/signature-validation",

@@ -65,6 +65,7 @@ PRESET = Preset(
     ],
     horizon="30s",
     keep_keys="30d",
+    daily_volume=50,
     max_body="4MiB",
     budget="2s",
     facts={

@@ -106,6 +106,7 @@ PRESET = Preset(
     volatile=("$.entry[*].time", "$.entry[*].changes[*].value.contacts"),
     horizon="7d",
     keep_keys="30d",
+    daily_volume=50,
     max_body="4MiB",
     needs=("secret", "verify_token"),
     facts={

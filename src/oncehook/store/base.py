@@ -147,6 +147,9 @@ class Store(Protocol):
     async def enroll(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         """Give every name its number, once and for ever."""
 
+    def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+        """The same on a thread, also where the store was never opened (PostgreSQL). Raises StoreUnavailable."""
+
     # -- intake ----------------------------------------------------------------------------
 
     def record(self, intake: Intake) -> Pending:
@@ -156,6 +159,16 @@ class Store(Protocol):
         StoreUnavailable when the store cannot tell, in which case the sender's retry finds out (R4).
         Raises Overloaded at once when too much waits already. Must be called on the loop that opened the store.
         """
+
+    async def record_in(self, tx: Any, intake: Intake) -> list[Verdict]:
+        """Record in a transaction that the caller owns (PostgreSQL): it is kept if, and when, that commits.
+
+        `tx` is psycopg's `AsyncConnection`, or what stands for one in SQLAlchemy. Workers are woken by its commit. What
+        the driver raises comes out as it is. Raises ConfigError when no transaction is open on it, or on SQLite.
+        """
+
+    def record_in_blocking(self, tx: Any, intake: Intake) -> list[Verdict]:
+        """The same on a thread, with psycopg's `Connection`, or what stands for one in Django and SQLAlchemy."""
 
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
         """Add to the bounded ring of rejections, and to the counters: (source number, what) -> how many."""
@@ -187,8 +200,9 @@ class Store(Protocol):
 
     async def settle(self, settlements: Sequence[Settlement]) -> set[int]:
         """End these leases, all in one commit; returns the fences that were still ours. For the others nothing was
-        changed at all: not state, attempts, time or order (R25-R27). A `commit` that raises, raises here for its own
-        settlement alone: it must be given in a call of its own.
+        changed at all: not state, attempts, time or order (R25-R27), and nothing that they emit is kept (R54). A
+        `commit` that raises, raises here for its own settlement alone, and so do `emits` that cannot be kept: such a
+        settlement must be given in a call of its own.
         """
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:

@@ -296,6 +296,7 @@ class Plan(Answer, frozen=True):
     oldest: datetime | None
     newest: datetime | None
     sample: Sequence[Delivery]
+    previews: Mapping[str, Mapping[str, str]]
     expected_seconds: float | None
     notes: Sequence[str]
 
@@ -313,6 +314,7 @@ def plan(made: plans.Plan) -> Plan:
         by_status={str(status): n for status, n in made.by_status.items()},
         left_out={str(status): n for status, n in made.left_out.items()},
         sample=[delivery(one) for one in made.sample],
+        previews={show_id(Kind.delivery, one): {"to": it.to, "text": it.text} for one, it in made.previews.items()},
     )
 
 
@@ -401,6 +403,8 @@ class Stats(Answer, frozen=True):
     rejected: int
     retries: int
     replays: int
+    last_replay_at: datetime | None
+    per_day: Mapping[str, Mapping[str, int]]
     volume_today: int
     watermarks: Sequence[Watermark]
     by: Mapping[str, Mapping[str, int]] | None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from oncehook.model import Kind, show_id
 from oncehook.query import fixed, quoted
 from oncehook.web import drawing
 from oncehook.web.visit import Visit
+from oncehook.whatsapp.outgoing import Preview
 
 OPENED: Final = 2
 """Groups that are open when the page comes."""
@@ -30,6 +31,8 @@ class Group:
     query: str
     """What finds them."""
     rows: Sequence[StoredDelivery] = ()
+    previews: Mapping[bytes, Preview] = field(default_factory=dict)
+    """What a sender's rows would send to whom."""
     last: StoredAttempt | None = None
     """The last attempt of the sample, with its evidence."""
     is_open: bool = False
@@ -69,7 +72,8 @@ async def _group(visit: Visit, cause: Cause, *, is_open: bool) -> Group:
         attempts = await visit.desk.attempts(cause.sample)
     except NotFound:
         attempts = []
-    return Group(cause, query, page.items, attempts[-1] if attempts else None, is_open=True)
+    previews = await visit.desk.previews(page.items)
+    return Group(cause, query, page.items, previews, attempts[-1] if attempts else None, is_open=True)
 
 
 def query_of(cause: Cause) -> str:

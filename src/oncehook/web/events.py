@@ -213,6 +213,7 @@ async def event(visit: Visit) -> Response:
         lanes=lanes.draw(story),
         tab=tab,
         near=near,
+        message=next(iter((await visit.desk.previews(shown.deliveries)).values()), None),
         curl=_curl(shown, visit.origin),
         attempt_state=timeline.attempt_state,
         answer=timeline.answer,

@@ -35,6 +35,8 @@ class Limits:
     body_seconds: float = 30.0
     head_bytes: int = 64 << 10
     """What a request may have besides its body; each byte of body buys one more, for the frames of small chunks."""
+    pipelined: int = 64
+    """Requests of one connection that may wait behind the one being answered: each costs more than its bytes."""
     connections: int = 8192
     per_address: int = 512
 
@@ -167,6 +169,15 @@ class Guarded(HttpToolsProtocol):
         if self._overhead > self.guard.limits.head_bytes:
             self.refuse(431)
 
+    def on_message_begin(self) -> None:
+        self._note_begin()
+        super().on_message_begin()
+
+    def _note_begin(self) -> None:
+        self._idle_since = None
+        if self._since is None:  # it came in the same piece as the end of the one before
+            self._since = self.loop.time()
+
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._offered = self.headers
@@ -175,11 +186,11 @@ class Guarded(HttpToolsProtocol):
         if self._overhead > limit and self._head_size() > limit:
             self.refuse(431)
             raise ValueError("long head")  # ends the parser; nobody sees it
+        if len(self.pipeline) >= self.guard.limits.pipelined:
+            raise ValueError("too many at once")  # those before it are answered, and the connection is closed
         if self._offered is not None:
             self.headers[:], self._offered = self._offered, None
         self._in_head = False
-        if self._since is None:  # it came in the same piece as the end of the one before
-            self._since = self.loop.time()
         self._begin()
         # Trailers come by the same callback. None of them may become a header after the fact: a proxy that
         # vouches for headers has not looked at them (S15).

@@ -55,6 +55,19 @@ class Ingest:
         """The answer, once the store has decided."""
         return self._receiver.finish(begun)
 
+    def put_off(self, source: Source) -> Reply:
+        """The answer while too many unfinished bodies are held."""
+        return self._receiver.put_off(source, Overloaded())
+
+    def hold(self, size: int) -> bool:
+        """Count bytes of an unfinished body; False: together they are too many."""
+        self._held += size
+        return self._held <= MOST_HELD
+
+    def let_go(self, size: int) -> None:
+        """They are finished, or dropped."""
+        self._held -= size
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         if scope["type"] != "http":

@@ -142,6 +142,7 @@ async def _show(visit: Visit, wish: Wish, ids: Sequence[str], query: str, note: 
         status=409 if note else 200,
         plan=made,
         one=one,
+        message=(await visit.desk.previews([one])).get(one.id) if one else None,
         note=note,
         must_type=must_type(made),
         request_key=clock.random_bytes(16).hex(),

@@ -9,8 +9,9 @@ receiver and give the same answers. The guard's deadlines and caps hold on both.
 from __future__ import annotations
 
 from functools import lru_cache
-from http import HTTPStatus
 from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from oncehook.model import Headers
 from oncehook.receive import Begun, Receipt
@@ -41,17 +42,22 @@ _HEARD: Final = _Heard()
 class _Arriving:
     """A request on the short way, where uvicorn expects a cycle of its own making."""
 
-    __slots__ = ("body", "disconnected", "headers", "keep_alive", "more_body", "path", "query", "response_complete",
-                 "response_started", "source")  # fmt: skip
+    __slots__ = ("body", "disconnected", "headers", "held", "keep_alive", "length", "more_body", "path", "query",
+                 "response_complete", "response_started", "source")  # fmt: skip
     message_event: Final = _HEARD
 
-    def __init__(self, source: Source, path: bytes, query: bytes, headers: Headers, *, keep_alive: bool) -> None:
+    def __init__(
+        self, source: Source, path: bytes, query: bytes, headers: Headers, length: int, *, keep_alive: bool
+    ) -> None:
         self.source = source
         self.headers = headers
         self.path = path
         self.query = query
+        self.length = length
         self.keep_alive = keep_alive
-        self.body = b""
+        self.body: bytes | bytearray = b""
+        self.held = 0
+        """Bytes of it that count among the unfinished ones; none when it came in one piece."""
         self.more_body = True
         self.disconnected = self.response_started = self.response_complete = False
 
@@ -63,7 +69,13 @@ class Shortcut(Guarded):
     _arriving: _Arriving | None = None
     """The request being read, while it is on the short way."""
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._arriving is not None:
+            self._let_go(self._arriving)
+        super().connection_lost(exc)
+
     def on_message_begin(self) -> None:
+        self._note_begin()
         # What uvicorn prepares here for ASGI is prepared when a request turns out to need it.
         self.url = b""
         self.headers = []
@@ -101,7 +113,7 @@ class Shortcut(Guarded):
         if self.flow.write_paused or (self.cycle is not None and not self.cycle.response_complete):
             return None  # its answer must wait for another
         keeps = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        return _Arriving(source, path, query, self.headers, keep_alive=keeps)
+        return _Arriving(source, path, query, self.headers, int(length), keep_alive=keeps)
 
     def on_body(self, body: bytes) -> None:
         arriving = self._arriving
@@ -109,26 +121,48 @@ class Shortcut(Guarded):
             super().on_body(body)
             return
         self._overhead -= 2 * len(body)
-        arriving.body = arriving.body + body if arriving.body else body
+        if len(body) == arriving.length:
+            arriving.body = body
+        else:
+            self._gather(arriving, body)
+
+    def _gather(self, arriving: _Arriving, piece: bytes) -> None:
+        """A body that comes in pieces: like those of the long way they count, and may be too much (S9)."""
+        if not arriving.held:
+            arriving.body = bytearray()
+        arriving.body += piece
+        arriving.held += len(piece)
+        if not self.ingest.hold(len(piece)) and arriving.held < arriving.length:
+            self._let_go(arriving)
+            self._answer_soon(arriving, self.ingest.put_off(arriving.source))  # its rest is read and dropped
+
+    def _let_go(self, arriving: _Arriving) -> None:
+        self._arriving = None
+        self.ingest.let_go(arriving.held)
 
     def on_message_complete(self) -> None:
         arriving = self._arriving
         if arriving is None:
             super().on_message_complete()
             return
-        self._arriving = None
+        self._let_go(arriving)
         self._since, self._in_head, self._overhead = None, True, 0
         arriving.more_body = False
         begun = self.ingest.begin(
-            arriving.source, arriving.path.decode(), arriving.query, arriving.headers, arriving.body, self.client
+            arriving.source, arriving.path.decode(), arriving.query, arriving.headers, bytes(arriving.body), self.client
         )
         if isinstance(begun, Receipt):
-            self._answer(arriving, begun.reply)
+            self._answer_soon(arriving, begun.reply)
         else:
             begun.pending.future.add_done_callback(lambda _: self._decided(arriving, begun))
 
     def _decided(self, arriving: _Arriving, begun: Begun) -> None:
         self._answer(arriving, self.ingest.finish(begun).reply)
+
+    def _answer_soon(self, arriving: _Arriving, reply: Reply) -> None:
+        # Not while bytes are being read: what stands behind this request in the same piece must find it unanswered, as
+        # on the long way. Otherwise a request behind the last one of a connection would be taken, too.
+        self.loop.call_soon(self._answer, arriving, reply)
 
     def _answer(self, arriving: _Arriving, reply: Reply) -> None:
         arriving.response_started = arriving.response_complete = True
@@ -140,13 +174,11 @@ class Shortcut(Guarded):
 
 
 @lru_cache(maxsize=256)
-def _head(status: int, headers: tuple[tuple[bytes, bytes], ...], keep_alive: bool) -> bytes:
-    lines = [b"HTTP/1.1 %d %s" % (status, HTTPStatus(status).phrase.encode())]
-    lines += [name + b": " + value for name, value in headers]
-    if not keep_alive:
-        lines.append(b"connection: close")
-    return b"\r\n".join([*lines, b"content-length: "])
+def _head(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    return STATUS_LINE[status] + b"".join(b"%s: %s\r\n" % (name.lower(), value) for name, value in headers)
 
 
 def _written(reply: Reply, keep_alive: bool) -> bytes:
-    return b"%s%d\r\n\r\n%s" % (_head(reply.status, reply.headers, keep_alive), len(reply.body), reply.body)
+    end = b"" if keep_alive else b"connection: close\r\n"
+    length = len(reply.body)
+    return b"%scontent-length: %d\r\n%s\r\n%s" % (_head(reply.status, reply.headers), length, end, reply.body)

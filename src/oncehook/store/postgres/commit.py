@@ -267,14 +267,12 @@ class _Link:
 
     async def write(self, batch: Sequence[Pending]) -> list[list[Verdict]]:
         """Commit a group: one statement. Raises without having written, unless the connection broke."""
-        parameters = _parameters(batch, self._slot)
+        intakes = [pending.intake for pending in batch]
+        parameters = _parameters(intakes, self._slot)
         faults.point("before_intake")
-        (accepted, *_), *stood = await self._execute(parameters)
+        rows = await self._execute(parameters)
         faults.point("after_intake")
-        outcome = verdicts(batch, [(row[1], row[2], row[3]) for row in stood])
-        if accepted != sum(v.outcome is Outcome.accepted for group in outcome for v in group):
-            raise StoreError("PostgreSQL kept another number of events than it was given.")
-        return outcome
+        return verdicts(intakes, rows)
 
     async def _execute(self, parameters: Sequence[Column | int]) -> list[Any]:
         guard = asyncio.get_running_loop().call_later(SILENCE, self.cut)
@@ -353,8 +351,8 @@ def _unavailable(error: BaseException) -> StoreUnavailable:
     return failure
 
 
-def _parameters(batch: Sequence[Pending], slot: int) -> list[Column | int]:
+def _parameters(intakes: Sequence[Intake], slot: int) -> list[Column | int]:
     try:
-        return Rows(batch).parameters(slot)
+        return Rows(intakes).parameters(slot)
     except Exception as error:
         raise _UnfitError(str(error)) from error

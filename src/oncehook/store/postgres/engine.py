@@ -10,15 +10,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from typing import Any, Final
 
 from oncehook import faults
 from oncehook.deliveries import Lease, Outlook, Settlement, Want
-from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook.errors import ConfigError, LeaseLost, StoreUnavailable
 from oncehook.model import (
     Engine,
     Intake,
     Rejection,
     SchemaState,
+    Verdict,
 )
 from oncehook.store import migrate as migrations
 from oncehook.store.base import (
@@ -40,12 +42,13 @@ except ImportError as missing:
         "PostgreSQL needs a driver that is not installed.", hint="Run: pip install 'oncehook[postgres]'"
     ) from missing
 
-from oncehook.store.postgres import opening
+from oncehook.store.postgres import borrowed, opening
 from oncehook.store.postgres.acts import Acts
 from oncehook.store.postgres.commit import GroupCommit
 from oncehook.store.postgres.gauges import Gauges
 from oncehook.store.postgres.heartbeat import Heartbeat
 from oncehook.store.postgres.hot import HotConnections
+from oncehook.store.postgres.intake import EMIT
 from oncehook.store.postgres.lease import LEASE, OUTLOOK, given, wanted
 from oncehook.store.postgres.notify import Bell
 from oncehook.store.postgres.replay import Replays
@@ -55,16 +58,31 @@ from oncehook.store.postgres.settle import (
     SETTLE,
     Answer,
     answered,
+    emitted,
+    judge,
     settled,
     streaks_to_tell,
     told,
 )
 from oncehook.store.postgres.show import Lists
 from oncehook.store.postgres.sweep import Sweep
-from oncehook.store.postgres.transactions import Transactions
-from oncehook.store.postgres.wire import Bigs, Connection, Ids, Smalls, Texts, Times, storable
+from oncehook.store.postgres.transactions import JoinedTransaction, Transactions
+from oncehook.store.postgres.wire import Bigs, BlockingConnection, Connection, Ids, Smalls, Texts, Times, storable
 
 log = logging.getLogger("oncehook.store")
+
+# Known names are left out first, because every row that meets a conflict burns a number of the 32,767 there are. The
+# conflict is for the race: it waits for the rival's commit, and the SELECT then sees it.
+_ENROLL: Final = """
+WITH s AS (
+  INSERT INTO sources (name) SELECT DISTINCT name FROM unnest($1::text[]) AS i(name)
+  WHERE NOT EXISTS (SELECT FROM sources s WHERE s.name = i.name) ORDER BY name ON CONFLICT DO NOTHING
+)
+INSERT INTO destinations (name) SELECT DISTINCT name FROM unnest($2::text[]) AS i(name)
+WHERE NOT EXISTS (SELECT FROM destinations d WHERE d.name = i.name) ORDER BY name ON CONFLICT DO NOTHING
+"""
+_SOURCES: Final = "SELECT name, id FROM sources"
+_DESTINATIONS: Final = "SELECT name, id FROM destinations"
 
 
 class PostgresStore(Lists, Gauges, Replays, Acts, Sweep):
@@ -196,10 +214,29 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Sweep):
         if not settlements:
             return set()
         faults.point("before_settle")
-        answer = answered(await self._hot.rows(SETTLE, lambda slot: settled(settlements, slot)))
+        if any(one.emits for one in settlements):
+            answer = await self._settle_and_emit(settlements)
+        else:
+            answer = answered(await self._hot.rows(SETTLE, lambda slot: settled(settlements, slot)))
         faults.point("after_settle")
         await self._follow_up(settlements, [answer])
         return answer.fences
+
+    async def _settle_and_emit(self, settlements: Sequence[Settlement]) -> Answer:
+        """A short transaction: what handlers emitted, then the end of their leases under the fence, or neither."""
+        try:
+            async with self._hot.transaction() as ask:
+                rows = await ask(EMIT, lambda slot: emitted(settlements, slot))
+                faults.point("after_emit")
+                answer = answered(await ask(SETTLE, lambda slot: settled(settlements, slot)))
+                if any(one.emits and one.lease.fence not in answer.fences for one in settlements):
+                    raise LeaseLost
+                judge(settlements, rows)
+                faults.point("before_transaction_commit")
+        except LeaseLost:
+            return Answer()
+        answer.made_due = True
+        return answer
 
     async def _follow_up(self, settlements: Sequence[Settlement], answers: Sequence[Answer]) -> None:
         """What a settle leaves to be done at once: heads it could not see, breakers, pauses, and the wake-up.
@@ -223,33 +260,35 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Sweep):
             if one.pause is not None and one.lease.fence in answer.fences:
                 await self.pause(one.lease.destination_id, "oncehook", one.pause)
 
+    async def record_in(self, tx: Any, intake: Intake) -> list[Verdict]:
+        return await borrowed.record(tx, intake, self._here)
+
+    def record_in_blocking(self, tx: Any, intake: Intake) -> list[Verdict]:
+        return borrowed.record_blocking(tx, intake, self._here)
+
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transactions.begin()
 
     def blocking_transaction(self) -> AbstractContextManager[BlockingTransaction]:
         return self._transactions.begin_blocking()
 
+    def join_transaction(self, connection: BlockingConnection) -> JoinedTransaction:
+        """Settle in a transaction that its owner has begun on a connection to this very database, and will commit."""
+        return self._transactions.join(connection)
+
     # -- house ---------------------------------------------------------------------------------
 
     async def enroll(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         async with self.connection() as connection:
-            # Known names are left out first, because every row that meets a conflict burns a number of the 32,767
-            # there are. The conflict is for the race: it waits for the rival's commit, and the SELECT then sees it.
-            await connection.execute(
-                """
-                WITH s AS (
-                  INSERT INTO sources (name) SELECT DISTINCT name FROM unnest($1::text[]) AS i(name)
-                  WHERE NOT EXISTS (SELECT FROM sources s WHERE s.name = i.name) ORDER BY name ON CONFLICT DO NOTHING
-                )
-                INSERT INTO destinations (name) SELECT DISTINCT name FROM unnest($2::text[]) AS i(name)
-                WHERE NOT EXISTS (SELECT FROM destinations d WHERE d.name = i.name) ORDER BY name ON CONFLICT DO NOTHING
-                """,
-                [Texts(list(sources)), Texts(list(destinations))],
-            )
+            await connection.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
             return Numbers(
-                dict(await opening.rows(connection, "SELECT name, id FROM sources")),
-                dict(await opening.rows(connection, "SELECT name, id FROM destinations")),
+                dict(await opening.rows(connection, _SOURCES)), dict(await opening.rows(connection, _DESTINATIONS))
             )
+
+    def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+        with opening.blocking_session(self._here) as cursor:
+            cursor.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
+            return Numbers(dict(cursor.execute(_SOURCES).fetchall()), dict(cursor.execute(_DESTINATIONS).fetchall()))
 
     async def ping(self) -> None:
         await self.execute("UPDATE marks SET value = value + 1 WHERE name = 'ping'")

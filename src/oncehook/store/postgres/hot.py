@@ -1,4 +1,5 @@
-"""The hot connections of work: a few, apart from intake's, on which leases and settles run as one statement each.
+"""The hot connections of work: a few, apart from intake's, on which leases and settles run as one statement each, or as
+few as can be in a short transaction.
 
 They are opened when first needed, and again when one is lost; whoever asked then gets StoreUnavailable and asks again.
 The engine hands them a statement and what makes its parameters, and gets rows.
@@ -8,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import psycopg
 from psycopg import pq
 
-from oncehook.errors import StoreUnavailable
+from oncehook.errors import StoreError, StoreUnavailable
 from oncehook.store.postgres.commit import Connect
 from oncehook.store.postgres.opening import SILENCE, cut, is_alive
 from oncehook.store.postgres.wire import Connection
@@ -23,6 +24,22 @@ CONNECTIONS: Final = 2
 
 Parameters = Callable[[int], Sequence[object]]
 """Makes the parameters of a statement for a connection with this slot of the counters."""
+
+
+Ask = Callable[[str, Parameters], Awaitable[list[Any]]]
+"""Runs a statement, and gives its rows."""
+
+
+def unavailable(error: psycopg.Error) -> StoreUnavailable:
+    """A statement failed: try again."""
+    return StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}")
+
+
+def refusal(error: psycopg.Error) -> StoreError:
+    """What a failed transaction means: try again, unless its data are to blame (22, 23, 54: as in `commit`)."""
+    if (error.sqlstate or "")[:2] in ("22", "23", "54"):
+        return StoreError(f"PostgreSQL refused this write: {str(error).strip()}")
+    return unavailable(error)
 
 
 class _Link:
@@ -34,6 +51,11 @@ class _Link:
         self.connection = connection
         self.cursor = psycopg.AsyncRawCursor(connection)
         self.slot = slot
+
+    async def rows(self, statement: str, parameters: Parameters) -> list[Any]:
+        """All rows of one statement, which is planned once per connection."""
+        await self.cursor.execute(statement, parameters(self.slot), prepare=True, binary=True)
+        return await self.cursor.fetchall()
 
     def is_fit(self) -> bool:
         """Ready for the next statement."""
@@ -60,24 +82,34 @@ class HotConnections:
             await self._free.pop().connection.close()
 
     async def rows(self, statement: str, parameters: Parameters) -> list[Any]:
-        """All rows of one statement, which is planned once per connection. Raises StoreUnavailable."""
-        async with self._link() as link:
-            guard = asyncio.get_running_loop().call_later(SILENCE, cut, link.connection)
-            try:
-                await link.cursor.execute(statement, parameters(link.slot), prepare=True, binary=True)
-                return await link.cursor.fetchall()
-            except psycopg.Error as error:
-                raise StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}") from error
-            finally:
-                guard.cancel()
+        """All rows of one statement. Raises StoreUnavailable."""
+        try:
+            async with self._link() as link:
+                return await link.rows(statement, parameters)
+        except psycopg.Error as error:
+            raise unavailable(error) from error
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Ask]:
+        """A short transaction: gives what runs its statements, and is rolled back by what is raised inside.
+
+        Raises StoreUnavailable, or StoreError for what the database will never take.
+        """
+        try:
+            async with self._link() as link, link.connection.transaction():
+                yield link.rows
+        except psycopg.Error as error:
+            raise refusal(error) from error
 
     @contextlib.asynccontextmanager
     async def _link(self) -> AsyncIterator[_Link]:
         async with self._places:
             link = await self._take()
+            guard = asyncio.get_running_loop().call_later(SILENCE, cut, link.connection)
             try:
                 yield link
             finally:
+                guard.cancel()
                 if link.is_fit() and not self._closed:
                     self._free.append(link)
                 else:

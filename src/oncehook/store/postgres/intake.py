@@ -2,22 +2,24 @@
 
 A group of intakes goes in (`Rows`), one statement keeps all of it in one commit (`INTAKE`), and one verdict per item
 comes out (`verdicts`). Locks are taken in the order keys (sorted), heads (sorted), deliveries, and never held across
-a round trip: rivals wait for each other and cannot deadlock. `commit` runs it.
+a round trip: rivals wait for each other and cannot deadlock. `commit` runs it. `EMIT` is the same statement in front of
+a settle, in one transaction with it: it locks the lines to be settled in their place among those that it adds to.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
+from oncehook.deliveries import Lease
+from oncehook.errors import StoreError
 from oncehook.model import Intake, Item, Outcome, Verdict
-from oncehook.store.base import Pending
 from oncehook.store.postgres.wire import Blobs, Column, Floats, Ids, Integers, Smalls, Texts, Times
 
 # Arrays 1-17 are the candidates, 18-21 the split requests, 22-29 copies inside this group, 30-34 the deliveries that
 # candidates would cause, 35 is the counters' slot. Plans are forced (see HOT_SETTINGS), so the statement is written for
 # probes: LATERAL … LIMIT 1 where a CTE is looked into, IN (SELECT …) as a hashed set, nothing that needs statistics.
-INTAKE: Final = """
+_KEYS_AND_EVENTS: Final = """
 WITH i AS MATERIALIZED (
   SELECT * FROM unnest($1::uuid[], $2::smallint[], $3::text[], $4::text[], $5::text[], $6::timestamptz[],
       $7::smallint[], $8::integer[], $9::text[], $10::uuid[], $11::uuid[], $12::uuid[], $13::uuid[], $14::bytea[],
@@ -73,7 +75,8 @@ WITH i AS MATERIALIZED (
   SELECT * FROM unnest($30::uuid[], $31::uuid[], $32::smallint[], $33::uuid[], $34::smallint[]) WITH ORDINALITY
     AS d(id, event_id, destination_id, subject_key, options, ord)
   WHERE (event_id IN (SELECT id FROM e)) IS TRUE -- a hashed set; without IS TRUE it becomes a quadratic join
-), h AS (                           -- makes the subject's row or locks it until commit: nobody else adds, settles or
+), """
+_HEADS: Final = """h AS (           -- makes the subject's row or locks it until commit: nobody else adds, settles or
   INSERT INTO heads AS h (subject_key, destination_id, due_at, delivery_id, event_id, options, waiting) -- promotes
   SELECT coalesce(subject_key, id), min(destination_id), now(), (array_agg(id ORDER BY ord))[1],
     (array_agg(event_id ORDER BY ord))[1], (array_agg(options ORDER BY ord))[1], count(*) - 1
@@ -81,7 +84,8 @@ WITH i AS MATERIALIZED (
   ON CONFLICT (subject_key) DO UPDATE SET waiting = h.waiting + 1 + excluded.waiting,
     turn = CASE WHEN h.turn = 2 THEN 2 ELSE 0 END -- live work waits behind no replay; a suspect stays one
   RETURNING h.delivery_id, h.xmax = 0 AS fresh -- xmax = 0: inserted, not updated
-), w AS (
+)"""
+_DELIVERIES: Final = """, w AS (
   INSERT INTO deliveries (id, event_id, destination_id, subject_key, options, behind)
   SELECT id, event_id, destination_id, subject_key, options, id NOT IN (SELECT delivery_id FROM h WHERE fresh) FROM d
   WHERE (SELECT count(*) FROM h) > 0 -- h is finished first, so seq is drawn under its locks: order of commit (R42)
@@ -104,20 +108,38 @@ SELECT count(*), NULL::uuid, NULL::uuid, NULL::uuid FROM e
 UNION ALL
 SELECT 0, hash, event_id, body_hash FROM k WHERE event_id NOT IN (SELECT id FROM e)
 """
+INTAKE: Final = _KEYS_AND_EVENTS + _HEADS + _DELIVERIES
+
+# Arrays 36-39 are the heads of the lines that are settled next in this transaction. They are there, because they are
+# leased: nothing of them changes here. One that is not there any more is a lost lease, and then all is rolled back.
+_HEADS_AND_LEASED: Final = """h AS (
+  INSERT INTO heads AS h (subject_key, destination_id, due_at, delivery_id, event_id, options, waiting)
+  SELECT line, min(destination_id), now(), (array_agg(id ORDER BY ord))[1], (array_agg(event_id ORDER BY ord))[1],
+    (array_agg(options ORDER BY ord))[1], count(ord) - 1
+  FROM (
+    SELECT coalesce(subject_key, id), destination_id, id, event_id, options, ord FROM d
+    UNION ALL
+    SELECT *, 0::smallint, NULL::bigint FROM unnest($36::uuid[], $37::smallint[], $38::uuid[], $39::uuid[])
+  ) AS d(line, destination_id, id, event_id, options, ord)
+  GROUP BY 1 ORDER BY 1
+  ON CONFLICT (subject_key) DO UPDATE SET waiting = h.waiting + 1 + excluded.waiting,
+    turn = CASE WHEN h.turn = 2 OR excluded.waiting < 0 THEN h.turn ELSE 0 END
+  RETURNING h.delivery_id, h.xmax = 0 AS fresh
+)"""
+EMIT: Final = _KEYS_AND_EVENTS + _HEADS_AND_LEASED + _DELIVERIES
 
 
 class Rows:
     """The columns of one group, in order of arrival. A key comes once: later items with it are its copies."""
 
-    def __init__(self, batch: Sequence[Pending]) -> None:
+    def __init__(self, batch: Sequence[Intake]) -> None:
         self.items: list[tuple[Item, Intake]] = []
         self.counts: list[int] = []
         self.copies: list[tuple[int, Item, Intake, int]] = []
         """Place of the candidate, the copy, its intake, and which copy it is."""
         self.splits: list[Intake] = []
         places: dict[bytes, int] = {}
-        for pending in batch:
-            intake = pending.intake
+        for intake in batch:
             if intake.raw is not None:
                 self.splits.append(intake)
             for item in intake.items:
@@ -132,6 +154,16 @@ class Rows:
     def parameters(self, slot: int) -> list[Column | int]:
         """What the statement takes, `$1` to `$35`."""
         return [*self._candidates(), *self._splits(), *self._copies(), *self._deliveries(), slot]
+
+    def parameters_beside(self, leases: Sequence[Lease], slot: int) -> list[Column | int]:
+        """What EMIT takes, `$1` to `$39`: the leases are those that are settled next."""
+        return [
+            *self.parameters(slot),
+            Ids([lease.line for lease in leases]),
+            Smalls([lease.destination_id for lease in leases]),
+            Ids([lease.head_id for lease in leases]),
+            Ids([lease.event_id for lease in leases]),
+        ]
 
     def _candidates(self) -> list[Column]:
         rows = self.items
@@ -192,9 +224,17 @@ class Rows:
         ]
 
 
-def verdicts(batch: Sequence[Pending], answers: Sequence[tuple[bytes, bytes, bytes]]) -> list[list[Verdict]]:
-    """What became of every item. `answers` are the keys that stood before: hash, event, body hash."""
-    first = {key_hash: (event_id, body_hash) for key_hash, event_id, body_hash in answers}
+def verdicts(batch: Sequence[Intake], rows: Sequence[tuple[Any, ...]]) -> list[list[Verdict]]:
+    """What became of every item, by what the statement said: how many were accepted, and which keys stood before."""
+    (accepted, *_), *stood = rows
+    outcome = _judged(batch, {key_hash: (event_id, body_hash) for _, key_hash, event_id, body_hash in stood})
+    if accepted != sum(v.outcome is Outcome.accepted for group in outcome for v in group):
+        raise StoreError("PostgreSQL kept another number of events than it was given.")
+    return outcome
+
+
+def _judged(batch: Sequence[Intake], first: dict[bytes, tuple[bytes, bytes]]) -> list[list[Verdict]]:
+    """`first`: of keys that stood before, event and body hash."""
 
     def judge(item: Item) -> Verdict:
         if item.key_hash is None:
@@ -206,4 +246,4 @@ def verdicts(batch: Sequence[Pending], answers: Sequence[tuple[bytes, bytes, byt
         event_id, body_hash = stands
         return Verdict(Outcome.duplicate if body_hash == item.body_hash else Outcome.conflict, event_id)
 
-    return [[judge(item) for item in pending.intake.items] for pending in batch]
+    return [[judge(item) for item in intake.items] for intake in batch]

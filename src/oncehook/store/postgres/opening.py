@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from oncehook.errors import ConfigError, StoreError, StoreUnavailable
+from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
 from oncehook.model import Engine
 from oncehook.store.migrate import Migration, steps_from
 from oncehook.store.postgres.wire import BlockingConnection, Connection, adapt
@@ -125,6 +125,21 @@ async def _or_close(connection: Connection) -> AsyncIterator[None]:
     except BaseException:
         await connection.close()
         raise
+
+
+@contextlib.contextmanager
+def blocking_session(here: Place) -> Iterator[psycopg.RawCursor[tuple[Any, ...]]]:
+    """A blocking connection's cursor for a short while, whether the store is open or not. Raises StoreUnavailable."""
+    try:
+        with psycopg.connect(here.conninfo, autocommit=True) as connection:
+            cursor = psycopg.RawCursor(connection)
+            adapt(cursor)
+            cursor.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
+            yield cursor
+    except psycopg.errors.UndefinedTable as error:
+        raise MigrationNeeded("The inbox has no tables in this database yet.") from error
+    except psycopg.Error as error:
+        raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
 
 
 async def connect_hot(here: Place, *, unsafe: bool) -> tuple[Connection, int]:

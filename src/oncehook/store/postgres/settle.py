@@ -2,7 +2,8 @@
 
 Settlements go in as columns, the fences that were still ours come out (`Answer`). First every lease is held against its
 head, under lock; what is no longer ours changes nothing at all (R25-R27). The engine runs it in autocommit,
-`transactions` as the last statement of a handler's own transaction (R51), hence `statement_timestamp()`.
+`transactions` as the last statement of a handler's own transaction (R51), hence `statement_timestamp()`. What a handler
+emitted is kept by the statement before it (`emitted`, `judge`), under the same fence (R54).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from oncehook.deliveries import Options, Settle, Settlement, Streak, streaks
+from oncehook.model import Intake
+from oncehook.store.postgres.intake import Rows, verdicts
 from oncehook.store.postgres.wire import Bigs, Blobs, Bools, Column, Floats, Ids, Integers, Smalls, Texts, storable
 
 # Arrays 1-11 are the settlements, sorted by line; 12-14 the ranks they raise, 15 the counters' slot. Heads are locked
@@ -248,6 +251,23 @@ def settled(settlements: Sequence[Settlement], slot: int) -> list[Column | int]:
         Texts([scope if ranks else None for scope, ranks in zip(scopes, ranked, strict=True)]),
         slot,
     ]
+
+
+def emitted(settlements: Sequence[Settlement], slot: int) -> list[Column | int]:
+    """What EMIT takes, right before SETTLE takes the same settlements."""
+    leases = [one.lease for one in settlements]
+    return Rows(_intakes(settlements)).parameters_beside(leases, slot)
+
+
+def judge(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> None:
+    """Read what EMIT said; it holds once it is committed."""
+    emissions = [emission for one in settlements for emission in one.emits]
+    for emission, (verdict,) in zip(emissions, verdicts(_intakes(settlements), rows), strict=True):
+        emission.verdict = verdict
+
+
+def _intakes(settlements: Sequence[Settlement]) -> list[Intake]:
+    return [emission.intake for one in settlements for emission in one.emits]
 
 
 def _small(status: int | None) -> int | None:

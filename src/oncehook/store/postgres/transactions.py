@@ -15,12 +15,14 @@ from typing import Any, Final
 
 import psycopg
 from psycopg import pq
+from psycopg.rows import tuple_row
 
 from oncehook import faults
 from oncehook.deliveries import Settlement
 from oncehook.errors import LeaseLost, StoreUnavailable
+from oncehook.store.postgres.intake import EMIT
 from oncehook.store.postgres.opening import Place, is_alive
-from oncehook.store.postgres.settle import SETTLE, Answer, answered, settled
+from oncehook.store.postgres.settle import SETTLE, Answer, answered, emitted, judge, settled
 from oncehook.store.postgres.wire import BlockingConnection, Connection, adapt
 
 KEPT: Final = 16
@@ -56,6 +58,7 @@ class _Settled:
         answer = answered(rows)
         if not answer.fences:
             raise LeaseLost
+        answer.made_due = answer.made_due or bool(settlement.emits)
         self.settlements.append(settlement)
         self.answers.append(answer)
 
@@ -81,13 +84,17 @@ class HandlerTransaction:
 
     async def settle(self, settlement: Settlement) -> None:
         connection: Connection = self.connection
-        cursor = psycopg.AsyncRawCursor(connection)
+        cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
         adapt(cursor)
         try:
             if connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
                 await cursor.execute("BEGIN")  # the handler has ended ours; the fence is still asked
             path = (await (await cursor.execute(_TURN)).fetchall())[0][0]
             await cursor.execute(_OUR_PATH, self._settled.path())
+            if settlement.emits:
+                await cursor.execute(EMIT, emitted([settlement], slot_of(connection)), prepare=True, binary=True)
+                judge([settlement], await cursor.fetchall())
+                faults.point("after_emit")
             await cursor.execute(SETTLE, settled([settlement], slot_of(connection)), prepare=True, binary=True)
             rows = await cursor.fetchall()
             await cursor.execute(_PATH, [path])
@@ -106,13 +113,17 @@ class BlockingHandlerTransaction:
 
     def settle(self, settlement: Settlement) -> None:
         connection: BlockingConnection = self.connection
-        cursor = psycopg.RawCursor(connection)
+        cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
         adapt(cursor)
         try:
-            if connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+            if connection.autocommit and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
                 cursor.execute("BEGIN")  # the handler has ended ours; the fence is still asked
             path = cursor.execute(_TURN).fetchall()[0][0]
             cursor.execute(_OUR_PATH, self._settled.path())
+            if settlement.emits:
+                cursor.execute(EMIT, emitted([settlement], slot_of(connection)), prepare=True, binary=True)
+                judge([settlement], cursor.fetchall())
+                faults.point("after_emit")
             cursor.execute(SETTLE, settled([settlement], slot_of(connection)), prepare=True, binary=True)
             rows = cursor.fetchall()
             cursor.execute(_PATH, [path])
@@ -120,6 +131,18 @@ class BlockingHandlerTransaction:
             raise _unavailable(error) from error
         self._settled.take(settlement, rows)
         faults.point("before_transaction_commit")
+
+
+class JoinedTransaction(BlockingHandlerTransaction):
+    """The same in a transaction that is not ours: whoever began it commits it, and then says so."""
+
+    def __init__(self, connection: BlockingConnection, settled: _Settled, tell: Callable[[_Settled], None]) -> None:
+        super().__init__(connection, settled)
+        self._tell = tell
+
+    def committed(self) -> None:
+        """It is committed: what follows from it can be done."""
+        self._tell(self._settled)
 
 
 def _unavailable(error: psycopg.Error) -> StoreUnavailable:
@@ -191,6 +214,13 @@ class Transactions:
             raise _unavailable(error) from error
         finally:
             self._give_back_blocking(connection)
+        self._tell(found)
+
+    def join(self, connection: BlockingConnection) -> JoinedTransaction:
+        """A transaction that somebody else has begun on a connection of their own, and will commit: Django's."""
+        return JoinedTransaction(connection, _Settled(self._here), self._tell)
+
+    def _tell(self, found: _Settled) -> None:
         loop = self._loop
         if found.settlements and loop is not None:
             # Nothing of it decides anything any more: the thread need not wait.

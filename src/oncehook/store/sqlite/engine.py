@@ -20,6 +20,7 @@ from oncehook.model import (
     Intake,
     Rejection,
     SchemaState,
+    Verdict,
 )
 from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
 from oncehook.store import migrate as migrations
@@ -157,6 +158,12 @@ class SqliteStore(WorkReader):
         self._heartbeats.end(settlement.lease.fence for settlement in settlements)
         return ours
 
+    async def record_in(self, tx: object, intake: Intake) -> list[Verdict]:
+        raise _no_transaction()
+
+    def record_in_blocking(self, tx: object, intake: Intake) -> list[Verdict]:
+        raise _no_transaction()
+
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         raise _no_transaction()
 
@@ -212,6 +219,9 @@ class SqliteStore(WorkReader):
 
         return await self._writer.call(write)
 
+    def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+        raise _no_transaction()
+
     async def greet_worker(self, worker: StoredWorker) -> None:
         await self._writer.call(lambda c, now: sweep.greet(c, now, worker))
 
@@ -256,5 +266,6 @@ class SqliteStore(WorkReader):
 def _no_transaction() -> ConfigError:
     return ConfigError(
         "SQLite has one writer, and it is lent to nobody.",
-        hint="Hand your writes to `event.commit(function)`: they are committed together with the delivery.",
+        hint="In a handler, hand your writes to `event.commit(function)` and your events to `event.emit(…)`: they are"
+        " committed together with the delivery.",
     )

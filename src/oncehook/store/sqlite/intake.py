@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from oncehook.model import Intake, Item, Outcome, Verdict
-from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS, Pending
+from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS
 
 Micros = int
 MINUTE: Final = 60_000_000
@@ -103,28 +103,28 @@ class Fold:
     copies: list[tuple[Item, Intake]]
 
 
-def fold(batch: Sequence[Pending]) -> list[Fold]:
+def fold(batch: Sequence[Intake]) -> list[Fold]:
     """Group the keyed items of a batch by key, in order of arrival.
 
     Copies inside a batch are folded into their first before the database sees them, so that it sees a key once.
     """
     folds: dict[bytes, Fold] = {}
-    for pending in batch:
-        for item in pending.intake.items:
+    for intake in batch:
+        for item in intake.items:
             if item.key_hash is None:
                 continue
             known = folds.get(item.key_hash)
             if known is None:
-                folds[item.key_hash] = Fold(item, pending.intake, [])
+                folds[item.key_hash] = Fold(item, intake, [])
             else:
-                known.copies.append((item, pending.intake))
+                known.copies.append((item, intake))
     return list(folds.values())
 
 
 class Group:
     """The intakes of one transaction: which are new, which are copies, and the rows they make."""
 
-    def __init__(self, connection: sqlite3.Connection, now: Micros, seq: int, batch: Sequence[Pending]) -> None:
+    def __init__(self, connection: sqlite3.Connection, now: Micros, seq: int, batch: Sequence[Intake]) -> None:
         self.connection = connection
         self.now = now
         self.seq = seq
@@ -136,12 +136,13 @@ class Group:
         self.arrivals: list[tuple[Any, ...]] = []
 
     def write(self) -> list[list[Verdict]]:
+        """Write it all; the verdicts on each intake's items."""
         self._claim_keys(fold(self.batch))
         self._insert_copies()
         self._insert_events()
         self._insert_deliveries()
         count(self.connection, self.now, self.counts)
-        return [[self._verdict(item) for item in pending.intake.items] for pending in self.batch]
+        return [[self._verdict(item) for item in intake.items] for intake in self.batch]
 
     def _verdict(self, item: Item) -> Verdict:
         return self.verdicts.get(id(item)) or Verdict(Outcome.accepted, item.event_id)
@@ -225,8 +226,7 @@ class Group:
 
     def _insert_events(self) -> None:
         rows = []
-        for pending in self.batch:
-            intake = pending.intake
+        for intake in self.batch:
             split = intake.raw is not None
             batch_id, head = (intake.arrival_id, None) if split else (None, intake.headers)
             if split:
@@ -263,8 +263,8 @@ class Group:
     def _insert_deliveries(self) -> None:
         deliveries, heads = [], []
         fronts: set[bytes] = set()
-        for pending in self.batch:
-            for item in pending.intake.items:
+        for intake in self.batch:
+            for item in intake.items:
                 if id(item) in self.verdicts:
                     continue
                 for planned in item.deliveries:

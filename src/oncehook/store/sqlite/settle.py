@@ -1,7 +1,8 @@
 """Settling on SQLite: the end of leases, all in one transaction. Called by the engine inside the writer.
 
 First every lease is held against its head; what is no longer ours changes nothing at all (R25-R27). The others write
-their attempt, their delivery, and the next head of their subject; what they say about their destination comes last.
+their attempt, their delivery, the next head of their subject, and the events that their handler emitted; what they say
+about their destination comes last.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from oncehook.deliveries import ANSWER_KEPT, DEATHS, Lease, Options, Settle, Settlement, Streak, Turn, streaks
+from oncehook.deliveries import ANSWER_KEPT, DEATHS, Emission, Lease, Options, Settle, Settlement, Streak, Turn, streaks
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.store.sqlite import opening
 from oncehook.store.sqlite.audit import kept, write_audit
-from oncehook.store.sqlite.intake import Insert, Micros, Update, count
+from oncehook.store.sqlite.intake import Group, Insert, Micros, Update, count
 from oncehook.store.sqlite.work import ATTEMPTS, NEVER, micros
 from oncehook.store.sqlite.writer import EffectFailed
 
@@ -144,6 +145,8 @@ class Settling:
                 ours.append(settlement)
                 self._settle(settlement, head)
         self._write()
+        # After the heads went on: an event may join the very line that its delivery has just left.
+        keep_emitted(self.connection, self.now, [one for settlement in ours for one in settlement.emits])
         for destination_id, streak in streaks(ours).items():
             _keep_streak(self.connection, self.now, destination_id, streak)
         for settlement in ours:
@@ -295,6 +298,17 @@ def note_replayed(connection: sqlite3.Connection, now: Micros, items: Sequence[t
     REPLAYED(connection, items)
     for replay_id in {item[0] for item in items}:
         connection.execute(FINISH_REPLAY, (replay_id, now))
+
+
+def keep_emitted(connection: sqlite3.Connection, now: Micros, emits: Sequence[Emission]) -> None:
+    """Keep what handlers emitted, as arrivals are kept."""
+    if not emits:
+        return
+    (seq,) = connection.execute("SELECT value FROM marks WHERE name = 'seq'").fetchone()
+    group = Group(connection, now, seq, [emission.intake for emission in emits])
+    for emission, (verdict,) in zip(emits, group.write(), strict=True):
+        emission.verdict = verdict
+    connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (group.seq,))
 
 
 # -- the destination ---------------------------------------------------------------------------

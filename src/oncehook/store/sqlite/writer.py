@@ -235,7 +235,7 @@ class Writer:
         work = _Work(intakes, calls, self.now(), self._seq)
         connection.execute("BEGIN IMMEDIATE")
         if intakes:
-            group = Group(connection, work.now, work.seq, intakes)
+            group = Group(connection, work.now, work.seq, [pending.intake for pending in intakes])
             work.verdicts, work.seq = group.write(), group.seq
             work.wakes = work.wakes or work.seq != self._seq
         connection.execute("UPDATE marks SET value = ? WHERE name = 'clock'", (work.now,))

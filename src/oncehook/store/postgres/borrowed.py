@@ -1,0 +1,113 @@
+"""Intake in a transaction that the application owns: the event exists if, and when, that commits (the outbox).
+
+`PostgresStore.record_in` hands over the application's connection, or what a framework puts around one. For the length
+of one statement the transaction is turned to our schema and our plans, and then back: what comes after it finds all as
+it was. Workers are called by a NOTIFY that the commit sends. What the driver raises comes out as it is, because the
+caller's own code knows what to do about it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+import psycopg
+from psycopg import pq
+from psycopg.rows import tuple_row
+
+from oncehook.errors import ConfigError
+from oncehook.model import Intake, Verdict
+from oncehook.store.postgres.intake import INTAKE, Rows, verdicts
+from oncehook.store.postgres.notify import channel
+from oncehook.store.postgres.opening import Place
+from oncehook.store.postgres.transactions import slot_of
+from oncehook.store.postgres.wire import BlockingConnection, Connection, adapt
+
+C = TypeVar("C", bound="Connection | BlockingConnection")
+
+_AS_IT_WAS: Final = """
+SELECT current_setting('search_path'), current_setting('plan_cache_mode'), current_setting('jit'),
+  current_setting('enable_seqscan'), current_setting('enable_bitmapscan'), current_setting('enable_hashjoin'),
+  current_setting('enable_mergejoin')
+"""
+_TURN: Final = """
+SELECT set_config('search_path',
+    CASE WHEN $1 THEN current_setting('search_path') ELSE coalesce($2, quote_ident($3)) END, true),
+  set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true),
+  set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
+  set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true)
+"""
+_TURN_BACK: Final = """
+SELECT set_config('search_path', $1, true), set_config('plan_cache_mode', $2, true), set_config('jit', $3, true),
+  set_config('enable_seqscan', $4, true), set_config('enable_bitmapscan', $5, true),
+  set_config('enable_hashjoin', $6, true), set_config('enable_mergejoin', $7, true), pg_notify($8, '')
+"""
+
+
+async def record(tx: Any, intake: Intake, here: Place) -> list[Verdict]:
+    """Record in the transaction of an asynchronous connection."""
+    connection = _driver_connection(tx, psycopg.AsyncConnection)
+    cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
+    adapt(cursor)
+    try:
+        was = (await (await cursor.execute(_AS_IT_WAS)).fetchall())[0]
+        await cursor.execute(_TURN, _path(here))
+        await cursor.execute(INTAKE, Rows([intake]).parameters(slot_of(connection)), binary=True)
+        rows = await cursor.fetchall()
+        await cursor.execute(_TURN_BACK, [*was, channel(here.schema)])
+    except psycopg.errors.UndefinedTable as error:
+        raise _elsewhere() from error
+    return verdicts([intake], rows)[0]
+
+
+def record_blocking(tx: Any, intake: Intake, here: Place) -> list[Verdict]:
+    """Record in the transaction of a blocking connection."""
+    connection = _driver_connection(tx, psycopg.Connection)
+    cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+    adapt(cursor)
+    try:
+        was = cursor.execute(_AS_IT_WAS).fetchall()[0]
+        cursor.execute(_TURN, _path(here))
+        cursor.execute(INTAKE, Rows([intake]).parameters(slot_of(connection)), binary=True)
+        rows = cursor.fetchall()
+        cursor.execute(_TURN_BACK, [*was, channel(here.schema)])
+    except psycopg.errors.UndefinedTable as error:
+        raise _elsewhere() from error
+    return verdicts([intake], rows)[0]
+
+
+def _path(here: Place) -> Sequence[object]:
+    return [here.keeps_path, here.search_path, here.schema]
+
+
+def _driver_connection(tx: Any, kind: type[C]) -> C:
+    """The driver's own connection inside whatever a framework has around it, with a transaction open on it."""
+    found = tx
+    while not isinstance(found, psycopg.Connection | psycopg.AsyncConnection):
+        found = _inside(found)
+        if found is None or callable(found):
+            raise ConfigError(
+                f"{type(tx).__module__}.{type(tx).__qualname__} is no connection of psycopg, nor holds one.",
+                hint="Give psycopg's connection, or that of Django or SQLAlchemy with the psycopg driver.",
+            )
+    if not isinstance(found, kind):
+        raise ConfigError("A blocking connection is for emit_in_blocking, an asynchronous one for `await emit_in`.")
+    if found.autocommit and found.pgconn.transaction_status == pq.TransactionStatus.IDLE:
+        raise ConfigError(
+            "No transaction is open on this connection: the event would be kept whatever becomes of your own writes.",
+            hint="Open one around both: connection.transaction(), transaction.atomic(), engine.begin().",
+        )
+    return found
+
+
+def _inside(found: Any) -> Any:
+    """In this order: SQLAlchemy's raw connections, its asynchronous ones, its blocking ones and Django's."""
+    for name in ("driver_connection", "sync_connection", "connection"):
+        inner = getattr(found, name, None)
+        if inner is not None:
+            return inner
+    return None
+
+
+def _elsewhere() -> ConfigError:
+    return ConfigError("This connection leads to a database in which this inbox has no tables.")
