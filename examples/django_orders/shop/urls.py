@@ -1,0 +1,9 @@
+"""Where things are."""
+
+from django.contrib import admin
+from django.urls import include, path
+
+urlpatterns = [
+    path("admin/", admin.site.urls),
+    path("hooks/", include("oncehook.contrib.django.urls")),
+]

@@ -1,0 +1,156 @@
+"""FastAPI and Starlette: the inbox's life around the application's own, and arrivals in a route of one's own.
+
+Most need neither: `FastAPI(lifespan=inbox.lifespan)` and `app.mount("/hooks", inbox.asgi())` do it all. `lifespan` is
+for an application that has one already; `received` is a dependency for a route that wants to see what was taken in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import quote
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from oncehook import payload
+from oncehook.contrib.bridge import check_length
+from oncehook.errors import ConfigError, Rejected, TooLarge
+from oncehook.inbox import Inbox
+from oncehook.model import Arrival, Outcome
+from oncehook.receive import Receipt
+from oncehook.sources import Reply, Source
+from oncehook.web.peers import direct_peer
+
+_KEPT: Final = (Outcome.accepted, Outcome.duplicate, Outcome.conflict)
+
+State = Mapping[str, Any] | None
+Lifespan = Callable[[Any], AbstractAsyncContextManager[State]]
+
+
+def lifespan(inbox: Inbox, own: Lifespan, *, work: bool = True) -> Lifespan:
+    """The inbox's life around the application's own: started before it, stopped after it.
+
+    Without `work` the application only receives; a worker elsewhere does the rest (`oncehook worker app:inbox`).
+
+    >>> app = FastAPI(lifespan=lifespan(inbox, my_lifespan))
+    """
+
+    @contextlib.asynccontextmanager
+    async def both(app: Any) -> AsyncIterator[State]:
+        async with inbox.running(work=work), own(app) as state:
+            yield state
+
+    return both
+
+
+class Answered(HTTPException):
+    """This request has its answer already: turned away, put off, a handshake, or of a type that is ignored.
+
+    `app.add_exception_handler(Answered, answer)` says it in the contract's words. Without that the status and headers
+    are right all the same, and the framework words the body.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reply.headers}
+        super().__init__(reply.status, reply.body.decode("utf-8", "replace"), headers)
+        self.reply = reply
+
+
+async def answer(request: Request, error: Exception) -> Response:
+    """Say to a sender what the inbox says. An exception handler for `Answered`."""
+    assert isinstance(error, Answered)
+    return response(error.reply)
+
+
+def response(reply: Reply) -> Response:
+    """The inbox's answer as a response of the framework."""
+    made = Response(reply.body, reply.status)
+    made.raw_headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
+    return made
+
+
+@dataclass(slots=True)
+class Received:
+    """An arrival that is genuine and kept: its first copy, or a later one."""
+
+    arrival: Arrival
+    receipt: Receipt
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it made an event; a duplicate or a conflict did not."""
+        return self.receipt.outcome == Outcome.accepted
+
+    @property
+    def event_ids(self) -> list[str]:
+        """The events that stand: those it made, or the first ones with its keys."""
+        return self.receipt.event_ids
+
+    def json(self) -> Any:
+        """The body as JSON, read by the same parser that found the key. Raises ValueError for anything else."""
+        return payload.parse(self.arrival.body)
+
+    def response(self) -> Response:
+        """What the sender expects to hear."""
+        return response(self.receipt.reply)
+
+
+def received(inbox: Inbox, source: str) -> Callable[[Request], Awaitable[Received]]:
+    """A dependency that takes a request in for a source, and gives what was verified and kept.
+
+    The route is only run for what is genuine and stored; anything else is `Answered`. A source's GET handshake is
+    answered too, where the route takes GET.
+
+    >>> @app.post("/payments")
+    ... async def payments(hook: Annotated[Received, Depends(received(inbox, "stripe"))]) -> Response:
+    ...     return hook.response()
+    """
+    known = inbox.sources.get(source)
+    if known is None:
+        raise ConfigError(f'There is no source "{source}".', hint=f"There are: {', '.join(inbox.sources) or 'none'}.")
+
+    async def take(request: Request) -> Received:
+        arrival = _arrival(request, known)
+        try:
+            arrival.body = await _body(request, known.max_body)
+        except Rejected as error:
+            raise Answered(inbox.receiver.turn_away(known, arrival, error)) from error
+        if request.method != "POST":
+            raise Answered(inbox.receiver.greet(known, arrival))
+        receipt = await inbox.receiver.take(known, arrival)
+        if receipt.outcome not in _KEPT or receipt.reply.status >= 400:  # a conflict may be answered 422
+            raise Answered(receipt.reply)
+        return Received(arrival, receipt)
+
+    return take
+
+
+def _arrival(request: Request, source: Source) -> Arrival:
+    scope = request.scope
+    return Arrival(
+        source.name,
+        scope["headers"],
+        b"",
+        scope["query_string"],
+        request.method,
+        quote(scope["path"]),
+        direct_peer(scope),
+    )
+
+
+async def _body(request: Request, cap: int) -> bytes:
+    """The whole body; never more than `cap` bytes and one chunk are held (R7)."""
+    check_length(request.scope["headers"], cap)
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > cap:
+            raise TooLarge
+    return b"".join(parts)

@@ -1,0 +1,262 @@
+"""The inbox for programs without an event loop (Flask, Django, scripts): one loop on one thread in each process.
+
+Nothing is started before the first use, so that a server may load its application first and fork afterwards. Views
+call `answer` (a sender's request) or `receive` (a route of one's own) and always get something to say, 503 with
+Retry-After where the store cannot be had; everything else goes through `call`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures.thread  # its own end must be registered before ours, which then comes first
+import contextlib
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from oncehook import assembly, clock
+from oncehook.errors import ConfigError, Malformed, OncehookError, Rejected, StoreUnavailable, TooLarge
+from oncehook.inbox import Inbox
+from oncehook.model import Arrival, Engine, Headers
+from oncehook.receive import JSON, RETRY_AFTER, Receipt
+from oncehook.sources import DEFAULT_MAX_BODY, Reply, Source
+
+log = logging.getLogger("oncehook.bridge")
+T = TypeVar("T")
+
+PATIENCE: Final = 10.0
+"""Seconds that attempts under way get when the process ends."""
+
+AGAIN: Final = 1.0
+"""Seconds after which a start that failed is tried again; until then its error answers, and nobody queues for it."""
+
+Read = Callable[[int], bytes]
+"""Reads at most so many bytes of a request's body; nothing at its end."""
+
+
+class Bridge:
+    """The way from threads to an inbox that runs on a loop of its own."""
+
+    def __init__(self, inbox: Inbox, *, work: bool | None = None) -> None:
+        """`work` says whether this process also makes attempts. Unsaid, it does on SQLite, where nobody else could."""
+        self.inbox = inbox
+        self._work = inbox.store.engine is Engine.sqlite if work is None else work
+        self._turn = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: asyncio.Event | None = None
+        self._has_forked = False
+        self._has_stopped = False
+        self._failure: Exception | None = None
+        self._again_at = 0.0
+        _bridges.add(self)
+
+    # -- starting and stopping -----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the inbox in this process, if it is not started yet. Raises what keeps it from starting."""
+        if self._loop is not None:
+            return
+        with self._turn:
+            if self._loop is None:
+                self._check_startable()
+                self._start()
+
+    def _check_startable(self) -> None:
+        if self._has_stopped:
+            raise StoreUnavailable("This process is about to end.")
+        if self._has_forked:
+            raise ConfigError(
+                "This inbox was started before its process was forked, and cannot be used in both.",
+                hint="Use it for the first time in the worker process, or load the application there (no --preload).",
+            )
+        if self._failure is not None and clock.steady() < self._again_at:
+            raise self._failure.with_traceback(None)
+
+    def _start(self) -> None:
+        started: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, args=[started], name="oncehook-bridge", daemon=True)
+        self._thread.start()
+        try:
+            started.result()
+        except Exception as error:
+            self._thread.join()
+            self._failure, self._again_at = error, clock.steady() + AGAIN
+            raise
+        self._failure = None
+
+    def _run(self, started: concurrent.futures.Future[None]) -> None:
+        asyncio.run(self._live(started))
+
+    async def _live(self, started: concurrent.futures.Future[None]) -> None:
+        try:
+            await self.inbox.start(work=self._work)
+        except BaseException as error:
+            started.set_exception(error)
+            return
+        self._end = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        started.set_result(None)
+        await self._end.wait()
+        await self.inbox.stop(PATIENCE)
+
+    def stop(self) -> None:
+        """Commit what was taken in and let go of the store; for good. Happens by itself when the process ends."""
+        with self._turn:
+            self._has_stopped = True
+            loop, self._loop = self._loop, None
+            if loop is None or self._thread is None or self._end is None:
+                return
+            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+                loop.call_soon_threadsafe(self._end.set)
+            self._thread.join()
+
+    def _forget(self) -> None:
+        """In the child of a fork: the parent's thread and loop are not here, and its lock may be held by nobody."""
+        self._turn = threading.Lock()
+        self._has_forked = self._has_forked or self._thread is not None
+        self._thread = self._loop = self._end = None
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def call(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
+        """Run a coroutine on the inbox's loop and give its result: `bridge.call(inbox.emit("app", "paid", {…}))`.
+
+        Raises StoreUnavailable while the store cannot be had, and what the coroutine raises. After `timeout` seconds
+        the coroutine is cancelled and TimeoutError is raised.
+        """
+        if threading.current_thread() is self._thread:
+            coroutine.close()
+            raise ConfigError("This is the inbox's own loop: waiting here would stop it.", hint="Use `await` instead.")
+        try:
+            self.start()
+            loop = self._loop
+            if loop is None:
+                raise StoreUnavailable("This process is about to end.")
+            future = asyncio.run_coroutine_threadsafe(coroutine, loop)
+        except RuntimeError as error:
+            coroutine.close()
+            raise StoreUnavailable("This process is about to end.") from error
+        except BaseException:
+            coroutine.close()
+            raise
+        return _result(future, timeout)
+
+    def receive(
+        self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
+    ) -> Receipt:
+        """`Inbox.receive` for a view of one's own. Never raises: whatever happens, the receipt has the answer."""
+        arrival = Arrival(source, assembly.as_headers(headers), body, query, "POST", "", peer)
+        return self._taken(self.inbox.sources.get(source), arrival)
+
+    def answer(self, arrival: Arrival, read: Read) -> Reply:
+        """Answer one request at the address of a source.
+
+        `arrival.source` is what the URL says there, and need not be a source's name. Its body is read here, and never
+        more of it than the source allows.
+        """
+        source = self._at(arrival.source)
+        if source is not None:
+            arrival.source = source.name
+            if source.path != source.name:  # an unguessable path is not for the store (S25)
+                arrival.path = arrival.path.replace(source.path, source.name, 1)
+        arrival.path = quote(arrival.path)
+        try:
+            arrival.body = _body(arrival.headers, read, DEFAULT_MAX_BODY if source is None else source.max_body)
+        except Rejected as error:
+            return self._said(source, self._turn_away(source, arrival, error))
+        if arrival.method != "POST":
+            return self._said(source, self._greet(source, arrival))
+        return self._taken(source, arrival).reply
+
+    def _at(self, path: str) -> Source | None:
+        return next((source for source in self.inbox.sources.values() if source.path == path), None)
+
+    async def _greet(self, source: Source | None, arrival: Arrival) -> Reply:
+        return self.inbox.receiver.greet(source, arrival)
+
+    async def _turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
+        return self.inbox.receiver.turn_away(source, arrival, error)
+
+    async def _take(self, source: Source | None, arrival: Arrival) -> Receipt:
+        return await self.inbox.receiver.take(source, arrival)
+
+    def _taken(self, source: Source | None, arrival: Arrival) -> Receipt:
+        try:
+            return self.call(self._take(source, arrival))
+        except OncehookError as error:
+            return Receipt(_put_off(source, error), "error", [])
+
+    def _said(self, source: Source | None, coroutine: Coroutine[Any, Any, Reply]) -> Reply:
+        try:
+            return self.call(coroutine)
+        except OncehookError as error:
+            return _put_off(source, error)
+
+
+def _result(future: concurrent.futures.Future[T], timeout: float | None) -> T:
+    try:
+        return future.result(timeout)
+    except concurrent.futures.CancelledError as error:
+        raise StoreUnavailable("This process is about to end.") from error
+    except TimeoutError:
+        future.cancel()
+        raise
+
+
+def check_length(headers: Headers, cap: int) -> None:
+    """Refuse what is too large by its own word, before any of it is read (R7)."""
+    for name, value in headers:
+        if name == b"content-length":
+            if not value.isdigit():
+                raise Malformed("Content-Length is not a number.")
+            if len(value) > 18 or int(value) > cap:
+                raise TooLarge
+
+
+def _body(headers: Headers, read: Read, cap: int) -> bytes:
+    """The whole body; reading stops at the cap, whatever its length was said to be."""
+    check_length(headers, cap)
+    parts: list[bytes] = []
+    left = cap + 1
+    while left and (part := read(left)):
+        parts.append(part)
+        left -= len(part)
+    if not left:
+        raise TooLarge
+    return b"".join(parts)
+
+
+def _put_off(source: Source | None, error: OncehookError) -> Reply:
+    """Nothing of ours is the sender's fault: it tries again, and whoever reads the log learns what to do."""
+    # In the line itself: the host's logging knows nothing of our fields.
+    log.error("bridge.failed: %s %s", error, error.hint)
+    body = msgspec.json.encode({"error": "Cannot store this now; try again.", "code": StoreUnavailable.code})
+    return Reply(503 if source is None else source.unavailable, body, (JSON, RETRY_AFTER))
+
+
+# -- the end of a process, and its forks -------------------------------------------------------
+
+_bridges: weakref.WeakSet[Bridge] = weakref.WeakSet()
+
+
+def _stop_all() -> None:
+    for bridge in list(_bridges):
+        bridge.stop()
+
+
+def _forget_all() -> None:
+    for bridge in list(_bridges):
+        bridge._forget()
+
+
+os.register_at_fork(after_in_child=_forget_all)
+# At `atexit` it is too late: by then Python has closed the threads that the store needs to close itself.
+getattr(threading, "_register_atexit", atexit.register)(_stop_all)

@@ -1,0 +1,194 @@
+"""The admin's lists of events, deliveries and dead letters: read-only, with *replay* and *discard* for those who may.
+
+Everything is asked and done at the desk, so that it is audited under the user's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, ClassVar, Final
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db.models import Model
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, HttpResponseRedirect
+from django.template.response import TemplateResponse
+from django.urls import URLPattern, path
+from django.utils import timezone
+
+from oncehook.contrib.django import assembly, conf
+from oncehook.contrib.django.models import DeadLetter, Delivery, Event
+from oncehook.deliveries import ListedEvent, Page, StoredDelivery
+from oncehook.errors import BadRequest, OncehookError, Refused
+from oncehook.model import Kind, show_id
+from oncehook.plans import some_id
+
+ROWS: Final = 50
+PATIENCE: Final = 10.0
+"""Seconds for one answer of the desk."""
+
+REPLAY, DISCARD = "replay", "discard"
+
+
+def _ask(question: Coroutine[Any, Any, Any]) -> Any:
+    return assembly.the_bridge().call(question, timeout=PATIENCE)
+
+
+def _place(text: str) -> bytes | None:
+    """Where a list goes on."""
+    try:
+        return bytes.fromhex(text)[:64] or None
+    except ValueError:
+        raise BadRequest("This is no place in this list.") from None
+
+
+class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """A list that the desk answers, and the acts on what is chosen in it."""
+
+    kind: ClassVar[Kind] = Kind.delivery
+    columns: ClassVar[Sequence[str]] = ()
+    about: ClassVar[str] = ""
+    """The query that everything in this list matches."""
+    acts: ClassVar[Sequence[str]] = ()
+
+    def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Nobody adds here."""
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Nobody changes what has happened."""
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """Retention removes, not people."""
+        return False
+
+    def get_urls(self) -> list[URLPattern]:
+        """The list, and nothing else."""
+        name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
+        return [path("", self.admin_site.admin_view(self.changelist_view), name=name)]
+
+    def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
+        """Show the list, or act on what was chosen in it."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            return self._act(request)
+        if request.method not in ("GET", "HEAD"):
+            return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
+        rows, further = self._rows(request)
+        context = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "title": str(self.opts.verbose_name_plural).capitalize(),
+            "columns": self.columns,
+            "rows": rows,
+            "query": request.GET.get("q", ""),
+            "further": further,
+            "acts": [act for act in self.acts if self._may(request, act)],
+            "dashboard": conf.said().get("DASHBOARD"),
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "oncehook/admin_list.html", context)
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def _rows(self, request: HttpRequest) -> tuple[list[dict[str, Any]], str | None]:
+        query, before = request.GET.get("q", ""), request.GET.get("before", "")
+        try:
+            page = _ask(self._page(f"{self.about} {query}".strip(), _place(before)))
+        except (OncehookError, TimeoutError) as error:
+            self._complain(request, error)
+            return [], None
+        further = urlencode({"q": query, "before": page.next.hex()}) if page.next else None
+        return [{"id": show_id(self.kind, item.id), "cells": self._cells(item)} for item in page.items], further
+
+    async def _page(self, query: str, before: bytes | None) -> Page[Any]:
+        desk = assembly.the_inbox().desk
+        return await desk.deliveries(desk.read(query), before=before, limit=ROWS)
+
+    def _cells(self, item: Any) -> list[object]:
+        raise NotImplementedError
+
+    def _complain(self, request: HttpRequest, error: BaseException) -> None:
+        hint = error.hint if isinstance(error, OncehookError) else ""
+        messages.error(request, f"{error} {hint}".strip() or "The store does not answer.")
+
+    # -- acting --------------------------------------------------------------------------------
+
+    def _may(self, request: HttpRequest, act: str) -> bool:
+        return bool(request.user.has_perm(f"oncehook.{act}_delivery"))  # type: ignore[union-attr]
+
+    def _act(self, request: HttpRequest) -> HttpResponse:
+        act = request.POST.get("action", "")
+        if act not in self.acts or not self._may(request, act):
+            raise PermissionDenied
+        done, chosen = 0, request.POST.getlist("chosen")[:ROWS]
+        reason, actor = request.POST.get("reason", ""), request.user.get_username()
+        for one in chosen:
+            try:
+                _ask(self._do(act, some_id(Kind.delivery, one), actor, reason))
+                done += 1
+            except Refused as error:
+                messages.warning(request, f"{one}: {error} {error.hint}".strip())
+            except (OncehookError, TimeoutError) as error:
+                self._complain(request, error)
+                break
+        messages.info(request, f"{act}: {done} of {len(chosen)}")
+        return HttpResponseRedirect(request.get_full_path())
+
+    async def _do(self, act: str, delivery_id: bytes, actor: str, reason: str) -> None:
+        desk = assembly.the_inbox().desk
+        if act == REPLAY:
+            await desk.replay_one(delivery_id, actor=actor, reason=reason)
+        else:
+            await desk.discard(delivery_id, actor=actor, reason=reason)
+
+
+@admin.register(Event)
+class EventAdmin(DeskAdmin):
+    """Events, newest first."""
+
+    kind = Kind.event
+    columns = ("received", "source", "type", "subject", "key", "arrivals", "deliveries")
+
+    async def _page(self, query: str, before: bytes | None) -> Page[ListedEvent]:
+        desk = assembly.the_inbox().desk
+        return await desk.events(desk.read(query), before=before, limit=ROWS)
+
+    def _cells(self, item: ListedEvent) -> list[object]:
+        states = ", ".join(f"{name}: {note or status}" for name, status, note in item.deliveries)
+        received = timezone.localtime(item.received_at)
+        return [received, item.source, item.type, item.subject or "", item.key or "", item.copies, states]
+
+
+@admin.register(Delivery)
+class DeliveryAdmin(DeskAdmin):
+    """Deliveries, newest first."""
+
+    columns = ("received", "source", "type", "subject", "destination", "status", "attempts", "last error")
+    acts = (REPLAY, DISCARD)
+
+    def _cells(self, item: StoredDelivery) -> list[object]:
+        received, status = timezone.localtime(item.received_at), item.note or item.status
+        error = item.last_error or item.reason or item.last_status or ""
+        return [
+            *(received, item.source, item.type, item.subject or ""),
+            *(item.destination, status, item.attempts, error),
+        ]
+
+
+@admin.register(DeadLetter)
+class DeadLetterAdmin(DeliveryAdmin):
+    """What waits for a person."""
+
+    about = "status:dead"
+
+    def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
+        """As for deliveries, which they are."""
+        return bool(request.user.has_perm("oncehook.view_delivery"))  # type: ignore[union-attr]
+
+    def has_module_permission(self, request: HttpRequest) -> bool:
+        """The same."""
+        return self.has_view_permission(request)

@@ -1,0 +1,66 @@
+"""The Django app: finds handlers when Django starts, and brings the schema along with `manage.py migrate`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+from django.apps import AppConfig
+from django.db.models.signals import post_migrate
+from django.utils.module_loading import autodiscover_modules
+
+from oncehook.assembly import open_store
+from oncehook.contrib.django import assembly, conf
+
+
+class OncehookConfig(AppConfig):
+    """The webhook inbox."""
+
+    name = "oncehook.contrib.django"
+    label = "oncehook"
+    verbose_name = "Webhook inbox"
+    default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        """Make the inbox, so that a wrong setting is told now, and find every app's `hooks.py`."""
+        assembly.the_bridge()
+        autodiscover_modules("hooks")
+        post_migrate.connect(bring_schema, sender=self)
+
+
+def bring_schema(using: str, verbosity: int = 1, **_: Any) -> None:
+    """After `manage.py migrate`: run the store's own migrations, by its own runner.
+
+    Wrapped as Django migrations the same SQL would have two histories and two locks. This way it has one, which
+    `oncehook serve`, `oncehook db migrate` and this share, and a newer oncehook needs no file in any project.
+    """
+    if using != conf.alias():
+        return
+    failures: list[BaseException] = []
+    # On a thread of its own: whoever called may have a running loop.
+    thread = threading.Thread(target=_migrate, args=[conf.database_url(using, _schema()), failures])
+    thread.start()
+    thread.join()
+    if failures:
+        raise failures[0]
+    if verbosity >= 2:
+        print(f'  Schema "{_schema()}" of the webhook inbox is up to date')  # noqa: T201 - as Django does
+
+
+def _schema() -> str:
+    return str(conf.said().get("SCHEMA", "oncehook"))
+
+
+def _migrate(url: str, failures: list[BaseException]) -> None:
+    async def migrate() -> None:
+        store = open_store(url)
+        try:
+            await store.open(migrate=True)
+        finally:
+            await store.close()
+
+    try:
+        asyncio.run(migrate())
+    except BaseException as error:
+        failures.append(error)

@@ -1,0 +1,121 @@
+"""Under ASGI: the dashboard for the project's staff, and hooks taken in before Django reads their bodies.
+
+    application = with_inbox(get_asgi_application(), hooks="/hooks", dashboard="/inbox")
+
+Everything else goes to Django. The inbox itself runs on the bridge's loop, as it does for views and the admin; requests
+are handed across.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from importlib import import_module
+from typing import Any, Final, TypeVar
+
+from asgiref.sync import sync_to_async
+from django.conf import settings
+from django.contrib.auth import get_user
+from django.db import close_old_connections
+from django.http import HttpRequest
+from starlette.requests import Request
+
+from oncehook.contrib.bridge import Bridge
+from oncehook.contrib.django import assembly
+from oncehook.errors import OncehookError
+from oncehook.web.access import Authorize
+
+T = TypeVar("T")
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Coroutine[Any, Any, Message]]
+Send = Callable[[Message], Coroutine[Any, Any, None]]
+App = Callable[[Any, Any, Any], Awaitable[None]]
+
+_AWAY: Final = b'{"error":"Cannot store this now; try again.","code":"store_unavailable"}'
+
+
+async def staff(request: Request) -> str | None:
+    """Who may do what at the dashboard, by the project's own session: see `role_of`."""
+    return await sync_to_async(_role_in_session)(request.cookies)
+
+
+def _role_in_session(cookies: Mapping[str, str]) -> str | None:
+    close_old_connections()
+    try:
+        asked = HttpRequest()
+        engine = import_module(settings.SESSION_ENGINE)
+        asked.session = engine.SessionStore(cookies.get(settings.SESSION_COOKIE_NAME))
+        return role_of(get_user(asked))
+    finally:
+        close_old_connections()
+
+
+def role_of(user: Any) -> str | None:
+    """Superusers are admins; of the staff, who may replay and discard are operators, who may look are viewers."""
+    if not (user.is_active and user.is_staff):
+        return None
+    if user.is_superuser:
+        return "admin"
+    if user.has_perms(["oncehook.replay_delivery", "oncehook.discard_delivery"]):
+        return "operator"
+    return "viewer" if user.has_perms(["oncehook.view_event", "oncehook.view_delivery"]) else None
+
+
+def with_inbox(
+    django: App, *, hooks: str | None = None, dashboard: str | None = None, authorize: Authorize = staff
+) -> App:
+    """Put the inbox in front of Django's application: hooks and the dashboard, each below a path, if it has one."""
+    bridge = assembly.the_bridge()
+    ours: dict[str, App] = {}
+    if hooks is not None:
+        ours[hooks.rstrip("/")] = _Across(bridge.inbox.asgi(), bridge)
+    if dashboard is not None:
+        ours[dashboard.rstrip("/")] = _Across(bridge.inbox.dashboard(authorize=authorize), bridge)
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        for prefix, app in ours.items():
+            if scope["type"] == "http" and scope["path"].startswith(prefix + "/"):
+                await app({**scope, "root_path": scope.get("root_path", "") + prefix}, receive, send)
+                return
+        await django(scope, receive, send)
+
+    return application
+
+
+class _Across:
+    """An application that lives on the bridge's loop, for requests that come on the server's."""
+
+    def __init__(self, app: App, bridge: Bridge) -> None:
+        self._app = app
+        self._bridge = bridge
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        here = asyncio.get_running_loop()
+
+        async def receive_there() -> Message:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(receive(), here))
+
+        async def send_there(message: Message) -> None:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(send(message), here))
+
+        answer = _begun(self._app(scope, receive_there, send_there))
+        try:
+            # On a thread: the first one starts the inbox, which takes a while.
+            under_way = await asyncio.to_thread(self._bridge.call, answer)
+        except OncehookError:
+            headers = [(b"content-type", b"application/json"), (b"retry-after", b"5")]
+            await send({"type": "http.response.start", "status": 503, "headers": headers})
+            await send({"type": "http.response.body", "body": _AWAY})
+            return
+        await asyncio.wrap_future(under_way)
+
+
+async def _begun(answer: Awaitable[T]) -> concurrent.futures.Future[T]:
+    """Let it go on by itself on this loop, and be waited for on another."""
+
+    async def finish() -> T:
+        return await answer
+
+    return asyncio.run_coroutine_threadsafe(finish(), asyncio.get_running_loop())

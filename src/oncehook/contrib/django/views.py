@@ -1,0 +1,118 @@
+"""The view that takes hooks in: what follows the prefix names the source, the bridge has the answer.
+
+It is a plain function: under WSGI it runs in the server's thread, under ASGI in one that Django gives each request. The
+inbox itself runs on the bridge's loop in both.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from ipaddress import ip_network
+
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.http import HttpRequest, HttpResponse
+from django.http.request import UnreadablePostError
+from django.views.decorators.csrf import csrf_exempt
+
+from oncehook.contrib.bridge import Read
+from oncehook.contrib.django import assembly, conf
+from oncehook.errors import Malformed
+from oncehook.model import Arrival, Headers
+from oncehook.sources import Reply
+from oncehook.web.peers import PeerOf, peer_finder
+
+
+def _outside_transactions(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
+    """The project's ATOMIC_REQUESTS would open a transaction for nothing: the store commits by itself."""
+    for alias in connections:
+        view = transaction.non_atomic_requests(using=alias)(view)
+    return view
+
+
+@_outside_transactions
+@csrf_exempt
+def hook(request: HttpRequest, rest: str) -> HttpResponse:
+    """Take in one arrival, or answer a handshake."""
+    headers = _headers(request)
+    source = rest.partition("/")[0]  # what a sub-path adds (Evolution's /messages-upsert) belongs to the sender
+    arrival = Arrival(
+        source, headers, b"", _query(request), request.method or "", request.path, _peer(request, headers)
+    )
+    return _response(assembly.the_bridge().answer(arrival, _reader(request)))
+
+
+# A sender has no account here, whatever the project's middleware asks of others (Django 5.1's LoginRequiredMiddleware).
+hook.login_required = False  # type: ignore[attr-defined]
+
+
+# -- the request -------------------------------------------------------------------------------
+
+
+def _headers(request: HttpRequest) -> Headers:
+    scope = getattr(request, "scope", None)
+    if scope is not None:
+        return list(scope["headers"])
+    # WSGI has lost their order and case, and has joined those of one name.
+    named = ((name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers.items())
+    return [(name, value) for name, value in named if value or not name.startswith(b"content-")]
+
+
+def _query(request: HttpRequest) -> bytes:
+    scope = getattr(request, "scope", None)
+    return bytes(scope["query_string"]) if scope else str(request.META.get("QUERY_STRING", "")).encode("latin-1")
+
+
+def _peer(request: HttpRequest, headers: Headers) -> str:
+    address = request.META.get("REMOTE_ADDR")
+    return _peer_of()({"client": (address, 0) if address else None, "headers": headers})
+
+
+@functools.cache
+def _peer_of() -> PeerOf:
+    return peer_finder([ip_network(network) for network in conf.said().get("TRUSTED_PROXIES", ())])
+
+
+def _reader(request: HttpRequest) -> Read:
+    if getattr(request, "_read_started", False) and not hasattr(request, "_body"):
+        raise ImproperlyConfigured("A middleware has read this request's body, and left nothing to verify.")
+    length = request.headers.get("content-length", "")
+    environ = getattr(request, "environ", {})
+    if "HTTP_TRANSFER_ENCODING" in environ and not length:
+        # Django takes such a body for an empty one. The server says whether it has an end that can be read up to.
+        return environ["wsgi.input"].read if environ.get("wsgi.input_terminated") else _refuse
+    return _counted(request.read, int(length) if length.isdigit() else 0)
+
+
+def _refuse(size: int) -> bytes:
+    raise Malformed("This server takes a body with its Content-Length only.")
+
+
+def _counted(read: Read, length: int) -> Read:
+    """Django does not notice a body that ends before it is complete (R7)."""
+    left = length
+
+    def counted(size: int) -> bytes:
+        nonlocal left
+        try:
+            part = read(size)
+        except UnreadablePostError:
+            part = b""
+        left -= len(part)
+        if not part and left > 0:
+            raise Malformed("The body ended before its Content-Length.")
+        return part
+
+    return counted
+
+
+# -- the answer --------------------------------------------------------------------------------
+
+
+def _response(reply: Reply) -> HttpResponse:
+    response = HttpResponse(reply.body, status=reply.status)
+    del response["content-type"]
+    for name, value in reply.headers:
+        response[name.decode("latin-1")] = value.decode("latin-1")
+    return response

@@ -1,0 +1,65 @@
+"""Flask: a blueprint that receives hooks. The application stays synchronous; the inbox runs beside it (see `bridge`).
+
+`init_app(inbox, app)` is all most need. On PostgreSQL the application may run in any number of processes, and the work
+is done by `oncehook worker app:inbox`; on SQLite it is one process, which does the work too.
+"""
+
+from __future__ import annotations
+
+from oncehook.contrib.bridge import Bridge
+from oncehook.errors import ConfigError
+from oncehook.inbox import Inbox
+from oncehook.model import Arrival
+from oncehook.sources import Reply
+from oncehook.web.peers import UNKNOWN, plain
+
+try:
+    import flask
+except ImportError as error:
+    raise ConfigError("This needs Flask.", hint="pip install 'oncehook[flask]'") from error
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
+
+
+def init_app(
+    inbox: Inbox | Bridge, app: flask.Flask, *, url_prefix: str = "/hooks", work: bool | None = None
+) -> Bridge:
+    """Receive hooks at `url_prefix/{source}`. The bridge is also found as `app.extensions["oncehook"]`.
+
+    Nothing is opened before the first request of a process. `work` says whether this process makes attempts, too;
+    unsaid, it does on SQLite only.
+
+    >>> bridge = init_app(inbox, app)
+    >>> bridge.call(inbox.emit("app", "order_placed", {"order": 42}, key="order-42"))
+    """
+    bridge = inbox if isinstance(inbox, Bridge) else Bridge(inbox, work=work)
+    app.register_blueprint(blueprint(bridge), url_prefix=url_prefix)
+    app.extensions["oncehook"] = bridge
+    return bridge
+
+
+def blueprint(bridge: Bridge, name: str = "oncehook") -> flask.Blueprint:
+    """The one route, to be registered where one likes."""
+    made = flask.Blueprint(name, __name__)
+
+    # What follows the name (Evolution's /messages-upsert) belongs to the sender.
+    @made.route("/<source>", methods=METHODS)
+    @made.route("/<source>/<path:rest>", methods=METHODS)
+    def receive(source: str, rest: str = "") -> flask.Response:
+        request = flask.request
+        return response(bridge.answer(arrival_of(request, source), request.stream.read))
+
+    return made
+
+
+def arrival_of(request: flask.Request, source: str, body: bytes = b"") -> Arrival:
+    """A request of Flask's as an arrival."""
+    headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
+    peer = plain(request.remote_addr) if request.remote_addr else UNKNOWN
+    return Arrival(source, headers, body, request.query_string, request.method, request.path, peer)
+
+
+def response(reply: Reply) -> flask.Response:
+    """The inbox's answer as a response of Flask's."""
+    headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in reply.headers]
+    return flask.Response(reply.body, reply.status, headers)

@@ -1,0 +1,285 @@
+"""Flask under a real gunicorn, and the bridge beneath it: one loop per process, started late, stopped at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from flask import Flask
+
+from oncehook import Event, Inbox, clock
+from oncehook.contrib.bridge import AGAIN, Bridge
+from oncehook.contrib.flask import init_app
+from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook.model import Arrival
+from oncehook.store.sqlite.hold import holder
+from tests.contrib.running import ROOT, Database, Example, database, post
+from tests.servers import Postgres
+
+__all__ = ["database"]
+
+PAGE = ROOT / "docs/how-to/flask.md"
+ONE_PROCESS = "gunicorn --threads 8 --bind 127.0.0.1:8000 app:app"
+THREE_PROCESSES = "gunicorn --workers 3 --threads 8 --bind 127.0.0.1:8000 app:app"
+
+
+def order(key: str) -> dict[str, str]:
+    return {"id": key, "type": "order.paid", "customer": "c1"}
+
+
+# -- the example -------------------------------------------------------------------------------
+
+
+def test_on_sqlite_one_process_receives_and_works(tmp_path: Path) -> None:
+    with Example("flask_app", tmp_path) as example:
+        program = example.start(ONE_PROCESS).wait_for_port()
+        first, second = (post(f"{program.url}/hooks/orders", order("1")) for _ in range(2))
+        assert (first.said, second.said) == ((200, "accepted"), (200, "duplicate"))
+        placed = [post(f"{program.url}/orders/7", {}).json["event_id"] for _ in range(2)]
+        assert placed[0] == placed[1]
+        assert sorted(example.wait_for_lines("shipped.txt", 2)) == ["1", "placed-7"]
+        log = program.stop()
+        assert program.process.returncode == 0
+        assert "Traceback" not in log
+        assert holder(tmp_path / "oncehook.db") is None
+
+
+def test_on_postgres_many_processes_receive_and_a_worker_works(tmp_path: Path, database: Database) -> None:
+    with Example("flask_app", tmp_path, {"STORE": database.url}) as example:
+        receiver = example.start(THREE_PROCESSES).wait_for_port()
+        keys = [str(n % 10) for n in range(120)]
+        with ThreadPoolExecutor(16) as threads:
+            answers = list(threads.map(lambda key: post(f"{receiver.url}/hooks/orders", order(key)), keys))
+        assert Counter(a.said for a in answers) == {(200, "accepted"): 10, (200, "duplicate"): 110}
+        assert example.read("shipped.txt") == []
+        worker = example.start("oncehook worker app:inbox").wait_for("ready")
+        assert sorted(example.wait_for_lines("shipped.txt", 10)) == sorted(set(keys))
+        assert "Traceback" not in receiver.stop()
+        assert "Traceback" not in worker.stop()
+
+
+def test_several_processes_on_sqlite_are_told_what_to_do(tmp_path: Path) -> None:
+    """DESIGN.md 8.7: whoever holds the file takes it, the others say 503 and why, and nothing is lost."""
+    with Example("flask_app", tmp_path) as example:
+        program = example.start(THREE_PROCESSES).wait_for_port()
+        url = f"{program.url}/hooks/orders"
+        with ThreadPoolExecutor(16) as threads:
+            while "SQLite takes one writing process" not in program.log.read_text():
+                answers = list(threads.map(lambda n: post(url, order(str(n))), range(64)))
+        refused = [answer for answer in answers if answer.status != 200]
+        assert {answer.said for answer in refused} <= {(503, "store_unavailable")}
+        assert all(answer.headers["retry-after"] == "5" for answer in refused)
+        assert "use PostgreSQL for several processes" in program.stop()
+
+
+def test_a_process_may_refuse_at_its_start(tmp_path: Path) -> None:
+    """The snippet of docs/how-to/flask.md."""
+    (snippet,) = re.findall(r"```python\n(def post_worker_init.*?)```", PAGE.read_text(), re.DOTALL)
+    with Example("flask_app", tmp_path) as example:
+        (tmp_path / "gunicorn.conf.py").write_text(snippet)
+        program = example.start(THREE_PROCESSES)
+        assert program.wait() != 0
+        assert "SQLite takes one writing process" in program.log.read_text()
+
+
+# -- the bridge --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def inbox(tmp_path: Path) -> Inbox:
+    made = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
+    made.source("orders", verify="none", key="$.id", max_body="1KiB")
+    made.source("hidden", verify={"scheme": "none", "confirm": "anyone may send"}, key="$.id", path="k7QmZxN4vT9sLdR1")
+    return made
+
+
+@pytest.fixture
+def bridge(inbox: Inbox) -> Iterator[Bridge]:
+    made = Bridge(inbox)
+    yield made
+    made.stop()
+
+
+def test_nothing_is_started_before_the_first_request(inbox: Inbox, tmp_path: Path) -> None:
+    app = Flask(__name__)
+    bridge = init_app(inbox, app, url_prefix="/in")
+    assert app.extensions["oncehook"] is bridge
+    assert not (tmp_path / "inbox.db").exists()
+    client = app.test_client()
+    assert client.post("/in/orders", json=order("1")).json["status"] == "accepted"  # type: ignore[index]
+    assert client.post("/in/orders/what/follows", json=order("1")).json["status"] == "duplicate"  # type: ignore[index]
+    assert client.get("/in/orders").status_code == 401
+    bridge.stop()
+    assert client.post("/in/orders", json=order("2")).status_code == 503
+
+
+def test_the_path_decides_and_is_not_kept(inbox: Inbox) -> None:
+    app = Flask(__name__)
+    bridge = init_app(inbox, app)
+    client = app.test_client()
+    assert client.post("/hooks/hidden", json=order("1")).status_code == 401
+    answered = client.post("/hooks/k7QmZxN4vT9sLdR1?token=1", json=order("1"))
+    assert answered.status_code == 200
+    bridge.stop()
+    kept = inbox.store.path.read_bytes()  # type: ignore[attr-defined]
+    assert b"POST /hooks/hidden?token=1" in kept
+    assert b"k7QmZxN4vT9sLdR1" not in kept
+
+
+def test_many_threads_start_it_once(bridge: Bridge) -> None:
+    before = set(threading.enumerate())
+    with ThreadPoolExecutor(32) as threads:
+        told = list(threads.map(lambda n: bridge.receive("orders", {}, b'{"id": "1"}').outcome, range(64)))
+    assert Counter(told) == {"accepted": 1, "duplicate": 63}
+    assert sum(thread.name == "oncehook-bridge" for thread in set(threading.enumerate()) - before) == 1
+
+
+def test_a_body_is_read_up_to_the_cap_and_no_further(bridge: Bridge) -> None:
+    """R7: neither a length that is too large nor one that was never said makes us hold more."""
+    given = 0
+
+    def read(count: int) -> bytes:
+        nonlocal given
+        part = b" " * min(count, 100)
+        given += len(part)
+        return part
+
+    assert bridge.answer(Arrival("orders", [], b"", peer="127.0.0.1"), read).status == 413
+    assert given == 1025
+    given = 0
+    said = [(b"content-length", b"1025")]
+    assert bridge.answer(Arrival("orders", said, b"", peer="127.0.0.1"), read).status == 413
+    assert bridge.answer(Arrival("orders", [(b"content-length", b"-1")], b"", peer="127.0.0.1"), read).status == 400
+    assert given == 0
+
+
+def test_a_file_that_another_process_writes_is_503_until_it_is_let_go(
+    bridge: Bridge, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = bridge.inbox.store.path  # type: ignore[attr-defined]
+    other = Bridge(Inbox(f"sqlite:{path}"))
+    other.start()
+    with caplog.at_level(logging.ERROR, "oncehook.bridge"):
+        receipt = bridge.receive("orders", {}, b'{"id": "1"}')
+    assert (receipt.outcome, receipt.reply.status) == ("error", 503)
+    assert (b"retry-after", b"5") in receipt.reply.headers
+    assert "use PostgreSQL for several processes" in caplog.text
+    assert b"inbox.db" not in receipt.reply.body
+    other.stop()
+    assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "error"  # not asked again so soon
+    clock.forward(AGAIN)
+    assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "accepted"
+
+
+def test_a_database_that_is_away_is_503_until_it_is_back() -> None:
+    with Postgres() as server:
+        inbox = Inbox(server.url)
+        inbox.source("orders", verify="none", key="$.id", budget="30s")
+        bridge = Bridge(inbox)
+        server.stop()
+        assert bridge.receive("orders", {}, b'{"id": "1"}').reply.status == 503
+        with pytest.raises(StoreUnavailable):
+            bridge.call(inbox.emit("app", "started", {}))
+        server.start()
+        clock.forward(AGAIN)
+        assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "accepted"
+        bridge.stop()
+
+
+def test_a_handler_may_be_waited_for_but_the_loop_not(bridge: Bridge) -> None:
+    inbox, told = bridge.inbox, []
+
+    @inbox.on("orders")
+    def on_a_thread(event: Event) -> None:
+        told.append(bridge.call(inbox.emit("app", "seen", {}, key="seen")))
+
+    @inbox.on("orders")
+    async def on_the_loop(event: Event) -> None:
+        with pytest.raises(ConfigError, match="own loop"):
+            bridge.call(inbox.emit("app", "seen", {}, key="seen"))
+        told.append("refused")
+
+    bridge.receive("orders", {}, b'{"id": "1"}')
+    bridge.call(inbox.drain())
+    assert len(told) == 2
+    assert "refused" in told
+
+
+def test_waiting_ends_at_its_limit(bridge: Bridge) -> None:
+    with pytest.raises(TimeoutError):
+        bridge.call(asyncio.sleep(60), timeout=0.05)
+
+
+def test_what_waits_when_it_stops_is_told(bridge: Bridge) -> None:
+    begun = threading.Event()
+
+    async def wait() -> None:
+        begun.set()
+        await asyncio.sleep(600)
+
+    with ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(bridge.call, wait())
+        begun.wait()
+        bridge.stop()
+        with pytest.raises(StoreUnavailable):
+            waiting.result()
+
+
+# -- processes ---------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, sys
+from oncehook import Inbox
+from oncehook.contrib.bridge import Bridge
+
+inbox = Inbox("sqlite:inbox.db")
+inbox.source("orders", verify="none", key="$.id")
+
+@inbox.on("orders")
+def ship(event): ...
+
+bridge = Bridge(inbox)
+"""
+IN_THE_CHILD = """
+pid = os.fork()
+if pid:
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print(bridge.receive("orders", {}, b'{"id": "2"}').outcome)
+"""
+
+
+def run(tmp_path: Path, program: str) -> tuple[str, str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM + program], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_the_end_of_the_process_is_the_end_of_the_inbox(tmp_path: Path) -> None:
+    """It closes its store in order: no error, no lock, and what was taken in is there."""
+    said, complaints = run(tmp_path, "print(bridge.receive('orders', {}, b'{\"id\": \"1\"}').outcome)")
+    assert said == "accepted\n"
+    assert "Error" not in complaints, complaints
+    assert holder(tmp_path / "inbox.db") is None
+    assert not (tmp_path / "inbox.db-wal").exists()
+    assert run(tmp_path, "print(bridge.receive('orders', {}, b'{\"id\": \"1\"}').outcome)")[0] == "duplicate\n"
+
+
+def test_an_inbox_that_was_not_started_may_be_forked(tmp_path: Path) -> None:
+    assert run(tmp_path, IN_THE_CHILD)[0] == "accepted\n"
+
+
+def test_an_inbox_that_was_started_is_refused_in_the_child(tmp_path: Path) -> None:
+    said, complaints = run(tmp_path, "bridge.start()\n" + IN_THE_CHILD)
+    assert said == "error\n"
+    assert "started before its process was forked" in complaints
