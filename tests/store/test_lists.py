@@ -354,6 +354,12 @@ async def test_counts_since(store: Store, zoo: Zoo) -> None:
     assert not any((await store.count_since(since + timedelta(hours=1))).values())
 
 
+async def test_the_cause_is_what_was_said_and_not_its_status(store: Store) -> None:
+    await deliver_one(store)
+    await settle(store, dead(await take_one(store), error="unauthorized 190: The token has expired.", status=401))
+    assert [one.cause for one in await store.causes()] == ["unauthorized 190: The token has expired."]
+
+
 async def test_causes(store: Store) -> None:
     for error, status in (("HTTP 404", 404), ("Boom: at line 7\nmore\nstill more", None), ("HTTP 404", 404)):
         await deliver_one(store)

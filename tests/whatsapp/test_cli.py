@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from oncehook.cli import main
-from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn
+from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn, S3StandIn
 from tests.whatsapp.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, fresh_prefix, shared_s3
 
 NUMBER = "+55 (11) 99999-0001"
@@ -132,6 +132,14 @@ def test_a_file_goes_through_the_bucket(run: Run, meta: MetaStandIn, tmp_path: P
     without = run(*command, **speaking_to(meta))
     assert (without.code, without.out) == (2, "")
     assert "no storage for files" in without.err
+
+
+def test_a_bucket_by_the_names_that_people_have(run: Run, meta: MetaStandIn, tmp_path: Path) -> None:
+    (tmp_path / "photo.png").write_bytes(PNG)
+    with S3StandIn("media") as s3:
+        storage = {"R2_BUCKET": "media", "R2_ENDPOINT": s3.url, "R2_ACCESS_KEY_ID": "k", "R2_SECRET_ACCESS_KEY": "s"}
+        ran = run("send-file", NUMBER, "photo.png", "--allow-private", **speaking_to(meta), **storage)
+        assert (ran.code, len(s3.objects)) == (0, 1), ran.err
 
 
 def test_instances(run: Run) -> None:

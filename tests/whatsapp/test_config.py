@@ -9,6 +9,7 @@ import pytest
 from oncehook.config import Loaded, load
 from oncehook.config.tables import schema
 from oncehook.errors import ConfigError
+from oncehook.inbox import Inbox
 
 CANARY = "EAAG-canary-7f3a"
 ENV = {
@@ -69,6 +70,18 @@ def test_a_sender_in_the_settings(tmp_path: Path) -> None:
     assert found.token.reveal() == CANARY.encode()
     assert found.files is not None
     assert (found.files.bucket, found.files.expires, found.files.region) == ("media", 3600.0, "auto")
+
+
+async def test_links_lead_where_the_settings_say(tmp_path: Path) -> None:
+    key = f"oncehook/{'0' * 64}.png"
+    for said, begins in (
+        ('public_endpoint = "https://files.example"', f"https://files.example/media/{key}?"),
+        ('public_url = "https://pub.example"', f"https://pub.example/{key}"),
+    ):
+        found = loaded(META.replace('bucket = "media"', f'bucket = "media"\n{said}'), tmp_path).config
+        sender = Inbox.from_config(found).destinations["answers"].sender  # type: ignore[attr-defined]
+        assert (await sender.files.link(key)).startswith(begins)
+        await sender.files.close()
 
 
 def test_it_is_shown_with_its_origin_and_without_its_secrets(tmp_path: Path) -> None:

@@ -55,11 +55,24 @@ def warnings(config: Config, walk: Walk) -> Iterator[str]:
         if source.is_unverified and source.secret:
             place = walk.origin.place(("source", name, "secret"))
             yield f'{place}: secret in [source.{name}] is not used: verify is "none"'
+    yield from _relays(config, walk)
     if walk.origin.file and walk.origin.line(("store",)) and hide_password(config.store) != config.store:
         yield (
             f"{walk.origin.place(('store',))}: store holds a password, so this file is not safe to commit; "
             "set ONCEHOOK_STORE in the environment instead"
         )
+
+
+def _relays(config: Config, walk: Walk) -> Iterator[str]:
+    """Whoever lets anyone send may not have thought of what is sent on in his name."""
+    for route in config.route:
+        source, destination = config.source.get(route.from_), config.destination.get(route.to)
+        if source is None or destination is None or destination.whatsapp is None:
+            continue
+        is_hidden = source.path is not None and len(source.path) >= SHORTEST_PATH
+        if source.is_unverified and not source.is_loopback_only and not is_hidden:
+            place = walk.origin.place(("source", route.from_, "verify"))
+            yield f'{place}: anyone can send WhatsApp messages as "{route.to}": [source.{route.from_}] is not verified'
 
 
 # -- sources -----------------------------------------------------------------------------------

@@ -12,7 +12,9 @@ import inspect
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -142,7 +144,9 @@ class HandlerDestination:
         return well.emits
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
-        result = await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+        # What is current here (a trace's span, say) is current for the handler too.
+        called = partial(copy_context().run, function, *arguments)
+        result = await asyncio.get_running_loop().run_in_executor(self._threads, called)
         if inspect.isawaitable(result):
             await self._within_limit(result)  # a partial or a callable object that turned out to be asynchronous
         return result

@@ -7,7 +7,7 @@ for a pause as well. The worker calls it; `oncehook.outbound` makes the call and
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -41,7 +41,9 @@ _OWN: Final = re.compile(
 )
 """Headers that belong to the connection or that we write ourselves."""
 _NEVER_FORWARDED: Final = re.compile(r"authorization|cookie2?|set-cookie2?|proxy-.*", re.IGNORECASE)
-_CONTENT_TYPE: Final = frozenset({"content-type"})
+_ALWAYS: Final = frozenset({"content-type", "traceparent", "tracestate"})
+"""Headers of the sender that need not be listed to be passed on."""
+_TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _MASKED: Final = "[masked]"
 _SHORTEST_SECRET: Final = 6
 _VISIBLE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
@@ -79,6 +81,8 @@ class HttpDestination:
         self._hidden = _hidden(self._headers.values())
         self._allow_private, self._ca = allow_private, ca
         self._outbound = outbound
+        self.trace_headers: Callable[[], Mapping[str, str]] | None = None
+        """What tells the receiver which trace an attempt belongs to, where attempts are traced (see `traces`)."""
 
     async def open(self) -> None:
         """Be ready to send, on the running loop. The HTTP library is loaded here, and nowhere before."""
@@ -122,6 +126,8 @@ class HttpDestination:
             "Oncehook-Trigger": lease.trigger.value,
             "Oncehook-Source": header_text(lease.source),
         }
+        if self.trace_headers is not None:
+            headers |= self.trace_headers()
         if self._signers:
             headers["webhook-signature"] = " ".join(
                 sign(sent_id.encode(), timestamp.encode(), lease.body).decode() for sign in self._signers
@@ -133,7 +139,10 @@ class HttpDestination:
         return headers
 
     def _from_request(self, head: bytes) -> dict[str, str]:
-        """Of the sender's headers its content type and those that are listed; what came twice is joined by a comma."""
+        """Of the sender's headers its content type, its trace and those that are listed.
+
+        What came twice is joined by a comma; that is no trace any more, nor is one that is not well formed.
+        """
         _, _, pairs = unpack_head(head)
         wanted = self._wanted(pairs)
         found: dict[str, str] = {}
@@ -142,14 +151,17 @@ class HttpDestination:
                 value = _legal(raw)
                 if value is not None:
                     found[name] = f"{found[name]}, {value}" if name in found and name != "content-type" else value
+        if not _TRACE.fullmatch(found.get("traceparent", "")):
+            found.pop("traceparent", None)
+            found.pop("tracestate", None)
         return found
 
     def _wanted(self, pairs: Sequence[tuple[str, str]]) -> frozenset[str]:
         if not self._forwarded:
-            return _CONTENT_TYPE
+            return _ALWAYS
         # what the sender's Connection header names was meant for its next hop, and that was us
         hop = {word.strip().lower() for name, value in pairs if name == "connection" for word in value.split(",")}
-        return (self._forwarded - hop) | _CONTENT_TYPE
+        return (self._forwarded - hop) | _ALWAYS
 
     # -- what came back ------------------------------------------------------------------------
 

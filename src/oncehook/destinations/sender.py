@@ -78,7 +78,7 @@ class SenderDestination:
             async with asyncio.timeout(self.terms.timeout + GRACE) as limit:
                 sent = await self.sender.send(message, id=outward_id(lease))
         except (InvalidMessage, ConfigError) as error:
-            return _permanent(f"{error.code}: {error}")
+            return _permanent(_line(f"{error.code}: {error}"))
         except SendFailed as error:
             return self._failed(error)
         except TimeoutError as error:

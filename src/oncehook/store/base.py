@@ -50,6 +50,9 @@ KEPT_ARRIVALS = 20
 CONFLICT_SLOTS = KEPT_ARRIVALS
 """Conflicts have slots of their own, so that a storm of duplicates cannot push them out."""
 
+UNSEEN = bytes(16)
+"""The body hash of a key that was imported: nobody here knows its body, so no copy of it is a conflict."""
+
 KEPT_REJECTIONS = 1000
 """Size of the ring of rejected arrivals."""
 
@@ -172,6 +175,11 @@ class Store(Protocol):
 
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
         """Add to the bounded ring of rejections, and to the counters: (source number, what) -> how many."""
+
+    async def remember(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+        """Take keys as seen elsewhere, for `keep` seconds from now: what arrives with one is a duplicate, whatever its
+        body (`UNSEEN`). Returns how many were not known; a known one is left alone. Audited as `import`.
+        """
 
     # -- work ------------------------------------------------------------------------------
 

@@ -83,6 +83,9 @@ class Read(_Outgoing, frozen=True, kw_only=True, tag="read"):
 
 Message = Text | Media | Template | Reaction | Read
 
+LONGEST: Final = 65_536
+"""Characters of a text or a caption that WhatsApp carries at all; Meta takes fewer, and says so."""
+
 _PLACES: Final = ("link", "id", "stored")
 _SPEECHLESS: Final = ("audio", "sticker")
 """Kinds that WhatsApp shows without words."""
@@ -97,8 +100,8 @@ def read_message(body: bytes) -> Message:
         if "type" not in fields:
             fields["type"] = next((kind for field, kind in _TELLING.items() if field in fields), None)
         message: Message = msgspec.convert(fields, Message)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InvalidMessage(f"The message cannot be read: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise InvalidMessage(f"The message cannot be read: {_shortened(str(error))}") from None
     check(message)
     return message
 
@@ -113,6 +116,12 @@ def check(message: Message) -> None:
         raise InvalidMessage("A template needs its name.")
     if isinstance(message, Reaction | Read) and not message.message_id:
         raise InvalidMessage("Which message? message_id is empty.")
+    if len(getattr(message, "text", None) or getattr(message, "caption", None) or "") > LONGEST:
+        raise InvalidMessage(f"WhatsApp takes no more than {LONGEST:,} characters; send a longer text as a file.")
+    try:
+        msgspec.json.encode(message)
+    except (UnicodeEncodeError, TypeError, RecursionError):
+        raise InvalidMessage("The message cannot be written as JSON: half a character, or no plain value.") from None
 
 
 def _check_media(media: Media) -> None:
@@ -122,6 +131,11 @@ def _check_media(media: Media) -> None:
         raise InvalidMessage("The link of media begins with https:// or http://.")
     if media.caption and media.kind in _SPEECHLESS:
         raise InvalidMessage(f"WhatsApp shows no caption with {media.kind}; send the words as a text.")
+
+
+def _shortened(text: str) -> str:
+    """An error may repeat what a stranger wrote."""
+    return text if len(text) <= 200 else text[:199] + "…"
 
 
 def summary(message: Message) -> str:

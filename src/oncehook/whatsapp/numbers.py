@@ -18,11 +18,13 @@ PERSON: Final = "s.whatsapp.net"
 _AS_THEY_ARE: Final = frozenset({"g.us", "lid", "newsletter", "broadcast"})
 _PEOPLE: Final = frozenset({PERSON, "c.us"})
 _ID: Final = re.compile(r"[0-9A-Za-z._:-]+")
+_STATUS: Final = "status@broadcast"
 _DEVICE: Final = re.compile(r"[.:][0-9.:]*$")
 _BETWEEN: Final = re.compile(r"[\s().\-/\u00ad\u2010-\u2015\u2212\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
 """What people put between digits: spaces, dashes, brackets; and the invisible marks that come along in a copy."""
 
 _SHORTEST, _LONGEST = 8, 15
+_LONGEST_TEXT: Final = 100
 
 _LOCAL: Final[Mapping[str, re.Pattern[str]]] = {
     "1": re.compile(r"[2-9][0-9]{2}[2-9][0-9]{6}"),
@@ -43,6 +45,8 @@ def normalise(text: str, *, country: str | None = None) -> str:
     >>> normalise("+55 (11) 99999-0001")
     '5511999990001'
     """
+    if len(text) > _LONGEST_TEXT:
+        raise _wrong(text, "is too long")
     written = text.strip()
     if "@" in written:
         return _from_id(written)
@@ -69,6 +73,8 @@ def _from_id(text: str) -> str:
     user, _, server = text.partition("@")
     if not _ID.fullmatch(user):
         raise _wrong(text, "is no WhatsApp id")
+    if text == _STATUS:
+        raise _wrong(text, "is everybody who sees your status, and nobody to write to")
     if server in _AS_THEY_ARE:
         return text
     if server not in _PEOPLE:

@@ -5,10 +5,15 @@
 
 from __future__ import annotations
 
+import unicodedata
 from dataclasses import dataclass
+from typing import Final
 
 from oncehook.whatsapp.messages import InvalidMessage, Media, Message, check, read_message, summary
 from oncehook.whatsapp.numbers import normalise
+
+_JOINERS: Final = "\u200c\u200d"
+"""They make one emoji, or one word, of two."""
 
 
 def type_of(message: Message) -> str:
@@ -44,5 +49,10 @@ def preview(body: bytes) -> Preview | None:
 
 
 def _line(text: str, longest: int) -> str:
-    line = " ".join(text.split())
+    """Without marks that turn text round or hide it: a person decides by what is seen here."""
+    line = " ".join("".join(char for char in text if char.isspace() or not _is_hidden(char)).split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+def _is_hidden(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cf", "Cs") and char not in _JOINERS

@@ -17,7 +17,6 @@ from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -31,6 +30,7 @@ from oncehook.outbound.proxies import proxy_from, read_proxy
 from oncehook.outbound.urls import read_url
 from oncehook.secret import Secret
 from oncehook.whatsapp.files import clean_name
+from oncehook.whatsapp.links import why_not
 from oncehook.whatsapp.messages import (
     InvalidMessage,
     Media,
@@ -67,7 +67,6 @@ tell whether a message that met such a one was received."""
 _SHORTEST_SECRET: Final = 6
 _MASKED: Final = b"[masked]"
 _TEXT_KEPT: Final = 300
-_LOOPBACK: Final = "127.0.0.1"
 
 
 @dataclass(slots=True, frozen=True)
@@ -232,26 +231,11 @@ class Sender(ABC):
     async def _ready_media(self, media: Media) -> Media:
         if media.filename is not None:
             media = msgspec.structs.replace(media, filename=clean_name(media.filename, media.mime or ""))
-        if media.link is not None:
-            self._check_link(media.link)
+        if media.link is not None and (wrong := why_not(media.link, self._guard)):
+            raise SendFailed(f"The link of media {wrong}.", Reason.invalid)
         if media.stored is not None:
             media = msgspec.structs.replace(media, stored=None, link=await self._link(media.stored))
         return media
-
-    def _check_link(self, link: str) -> None:
-        """Whoever wrote the message must not have the API fetch from inside the network it stands in (S20).
-
-        Only what is written as an address can be judged here: a name is looked up where the API is.
-        """
-        try:
-            host = urlsplit(read_url(link)).hostname or ""
-        except ConfigError:
-            raise SendFailed("The link of media is no plain web address.", Reason.invalid) from None
-        is_address = ":" in host or host.rpartition(".")[2].isdigit()
-        address = host if is_address else _LOOPBACK if _is_local(host) else None
-        what = None if address is None else self._guard.refuses(address)
-        if what is not None:
-            raise SendFailed(f"The link of media leads to no public address ({what}).", Reason.invalid)
 
     async def _link(self, key: str) -> str:
         files = self._needed_files()
@@ -461,7 +445,7 @@ def _wait(waits: Policy, attempt: int, error: SendFailed, retry_unsure: bool) ->
 def _decoded(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
@@ -471,12 +455,6 @@ def _decoded(body: bytes) -> Any:
 def wire_id(id: str) -> str:
     """A message id as WhatsApp Web's own programs make them, always the same one for the same `id`."""
     return "3EB0" + sha256(id.encode()).hexdigest()[:18].upper()
-
-
-def _is_local(host: str) -> bool:
-    """Whether a name means the machine that looks it up (RFC 6761)."""
-    name = host.rstrip(".").lower()
-    return name == "localhost" or name.endswith(".localhost")
 
 
 def _base(url: str) -> str:

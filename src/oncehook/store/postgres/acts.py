@@ -6,12 +6,12 @@ Each is one statement, or a transaction of few where a filter is looked up first
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from oncehook.deliveries import Filter
 from oncehook.errors import NotFound, NotWaiting
-from oncehook.model import Kind, show_id
+from oncehook.model import Kind, new_id, show_id
 from oncehook.store.postgres.look import REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, TOGETHER, means_nothing, parameters
 from oncehook.store.postgres.opening import one, rows
@@ -70,6 +70,24 @@ WITH i AS MATERIALIZED (
 SELECT count(*) FROM i
 """
 
+# Sorted, as intake locks them; what has lapsed is taken over, what stands is left alone.
+_REMEMBER: Final = """
+WITH k AS (
+  INSERT INTO keys AS k (hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)
+  SELECT hash, event_id, '00000000-0000-0000-0000-000000000000', $3, 0, now(), now(), now() + make_interval(secs => $4)
+  FROM unnest($1::uuid[], $2::uuid[]) AS i(hash, event_id) ORDER BY hash
+  ON CONFLICT (hash) DO UPDATE SET event_id = excluded.event_id, body_hash = excluded.body_hash,
+    source_id = excluded.source_id, copies = 0, first_seen = now(), last_seen = now(), expires_at = excluded.expires_at
+  WHERE k.expires_at <= now()
+  RETURNING 1
+), a AS (
+  INSERT INTO audit (at, actor, act, target, detail)
+  SELECT now(), $5, 'import', (SELECT name FROM sources WHERE id = $3),
+    json_build_object('keys', cardinality($1::uuid[]), 'new', (SELECT count(*) FROM k))::text
+)
+SELECT count(*) FROM k
+"""
+
 _RESUME: Final = """
 WITH s AS (
   UPDATE destination_state SET paused_at = NULL, paused_by = NULL, paused_why = NULL, failures = 0, last_failed = NULL,
@@ -116,6 +134,13 @@ class Acts(Reader):
     async def resume(self, destination_id: int, actor: str) -> None:
         await self.execute(_RESUME, [destination_id, actor])
         self.made_due()
+
+    async def remember(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+        meant = list(dict.fromkeys(hashes))  # one statement may touch a row once
+        asked = [Ids(meant), Ids([new_id() for _ in meant]), source_id, keep, storable(actor)]
+        async with self.connection() as connection:
+            (added,) = await one(connection, _REMEMBER, asked)
+        return int(added)
 
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
         await self.execute(AUDIT, [storable(actor), storable(act), storable(target), said(detail)])

@@ -14,6 +14,7 @@ from typing import Any, Final
 from oncehook.deliveries import Lease
 from oncehook.errors import StoreError
 from oncehook.model import Intake, Item, Outcome, Verdict
+from oncehook.store.base import UNSEEN
 from oncehook.store.postgres.wire import Blobs, Column, Floats, Ids, Integers, Smalls, Texts, Times
 
 # Arrays 1-17 are the candidates, 18-21 the split requests, 22-29 copies inside this group, 30-34 the deliveries that
@@ -51,13 +52,17 @@ WITH i AS MATERIALIZED (
   SELECT id, source_id, now(), head, body
   FROM unnest($18::uuid[], $19::smallint[], $20::bytea[], $21::bytea[]) AS b(id, source_id, head, body)
   WHERE $18 IS NOT NULL             -- decided once, before anything is unpacked: a group without any pays nothing
-), x AS MATERIALIZED (              -- copies: of keys that stood before, then of candidates of this very group
-  SELECT k.event_id, k.copies - i.copies + 1 AS nth, k.body_hash <> i.body_hash AS differs, i.source_id, i.arrival_id,
+), x AS MATERIALIZED (              -- copies: of keys that stood before (zeros: an imported one, whose body nobody
+                                    -- knows), then of candidates of this very group
+  SELECT k.event_id, k.copies - i.copies + 1 AS nth,
+    k.body_hash NOT IN (i.body_hash, '00000000-0000-0000-0000-000000000000') AS differs, i.source_id, i.arrival_id,
     i.batch_id, i.head, i.body
   FROM i, LATERAL (SELECT * FROM k WHERE k.hash = i.hash LIMIT 1) k
   WHERE i.hash IS NOT NULL AND i.id NOT IN (SELECT id FROM e)
   UNION ALL
-  SELECT k.event_id, k.copies - c.later, k.body_hash <> c.body_hash, c.source_id, c.arrival_id, c.batch_id, c.head,
+  SELECT k.event_id, k.copies - c.later,
+    k.body_hash NOT IN (c.body_hash, '00000000-0000-0000-0000-000000000000'), c.source_id, c.arrival_id,
+    c.batch_id, c.head,
     coalesce(c.body, CASE WHEN k.body_hash <> c.body_hash THEN (SELECT i.body FROM i WHERE i.hash = c.hash) END)
   FROM unnest($22::uuid[], $23::smallint[], $24::uuid[], $25::uuid[], $26::uuid[], $27::bytea[], $28::bytea[],
       $29::integer[]) AS c(hash, source_id, body_hash, arrival_id, batch_id, head, body, later),
@@ -244,6 +249,7 @@ def _judged(batch: Sequence[Intake], first: dict[bytes, tuple[bytes, bytes]]) ->
             first[item.key_hash] = (item.event_id, item.body_hash)
             return Verdict(Outcome.accepted, item.event_id)
         event_id, body_hash = stands
-        return Verdict(Outcome.duplicate if body_hash == item.body_hash else Outcome.conflict, event_id)
+        is_copy = body_hash in (item.body_hash, UNSEEN)
+        return Verdict(Outcome.duplicate if is_copy else Outcome.conflict, event_id)
 
     return [[judge(item) for item in intake.items] for intake in batch]

@@ -33,6 +33,7 @@ LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
 """
 _GET: Final = _EVENT + "WHERE e.id = $1"
+_BAD_KEYS: Final = "SELECT count(*) FROM keys WHERE copies < 1 AND body_hash <> '00000000-0000-0000-0000-000000000000'"
 
 # Prune decides on its snapshot, so a replay that commits meanwhile could lose its event: whoever makes a replay holds
 # this lock with others like him, whoever prunes holds it alone, and both take it before the statement that looks.
@@ -209,7 +210,7 @@ async def _tally(connection: Connection) -> Tally:
     )
     events = await rows(connection, "SELECT source_id, count(*) FROM events GROUP BY 1")
     statuses = await rows(connection, "SELECT destination_id, status, count(*) FROM deliveries GROUP BY 1, 2")
-    (bad_keys,) = await one(connection, "SELECT count(*) FROM keys WHERE copies < 1")
+    (bad_keys,) = await one(connection, _BAD_KEYS)
     # A head whose delivery is dead is held on purpose: it does not count among the pending ones it holds back.
     # A head without delivery is one that the sweep is about to find again.
     lone, miscounted = await one(

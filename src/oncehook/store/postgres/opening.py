@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from oncehook import faults
 from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
 from oncehook.model import Engine
 from oncehook.store.migrate import Migration, steps_from
@@ -279,6 +280,7 @@ async def _apply(connection: Connection, here: Place, step: Migration) -> None:
             await connection.execute(
                 "INSERT INTO migrations (version, name, applied_at) VALUES ($1, $2, now())", [step.version, step.name]
             )
+            faults.point("before_migration_commit")
 
 
 # CREATE SCHEMA takes no parameters, and IF NOT EXISTS asks for a right on the database even where it exists.

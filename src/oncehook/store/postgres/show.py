@@ -288,8 +288,8 @@ FROM deliveries o JOIN events oe ON oe.id = o.event_id CROSS JOIN LATERAL (
 _CAUSES: Final = """
 SELECT t.name, d.cause, count(*), min(d.at), max(d.at), (array_agg(d.id ORDER BY d.id DESC))[1] FROM (
   SELECT d.id, d.destination_id, d.settled_at AS at,
-    CASE WHEN d.reason = 'crash' THEN 'crash' WHEN d.last_status IS NOT NULL THEN 'HTTP ' || d.last_status
-      ELSE coalesce(nullif(split_part(d.last_error, E'\n', 1), ''), 'unknown') END AS cause
+    CASE WHEN d.reason = 'crash' THEN 'crash'
+      ELSE coalesce(nullif(split_part(d.last_error, E'\n', 1), ''), 'HTTP ' || d.last_status, 'unknown') END AS cause
   FROM deliveries d
   WHERE d.status <> 'done' AND d.status = 'dead'
     AND ($1::text IS NULL OR d.destination_id = (SELECT id FROM destinations WHERE name = $1))

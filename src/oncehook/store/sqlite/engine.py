@@ -38,7 +38,7 @@ from oncehook.store.base import (
 from oncehook.store.sqlite import opening, replay, settle, sweep, work
 from oncehook.store.sqlite.audit import write_audit
 from oncehook.store.sqlite.hold import Hold
-from oncehook.store.sqlite.intake import Micros, count, to_micros
+from oncehook.store.sqlite.intake import Micros, count, remember, to_micros
 from oncehook.store.sqlite.show import WorkReader
 from oncehook.store.sqlite.writer import Writer
 
@@ -118,6 +118,15 @@ class SqliteStore(WorkReader):
             count(connection, now, {(source_id, 0, what): n for (source_id, what), n in counts.items()})
 
         await self._writer.call(write)
+
+    async def remember(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+        def write(connection: sqlite3.Connection, now: Micros) -> int:
+            added = remember(connection, now, source_id, hashes, keep)
+            name = connection.execute("SELECT name FROM sources WHERE id = ?", (source_id,)).fetchone()[0]
+            write_audit(connection, now, actor, "import", name, {"keys": len(hashes), "new": added})
+            return added
+
+        return await self._writer.call(write)
 
     def now(self) -> Micros:
         return self._writer.now() if self._writer.is_started else super().now()

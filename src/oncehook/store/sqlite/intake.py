@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from oncehook.model import Intake, Item, Outcome, Verdict
-from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS
+from oncehook.model import Intake, Item, Outcome, Verdict, new_id
+from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS, UNSEEN
 
 Micros = int
 MINUTE: Final = 60_000_000
@@ -71,6 +71,13 @@ COPIED_KEYS: Final = Insert(
     "INSERT INTO keys " + _KEY_COLUMNS,
     8,
     "ON CONFLICT DO UPDATE SET copies = copies + excluded.copies, last_seen = excluded.last_seen",
+)
+IMPORTED_KEYS: Final = Insert(
+    "INSERT INTO keys " + _KEY_COLUMNS,
+    8,
+    "ON CONFLICT DO UPDATE SET event_id = excluded.event_id, body_hash = excluded.body_hash, copies = 0,"
+    " first_seen = excluded.first_seen, last_seen = excluded.last_seen, expires_at = excluded.expires_at"
+    " WHERE expires_at <= excluded.first_seen",
 )
 EVENTS: Final = Insert(
     "INSERT INTO events (id, source_id, type, key, subject, received_at, event_at, marks, rank, rank_scope, body_hash,"
@@ -201,7 +208,7 @@ class Group:
     ) -> None:
         """Later arrivals of an event: counted exactly, the latest of them kept in a ring."""
         for number, (item, intake) in enumerate(copies, before + 1):
-            differs = item.body_hash != body_hash
+            differs = item.body_hash != body_hash != UNSEEN
             outcome = Outcome.conflict if differs else Outcome.duplicate
             self.verdicts[id(item)] = Verdict(outcome, event_id)
             self.counts[intake.source_id, 0, outcome] += 1
@@ -284,6 +291,15 @@ class Group:
         fronts.add(subject_key)
         found = self.connection.execute("SELECT 1 FROM heads WHERE subject_key = ?", (subject_key,)).fetchone()
         return found is not None
+
+
+def remember(
+    connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float
+) -> int:
+    """Take keys as seen elsewhere; how many were new. They stand for no arrival of ours yet: `copies` is 0."""
+    until = now + int(keep * 1_000_000)
+    rows = [(hash_, new_id(), UNSEEN, source_id, 0, now, now, until) for hash_ in dict.fromkeys(hashes)]
+    return IMPORTED_KEYS(connection, rows)
 
 
 def count(connection: sqlite3.Connection, now: Micros, counts: Mapping[tuple[int, int, str], int]) -> None:

@@ -154,7 +154,7 @@ def _check(connection: sqlite3.Connection) -> list[Check]:
         statuses={
             (d, s): n for d, s, n in rows("SELECT destination_id, status, count(*) FROM deliveries GROUP BY 1, 2")
         },
-        bad_keys=rows("SELECT count(*) FROM keys WHERE copies < 1")[0][0],
+        bad_keys=rows("SELECT count(*) FROM keys WHERE copies < 1 AND body_hash <> zeroblob(16)")[0][0],
         lone_pending=rows(
             "SELECT count(*) FROM deliveries d WHERE d.status = 'pending'"
             " AND NOT EXISTS (SELECT 1 FROM heads h WHERE h.subject_key = coalesce(d.subject_key, d.id))"

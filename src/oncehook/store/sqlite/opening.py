@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from oncehook import clock
+from oncehook import clock, faults
 from oncehook.errors import StoreError, StoreUnavailable
 from oncehook.model import Engine
 from oncehook.store.migrate import steps_from
@@ -105,6 +105,7 @@ def migrate(connection: sqlite3.Connection, *, migrate: bool) -> None:
                 "INSERT INTO migrations (version, name, applied_at) VALUES (?,?,?)",
                 (step.version, step.name, int(clock.now() * 1_000_000)),
             )
+            faults.point("before_migration_commit")
     _prove_dedup_index(connection)
 
 

@@ -11,6 +11,7 @@ from oncehook.testing.standins.evolution_api import EvolutionApiStandIn, Evoluti
 from oncehook.testing.standins.evolution_go import EvolutionGoHook, EvolutionGoStandIn
 from oncehook.testing.standins.meta import MetaHook, MetaStandIn
 from oncehook.testing.standins.n8n import Execution, N8nStandIn
+from oncehook.testing.standins.s3 import S3StandIn
 from oncehook.testing.standins.server import Reply, Request
 from oncehook.testing.standins.tunnel import Tunnel
 
@@ -26,6 +27,7 @@ __all__ = [
     "N8nStandIn",
     "Reply",
     "Request",
+    "S3StandIn",
     "SentMessage",
     "StandIn",
     "Tunnel",

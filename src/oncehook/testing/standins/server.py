@@ -198,7 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         self._answer(reply)
 
-    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - as the standard library calls them
+    do_GET = do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = _serve  # noqa: N815 - as the standard library calls them
 
     def _body(self, headers: Mapping[str, str]) -> bytes:
         if "chunked" not in headers.get("transfer-encoding", "").lower():
@@ -218,7 +218,8 @@ class _Handler(BaseHTTPRequestHandler):
         for name, value in {**headers, "content-length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
         """Silent: what came is in `requests`."""
