@@ -1,0 +1,403 @@
+"""Eighteen mistakes that others have made, each ready to be made again (T13): `seed(name)` makes one in this process.
+
+They are put over the product from outside, as a careless change would, so that the product itself has no switch to turn
+them on. `seeded` starts our own tests with one of them in every process, and expects red.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from oncehook import clock, model, receive
+from oncehook.claims import postgres as postgres_claims
+from oncehook.claims import redis as redis_claims
+from oncehook.claims import sqlite as sqlite_claims
+from oncehook.deliveries import Lease, Settlement, Want
+from oncehook.model import Arrival, Intake, Item, Mark, Outcome, Planned, Verdict
+from oncehook.outbound import addresses
+from oncehook.receive import Receiver
+from oncehook.sources import Source
+from oncehook.store import base
+from oncehook.store.base import Pending
+from oncehook.store.postgres import intake as postgres_intake
+from oncehook.store.postgres import lease as postgres_lease
+from oncehook.store.postgres import settle as postgres_settle
+from oncehook.store.postgres import sweep as postgres_sweep
+from oncehook.store.sqlite import SqliteStore, opening, replay, settle, sweep, work
+from oncehook.store.sqlite.intake import Group, Update
+from oncehook.store.sqlite.writer import Writer
+
+DAY: Final = 86400.0
+TEN_SECONDS: Final = 10_000_000
+
+SEEDS: Final[dict[str, Callable[[], None]]] = {}
+
+
+def seed(name: str) -> None:
+    """Make this mistake, from now on."""
+    SEEDS[name]()
+
+
+def mistake(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def keep(function: Callable[[], None]) -> Callable[[], None]:
+        SEEDS[name] = function
+        return function
+
+    return keep
+
+
+def everywhere(old: object, new: object) -> None:
+    """Put something in the place of something else, under whatever name a module of ours has it."""
+    hits = [
+        (module, name)
+        for module_name, module in list(sys.modules.items())
+        if module_name.partition(".")[0] == "oncehook"
+        for name, value in list(vars(module).items())
+        if value is old
+    ]
+    assert hits, old
+    for module, name in hits:
+        setattr(module, name, new)
+
+
+def reword(statement: str, *changes: tuple[str, str]) -> None:
+    """Change the text of a statement everywhere."""
+    text = statement
+    for old, new in changes:
+        assert old in text, f"the product has changed; where is now: {old}"
+        text = text.replace(old, new)
+    everywhere(statement, text)
+
+
+# -- deduplication -----------------------------------------------------------------------------
+
+
+def is_committed(path: Path, key_hash: bytes) -> bool:
+    """What anybody can see of a key."""
+    connection = sqlite3.connect(path)
+    try:
+        return connection.execute("SELECT 1 FROM keys WHERE hash = ?", (key_hash,)).fetchone() is not None
+    finally:
+        connection.close()
+
+
+def look_first(is_known: Callable[[Path, bytes], bool], let_go: Callable[[bytes], None]) -> None:
+    """Whether an event is new is decided by a look before it is written; the unique index has no say any more."""
+    record, write = Writer.record, Group.write
+    believed_new: dict[bytes, bytes] = {}
+
+    def looking(self: Writer, intake: Intake) -> Pending:
+        for item in intake.items:
+            if item.key_hash is not None and not is_known(self._path, item.key_hash):
+                believed_new[item.event_id], item.key_hash = item.key_hash, None
+        return record(self, intake)
+
+    def setting(self: Group) -> list[list[Verdict]]:
+        new = [(i, item) for i in self.batch for item in i.items if item.event_id in believed_new]
+        self.connection.executemany(
+            "INSERT OR REPLACE INTO keys VALUES (?,?,?,?,?,?,?,?)",
+            [
+                (
+                    *(believed_new[item.event_id], item.event_id, item.body_hash, i.source_id, 1),
+                    *(self.now, self.now, self.now + int(item.keep * 1_000_000)),
+                )
+                for i, item in new
+            ],
+        )
+        verdicts = write(self)
+        for _, item in new:
+            let_go(believed_new.pop(item.event_id))
+        return verdicts
+
+    Writer.record, Group.write = looking, setting  # type: ignore[method-assign]
+
+
+@mistake("GET-then-SET")
+def get_then_set() -> None:
+    """Ask whether the key is there; if not, set it. Whoever asks meanwhile is told the same."""
+    look_first(is_committed, lambda key_hash: None)
+    reword(
+        postgres_intake.INTAKE,
+        ("id IN (SELECT event_id FROM k)\n", "hash NOT IN (SELECT hash FROM keys)\n"),
+        ("FROM k WHERE event_id NOT IN (SELECT id FROM e)", "FROM k WHERE hash IN (SELECT hash FROM keys)"),
+    )
+
+
+@mistake("claim held 24 h")
+def claim_held_24_h() -> None:
+    """SET NX EX 86400 before the work: whoever dies then has made sure that the retry is refused for a day."""
+    for module in (sqlite_claims, redis_claims, postgres_claims):
+        _hold_for_a_day(module.Backend)
+    record = Writer.record
+
+    def claiming(self: Writer, intake: Intake) -> Pending:
+        claims = sqlite3.connect(f"{self._path}-claims", isolation_level=None)
+        claims.execute("CREATE TABLE IF NOT EXISTS claims (hash BLOB PRIMARY KEY, until REAL)")
+        claims.execute("DELETE FROM claims WHERE until < ?", (clock.now(),))
+        taken = [
+            claims.execute("INSERT OR IGNORE INTO claims VALUES (?,?)", (item.key_hash, clock.now() + DAY)).rowcount
+            for item in intake.items
+        ]
+        claims.close()
+        if all(taken):
+            return record(self, intake)
+        refused = Pending(intake, self._loop.create_future())
+        refused.future.set_result([Verdict(Outcome.duplicate, item.event_id) for item in intake.items])
+        return refused
+
+    Writer.record = claiming  # type: ignore[method-assign]
+
+
+def _hold_for_a_day(backend: Any) -> None:
+    claim = backend.claim
+    backend.claim = lambda self, key, token, payload, ttl: claim(self, key, token, payload, DAY)
+
+
+@mistake("key cleared before commit")
+def key_cleared_before_commit() -> None:
+    """A lock on the key, let go inside the transaction: between that and the commit there is neither lock nor row."""
+    locked: set[bytes] = set()
+
+    def is_known(path: Path, key_hash: bytes) -> bool:
+        if key_hash in locked or is_committed(path, key_hash):
+            return True
+        locked.add(key_hash)
+        return False
+
+    look_first(is_known, locked.discard)
+
+
+@mistake("key concatenation")
+def key_concatenation() -> None:
+    """The parts of a key, one after the other."""
+    everywhere(model.key_hash, lambda source, parts: model.digest(f"{source}{''.join(parts)}".encode()))
+
+
+@mistake("missing key ignored")
+def missing_key_ignored() -> None:
+    """The key is not where the rule looks: then there is none, and nobody is told."""
+    make = Receiver._item
+
+    def ignoring(self: Receiver, source: Source, *rest: Any) -> Item | None:
+        item = make(self, replace(source, on_missing_key="accept"), *rest)
+        if item is not None:
+            item.marks &= ~Mark.unkeyed
+        return item
+
+    Receiver._item = ignoring  # type: ignore[method-assign]
+
+
+@mistake("dedup forgotten at purge")
+def dedup_forgotten_at_purge() -> None:
+    """The key goes with its event."""
+    forget = sweep._forget_event
+
+    def forgetting(connection: sqlite3.Connection, event_id: bytes, counts: Any) -> None:
+        connection.execute("DELETE FROM keys WHERE event_id = ?", (event_id,))
+        forget(connection, event_id, counts)
+
+    everywhere(forget, forgetting)
+    reword(
+        postgres_sweep._PRUNE,
+        ("), a AS (\n", "), forgotten AS (\n  DELETE FROM keys k USING v WHERE k.event_id = v.id\n), a AS (\n"),
+    )
+
+
+@mistake("retry header means duplicate")
+def retry_header_means_duplicate() -> None:
+    """The sender says that it sends again: so it is a duplicate."""
+    begin = Receiver.begin
+
+    def believing(self: Receiver, source: Source | None, arrival: Arrival) -> receive.Begun | receive.Receipt:
+        if source is not None and any(b"retry" in name for name, _ in arrival.headers):
+            return receive.Receipt(receive._answer(source, {"status": "duplicate", "skipped": True}), "duplicate", [])
+        return begin(self, source, arrival)
+
+    Receiver.begin = believing  # type: ignore[method-assign]
+
+
+# -- acknowledgement ---------------------------------------------------------------------------
+
+
+@mistake("ack before commit")
+def ack_before_commit() -> None:
+    """It is as good as written."""
+    insert = Writer._insert
+
+    def hasty(self: Writer, intakes: Sequence[Pending], calls: Sequence[Any]) -> Any:
+        inserted = insert(self, intakes, calls)
+        base.answer(inserted.intakes, inserted.verdicts)
+        return inserted
+
+    Writer._insert = hasty  # type: ignore[method-assign]
+
+
+@mistake("synchronous=NORMAL")
+def synchronous_normal() -> None:
+    """Twice as fast."""
+    connect = opening.connect
+
+    def faster(path: Path) -> sqlite3.Connection:
+        connection = connect(path)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        return connection
+
+    opening.connect = faster
+
+
+@mistake("4xx on storage error")
+def client_error_on_storage_error() -> None:
+    """Something went wrong with this request: 400."""
+    put_off = Receiver.put_off
+    Receiver.put_off = lambda self, source, error: replace(put_off(self, source, error), status=400)  # type: ignore[method-assign]
+
+
+# -- leases ------------------------------------------------------------------------------------
+
+
+@mistake("completion by id only")
+def completion_by_id_only() -> None:
+    """UPDATE … WHERE id = ?"""
+    look = settle.Settling._heads
+
+    def trusting(self: settle.Settling, settlements: Sequence[Settlement]) -> dict[bytes, settle.Head]:
+        heads = look(self, settlements)
+        for settlement in settlements:
+            if (head := heads.get(settlement.lease.line)) is not None:
+                settlement.lease.fence = head.fence
+        return heads
+
+    settle.Settling._heads = trusting  # type: ignore[method-assign]
+    reword(postgres_settle.SETTLE, (" AND h.fence = i.fence AND h.leased", " AND h.leased"))
+
+
+@mistake("reaper by id only")
+def reaper_by_id_only() -> None:
+    """A list of leases and when they end, made when they were given; who is on it then is set free, by its id."""
+    give = work.Leasing.lease
+    ends: dict[bytes, int] = {}
+
+    def reaping(self: work.Leasing, wants: Sequence[Want]) -> list[Lease]:
+        for head_id in [head_id for head_id, at in ends.items() if at <= self.now]:
+            del ends[head_id]
+            self.connection.execute(
+                "UPDATE heads SET leased = 0, due_at = ? WHERE delivery_id = ?", (self.now, head_id)
+            )
+        given = give(self, wants)
+        ends.update({lease.head_id: self.now + work.micros(lease.seconds) for lease in given})
+        return given
+
+    work.Leasing.lease = reaping  # type: ignore[method-assign]
+    reword(
+        postgres_lease.LEASE,
+        ("AND h.due_at <= now() AND", "AND least(h.due_at, h.leased_at + interval '10 s') <= now() AND"),
+    )
+
+
+@mistake("attempt counted at completion")
+def attempt_counted_at_completion() -> None:
+    """What counts is written down when the attempt is over; of one that never is, nothing is."""
+    at_lease = "line, fence, due_at, leased_at, attempts, crashes, deaths, alone, carries, upto"
+    everywhere(
+        work.TAKE,
+        Update(
+            at_lease,
+            "UPDATE heads SET leased = 1, fence = v.fence, due_at = v.due_at, leased_at = v.leased_at, alone = v.alone,"
+            " carries = v.carries, upto = v.upto FROM v WHERE heads.rowid = v.line",
+        ),
+    )
+    make = settle.Head.__init__
+
+    def counting(self: settle.Head, *columns: Any) -> None:
+        make(self, *columns)
+        self.attempts += 1
+
+    settle.Head.__init__ = counting  # type: ignore[method-assign]
+    reword(
+        postgres_lease.LEASE,
+        ("attempts = h.attempts + CASE WHEN q.leased THEN 0 ELSE 1 END", "attempts = h.attempts"),
+        ("deaths = h.deaths + (q.leased AND q.alone)::integer", "deaths = h.deaths"),
+    )
+
+
+@mistake("zero-winner rival check")
+def zero_winner_rival_check() -> None:
+    """Say that one is there; if somebody else has said so in the last ten seconds, leave it to them."""
+    give = SqliteStore.lease
+    here: dict[object, int] = {}
+
+    async def polite(self: SqliteStore, wants: Sequence[Want]) -> list[Lease]:
+        me = object()
+        here[me] = self.now()
+        await asyncio.sleep(0)
+        if any(other is not me and self.now() - at < TEN_SECONDS for other, at in here.items()):
+            return []
+        return await give(self, wants)
+
+    SqliteStore.lease = polite  # type: ignore[method-assign]
+
+
+@mistake("worker clock for expiry")
+def worker_clock_for_expiry() -> None:
+    """The time by which leases end is the worker's own."""
+    reword(postgres_lease.LEASE, ("now()", "(now() + make_interval(secs => $8::float8))"))
+    want = postgres_lease.wanted
+
+    def by_own_clock(wants: Sequence[Want], slot: int) -> list[Any]:
+        return [*want(wants, slot), clock.now() - time.time()]
+
+    everywhere(want, by_own_clock)
+
+
+# -- replay ------------------------------------------------------------------------------------
+
+
+@mistake("replay by insert")
+def replay_by_insert() -> None:
+    """The event once more, as if it had just come: with its key."""
+
+    def inserting(self: replay.Replaying, d: replay.Standing, *rest: Any) -> None:
+        source_id, *columns, head, body = self.connection.execute(
+            "SELECT source_id, type, key, key_hash, subject, body_hash, head, body FROM events WHERE id = ?",
+            (d.event_id,),
+        ).fetchone()
+        kind, key, key_hash, subject, body_hash = columns
+        event_id = model.new_id()
+        item = Item(event_id, kind, key, key_hash, 30 * DAY, subject, body, body_hash)
+        item.deliveries = [Planned(model.delivery_id(event_id, d.destination_id), d.destination_id, d.subject_key)]
+        group = Group(self.connection, self.now, self.seq, [Intake(event_id, source_id, head, [item], None)])
+        group.write()
+        self.seq = group.seq
+
+    replay.Replaying._run = inserting  # type: ignore[method-assign]
+
+
+# -- the way out -------------------------------------------------------------------------------
+
+
+@mistake("redirect followed")
+def redirect_followed() -> None:
+    """As every HTTP client does unless it is told not to."""
+    request = aiohttp.ClientSession._request
+
+    async def following(self: aiohttp.ClientSession, *where: Any, **options: Any) -> aiohttp.ClientResponse:
+        return await request(self, *where, **{**options, "allow_redirects": True})
+
+    aiohttp.ClientSession._request = following  # type: ignore[method-assign]
+
+
+@mistake("is_global as filter")
+def is_global_as_filter() -> None:
+    """The standard library knows what is private."""
+    look = addresses.denied
+    # In our own words, so that only what it lets through can tell it from our table.
+    everywhere(look, lambda address: None if address.is_global else look(address) or "private")
