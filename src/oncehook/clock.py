@@ -11,8 +11,12 @@ import random
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 
 _skew = 0.0
+
+# For tests: a file that says by how many seconds this process's wall clock is wrong, looked at each time.
+_wrong = os.environ.get("ONCEHOOK_CLOCK")
 
 # Counts on while a laptop sleeps, where the system offers that; never runs backward.
 _STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
@@ -23,7 +27,7 @@ chance = random.SystemRandom()
 
 def now() -> float:
     """Seconds since 1970, by this machine's wall clock."""
-    return time.time() + _skew
+    return time.time() + _skew + (_wrong_by(_wrong) if _wrong else 0.0)
 
 
 def now_utc() -> datetime:
@@ -40,6 +44,10 @@ def forward(seconds: float) -> None:
     """Let time pass, for tests: wall clock and steady clock move together."""
     global _skew
     _skew += seconds
+
+
+def _wrong_by(file: str) -> float:
+    return float(Path(file).read_text())
 
 
 def random_bytes(count: int) -> bytes:

@@ -28,7 +28,7 @@ from oncehook.deliveries import (
 )
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon
-from oncehook.model import Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, new_id
+from oncehook.model import Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, key_hash, new_id
 from oncehook.plans import Plan, Recipient, Wish, seal, settled, some_id, some_ids, unseal
 from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
 from oncehook.routes import Route
@@ -356,6 +356,12 @@ class Desk:
         latest = await self._store.find_events(Filter(source=source.name), limit=1)
         arrived = latest.items[0].received_at if latest.items else None
         return show_source(source, self._routes, arrived, figures.by_source.get(source.name, {}))
+
+    async def remember(self, source: str, keys: Sequence[Sequence[str]], *, actor: str) -> int:
+        """Take keys as seen elsewhere: what arrives with one is a duplicate. Returns how many were new."""
+        if (found := self._sources.get(source)) is None:
+            raise NotFound(f'There is no source "{source[:60]}".')
+        return await self._store.remember(found.number, [key_hash(source, one) for one in keys], found.keep, actor)
 
     async def destinations(self) -> list[ShownDestination]:
         """Every destination: whom it reaches, on what terms, and how it stands."""

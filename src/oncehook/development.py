@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
-from oncehook import presets
+from oncehook import clock, presets
 from oncehook.errors import ConfigError
 from oncehook.keys import DEFAULT_KEY
 from oncehook.sources import Preset, Source, build
@@ -40,6 +40,16 @@ def fleeting(preset: str) -> Source:
     return _built(loaded, development_keys(loaded.scheme))
 
 
+def kept_secret(name: str) -> str:
+    """A shared secret of Standard Webhooks under this name: made once, the same from then on."""
+    with _open_keys() as file:
+        kept = _read(file)
+        if name not in kept:
+            kept[name] = [base64.b64encode(clock.random_bytes(24)).decode()]
+            _write(file, kept)
+        return f"whsec_{kept[name][0]}"
+
+
 def _of_presets(names: Iterable[str]) -> list[Source]:
     made = []
     with _open_keys() as file:
@@ -47,9 +57,7 @@ def _of_presets(names: Iterable[str]) -> list[Source]:
         for name in names:
             preset = presets.load(name)
             made.append(_built(preset, _keys_of(kept, name, preset.scheme)))
-        file.seek(0)
-        file.truncate()
-        json.dump(kept, file)
+        _write(file, kept)
     return made
 
 
@@ -82,6 +90,12 @@ def _read(file: IO[str]) -> dict[str, list[str]]:
     except ValueError:
         return {}
     return kept if isinstance(kept, dict) else {}
+
+
+def _write(file: IO[str], kept: dict[str, list[str]]) -> None:
+    file.seek(0)
+    file.truncate()
+    json.dump(kept, file)
 
 
 def _keys_of(kept: dict[str, list[str]], name: str, scheme: Scheme) -> DevelopmentKeys:

@@ -39,6 +39,7 @@ from oncehook.worker import Worker
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
+    from oncehook.traces import Traces
     from oncehook.web.access import Authorize
     from oncehook.web.ingest import Mount
     from oncehook.whatsapp.messages import Message
@@ -78,6 +79,8 @@ class Inbox:
         """How many routes there were when names got their numbers."""
         self.left_behind = 0
         """Threads that were at work when it stopped."""
+        self.traces: Traces | None = None
+        """OpenTelemetry spans for arrivals and attempts; to be set before the start."""
         self._worker: Worker | None = None
         self._sweep: Sweep | None = None
         self._started_at = clock.now_utc()
@@ -270,10 +273,13 @@ class Inbox:
         await self.store.open(migrate=self._migrate)
         try:
             self._take_numbers(await self.store.enroll(self.sources, self.destinations))
-            self._receiver = Receiver(self.sources, self.store, self._plan, self.observer, self._revive)
+            build = Receiver if self.traces is None else self.traces.receiver
+            self._receiver = build(self.sources, self.store, self._plan, self.observer, self._revive)
             self._sweep = self._new_sweep()
             if at_work:
+                at_work = at_work if self.traces is None else [self.traces.destination(d) for d in at_work]
                 self._worker = Worker(self.store, at_work, self.observer, concurrency=concurrency)
+                self.observer.worker = self._worker.id
                 await self._worker.start()
         except BaseException:
             await self.store.close()

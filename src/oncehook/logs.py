@@ -57,7 +57,7 @@ _HIDDEN: Final = frozenset(
     {"event", "level", "timestamp", "exception", "duration_s", "outcome", "type", "source", "destination"}
 )
 _HIDDEN_OF_ATTEMPTS: Final = _HIDDEN | {
-    "delivery_id", "again_in_s", "attempt", "run", "attempts", "final_status",
+    "delivery_id", "again_in_s", "attempt", "run", "attempts", "final_status", "key", "worker",
 }  # fmt: skip
 """The event's id finds its deliveries too, and the rest is said in words."""
 

@@ -57,6 +57,8 @@ class Observer:
     def __init__(self, engine: str) -> None:
         self.verbose = False
         """On a terminal every arrival is worth a line; elsewhere only what somebody may have to act on."""
+        self.worker: str | None = None
+        """Who makes the attempts, as lines name it."""
         self._arrivals = Count("oncehook_arrivals", "Arrivals by outcome", "source", "outcome")
         self._acks = Spread("oncehook_ack_duration_seconds", "From the whole request to its answer", "source", _FAST)
         self._sizes = Spread("oncehook_arrival_size_bytes", "Size of bodies", "source", _SIZES)
@@ -183,15 +185,22 @@ class Observer:
         if level == logging.DEBUG and self.verbose:
             level = logging.INFO
         if self.audience.is_there or attempt_log.isEnabledFor(level):
-            fields = _told(name, settled)
+            fields = _told(name, settled, self.worker)
             self.audience.publish("attempt", fields)
             attempt_log.log(level, _MOMENTS[settled.what], extra={"fields": fields})
 
     def lease_lost(self, destination: Destination, lease: Lease) -> None:
         """Somebody else works on it by now; what this worker had to say was refused."""
         self._lost.add(destination.name)
-        fields = {"destination": destination.name, "delivery_id": show_id(Kind.delivery, lease.delivery_id)}
-        attempt_log.warning("lease.lost", extra={"fields": {**fields, "fence": lease.fence}})
+        fields: dict[str, object] = {
+            "source": lease.source,
+            "destination": destination.name,
+            "event_id": show_id(Kind.event, lease.event_id),
+            "delivery_id": show_id(Kind.delivery, lease.delivery_id),
+            "fence": lease.fence,
+            "worker": self.worker,
+        }
+        attempt_log.warning("lease.lost", extra={"fields": fields})
 
     def watermark(self, mark: Watermark) -> None:
         """A watermark has just been crossed, or is back."""
@@ -226,7 +235,7 @@ _LEVELS: Final = {Settle.done: logging.DEBUG, Settle.retry: logging.INFO, Settle
 _MOMENTS: Final = {Settle.done: "attempt.done", Settle.retry: "attempt.retry", Settle.dead: "delivery.dead"}
 
 
-def _told(destination: str, settled: Settlement) -> dict[str, object]:
+def _told(destination: str, settled: Settlement, worker: str | None) -> dict[str, object]:
     lease = settled.lease
     fields: dict[str, object] = {
         "source": lease.source,
@@ -240,7 +249,9 @@ def _told(destination: str, settled: Settlement) -> dict[str, object]:
         "status": settled.evidence.status,
         "error": settled.evidence.error,
         "note": settled.note,
+        "key": lease.key,
         "subject": lease.subject,
+        "worker": worker,
         "event_id": show_id(Kind.event, lease.event_id),
         "delivery_id": show_id(Kind.delivery, lease.delivery_id),
         "replay_id": lease.replay_id and show_id(Kind.replay, lease.replay_id),

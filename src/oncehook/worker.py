@@ -15,7 +15,7 @@ import logging
 import os
 import socket
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Final, Protocol
@@ -187,7 +187,7 @@ class Worker:
         """Return when nothing is left to do for its destinations, retries included; what is paused does not count."""
         while self._main is not None and not self._main.done():
             if not self._attempts and self._settling.is_empty():
-                outlook = await self._outlook()
+                outlook = await self._outlook(self._places)
                 if outlook.due_in is None and not outlook.suspects and not self._attempts:
                     return
                 await asyncio.sleep(min(max(outlook.due_in or 0.0, 0.005), 0.2))
@@ -218,16 +218,24 @@ class Worker:
     async def _round(self) -> float:
         """Take what there is and room for; returns how long to rest, unless woken."""
         self._woken.clear()
+        ready = self._ready()
         wants = self._wants()
         if wants and await self._take(wants):
             await self._look_for_suspects()
             return 0.0
         if self._stopping:
             return 0.0
-        outlook = await self._look_for_suspects(now=bool(wants))
+        # Also for those that were not asked because others took the room: it is their turn in a moment.
+        outlook = await self._look_for_suspects(ready if wants else ())
         if wants and outlook is not None and outlook.due_in == 0 and await self._replay(wants):
             return 0.0
+        if not self._ready() <= ready:
+            return 0.0  # a rate has come to allow more since we asked, and no timer would tell
         return self._rest(outlook, has_room=bool(wants))
+
+    def _ready(self) -> set[int]:
+        """The destinations that may begin something, as far as they are concerned."""
+        return {number for number, place in self._places.items() if place.room(1)}
 
     def _rest(self, outlook: Outlook | None, *, has_room: bool) -> float:
         rest = POLL if self._store.engine is Engine.postgres else LONGEST_REST
@@ -297,22 +305,25 @@ class Worker:
 
     # -- suspects ------------------------------------------------------------------------------
 
-    async def _look_for_suspects(self, *, now: bool = False) -> Outlook | None:
-        """Once a second also while there is much to do."""
+    async def _look_for_suspects(self, wanted: Collection[int] = ()) -> Outlook | None:
+        """Now for these destinations, which have room; once a second for all, also while there is much to do."""
         moment = clock.steady()
-        if not now and moment - self._looked_at < POLL:
+        is_time = moment - self._looked_at >= POLL
+        if not wanted and not is_time:
             return None
-        self._looked_at = moment
-        outlook = await self._outlook()
+        if is_time:
+            self._looked_at = moment
+        # Not for those without room: their backlog is due all the time, and nobody would ever rest.
+        outlook = await self._outlook(self._places if is_time else wanted)
         if outlook.suspects and moment >= self._alone_after:
             await self._run_alone()
-        if not now and self._concurrency > len(self._attempts):
+        if not wanted and self._concurrency > len(self._attempts):
             # While live work never ends, a bulk replay would not be noticed otherwise.
             await self._lease([_want(p.destination, 1, Turn.replay) for p in self._places.values() if p.room(1)])
         return outlook
 
-    async def _outlook(self) -> Outlook:
-        return await self._store.outlook(list(self._places))
+    async def _outlook(self, destinations: Iterable[int]) -> Outlook:
+        return await self._store.outlook(list(destinations))
 
     async def _run_alone(self) -> None:
         await self._quiet()

@@ -64,6 +64,7 @@ class Sink(http.server.ThreadingHTTPServer):
     def __init__(self) -> None:
         self.status = 200
         self.bodies: list[bytes] = []
+        self.heads: list[dict[str, str]] = []
         self.hold = threading.Event()
         self.hold.set()
         super().__init__(("127.0.0.1", 0), _Hook)
@@ -84,6 +85,7 @@ class _Hook(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["content-length"]))
+        self.server.heads.append({name.lower(): value for name, value in self.headers.items()})
         self.server.bodies.append(body)
         self.server.hold.wait(20)
         with contextlib.suppress(OSError):
@@ -668,7 +670,7 @@ def test_every_command_has_its_section() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_the_page_names_every_option_and_no_other(name: str) -> None:
     options = [one for one in EVERY[name].params if isinstance(one, click.Option)]
-    longest = {max(one.opts, key=len) for one in options}
+    longest = {max(one.opts, key=len) for one in options if one.expose_value}  # -q and -v are told once for all
     server = {"--config", "--app", "--server", "--token-env"}
     whatsapp = {
         "--destination", "--api", "--base-url", "--instance", "--phone-number-id", "--version", "--country",

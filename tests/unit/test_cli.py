@@ -355,7 +355,7 @@ def test_health_says_no_while_the_store_cannot_write(folder: Path) -> None:
 def test_the_demo(tmp_path: Path) -> None:
     done = run(tmp_path, "demo", "--seconds", "1", "--rate", "20", "--port", "0", TMPDIR=str(tmp_path))
     assert done.returncode == 0
-    assert re.search(r"\d+ hooks sent: \d+ events kept", done.stderr)
+    assert re.search(r"\d+ hooks sent, .*: \d+ events kept", done.stderr)
     assert not list(tmp_path.glob("oncehook-demo-*"))
 
 

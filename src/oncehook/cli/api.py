@@ -6,41 +6,33 @@ process that writes this SQLite file, and, when no server is needed or runs, the
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import logging
+import json
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Final, Protocol, TypeVar
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
 
 import click
-import msgspec
 
-from oncehook import sending
-from oncehook.assembly import open_store
+from oncehook.cli.manners import voice
 from oncehook.cli.setup import config_option, from_app, from_settings
-from oncehook.config import load
-from oncehook.config.forms import is_loopback
 from oncehook.errors import ConfigError, StoreHeld
-from oncehook.inbox import Inbox
 from oncehook.logs import plain
-from oncehook.model import Arrival, Engine
-from oncehook.store.base import Store
+
+if TYPE_CHECKING:  # whoever asks brings nearly everything with them: a command's --help must not wait for that
+    from oncehook.cli.lines import Answer, Headers, Line, Wire
+    from oncehook.inbox import Inbox
+    from oncehook.store.base import Store
 
 T = TypeVar("T")
-Headers = Mapping[str, str]
-
 PREFIX: Final = "/api/v1/"
 MOST: Final = 200
 """Items that one page may have."""
-
-PATIENCE: Final = 60.0
-"""Seconds for one answer."""
 
 TOKEN_ENV: Final = "ONCEHOOK_TOKEN"  # noqa: S105 - the variable's name
 
@@ -73,157 +65,6 @@ class Unreachable(Failed):
     exit_code = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the API said."""
-
-    status: int
-    body: bytes
-
-
-class Line(Protocol):
-    """A way to the API."""
-
-    is_alone: bool
-    """Nobody else can be at work on this store."""
-
-    def ask(self, method: str, target: str, headers: Headers, body: bytes) -> Answer:
-        """One request. Raises OSError when nobody answers."""
-
-    def rest(self, seconds: float) -> None:
-        """Let some time pass."""
-
-    def close(self) -> None:
-        """Let go."""
-
-
-# -- the lines ---------------------------------------------------------------------------------
-
-
-class Wire:
-    """HTTP to a server."""
-
-    is_alone = False
-
-    def __init__(self, address: str, token: str) -> None:
-        self._address = address.rstrip("/")
-        self._token = token
-
-    def ask(self, method: str, target: str, headers: Headers, body: bytes) -> Answer:
-        sent = {**headers, "user-agent": "oncehook-cli"}
-        if self._token:
-            sent["authorization"] = f"Bearer {self._token}"
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in sent.items()]
-        answer = sending.post(self._address + target, Arrival("", raw, body, method=method), timeout=PATIENCE)
-        return Answer(answer.status, answer.body)
-
-    def rest(self, seconds: float) -> None:
-        threading.Event().wait(seconds)
-
-    def close(self) -> None:
-        """Every request had a connection of its own."""
-
-    def __str__(self) -> str:
-        return self._address
-
-
-class Inside:
-    """The same routes, called in this process: the store is open for as long as the command runs.
-
-    The inbox is not started: its sweep would prune, and would tell of a crossed watermark where nobody reads it.
-    """
-
-    def __init__(self, inbox: Inbox) -> None:
-        self.is_alone = inbox.store.engine is Engine.sqlite
-        logging.getLogger("oncehook").addHandler(logging.NullHandler())
-        self._store = inbox.store
-        self._runner = asyncio.Runner()
-        try:
-            self._runner.run(_open(inbox))
-        except BaseException:
-            self._runner.close()
-            raise
-        self._app = _routes(inbox)
-
-    def ask(self, method: str, target: str, headers: Headers, body: bytes) -> Answer:
-        return self._runner.run(_call(self._app, method, target, headers, body))
-
-    def rest(self, seconds: float) -> None:
-        self._runner.run(asyncio.sleep(seconds))
-
-    def close(self) -> None:
-        with self._runner:
-            self._runner.run(self._store.close())
-
-    def __str__(self) -> str:
-        return "this process"
-
-
-async def _open(inbox: Inbox) -> None:
-    """Open the store, and let every name have its number."""
-    # Whoever only wants to look must not change the schema under those who work.
-    await inbox.store.open(migrate=False)
-    try:
-        numbers = await inbox.store.enroll(inbox.sources, inbox.destinations)
-    except BaseException:
-        await inbox.store.close()
-        raise
-    for source in inbox.sources.values():
-        source.number = numbers.sources[source.name]
-    for destination in inbox.destinations.values():
-        destination.number = numbers.destinations[destination.name]
-
-
-def _routes(inbox: Inbox) -> Callable[..., Any]:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-
-    from oncehook.web import api
-    from oncehook.web.access import Access, Identity, Role
-    from oncehook.web.live import Stream
-
-    class Own(Access):
-        """Whoever can open the store can do everything with it: no token would keep them from it."""
-
-        async def of(self, request: Request) -> Identity:
-            return Identity("cli", Role.admin)
-
-    return Starlette(routes=api.routes(inbox.desk, Own(), Stream()))
-
-
-async def _call(app: Callable[..., Any], method: str, target: str, headers: Headers, body: bytes) -> Answer:
-    """One ASGI request, without a server."""
-    parts = urlsplit(target)
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": method,
-        "scheme": "http",
-        "path": unquote(parts.path),
-        "raw_path": parts.path.encode(),
-        "query_string": parts.query.encode(),
-        "root_path": "",
-        "headers": [(name.encode(), value.encode("latin-1")) for name, value in headers.items()],
-        "server": ("127.0.0.1", 0),
-        "client": ("127.0.0.1", 0),
-    }
-    status, pieces = 0, []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Mapping[str, Any]) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        else:
-            pieces.append(message.get("body", b""))
-
-    await app(scope, receive, send)
-    return Answer(status, b"".join(pieces))
-
-
 # -- finding the server ------------------------------------------------------------------------
 
 
@@ -238,15 +79,30 @@ class Where:
 
     def line(self) -> Line:
         """The way to the API that holds."""
+        return self._line(self._beside)
+
+    def live(self) -> Line:
+        """The same for whoever stays: a SQLite file is not kept from the server that may want it."""
+        return self._line(self._beside_server)
+
+    def _line(self, beside: Callable[[Store, Inbox | None], Line]) -> Line:
+        from oncehook.assembly import open_store
+        from oncehook.cli.lines import Inside
+        from oncehook.config import load
+        from oncehook.model import Engine
+
         if self.server is not None:
             return self._named(self.server)
         inbox = from_app(self.app, self.config_file).inbox if self.app else None
         store = inbox.store if inbox else open_store(load(self.config_file, secrets=False).config.store)
         if store.engine is Engine.sqlite:
-            return self._beside(store, inbox)
+            return beside(store, inbox)
         return Inside(inbox or self._inbox())
 
     def _named(self, server: str) -> Line:
+        from oncehook.cli.lines import Wire
+        from oncehook.config.forms import is_loopback
+
         token, host = self._token(), _host(server)
         if token and server.startswith("http:") and not is_loopback(host):
             click.echo(f"warning: the token goes to {host} unencrypted; use https", err=True)
@@ -266,29 +122,59 @@ class Where:
 
     def _beside(self, store: Store, inbox: Inbox | None) -> Line:
         """SQLite: the process that writes the file, or nobody but us."""
-        from oncehook.store.sqlite import SqliteStore
-        from oncehook.store.sqlite.hold import Holder, holder
+        from oncehook.cli.lines import Inside
 
-        assert isinstance(store, SqliteStore)
-        if not store.path.exists():
-            raise Unreachable(f"There is no store at {store.path} yet.", hint="Start one with: oncehook serve")
-        held: Holder | None = None
+        path = _existing(store)
+        pid: int | None = None
         for _ in range(20):
-            held = holder(store.path)
-            if held is not None and held.address:
-                return Wire(_reachable(held.address), self._token() if self.token_env else held.token)
-            if held is None:
+            pid, wire = self._holder(path)
+            if wire is not None:
+                return wire
+            if pid is None:
                 try:
                     return Inside(inbox or self._inbox())
                 except StoreHeld:
                     pass
             # Another command is at it, or a server that has not opened its door yet.
             threading.Event().wait(0.1)
-        pid = held.pid if held else 0
-        raise Unreachable(
-            f"Process {pid} writes {store.path}, and has no address to ask it at.",
-            hint="Work with `oncehook serve`, which has one, or stop that process first.",
-        )
+        raise _without_address(pid, path)
+
+    def _beside_server(self, store: Store, inbox: Inbox | None) -> Line:
+        """SQLite: the process that writes the file, which must be there."""
+        path = _existing(store)
+        pid, wire = self._holder(path)
+        if wire is not None:
+            return wire
+        if pid is not None:
+            raise _without_address(pid, path)
+        raise Unreachable(f"Nobody serves {path} now.", hint="Start it with: oncehook serve")
+
+    def _holder(self, path: Path) -> tuple[int | None, Wire | None]:
+        """Which process writes the file, and the way to it where it has an address."""
+        from oncehook.cli.lines import Wire
+        from oncehook.store.sqlite.hold import holder
+
+        held = holder(path)
+        if held is None:
+            return None, None
+        token = self._token() if self.token_env else held.token
+        return held.pid, Wire(_reachable(held.address), token) if held.address else None
+
+
+def _existing(store: Store) -> Path:
+    from oncehook.store.sqlite import SqliteStore
+
+    assert isinstance(store, SqliteStore)
+    if not store.path.exists():
+        raise Unreachable(f"There is no store at {store.path} yet.", hint="Start one with: oncehook serve")
+    return store.path
+
+
+def _without_address(pid: int | None, path: Path) -> Unreachable:
+    return Unreachable(
+        f"Process {pid or 0} writes {path}, and has no address to ask it at.",
+        hint="Work with `oncehook serve`, which has one, or stop that process first.",
+    )
 
 
 def _host(server: str) -> str:
@@ -336,8 +222,21 @@ class Api:
     def line(self) -> Line:
         """The way that leads there."""
         if self._line is None:
-            self._line = self._where.line()
+            self._take(self._where.line())
+        assert self._line is not None
         return self._line
+
+    def live(self) -> Line:
+        """The way there for whoever stays, looked for anew with each call: a server that was started again is found."""
+        self._take(self._where.live())
+        return self.line
+
+    def _take(self, line: Line) -> None:
+        if self._line is not None:
+            self._line.close()
+        self._line = line
+        if voice.verbose:
+            click.echo(f"asking {line}", err=True)
 
     def get(self, path: str, **parameters: object) -> dict[str, Any]:
         """One answer."""
@@ -345,7 +244,7 @@ class Api:
 
     def raw(self, path: str) -> bytes:
         """An answer that is not JSON."""
-        return self._checked(self._ask("GET", path, {})).body
+        return self.checked(self._ask("GET", path, {})).body
 
     def pages(self, path: str, *, most: int | None = None, **parameters: object) -> Iterator[dict[str, Any]]:
         """The items of a list, page after page, as many as are wanted; without `most`, all of them."""
@@ -364,7 +263,7 @@ class Api:
         headers = {"content-type": "application/json"}
         if key is not None:
             headers["idempotency-key"] = key
-        return self._read(self._ask("POST", path, {}, headers, msgspec.json.encode(body or {}), tries=2 if key else 1))
+        return self._read(self._ask("POST", path, {}, headers, json.dumps(body or {}).encode(), tries=2 if key else 1))
 
     def _ask(
         self,
@@ -388,12 +287,13 @@ class Api:
                     ) from error
 
     def _read(self, answer: Answer) -> dict[str, Any]:
-        fields = _fields(self._checked(answer).body)
+        fields = _fields(self.checked(answer).body)
         if fields is None:
             raise self._stranger()
         return fields
 
-    def _checked(self, answer: Answer) -> Answer:
+    def checked(self, answer: Answer) -> Answer:
+        """The answer, if it is a good one. Raises Failed, or what it is called in its case."""
         if 200 <= answer.status < 300:
             return answer
         said = _fields(answer.body)
@@ -416,8 +316,8 @@ def _failure(status: int) -> type[Failed]:
 
 def _fields(body: bytes) -> dict[str, Any] | None:
     try:
-        fields = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+        fields = json.loads(body)
+    except ValueError:
         return None
     return fields if isinstance(fields, dict) else None
 
@@ -427,9 +327,7 @@ def speaks(function: Callable[..., T]) -> Callable[..., T]:
 
     @config_option
     @click.option("--app", metavar="MODULE:INBOX", help="The inbox that a program makes, instead of the settings'.")
-    @click.option(
-        "--server", metavar="URL", envvar="ONCEHOOK_SERVER", show_envvar=True, help="Ask this server, over HTTP."
-    )
+    @click.option("--server", metavar="URL", help="Ask this server, over HTTP.")
     @click.option("--token-env", metavar="NAME", help=f"Variable that holds the token for it (default: {TOKEN_ENV}).")
     @functools.wraps(function)
     def wrapped(config_file: Path | None, app: str | None, server: str | None, token_env: str | None, **rest: Any) -> T:

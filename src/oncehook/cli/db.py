@@ -1,4 +1,4 @@
-"""`oncehook db`: the store itself: its schema, what it keeps, and what to do after a restore.
+"""`oncehook db`: the store itself: its schema, what it keeps, a copy of it, and what to do after a restore.
 
 These commands open the store in this process. A running server keeps a SQLite file for itself, and prunes by itself.
 """
@@ -7,35 +7,50 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from oncehook.assembly import open_store
+from oncehook.cli.api import Failed, Misused
+from oncehook.cli.progress import Progress
 from oncehook.cli.setup import config_option
-from oncehook.config import Config, load
-from oncehook.deliveries import Pruned
+from oncehook.cli.showing import say
 from oncehook.errors import ConfigError
-from oncehook.model import Engine, SchemaState
-from oncehook.store.base import Store
-from oncehook.store.migrate import migrations
+from oncehook.model import Engine
+
+if TYPE_CHECKING:
+    from oncehook.config import Config
+    from oncehook.deliveries import Pruned
+    from oncehook.model import SchemaState
+    from oncehook.store.base import Store
 
 
 @click.group("db")
 def command() -> None:
-    """The store: bring its schema up to date, look at it, print it; prune; take up a restored backup."""
+    """The store: bring its schema up to date, look at it, print it; prune; make a backup, take up a restored one."""
+
+
+def _config(config_file: Path | None) -> Config:
+    from oncehook.config import load
+
+    return load(config_file, secrets=False).config
+
+
+def _store(config: Config) -> Store:
+    from oncehook.assembly import open_store
+
+    return open_store(config.store)
 
 
 @command.command("migrate")
 @config_option
 def migrate(config_file: Path | None) -> None:
     """Bring the schema up to date. Safe to run at any time and from several machines at once."""
-    url = load(config_file, secrets=False).config.store
-
-    before, after = asyncio.run(_migrate(open_store(url)))
-    for name in before.pending:
-        click.echo(f"applied {name}")
-    click.echo(f"schema at version {after.current}", err=True)
+    before, after = asyncio.run(_migrate(_store(_config(config_file))))
+    say(f"applied {name}" for name in before.pending)
+    say([f"schema at version {after.current}"], err=True)
 
 
 async def _migrate(store: Store) -> tuple[SchemaState, SchemaState]:
@@ -43,7 +58,12 @@ async def _migrate(store: Store) -> tuple[SchemaState, SchemaState]:
         before = await store.schema_state()
         if before.current == before.target:
             return before, before  # nothing to write, so a server that holds the store is not in the way
-        await store.open(migrate=True)
+        with Progress(f"applying {len(before.pending)} migrations") as bar:
+            opening = asyncio.ensure_future(store.open(migrate=True))
+            while not opening.done():
+                await asyncio.wait([opening], timeout=0.2)
+                bar.add()
+            await opening
         return before, await store.schema_state()
     finally:
         await store.close()
@@ -61,7 +81,7 @@ async def _look(store: Store) -> SchemaState:
 @click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
 def status(config_file: Path | None, as_json: bool) -> int:
     """Show how far the schema is; exit 1 when it is behind."""
-    state = asyncio.run(_look(open_store(load(config_file, secrets=False).config.store)))
+    state = asyncio.run(_look(_store(_config(config_file))))
     if as_json:
         click.echo(json.dumps({"current": state.current, "target": state.target, "pending": list(state.pending)}))
     else:
@@ -75,6 +95,8 @@ def status(config_file: Path | None, as_json: bool) -> int:
 @click.option("--engine", type=click.Choice([engine.name for engine in Engine]), default="postgres", show_default=True)
 def sql(engine: str) -> None:
     """Print the schema as plain SQL. Connects to nothing."""
+    from oncehook.store.migrate import migrations
+
     for step in migrations(Engine[engine]):
         click.echo(f"-- {step.version:04d}_{step.name}")
         click.echo(step.sql)
@@ -88,7 +110,7 @@ def prune(config_file: Path | None, as_json: bool) -> None:
 
     Servers and workers do this by themselves. Pending deliveries and dead letters stay, however old they are.
     """
-    removed = asyncio.run(_prune(load(config_file, secrets=False).config))
+    removed = asyncio.run(_prune(_config(config_file)))
     counts = {"events": removed.events, "keys": removed.keys, "batches": removed.batches, "others": removed.others}
     if as_json:
         click.echo(json.dumps(counts))
@@ -97,7 +119,9 @@ def prune(config_file: Path | None, as_json: bool) -> None:
 
 
 async def _prune(config: Config) -> Pruned:
-    store = open_store(config.store)
+    from oncehook.deliveries import Pruned
+
+    store = _store(config)
     try:
         await store.open(migrate=False)
         numbers = await store.enroll((), ())
@@ -107,16 +131,48 @@ async def _prune(config: Config) -> Pruned:
             if source.keep_events is not None and name in numbers.sources
         }
         removed = Pruned()
-        while batch := await store.prune(keep, config.retention.keep_events):
-            removed = Pruned(
-                removed.events + batch.events,
-                removed.keys + batch.keys,
-                removed.batches + batch.batches,
-                removed.others + batch.others,
-            )
+        with Progress("pruning", unit="events") as bar:
+            while batch := await store.prune(keep, config.retention.keep_events):
+                removed = Pruned(
+                    removed.events + batch.events,
+                    removed.keys + batch.keys,
+                    removed.batches + batch.batches,
+                    removed.others + batch.others,
+                )
+                bar.reach(removed.events)
         return removed
     finally:
         await store.close()
+
+
+@command.command("backup")
+@config_option
+@click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
+def backup(config_file: Path | None, file: Path) -> int:
+    """Copy a SQLite store into FILE while everything runs on. Of PostgreSQL, say which command does it.
+
+    To take it up again, put it in the store's place and run: oncehook db restored
+    """
+    from oncehook.config.forms import hide_password
+
+    config = _config(config_file)
+    store = _store(config)
+    if store.engine is not Engine.sqlite:
+        url = hide_password(config.store).replace(":***@", "@")
+        raise Misused(
+            "PostgreSQL is backed up by its own tools; nothing was written.",
+            hint=f"Run: pg_dump --format=custom --file={shlex.quote(str(file))} {shlex.quote(url)}",
+        )
+    from oncehook.store.sqlite import SqliteStore
+    from oncehook.store.sqlite.backup import copy
+
+    assert isinstance(store, SqliteStore)
+    if file.exists():
+        raise Failed(f"{file} is there already, and stays as it is.", hint="Name a file that is not there yet.")
+    with Progress("copying", unit="pages") as bar:
+        copy(store.path, file, lambda done, total: bar.reach(done, total))
+    say([str(file)])
+    return 0
 
 
 @command.command("restored")
@@ -127,13 +183,12 @@ def restored(config_file: Path | None, yes: bool) -> None:
 
     Whoever held a lease when the backup was made can then write nothing any more; what was leased is due again.
     """
-    config = load(config_file, secrets=False).config
-    ended = asyncio.run(_restored(config, yes))
+    ended = asyncio.run(_restored(_config(config_file), yes))
     click.echo(f"{ended} leases ended, all fences raised")
 
 
 async def _restored(config: Config, yes: bool) -> int:
-    store = open_store(config.store)
+    store = _store(config)
     try:
         await store.open(migrate=config.migrate)
         # Whoever has opened a SQLite file for writing is alone with it: workers it speaks of are those of the backup.

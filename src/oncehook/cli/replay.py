@@ -15,8 +15,8 @@ import click
 
 from oncehook import clock
 from oncehook.cli.api import Api, Failed, Unreachable, at, json_option, speaks
+from oncehook.cli.progress import Progress
 from oncehook.cli.showing import count, document, fields, moment, say, state, table, text
-from oncehook.plans import show_rate
 from oncehook.units import words
 
 POLL: Final = 0.3
@@ -93,7 +93,6 @@ class Wish:
 @click.option("--resume", "act", flag_value="resume", help="Let them go on.")
 @click.option("--abort", "act", flag_value="abort", help="End them; what is done stays done.")
 @click.option("--list", "act", flag_value="list", help="Show the latest replays.")
-@click.option("-q", "--quiet", is_flag=True, help="Do not show the plan before it is run.")
 @json_option
 @speaks
 def command(
@@ -111,7 +110,6 @@ def command(
     wait: bool,
     request_key: str | None,
     act: str | None,
-    quiet: bool,
     as_json: bool,
 ) -> int:
     """Deliver again: events (evt_…), deliveries (dlv_…), what failed of a replay (rpl_…), or all that match a query.
@@ -130,8 +128,7 @@ def command(
         return 0
     if not plan["total"] and request_key is None:
         return _nothing(plan, named=bool(ids), as_json=as_json)
-    if not quiet:
-        say(plan_lines(plan), err=True)
+    say(plan_lines(plan), err=True)
     if wait and api.line.is_alone:
         raise Unreachable("Nobody works here, so there is nothing to wait for.", hint="Start `oncehook serve` first.")
     confirm("replay now?", yes=yes)
@@ -199,13 +196,14 @@ def _wait(api: Api, replay_id: str) -> dict[str, Any]:
     """Until it is over; with a bar on a terminal."""
     path = at("replays", replay_id)
     replay = api.get(path)
-    with click.progressbar(length=max(replay["planned"], 1), file=sys.stderr, hidden=not sys.stderr.isatty()) as bar:
+    with Progress("replaying", replay["planned"]) as bar:
         paused = False
         while True:
-            bar.update(_settled(replay) - bar.pos)
+            bar.reach(_settled(replay))
             if replay["state"] in _OVER:
                 return replay
             if replay["state"] == "paused" and not paused:
+                bar.clear()
                 say([f"  paused: oncehook replay --resume {replay_id}"], err=True)
             paused = replay["state"] == "paused"
             api.line.rest(POLL)
@@ -256,7 +254,7 @@ def replay_lines(replay: Mapping[str, Any]) -> list[str]:
                 "deliveries": f"{replay['planned']} planned, {replay['fed']} handed out"
                 + (f", {counts}" * bool(counts)),
                 "query": text(replay["query"], 500),
-                "rate": "" if replay["rate"] is None else show_rate(replay["rate"]),
+                "rate": _rate(replay),
                 "by": text(replay["actor"]),
                 "reason": text(replay["reason"], 500),
                 "created": moment(replay["created_at"]),
@@ -313,7 +311,13 @@ def _takes(plan: Mapping[str, Any]) -> str:
     expected = plan["expected_seconds"]
     if expected is None:
         return ""
-    return f"about {words(round(expected) or 1)}" + ("" if plan["rate"] is None else f" at {show_rate(plan['rate'])}")
+    return f"about {words(round(expected) or 1)}" + (f" at {_rate(plan)}" if _rate(plan) else "")
+
+
+def _rate(asked: Mapping[str, Any]) -> str:
+    from oncehook.plans import show_rate
+
+    return "" if asked["rate"] is None else show_rate(asked["rate"])
 
 
 def _sample(sample: Sequence[Mapping[str, Any]], total: int, previews: Mapping[str, Mapping[str, str]]) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from oncehook import presets, sending
-from oncehook.cli.setup import address_of, config_option, from_settings
+from oncehook.cli.setup import address_of, config_option, from_app, from_settings
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
 from oncehook.sources import Source
@@ -20,6 +20,7 @@ from oncehook.sources import Source
 @click.argument("source", required=False)
 @click.argument("type", required=False)
 @config_option
+@click.option("--app", metavar="MODULE:INBOX", help="The inbox that a program makes, instead of the settings'.")
 @click.option("--to", "url", help="Where to send it (default: the server of these settings).")
 @click.option(
     "--file",
@@ -36,6 +37,7 @@ def command(
     source: str | None,
     type: str | None,
     config_file: Path | None,
+    app: str | None,
     url: str | None,
     file: Path | None,
     batch: bool,
@@ -48,7 +50,7 @@ def command(
 
     With --to, SOURCE may also be a preset that is not configured here: it is then signed with the development secret.
     """
-    setup = from_settings(config_file)
+    setup = from_app(app, config_file) if app else from_settings(config_file)
     if listing:
         _list(setup.inbox.sources)
         return 0

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import click
 
+from oncehook.cli import reload as reloading
+from oncehook.cli.manners import voice
 from oncehook.cli.setup import Setup, config_option, from_app, from_settings, leave
-from oncehook.config.forms import is_loopback
+from oncehook.cli.showing import say
 from oncehook.errors import ConfigError
 from oncehook.logs import set_up_logging
+from oncehook.notify import supervised
 
 
 @click.command("serve")
@@ -23,6 +26,7 @@ from oncehook.logs import set_up_logging
 )
 @click.option("--no-worker", is_flag=True, help="Receive only; a worker elsewhere does the work.")
 @click.option("--no-ui", is_flag=True, help="No dashboard; the API stays.")
+@click.option("--reload", is_flag=True, help="Start again when a Python file below this folder or the settings change.")
 @click.option("--open", "open_", is_flag=True, help="Open the dashboard in your browser.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What to log.")
 def command(
@@ -32,24 +36,38 @@ def command(
     port: int | None,
     no_worker: bool,
     no_ui: bool,
+    reload: bool,
     open_: bool,
     log_level: str | None,
-) -> None:
+) -> int:
     """Receive hooks, keep them, and work them off: everything from oncehook.toml, or from APP (module:inbox)."""
+    if reload:
+        said = {"--config": config_file, "--host": host, "--port": port, "--log-level": log_level or voice.log_level}
+        given = {"--no-worker": no_worker, "--no-ui": no_ui, "--quiet": voice.quiet}
+        arguments = [*([app] if app else []), *(name for name, is_given in given.items() if is_given)]
+        arguments += [f"{name}={value}" for name, value in said.items() if value is not None]
+        files = [config_file or Path("oncehook.toml"), Path("pyproject.toml")]
+        return reloading.run(arguments, files, at_first=["--open"] if open_ else [])
+    from oncehook.config.forms import is_loopback
+
     # As flags of the settings, so that the checks see the address that is really listened on (S28).
-    flags = {"server.host": host, "server.port": port, "server.log_level": log_level}
+    flags = {"server.host": host, "server.port": port, "server.log_level": log_level or voice.log_level}
     setup = from_app(app, config_file, flags) if app else from_settings(config_file, flags)
     server = setup.config.server
     if setup.development and not is_loopback(server.host):
         raise ConfigError("Without settings, serve listens on this machine only.", hint="Write an oncehook.toml first.")
     setup.inbox.observer.verbose = set_up_logging(server.log_level)
     run(setup, work=not no_worker, ui=not no_ui, browse=open_)
+    return 0
 
 
 def run(setup: Setup, *, work: bool = True, ui: bool = True, browse: bool = False) -> None:
     """Serve until a signal comes."""
     import uvloop
 
+    from oncehook.traces import wanted
+
+    setup.inbox.traces = setup.inbox.traces or wanted()
     uvloop.run(_serve(setup, work, ui, browse))
     leave(setup.inbox)
 
@@ -57,13 +75,15 @@ def run(setup: Setup, *, work: bool = True, ui: bool = True, browse: bool = Fals
 async def _serve(setup: Setup, work: bool, ui: bool, browse: bool) -> None:
     from oncehook.web.server import serve_inbox
 
-    def ready(address: str, link: str | None) -> None:
-        _greet(setup, address, link)
-        if browse and link:
-            webbrowser.open(link)
+    async with supervised() as supervisor, setup.inbox.running(work=work):
 
-    async with setup.inbox.running(work=work):
-        await serve_inbox(setup.inbox, setup.config.server, ui=ui, on_ready=ready)
+        def ready(address: str, link: str | None) -> None:
+            _greet(setup, address, link)
+            supervisor.ready(f"receiving on {address}")
+            if browse and link:
+                webbrowser.open(link)
+
+        await serve_inbox(setup.inbox, setup.config.server, ui=ui, on_ready=ready, on_stop=supervisor.stopping)
 
 
 def _greet(setup: Setup, address: str, link: str | None) -> None:
@@ -77,9 +97,6 @@ def _greet(setup: Setup, address: str, link: str | None) -> None:
         lines.append(("sources", ", ".join(setup.inbox.sources) or "none yet"))
         lines.append(("settings", setup.origin))
     if sys.stderr.isatty():
-        for name, text in lines:
-            click.echo(f"  {name:<10} {text}", err=True)
+        say((f"  {name:<10} {text}" for name, text in lines), err=True)
     else:
-        click.echo(f"oncehook ready on {address}", err=True)
-        if link:
-            click.echo(f"dashboard  {link}", err=True)
+        say([f"oncehook ready on {address}", *([f"dashboard  {link}"] if link else [])], err=True)

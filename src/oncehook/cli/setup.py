@@ -9,12 +9,15 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from oncehook.config import Config, ServerConfig, load
 from oncehook.errors import ConfigError
-from oncehook.inbox import Inbox
+
+if TYPE_CHECKING:  # settings and inbox bring everything with them: a command's --help must not wait for that
+    from oncehook.config import Config, ServerConfig
+    from oncehook.inbox import Inbox
 
 config_option = click.option(
     "--config",
@@ -36,6 +39,9 @@ class Setup:
 
 def from_settings(config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
     """The inbox that the settings describe; without any, the development inbox. `flags` lie over the settings."""
+    from oncehook.config import load
+    from oncehook.inbox import Inbox
+
     loaded = load(config_file, flags=flags)
     for warning in loaded.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -51,6 +57,9 @@ def from_settings(config_file: Path | None, flags: Mapping[str, object] | None =
 
 def from_app(target: str, config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
     """The inbox that a program made: `module:attribute`. Where it listens is still said by settings and flags."""
+    from oncehook.config import load
+    from oncehook.inbox import Inbox
+
     module_name, _, attribute = target.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:

@@ -92,7 +92,7 @@ def _event(api: Api, event_id: str, with_body: bool, with_headers: bool, diff: b
         kept = {} if body is None else {"body": body.decode("utf-8", "replace")}
         say([document({**event, "arrivals": arrivals, **kept})])
         return
-    lines = _event_lines(event)
+    lines = event_lines(event)
     lines += ["", "arrivals", *(f"  {_arrival(one)}" for one in arrivals)]
     if with_headers:
         lines += ["", "headers", *_headers(event)]
@@ -103,7 +103,8 @@ def _event(api: Api, event_id: str, with_body: bool, with_headers: bool, diff: b
     say(lines)
 
 
-def _event_lines(event: Mapping[str, Any]) -> list[str]:
+def event_lines(event: Mapping[str, Any]) -> list[str]:
+    """One event with how its deliveries stand, for people."""
     facts = {
         "source": text(event["source"]),
         "type": text(event["type"], 200),

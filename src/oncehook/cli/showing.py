@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from oncehook import clock
+from oncehook.cli.manners import voice
 from oncehook.logs import plain
 from oncehook.units import words
 
@@ -97,7 +98,9 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def say(lines: Iterable[str], *, err: bool = False) -> None:
-    """Print lines: data on stdout, talk on stderr."""
+    """Print lines: data on stdout, talk on stderr, and no talk with -q."""
+    if err and voice.quiet:
+        return
     for one in lines:
         click.echo(one, err=err)
 

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import click
 
+from oncehook.cli.manners import voice
 from oncehook.cli.setup import Setup, config_option, from_app, from_settings, leave
+from oncehook.cli.showing import say
 from oncehook.errors import ConfigError
 from oncehook.logs import set_up_logging
+from oncehook.notify import supervised
 
 
 @click.command("worker")
@@ -21,18 +24,28 @@ from oncehook.logs import set_up_logging
 @click.option("--concurrency", type=click.IntRange(1), default=1000, help="Attempts at once, over all destinations.")
 @click.option("--destination", "only", multiple=True, help="Work for this destination only; may be repeated.")
 @click.option("--drain", is_flag=True, help="Stop when nothing is left to do, retries included.")
+@click.option("--listen", metavar="HOST:PORT", help="Answer /livez, /readyz and /metrics here.", show_envvar=True)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), help="What to log.")
 def command(
-    app: str | None, config_file: Path | None, concurrency: int, only: Sequence[str], drain: bool, log_level: str | None
+    app: str | None,
+    config_file: Path | None,
+    concurrency: int,
+    only: Sequence[str],
+    drain: bool,
+    listen: str | None,
+    log_level: str | None,
 ) -> None:
     """Work off what waits, for the destinations of oncehook.toml or of APP (module:inbox)."""
-    flags = {"server.log_level": log_level}
+    flags = {"server.log_level": log_level or voice.log_level}
     setup = from_app(app, config_file, flags) if app else from_settings(config_file, flags)
     _check(setup, only)
     setup.inbox.observer.verbose = set_up_logging(setup.config.server.log_level)
     import uvloop
 
-    uvloop.run(_work(setup, concurrency, only, drain))
+    from oncehook.traces import wanted
+
+    setup.inbox.traces = setup.inbox.traces or wanted()
+    uvloop.run(_work(setup, concurrency, only, drain, listen))
     leave(setup.inbox)
 
 
@@ -45,19 +58,31 @@ def _check(setup: Setup, only: Sequence[str]) -> None:
             raise ConfigError(f'There is no destination "{name}".', hint=f"There are: {', '.join(known)}.")
 
 
-async def _work(setup: Setup, concurrency: int, only: Sequence[str], drain: bool) -> None:
+async def _work(setup: Setup, concurrency: int, only: Sequence[str], drain: bool, listen: str | None) -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         # The second one finds the ordinary handler again and leaves at once: that is safe too, only less polite.
         loop.add_signal_handler(number, _on_signal, loop, told)
-    async with setup.inbox.running(work=True, only=only, concurrency=concurrency):
-        click.echo(f"oncehook worker ready for {', '.join(only or setup.inbox.destinations)}", err=True)
+    running = setup.inbox.running(work=True, only=only, concurrency=concurrency)
+    async with supervised() as supervisor, running, _probed(setup, listen):
+        whom = ", ".join(only or setup.inbox.destinations)
+        say([f"oncehook worker ready for {whom}"], err=True)
+        supervisor.ready(f"working for {whom}")
         if drain:
             await _first(setup.inbox.drain(), told.wait())
         else:
             await told.wait()
+        supervisor.stopping()
         setup.inbox.wind_down()
+
+
+def _probed(setup: Setup, listen: str | None) -> contextlib.AbstractAsyncContextManager[None]:
+    if listen is None:
+        return contextlib.nullcontext()
+    from oncehook.web.server import answering_probes
+
+    return answering_probes(setup.inbox, listen)
 
 
 def _on_signal(loop: asyncio.AbstractEventLoop, told: asyncio.Event) -> None:

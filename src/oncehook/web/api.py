@@ -26,7 +26,7 @@ from oncehook.model import Kind, show_id
 from oncehook.plans import Wish
 from oncehook.replays import ReplayState
 from oncehook.units import seconds
-from oncehook.web import answers
+from oncehook.web import answers, remembering
 from oncehook.web.access import Access, Role
 from oncehook.web.asking import (
     Ask,
@@ -351,6 +351,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = (
         )
     ),
     _get("/sources", list_sources, answers.Source, "What is set up to receive.", listed=True),
+    remembering.ENDPOINT,
     _get("/destinations", list_destinations, answers.Destination, "Where events go.", listed=True),
     _post(
         "/destinations/{name}/pause",

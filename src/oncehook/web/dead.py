@@ -50,6 +50,7 @@ async def dead(visit: Visit) -> Response:
         count=sum(cause.count for cause in causes),
         watermark=mark,
         bar=drawing.bar,
+        callouts=await visit.callouts("replay"),
         discarded=sum(level.discarded for level in frame.levels.values()),
     )
 

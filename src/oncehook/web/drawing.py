@@ -84,10 +84,10 @@ class Span:
 
 
 SPANS: Final = (
-    Span("1h", "Last hour", "the hour before", 3600, 60),
-    Span("24h", "Last 24 h", "the day before", 86_400, 1800),
+    Span("1h", "Last hour", "hour before", 3600, 60),
+    Span("24h", "Last 24 h", "day before", 86_400, 1800),
     # Older than two days, counters know days only.
-    Span("7d", "Last 7 days", "the week before", 7 * 86_400, 86_400),
+    Span("7d", "Last 7 days", "week before", 7 * 86_400, 86_400),
 )
 
 

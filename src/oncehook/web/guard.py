@@ -175,8 +175,6 @@ class Guarded(HttpToolsProtocol):
 
     def _note_begin(self) -> None:
         self._idle_since = None
-        if self._since is None:  # it came in the same piece as the end of the one before
-            self._since = self.loop.time()
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
@@ -270,11 +268,12 @@ class Guarded(HttpToolsProtocol):
 
     def refuse(self, status: int) -> None:
         """End this connection, with a bare answer where one would be read as the answer to this request."""
-        if self.transport.is_closing():
+        if self.transport.is_closing() and self._stuck_since is None:
             return
         self.guard.refused[status] += 1
         if self._stuck_since is not None:
-            # With a reset: otherwise the system would go on offering what nobody takes.
+            # Also when it is closing, for that waits until all is taken. With a reset: otherwise the system would go on
+            # offering what nobody takes.
             line = self.transport.get_extra_info("socket")
             line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self.transport.abort()

@@ -57,6 +57,7 @@ async def overview(visit: Visit) -> Response:
         most=max((one.level.pending + one.level.dead for one in destinations), default=0),
         causes=sorted(await desk.causes(), key=lambda cause: cause.last_at, reverse=True)[:6],
         bar=drawing.bar,
+        callouts=await visit.callouts(),
     )
 
 
@@ -115,7 +116,7 @@ def _oldest(frame: Frame) -> Stat:
 
 def _dead(frame: Frame, line: Spark) -> Stat:
     mark = next((mark for mark in frame.system.watermarks if mark.name == "dead"), None)
-    sub = "until replayed or discarded" if mark is None else f"watermark {number(mark.limit)}"
+    sub = "to replay or discard" if mark is None else f"watermark {number(mark.limit)}"
     is_crossed = mark is not None and mark.crossed
     ink = "dead" if is_crossed else "wait"
     return Stat("Dead letters", number(frame.dead), "", sub, "/dead", ink, line, is_crossed)

@@ -19,8 +19,9 @@ from starlette.staticfiles import StaticFiles
 
 from oncehook.desk import Desk
 from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
-from oncehook.web import dead, events, feed, overview, replays, standing
+from oncehook.web import callouts, dead, events, feed, overview, replays, standing
 from oncehook.web.access import Access, Authorize, Identity, Role
+from oncehook.web.callouts import Guide
 from oncehook.web.latency import Latency
 from oncehook.web.live import Stream
 from oncehook.web.session import Door, check_same_origin
@@ -109,6 +110,12 @@ PAGES: Final[Sequence[Page]] = (
     Page("/ui/stream", stream),
 )
 
+CALLOUTS: Final[Sequence[Page]] = (
+    _act("/callouts/{name}/dismiss", callouts.dismiss),
+    _act("/callouts/{name}/act", callouts.act),
+)
+"""Where there is a guide."""
+
 
 # -- from a request to a visit -----------------------------------------------------------------
 
@@ -116,12 +123,13 @@ PAGES: Final[Sequence[Page]] = (
 class Desktop:
     """Answers requests to pages: finds out who asks, checks the role, and shows what goes wrong as a page."""
 
-    def __init__(self, desk: Desk, door: Door, live: Stream) -> None:
+    def __init__(self, desk: Desk, door: Door, live: Stream, guide: Guide | None = None) -> None:
         self._desk = desk
         self._door = door
         self._live = live
         self._frames = Frames(desk)
         self._latency = Latency()
+        self._guide = guide
 
     def routes(self) -> list[BaseRoute]:
         """Everything, the page for what is not there included: to be put behind all other routes."""
@@ -132,7 +140,8 @@ class Desktop:
             Route("/login/link", self._at_the_door(self._send_link), methods=["POST"]),
             Route("/logout", self._at_the_door(self._log_out), methods=["POST"]),
         ]
-        made += [Route(page.path, self._served(page), methods=[page.method]) for page in PAGES]
+        pages = PAGES if self._guide is None else (*PAGES, *CALLOUTS)
+        made += [Route(page.path, self._served(page), methods=[page.method]) for page in pages]
         return [*made, Route("/{rest:path}", self._served(Page("", _nowhere)), methods=["GET"])]
 
     def _served(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
@@ -162,7 +171,7 @@ class Desktop:
         identity = await self._door.of(request)
         if identity is None:
             return None
-        return Visit(request, identity, self._desk, self._live, self._door, self._frames, self._latency)
+        return Visit(request, identity, self._desk, self._live, self._door, self._frames, self._latency, self._guide)
 
     # -- coming in and going -------------------------------------------------------------------
 
@@ -293,9 +302,9 @@ class _Static(StaticFiles):
 _NOBODY: Final = Identity("", Role.viewer)
 
 
-def routes(desk: Desk, door: Door, live: Stream) -> list[BaseRoute]:
+def routes(desk: Desk, door: Door, live: Stream, guide: Guide | None = None) -> list[BaseRoute]:
     """The dashboard's routes, for the server: to be put behind all others, because the last one answers everything."""
-    return Desktop(desk, door, live).routes()
+    return Desktop(desk, door, live, guide).routes()
 
 
 def dashboard(desk: Desk, live: Stream, *, authorize: Authorize) -> Starlette:

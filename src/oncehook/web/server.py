@@ -27,10 +27,12 @@ from oncehook.inbox import Inbox
 from oncehook.sources import Network
 from oncehook.web import api, health, pages
 from oncehook.web.access import Access
+from oncehook.web.callouts import Guide
 from oncehook.web.guard import Guard, Limits, affordable
 from oncehook.web.ingest import Ingest, Receive, Send
 from oncehook.web.live import Stream
 from oncehook.web.peers import Scope, is_within, peer_finder
+from oncehook.web.prefix import Prefixed
 from oncehook.web.session import Door
 from oncehook.web.shortcut import Shortcut
 
@@ -40,9 +42,9 @@ DRAIN_SECONDS = 25
 class Face:
     """One address, two worlds: `/in/…` goes straight to ingest, everything else to Starlette."""
 
-    def __init__(self, ingest: Ingest, routes: Sequence[BaseRoute]) -> None:
+    def __init__(self, ingest: Ingest, routes: Sequence[BaseRoute], trusted: Sequence[Network] = ()) -> None:
         self._ingest = ingest
-        self._rest = Starlette(routes=list(routes))
+        self._rest = Prefixed(Starlette(routes=list(routes)), trusted)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """Send a request to its world. Not a coroutine of its own: every arrival would pay for it."""
@@ -77,17 +79,24 @@ class _Server(uvicorn.Server):
 
 
 async def serve_inbox(
-    inbox: Inbox, settings: ServerConfig, *, ui: bool = True, on_ready: Callable[[str, str | None], None]
+    inbox: Inbox,
+    settings: ServerConfig,
+    *,
+    ui: bool = True,
+    on_ready: Callable[[str, str | None], None],
+    on_stop: Callable[[], None] = lambda: None,
+    guide: Guide | None = None,
 ) -> None:
     """Serve a running inbox until a signal comes: arrivals, API and dashboard, health, metrics.
 
-    `on_ready` gets the address of the inbox and a one-time link to its dashboard, where there is one for this machine.
+    `on_ready` gets the address of the inbox and a one-time link to its dashboard, where there is one for this machine;
+    `on_stop` is called when the signal comes. `guide` has callouts for the dashboard.
     With `admin_bind` API and dashboard have an address of their own. Raises ConfigError for a taken port.
     """
     apart = settings.admin_bind
     stream = Stream()
     inbox.observer.audience = stream
-    desk = _Desk(inbox, settings, stream, ui=ui)
+    desk = _Desk(inbox, settings, stream, ui=ui, guide=guide)
     probes = health.routes(inbox.troubles, inbox.metrics)
 
     def ready(address: str) -> None:
@@ -96,25 +105,32 @@ async def serve_inbox(
         on_ready(address, desk.link())
 
     def stopping() -> None:
+        on_stop()
         inbox.wind_down()
         stream.close()
 
     ingest = Ingest(inbox.receiver, "/in/", peer_finder(settings.trusted_proxies))
-    face = Face(ingest, probes if apart else [*probes, *desk.routes])
     trusted, host, port = settings.trusted_proxies, settings.host, settings.port
+    face = Face(ingest, probes if apart else [*probes, *desk.routes], trusted)
     async with contextlib.AsyncExitStack() as beside:
         if apart:
-            await beside.enter_async_context(_served_beside(Starlette(routes=[*probes, *desk.routes]), apart, trusted))
+            app = Prefixed(Starlette(routes=[*probes, *desk.routes]), trusted)
+            await beside.enter_async_context(_served_beside(app, apart, trusted))
         try:
             await serve(face, ingest=ingest, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
         except OSError as error:
             raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
+def answering_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContextManager[None]:
+    """Health and metrics of an inbox that receives nothing, at an address (`host:port`). Raises ConfigError."""
+    return _served_beside(Starlette(routes=list(health.routes(inbox.troubles, inbox.metrics))), bind, ())
+
+
 class _Desk:
     """API and dashboard of one inbox, and who may come in."""
 
-    def __init__(self, inbox: Inbox, settings: ServerConfig, stream: Stream, *, ui: bool) -> None:
+    def __init__(self, inbox: Inbox, settings: ServerConfig, stream: Stream, *, ui: bool, guide: Guide | None) -> None:
         trusted = settings.trusted_proxies
         access = Access(settings.admin_token, settings.tokens, inbox.local_token, peer_of=peer_finder(trusted))
         self.address = ""
@@ -123,7 +139,7 @@ class _Desk:
         self._ui = ui
         self.routes = api.routes(inbox.desk, access, stream)
         if ui:
-            self.routes += pages.routes(inbox.desk, self._door, stream)
+            self.routes += pages.routes(inbox.desk, self._door, stream, guide)
 
     def link(self) -> str | None:
         """A fresh way in for who sits at this machine; elsewhere there is a password."""
@@ -135,9 +151,13 @@ class _Desk:
 
 
 @contextlib.asynccontextmanager
-async def _served_beside(app: Starlette, bind: str, trusted: Sequence[Network]) -> AsyncIterator[None]:
+async def _served_beside(
+    app: Callable[..., Awaitable[Any]], bind: str, trusted: Sequence[Network]
+) -> AsyncIterator[None]:
     """Another listener in the same process, which goes when the first one does."""
     host, _, port = bind.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f'"{bind}" is not an address.', hint="Write HOST:PORT, as in 127.0.0.1:4021.")
     guard = Guard(Limits(), lambda address: is_within(address, trusted))
     try:
         listener = listen(host.strip("[]"), int(port))

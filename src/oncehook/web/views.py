@@ -33,6 +33,7 @@ SENTENCES: Final[Mapping[str, str]] = {
     "pause": "Paused: deliveries wait, nothing is lost.",
     "resume": "It goes on.",
     "abort": "Aborted. What is done stays done.",
+    "mend": "Mended: it answers again.",
     "link": "A new one-time link is in the terminal of the server.",
     "logout": "Logged out.",
 }

@@ -26,6 +26,7 @@ from oncehook.shown import System
 from oncehook.watermarks import Watermark
 from oncehook.web.access import Role
 from oncehook.web.asking import Ask
+from oncehook.web.callouts import Callout, Guide
 from oncehook.web.latency import Latency
 from oncehook.web.session import Door
 from oncehook.web.views import has_scripts, render
@@ -99,6 +100,7 @@ class Visit(Ask):
     door: Door
     frames: Frames
     latency: Latency
+    guide: Guide | None = None
     now: datetime = field(default_factory=clock.now_utc)
 
     @property
@@ -147,6 +149,11 @@ class Visit(Ask):
         if self.is_fragment:
             return html(self.request, template, status, **self.around, base="_dialog.html", **shown)
         return await self.page(template, status=status, base="dialog.html", **shown)
+
+    async def callouts(self, *names: str) -> Sequence[Callout]:
+        """What the guide points at, where there is one: all of it, or these."""
+        found = () if self.guide is None else await self.guide.callouts()
+        return [one for one in found if not names or one.name in names]
 
     def fragment(self, template: str, **shown: Any) -> Response:
         """A part of a page, for a script to put in its place."""

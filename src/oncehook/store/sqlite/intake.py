@@ -293,9 +293,7 @@ class Group:
         return found is not None
 
 
-def remember(
-    connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float
-) -> int:
+def remember(connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float) -> int:
     """Take keys as seen elsewhere; how many were new. They stand for no arrival of ours yet: `copies` is 0."""
     until = now + int(keep * 1_000_000)
     rows = [(hash_, new_id(), UNSEEN, source_id, 0, now, now, until) for hash_ in dict.fromkeys(hashes)]

@@ -1,0 +1,138 @@
+"""The shop that the demo's inbox works for: four sources, and destinations that each have a trouble of their own.
+
+`reply` is slow, so that a customer who writes much waits in line; `ledger` hangs up once or twice and then answers;
+`calendar` does all that waits for one appointment in one go; `crm` refuses everything until its key is renewed;
+`answers` sends over a stand-in for WhatsApp, on which one customer cannot be found. `Shop.inbox` makes the inbox, anew
+for each stretch of its life; the servers are the same for all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Final
+
+from oncehook import clock
+from oncehook.event import Event
+from oncehook.inbox import Inbox
+from oncehook.testing.standins.meta import MetaStandIn
+from oncehook.testing.standins.server import LoopbackServer, Reply, Request
+from oncehook.watermarks import Limits
+from oncehook.whatsapp import MetaCloud
+
+SOURCES: Final = {"whatsapp": "whatsapp-cloud", "stripe": "stripe", "github": "github", "bookings": "acuity"}
+"""Name: preset."""
+
+NOBODY: Final = "5585900000000"
+"""A number that is not on WhatsApp: what is sent to it becomes a dead letter."""
+
+MINUTES: Final = 60
+"""How much history it has at the first look."""
+
+MENDS_AFTER: Final = timedelta(minutes=5)
+
+Pace = Callable[[float], Awaitable[None]]
+"""Takes as long as it is told."""
+
+
+class Crm(LoopbackServer):
+    """Somebody else's server. Its key has expired, until somebody renews it or its time has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_expired = False
+        self.mends_at: datetime | None = None
+
+    def reply(self, request: Request) -> Reply:
+        """See LoopbackServer."""
+        self.requests.clear()
+        if self.is_broken:
+            return Reply(401, {"error": "api key expired"})
+        return Reply(200, {"ok": True})
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether it refuses what it is sent."""
+        return self.is_expired and (self.mends_at is None or clock.now_utc() < self.mends_at)
+
+    def mend(self) -> None:
+        """It has a new key."""
+        self.is_expired = False
+
+
+class Shop:
+    """What the inbox works for. `with` starts the servers of others that it speaks to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.crm = Crm()
+        self.meta = MetaStandIn(secret=_secret())
+        self.meta.not_on_whatsapp(NOBODY)
+        self._secrets = {name: _secret() for name in SOURCES} | {"whatsapp": self.meta.secret}
+
+    def __enter__(self) -> Shop:
+        self.crm.start()
+        self.meta.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.crm.stop()
+        self.meta.stop()
+
+    def inbox(self, pace: Pace = asyncio.sleep) -> Inbox:
+        """A new inbox on the shop's store. `pace` is how its handlers let time pass."""
+        inbox = Inbox(f"sqlite:{self.folder / 'demo.db'}")
+        for name, preset in SOURCES.items():
+            inbox.source(name, preset=preset, secret=self._secrets[name], verify_token="demo")  # noqa: S106
+        inbox.limits = Limits(daily_volume={"whatsapp": 0})  # a day's worth comes in a minute here
+        inbox.destination("crm", url=f"{self.crm.url}/hooks", allow_private=True, breaker={"failures": 10_000})
+        inbox.route("bookings", "crm", when={"type": ["scheduled", "canceled"]}, coalesce=False)
+        to_whatsapp = MetaCloud(
+            self.meta.token, self.meta.phone_number_id, base_url=self.meta.url, allow_private=True, timeout=5.0
+        )
+        inbox.sender("answers", to_whatsapp, retry="quick", breaker={"failures": 10_000})
+        _add_handlers(inbox, pace)
+        return inbox
+
+
+def _secret() -> str:
+    return clock.random_bytes(16).hex()
+
+
+def _add_handlers(inbox: Inbox, pace: Pace) -> None:
+    chance = clock.chance
+
+    @inbox.on("whatsapp", "message.*", retry="quick")
+    async def reply(event: Event) -> None:
+        await pace(chance.uniform(0.5, 0.9))
+        message = event.json()["entry"][0]["changes"][0]["value"]["messages"][0]
+        answer = {"to": f"+{message['from']}", "text": f"Got it: {message['text']['body']}"}
+        event.emit("answers", "message.text", answer, subject=f"+{message['from']}")
+
+    @inbox.on("whatsapp", "status.*", latest_wins=True)
+    async def receipts(event: Event) -> None:
+        await pace(chance.uniform(0.01, 0.05))
+
+    @inbox.on("stripe", retry=["9s", "20s"], breaker={"failures": 10_000})
+    async def ledger(event: Event) -> None:
+        await pace(chance.uniform(0.02, 0.1))
+        if event.attempt <= hang_ups(event.id):
+            raise ConnectionError("the ledger hung up")
+
+    @inbox.on("github")
+    async def build(event: Event) -> None:
+        await pace(chance.uniform(0.1, 0.4))
+
+    @inbox.on("bookings")
+    async def calendar(event: Event) -> None:
+        await pace(chance.uniform(0.4, 0.8))
+
+
+def hang_ups(event_id: str) -> int:
+    """How often the ledger hangs up on an event before it answers: never, once or twice, the same at every look."""
+    return max(int(event_id[-8:-4], 16) % 5 - 2, 0)  # the last four digits are those of a delivery

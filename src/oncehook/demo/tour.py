@@ -1,0 +1,127 @@
+"""Three things to see in the demo: what came twice, what will be tried again, and what is dead until it is replayed.
+
+The dashboard asks for them each time it shows a page that has room for them. What was pointed at once stays pointed at,
+as long as it is still true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+from urllib.parse import urlencode
+
+from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
+from oncehook.demo.shop import Crm
+from oncehook.desk import Desk
+from oncehook.model import Kind, show_id
+from oncehook.web.callouts import Callout
+
+DEAD: Final = "to:crm status:dead"
+
+
+class Tour:
+    """The guide of the demo. See `web.callouts`."""
+
+    def __init__(self, desk: Desk, crm: Crm) -> None:
+        self._desk = desk
+        self._crm = crm
+        self._dismissed: set[str] = set()
+        self._twice: bytes | None = None
+        self._again: bytes | None = None
+
+    def dismiss(self, name: str) -> None:
+        """See Guide."""
+        self._dismissed.add(name)
+
+    def act(self, name: str) -> None:
+        """See Guide: there is one button, and it mends the CRM."""
+        if name == "replay":
+            self._crm.mend()
+
+    async def callouts(self) -> Sequence[Callout]:
+        """See Guide."""
+        made = {"twice": self._came_twice, "again": self._tried_again, "replay": self._replay_me}
+        found = [await make() for name, make in made.items() if name not in self._dismissed]
+        return [callout for callout in found if callout is not None]
+
+    async def _came_twice(self) -> Callout | None:
+        if self._twice is None:
+            self._twice = await self._find_twin()
+        if self._twice is None:
+            return None
+        event = (await self._desk.event(self._twice)).event
+        return Callout(
+            "twice",
+            "duplicate",
+            "This came twice",
+            f"Stripe sent {event.type} again. It is the same event, and was handed to the ledger once.",
+            link=f"/events/{show_id(Kind.event, event.id)}?tab=arrivals",
+            link_text="See both arrivals",
+        )
+
+    async def _find_twin(self) -> bytes | None:
+        """An event that is done and came again just as it was; a conflict is another story."""
+        for event in (await self._desk.events(Filter(source="stripe"), limit=50)).items:
+            is_done = all(status is DeliveryStatus.done for _, status, _ in event.deliveries)
+            if event.copies > 1 and is_done:
+                arrivals = await self._desk.arrivals(event.id)
+                if not any(arrival.body_differs for arrival in arrivals):
+                    return event.id
+        return None
+
+    async def _tried_again(self) -> Callout | None:
+        waiting = await self._waiting()
+        if waiting is None:
+            return None
+        return Callout(
+            "again",
+            "retry",
+            "This will be tried again at",
+            f"The {waiting.destination} hung up on {waiting.type}. Nothing is lost: attempt {waiting.attempts + 1}"
+            " comes by itself.",
+            at=waiting.due_at,
+            link=f"/events/{show_id(Kind.event, waiting.event_id)}",
+            link_text="See its timeline",
+        )
+
+    async def _waiting(self) -> StoredDelivery | None:
+        """The delivery pointed at, while it waits; then another, the one that waits longest."""
+        meant = Filter(destination="ledger", status=DeliveryStatus.pending, attempts_above=0)
+        found = {one.id: one for one in (await self._desk.deliveries(meant, limit=50)).items if one.due_at}
+        if self._again not in found:
+            self._again = max(found, key=lambda one: str(found[one].due_at), default=None)
+        return None if self._again is None else found[self._again]
+
+    async def _replay_me(self) -> Callout:
+        dead = (await self._desk.levels())["crm"].dead
+        them = "1 delivery" if dead == 1 else f"{dead} deliveries"
+        if self._crm.is_broken:
+            return Callout(
+                "replay",
+                "dead",
+                "Replay me",
+                f"The CRM refuses our expired key, and {them} to it died. First renew the key; otherwise it is renewed"
+                " by itself at",
+                until=self._crm.mends_at,
+                link="/dead",
+                link_text="See them",
+                act="Renew the key",
+            )
+        if dead:
+            return Callout(
+                "replay",
+                "dead",
+                "Replay me",
+                f"The CRM has a new key. {them} died before; now they get through.",
+                link=f"/replays/plan?{urlencode({'query': DEAD})}",
+                link_text=f"Replay {dead}…",
+                opens_dialog=True,
+            )
+        return Callout(
+            "replay",
+            "done",
+            "Replayed",
+            "The CRM has everything that died. Each delivery got a second run; the first one is kept as evidence.",
+            link="/replays",
+            link_text="See the replay",
+        )

@@ -1,0 +1,202 @@
+"""`oncehook demo`, seen by somebody without script: the first look, the callouts, and a replay that works."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from html import unescape
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+from starlette.routing import Route
+
+from oncehook.inbox import Inbox
+from oncehook.web import pages
+from oncehook.web.access import Access
+from oncehook.web.live import Stream
+from oncehook.web.session import Door
+
+T = TypeVar("T")
+
+
+def eventually(look: Callable[[], T | None], what: str) -> T:
+    """What is found in the end; the test's own time limit is the only one."""
+    while (found := look()) is None:
+        time.sleep(0.1)
+    assert found, what
+    return found
+
+
+@dataclass
+class Demo:
+    """A demo that runs, and a browser without script that has come in by its link."""
+
+    folder: Path
+    options: tuple[str, ...] = ()
+    cookie: str = ""
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "oncehook", "demo", "--port", "0", *self.options],
+                env={**os.environ, "TMPDIR": str(self.folder)},
+                stderr=log,
+                cwd=self.folder,
+            )
+        link = eventually(self._link, "a link")
+        self.port = urlsplit(link).port
+        answer, _ = self.ask("GET", f"/?{urlsplit(link).query}")
+        assert answer.status == 303
+        self.cookie = str(answer.getheader("set-cookie")).partition(";")[0]
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def stores(self) -> list[Path]:
+        return list(self.folder.glob("oncehook-demo-*"))
+
+    def _link(self) -> str | None:
+        assert self.process.poll() is None, self.log.read_text()
+        found = re.search(r"dashboard  (\S+)", self.log.read_text())
+        return found and found[1]
+
+    def ask(self, method: str, path: str, form: dict[str, str] | None = None) -> tuple[http.client.HTTPResponse, str]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        headers = {"cookie": self.cookie, "sec-fetch-site": "same-origin"}
+        if form is not None:
+            headers["content-type"] = "application/x-www-form-urlencoded"
+        connection.request(method, path, urlencode(form) if form is not None else None, headers)
+        answer = connection.getresponse()
+        text = unescape(answer.read().decode())
+        connection.close()
+        return answer, text
+
+    def see(self, path: str) -> str:
+        answer, text = self.ask("GET", path)
+        assert answer.status == 200, text
+        return text
+
+    def press(self, path: str, **fields: str) -> str:
+        """Send a form, and see where it leads."""
+        answer, text = self.ask("POST", path, fields)
+        assert answer.status == 303, text
+        return self.see(str(answer.getheader("location")))
+
+    def callouts(self, path: str = "/") -> list[str]:
+        return re.findall(r'id="callout-(\w+)"', self.see(path))
+
+    def found(self, query: str) -> int:
+        """How many events match, on the first page."""
+        return int(
+            (re.search(r"<span>(\d+) shown</span>", self.see(f"/events?{urlencode({'query': query})}")) or "00")[1]
+        )
+
+    def stop(self, number: int = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        return self.process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    running = Demo(tmp_path_factory.mktemp("demo"), ("--rate", "15"))
+    assert len(running.stores) == 1
+    yield running
+    assert running.stop() == 0
+    assert running.stores == []
+    log = running.log.read_text()
+    assert "Traceback" not in log, log
+    assert re.search(r"\d+ hooks sent, .*: \d+ events kept", log)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "source:whatsapp", "source:stripe", "source:github", "source:bookings",
+        "to:ledger status:done attempts:>1",
+        "to:crm status:dead code:401",
+        "to:crm status:done",
+        "to:answers status:done",
+        "to:calendar note:coalesced",
+        "to:receipts note:stale",
+    ],
+)  # fmt: skip
+def test_there_is_something_of_everything(demo: Demo, query: str) -> None:
+    eventually(lambda: demo.found(query) or None, query)
+
+
+def test_the_hour_before_the_first_look_is_there(demo: Demo) -> None:
+    minutes = re.findall(r"<tr><td>\d\d:\d\d</td><td data-value=\"(\d+)\">", demo.see("/").partition("latency")[0])
+    assert len(minutes) == 60
+    assert sum(int(count) > 0 for count in minutes) > 50
+
+
+def test_a_customer_who_writes_much_waits_in_line(demo: Demo) -> None:
+    line = "behind another of its subject"
+    eventually(lambda: line in demo.see("/events?query=to:reply+status:pending") or None, line)
+
+
+def test_forgeries_and_conflicts_are_seen(demo: Demo) -> None:
+    assert "signature_invalid" in demo.see("/sources") or "mismatch" in demo.see("/sources")
+    eventually(lambda: re.search(r"[1-9]\d* conflict", demo.see("/")), "a conflict")
+
+
+def test_a_callout_is_dismissed_for_this_run(demo: Demo) -> None:
+    eventually(lambda: set(demo.callouts()) == {"twice", "again", "replay"} or None, "three callouts")
+    page = demo.see("/")
+    assert "This came twice" in page
+    assert re.search(r"This will be tried again at <time [^>]*>\d\d:\d\d:\d\d</time>", page)
+    assert 'aria-label="Dismiss: This came twice"' in page
+    (arrivals,) = re.findall(r'href="(/events/evt_\w+\?tab=arrivals)"', page)
+    assert "folded into this event" in demo.see(arrivals)
+    assert "callout-twice" not in demo.press("/callouts/twice/dismiss", **{"from": "overview"})
+    assert "twice" not in demo.callouts()
+    assert "replay" in demo.callouts()
+    assert demo.callouts("/dead") == ["replay"]
+
+
+def test_dead_letters_are_replayed_once_the_destination_is_mended(demo: Demo) -> None:
+    before = demo.see("/dead")
+    assert "Renew the key" in before
+    assert re.search(r"renewed by itself at <time ", before)
+    assert "Mended" in demo.press("/callouts/replay/act", **{"from": "dead"})
+    plan = re.search(r'href="(/replays/plan\?query=[^"]+)"[^>]*>Replay \d+…', demo.see("/"))
+    assert plan is not None
+    asked = demo.see(plan[1])
+    fields = dict(re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', asked))
+    assert fields, asked
+    answer, text = demo.ask("POST", "/replays", fields)
+    assert answer.status == 303, text
+    eventually(lambda: "The CRM has everything that died" in demo.see("/") or None, "a replay that is over")
+    assert demo.found("to:crm status:dead") == 0
+    assert not re.search(r"crm</td>|is failing", demo.see("/dead"))
+
+
+def test_the_demo_stops_before_it_has_begun(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "oncehook", "demo", "--port", "0"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+    )
+    eventually(lambda: list(tmp_path.glob("oncehook-demo-*/demo.db")) or None, "a store")
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert b"Traceback" not in said, said
+    assert not list(tmp_path.glob("oncehook-demo-*"))
+
+
+def test_where_there_is_no_guide_there_is_nothing_to_dismiss(tmp_path: Path) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
+    routes = pages.routes(inbox.desk, Door(Access()), Stream())
+    assert not [route for route in routes if isinstance(route, Route) and "callouts" in route.path]

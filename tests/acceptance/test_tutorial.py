@@ -1,0 +1,145 @@
+"""The tutorial is followed to the letter: every file written, every command run, every printed line compared.
+
+Only two things differ from a reader's folder: oncehook is installed already, and ports are whatever is free. A server
+runs until the next one is started, as the page says.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs/tutorial/first-five-minutes.md"
+SERVERS = {"oncehook serve": r"ready on http", "uvicorn": r"Uvicorn running on"}
+LOOKS = ("oncehook events", "oncehook dead")
+LOOKS_AGAIN = 25
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def blocks(page: str) -> Iterator[tuple[str, str]]:
+    """Every block of code with its language, in order."""
+    return ((found[1], found[2]) for found in re.finditer(r"^```(\w+)\n(.*?)^```", page, re.DOTALL | re.MULTILINE))
+
+
+def commands(block: str) -> Iterator[tuple[str, list[str]]]:
+    """Every command with the lines that are printed below it."""
+    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+        command, *printed = part.rstrip("\n").split("\n")
+        yield command, printed
+
+
+def as_pattern(line: str) -> str:
+    """A printed line, whatever its numbers and wherever it says `…`."""
+    words = re.escape(line.strip()).replace("…", ".*").replace(r"\ ", " ")
+    return re.sub(r"\d+", r"\\d+", re.sub(r" +", r"\\s+", words))
+
+
+@dataclass
+class Reader:
+    """Somebody with two terminals."""
+
+    folder: Path
+    env: dict[str, str]
+    ports: dict[str, str]
+    server: subprocess.Popen[bytes] | None = None
+    logs: list[Path] = field(default_factory=list)
+
+    def write(self, code: str) -> None:
+        name = code.partition("\n")[0].removeprefix("# ")
+        assert name.endswith(".py"), name
+        (self.folder / name).write_text(code)
+
+    def type(self, command: str, printed: list[str]) -> None:
+        for port, free in self.ports.items():
+            command = command.replace(port, free)
+        started = next((ready for name, ready in SERVERS.items() if command.startswith(name)), None)
+        if command.startswith("python3 -m venv"):
+            return
+        if command.startswith("pip install"):
+            packages = shlex.split(command, comments=True)[2:]
+            assert all(importlib.util.find_spec(package) for package in packages), packages
+        elif command.startswith("export "):
+            name, _, value = command.removeprefix("export ").partition("=")
+            self.env[name] = value
+        elif started is not None:
+            self.serve(command, started)
+        else:
+            self.run(command, printed)
+
+    def run(self, command: str, printed: list[str]) -> None:
+        wanted = ".*".join(map(as_pattern, printed))
+        # What a reader looks at has happened by the time they look.
+        for looks_left in range(LOOKS_AGAIN if command.startswith(LOOKS) else 0, -1, -1):
+            done = subprocess.run(
+                ["bash", "-c", command],
+                cwd=self.folder,
+                env=self.env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            if done.returncode == 0 and re.search(wanted, done.stdout, re.DOTALL):
+                return
+            assert looks_left, f"$ {command}\n{done.stdout}\nThe page prints:\n" + "\n".join(printed)
+            time.sleep(0.3)
+
+    def serve(self, command: str, ready: str) -> None:
+        self.stop()
+        self.logs.append(self.folder / f"server-{len(self.logs)}.log")
+        with self.logs[-1].open("wb") as log:
+            self.server = subprocess.Popen(shlex.split(command), cwd=self.folder, env=self.env, stdout=log, stderr=log)
+        while not re.search(ready, self.logs[-1].read_text()):
+            assert self.server.poll() is None, self.logs[-1].read_text()
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        if self.server is not None:
+            self.server.send_signal(signal.SIGINT)
+            assert self.server.wait(60) in (0, -signal.SIGINT), self.logs[-1].read_text()
+            self.server = None
+
+
+@pytest.mark.timeout(600)
+def test_everything_works_as_it_is_printed(tmp_path: Path) -> None:
+    own = Path(sys.executable).parent
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("ONCEHOOK_", "PYTEST"))}
+    env |= {
+        "PATH": f"{own}:{env['PATH']}",
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "TMPDIR": str(tmp_path),
+        "ONCEHOOK_SERVER__PORT": str(free_port()),
+        "ONCEHOOK_DEMO_PORT": "0",
+        "ONCEHOOK_DEMO_SECONDS": "1",
+    }
+    folder = tmp_path / "five"
+    folder.mkdir()
+    reader = Reader(folder, env, {"8000": str(free_port())})
+    try:
+        for language, block in blocks(PAGE.read_text()):
+            if language == "python":
+                reader.write(block)
+            else:
+                assert language == "console", language
+                for command, printed in commands(block):
+                    reader.type(command, printed)
+    finally:
+        reader.stop()
+    shipped = [len(re.findall(r"^shipped in_", log.read_text(), re.MULTILINE)) for log in reader.logs]
+    assert shipped == [0, 0, 1, 1], "the replay after it was mended, and the hook that FastAPI took"

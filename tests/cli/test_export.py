@@ -1,0 +1,123 @@
+"""Events as JSON lines, and a copy of the store that can be taken up again."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncehook.store.sqlite import backup
+from tests.acceptance.test_desk_cli import Desk
+
+
+def test_events_with_their_bodies(desk: Desk, tmp_path: Path) -> None:
+    desk.good("pause", "crm")
+    desk.send(*(f"o{n}" for n in range(205)))
+    odd = b'{"id":  "odd", "n": 1e2}'
+    desk.send_raw(odd)
+    done = desk.good("export")
+    found = [json.loads(one) for one in done.out.splitlines()]
+    assert [one["key"] for one in found] == ["odd", *(f"o{n}" for n in reversed(range(205)))]
+    assert (found[1]["body"]["id"], found[1]["body_encoding"]) == ("o204", "json")
+    assert found[1]["deliveries"][0]["status"] == "pending"
+    assert done.err == "exported 206 events\n"
+    desk.good("export", "key:odd", "--body", "base64", "-o", str(tmp_path / "odd.jsonl"))
+    [exact] = map(json.loads, (tmp_path / "odd.jsonl").read_text().splitlines())
+    assert base64.b64decode(exact["body"]) == odd, "byte for byte"
+    assert "body" not in json.loads(desk.good("export", "key:odd", "--body", "none").out)
+    assert desk.good("export", "key:nobody").out == ""
+
+
+def test_a_body_that_is_no_json(here: Desk) -> None:
+    here.good("pause", "crm")
+    here.send_raw(b"\xff\x00 not json")
+    here.send_raw(b'{"id": NaN}')
+    here.send_raw(b'{"half a character": "\\ud83d"}')
+    found = [json.loads(line) for line in here.good("export").out.splitlines()]
+    assert [one["body_encoding"] for one in found] == ["json", "base64", "base64"]
+
+
+# -- backups -----------------------------------------------------------------------------------
+
+
+def test_a_backup_of_a_running_store_is_taken_up_with_raised_fences(here: Desk, tmp_path: Path) -> None:
+    """R69, and the two commands of the docs: copy while everything runs, put it in place, `db restored`."""
+    here.sink.hold.clear()
+    here.send("leased")
+    while not here.sink.bodies:
+        threading.Event().wait(0.02)
+    copy = tmp_path / "copy.db"
+    assert here.good("db", "backup", str(copy)).out == f"{copy}\n"
+    assert copy.stat().st_mode & 0o777 == 0o600, "bodies are in it"
+    refused = here.run("db", "backup", str(copy))
+    assert (refused.code, refused.out) == (1, "")
+    [(fence,)] = rows(copy, "SELECT max(fence) FROM heads")
+    here.send("later")
+    here.sink.hold.set()
+    here.receiver.kill()
+    for file in tmp_path.glob("inbox.db*"):
+        file.unlink()
+    copy.rename(tmp_path / "inbox.db")
+    assert here.good("db", "restored").out == "1 leases ended, all fences raised\n"
+    [(raised,)] = rows(tmp_path / "inbox.db", "SELECT value FROM marks WHERE name = 'fence'")
+    assert raised > fence + 1000, "what the original gave out since is lower"
+    assert here.stand() == {"leased": "pending"}
+    here.receiver.start()
+    here.wait_for("done", "leased")
+
+
+def rows(path: Path, statement: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(statement).fetchall()
+
+
+def test_a_backup_is_of_one_moment(tmp_path: Path) -> None:
+    """A writer goes on between the pages: none of what it writes is in the copy, and the copy does not begin again."""
+    store, copy = tmp_path / "store.db", tmp_path / "copy.db"
+    with closing(sqlite3.connect(store, isolation_level=None)) as writer:
+        writer.execute("PRAGMA journal_mode = WAL")
+        writer.execute("CREATE TABLE t (a INTEGER, b BLOB)")
+        writer.executemany("INSERT INTO t VALUES (1, ?)", [(bytes(4000),)] * 2000)
+        told: list[int] = []
+
+        def report(done: int, total: int) -> None:
+            told.append(done)
+            writer.execute("UPDATE t SET a = a + 1")
+
+        backup.copy(store, copy, report)
+        assert len(told) > 3
+        assert told == sorted(told), "it never began again"
+        assert rows(copy, "SELECT DISTINCT a FROM t") == [(1,)]
+        assert not (tmp_path / "copy.db.partial").exists()
+
+
+def test_half_a_backup_does_not_bear_its_name(tmp_path: Path) -> None:
+    store, copy = tmp_path / "store.db", tmp_path / "copy.db"
+    with closing(sqlite3.connect(store)) as writer:
+        writer.execute("CREATE TABLE t (a)")
+
+    def report(done: int, total: int) -> None:
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        backup.copy(store, copy, report)
+    assert [one.name for one in tmp_path.iterdir()] == ["store.db"]
+
+
+def test_of_postgres_the_command_is_said(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ONCEHOOK_STORE", "postgresql://ann:canary@db.example/inbox")
+    done = run("db", "backup", "in box.dump")
+    assert (done.code, done.out) == (2, ""), "a script must not take this for a backup"
+    assert "pg_dump --format=custom --file='in box.dump' postgresql://ann@db.example/inbox" in done.err
+    assert "canary" not in done.err
+    assert not list(tmp_path.iterdir())
