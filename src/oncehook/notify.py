@@ -1,0 +1,68 @@
+"""Telling systemd how a process is doing: READY, STOPPING, and a WATCHDOG beat for as long as its event loop turns.
+
+`serve` and `worker` run inside `supervised()`. Where nobody listens (no NOTIFY_SOCKET) nothing is sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+BEATS: Final = 3
+"""Beats in the time after which systemd takes a silent process for hung: one may be late, and one lost."""
+
+
+class Supervisor:
+    """The service manager that started this process, if one did."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+        address = env.get("NOTIFY_SOCKET", "")
+        # A name that begins with @ is in the abstract namespace; anything but that and a path is not for us (vsock).
+        self._address = "\0" + address[1:] if address.startswith("@") else address if address[:1] == "/" else ""
+        self.patience = _patience(env) if self._address else None
+        """Seconds of silence that are borne; None: no watchdog is set."""
+
+    def ready(self, status: str) -> None:
+        """Start-up is over: whoever waits for this unit may go on."""
+        self._tell(f"READY=1\nSTATUS={status}")
+
+    def stopping(self) -> None:
+        """A signal came, and what is under way is being ended."""
+        self._tell("STOPPING=1\nSTATUS=stopping")
+
+    async def beat(self) -> None:
+        """Say again and again that the loop turns, until cancelled. A loop that hangs is silent, and is restarted."""
+        while self.patience is not None:
+            self._tell("WATCHDOG=1")
+            await asyncio.sleep(self.patience / BEATS)
+
+    def _tell(self, message: str) -> None:
+        if not self._address:
+            return
+        # A manager that does not listen is no reason to stop serving.
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as teller:
+            teller.setblocking(False)
+            teller.sendto(message.encode(), self._address)
+
+
+def _patience(env: Mapping[str, str]) -> float | None:
+    """Of this process, and not of a parent whose variables it has inherited."""
+    if env.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
+        return None
+    microseconds = env.get("WATCHDOG_USEC", "")
+    return int(microseconds) / 1e6 if microseconds.isdecimal() and int(microseconds) else None
+
+
+@contextlib.asynccontextmanager
+async def supervised(env: Mapping[str, str] = os.environ) -> AsyncIterator[Supervisor]:
+    """For as long as the block runs, the watchdog hears from this loop."""
+    supervisor = Supervisor(env)
+    beating = asyncio.create_task(supervisor.beat(), name="oncehook-watchdog")
+    try:
+        yield supervisor
+    finally:
+        beating.cancel()

@@ -1,0 +1,238 @@
+"""OpenTelemetry: a span `receive {source}` per arrival, and a span `process {destination}` per attempt, linked to it.
+
+`inbox.traces = Traces()` turns it on; `serve` and `worker` do so by themselves when they are started under an SDK
+(`opentelemetry-instrument oncehook serve`). Needs the API package only (`pip install 'oncehook[otel]'`); where it is
+off, nothing of this is imported and nothing is paid. A receiver and a worker are different processes, so the context
+of the first span is kept with the event, as one more of its headers.
+
+All names of attributes stand here: the messaging conventions, on which most of them are modelled, may still change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from oncehook import __version__
+from oncehook.deliveries import Lease
+from oncehook.destinations.base import Destination, Result
+from oncehook.destinations.http import HttpDestination
+from oncehook.errors import ConfigError
+from oncehook.model import Arrival, Kind, Verdict, show_id, unpack_head
+from oncehook.receive import Begun, Receipt, Receiver
+from oncehook.sources import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, Span, TracerProvider
+
+SYSTEM: Final = "messaging.system"
+OPERATION_NAME: Final = "messaging.operation.name"
+OPERATION_TYPE: Final = "messaging.operation.type"
+MESSAGE_ID: Final = "messaging.message.id"
+MESSAGE_SIZE: Final = "messaging.message.body.size"
+BATCH_SIZE: Final = "messaging.batch.message_count"
+ERROR_TYPE: Final = "error.type"
+STATUS_CODE: Final = "http.response.status_code"
+SOURCE: Final = "oncehook.source"
+DESTINATION: Final = "oncehook.destination"
+EVENT_TYPE: Final = "oncehook.event.type"
+DELIVERY_ID: Final = "oncehook.delivery_id"
+ATTEMPT: Final = "oncehook.attempt"
+RUN: Final = "oncehook.run"
+TRIGGER: Final = "oncehook.trigger"
+REPLAY_ID: Final = "oncehook.replay_id"
+OUTCOME: Final = "oncehook.outcome"
+
+KEPT: Final = "oncehook-traceparent"
+"""The header under which the context of `receive` is kept with an event."""
+
+
+def wanted() -> Traces | None:
+    """Traces, where an OpenTelemetry SDK has been set up in this process; else None."""
+    return Traces() if "opentelemetry.sdk.trace" in sys.modules else None
+
+
+class Traces:
+    """Makes spans for one inbox. Set `inbox.traces` before it is started."""
+
+    def __init__(self, provider: TracerProvider | None = None) -> None:
+        """`provider` stands for the process's own. Raises ConfigError when the API package is missing."""
+        try:
+            from opentelemetry import propagate, trace
+            from opentelemetry.context import Context
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+        except ImportError as error:
+            raise ConfigError(
+                "Traces need the OpenTelemetry API.", hint="Install it: pip install 'oncehook[otel]'"
+            ) from error
+        self._api, self._propagate = trace, propagate
+        self._w3c = TraceContextTextMapPropagator()
+        self._nothing = Context()
+        self._tracer = trace.get_tracer("oncehook", __version__, provider)
+
+    # -- what the inbox calls when it starts ---------------------------------------------------
+
+    def receiver(self, *parts: Any) -> Receiver:
+        """A receiver of these parts, with a span for each arrival."""
+        return _TracedReceiver(self, *parts)
+
+    def destination(self, destination: Destination) -> Destination:
+        """The same destination, with a span for each attempt."""
+        if isinstance(destination, HttpDestination):
+            destination.trace_headers = self._outgoing
+        return _TracedDestination(destination, self)
+
+    # -- spans ---------------------------------------------------------------------------------
+
+    def begin_receive(self, source: Source | None, arrival: Arrival) -> Span:
+        """A child of the sender's span, where it told of one."""
+        name = "unknown" if source is None else source.name  # an unknown name is a stranger's text
+        about = {SYSTEM: "oncehook", OPERATION_NAME: "receive", OPERATION_TYPE: "receive", SOURCE: name}
+        span = self._tracer.start_span(
+            f"receive {name}",
+            context=self._context(_text(arrival.headers)),
+            kind=self._api.SpanKind.CONSUMER,
+            attributes={**about, MESSAGE_SIZE: len(arrival.body)},
+        )
+        kept: dict[str, str] = {}
+        self._w3c.inject(kept, self._api.set_span_in_context(span))
+        if "traceparent" in kept:
+            arrival.headers = [*arrival.headers, (KEPT.encode(), kept["traceparent"].encode())]
+        return span
+
+    def end_receive(self, span: Span, outcome: str, event_ids: Sequence[str] = (), error: str = "") -> None:
+        """It was answered so."""
+        span.set_attribute(OUTCOME, outcome)
+        if event_ids:
+            span.set_attribute(MESSAGE_ID, event_ids[0])
+        if len(event_ids) > 1:
+            span.set_attribute(BATCH_SIZE, len(event_ids))
+        if outcome == "error":  # what is rejected is the sender's error, not ours
+            span.set_attribute(ERROR_TYPE, error or "store_unavailable")
+            span.set_status(self._api.StatusCode.ERROR, error or None)
+        span.end()
+
+    @contextmanager
+    def process(self, destination: Destination, lease: Lease) -> Iterator[Span]:
+        """The span of one attempt, current while it lasts: what a handler calls becomes its children."""
+        about: dict[str, str | int] = {
+            SYSTEM: "oncehook",
+            OPERATION_NAME: "process",
+            OPERATION_TYPE: "process",
+            MESSAGE_ID: show_id(Kind.event, lease.event_id),
+            MESSAGE_SIZE: len(lease.body),
+            SOURCE: lease.source,
+            EVENT_TYPE: lease.type,
+            DESTINATION: destination.name,
+            DELIVERY_ID: show_id(Kind.delivery, lease.delivery_id),
+            ATTEMPT: lease.attempt,
+            RUN: lease.run,
+            TRIGGER: lease.trigger.value,
+        }
+        if lease.replay_id is not None:
+            about[REPLAY_ID] = show_id(Kind.replay, lease.replay_id)
+        span = self._tracer.start_span(
+            f"process {destination.name}",
+            # A trace of its own: it may be days after the arrival, and there may be many of them.
+            context=self._nothing,
+            kind=self._api.SpanKind.CONSUMER,
+            attributes=about,
+            links=self._links(lease.head),
+        )
+        with self._api.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
+            yield span
+
+    def judge(self, span: Span, result: Result) -> None:
+        """An attempt ended so."""
+        if result.evidence.status is not None:
+            span.set_attribute(STATUS_CODE, result.evidence.status)
+        span.set_attribute(OUTCOME, "done" if result.category is None else "failed")
+        if result.category is not None:
+            span.set_attribute(ERROR_TYPE, result.category.value)
+            span.set_status(self._api.StatusCode.ERROR, result.evidence.error)
+
+    def _links(self, head: bytes) -> list[Link]:
+        """To the arrival's own span, or to its sender's where the arrival was not traced."""
+        _, _, headers = unpack_head(head)
+        kept = [value for name, value in headers if name == KEPT]
+        # The last one is ours; a sender may have written others before it.
+        context = self._context([("traceparent", kept[-1])] if kept else headers)
+        span = self._api.get_current_span(context).get_span_context()
+        return [self._api.Link(span)] if span.is_valid else []
+
+    def _context(self, headers: Iterable[tuple[str, str]]) -> Context:
+        """What the sender's headers say. Only W3C's two: a stranger's baggage is not for our handlers."""
+        carrier = {name: value for name, value in headers if name in ("traceparent", "tracestate")}
+        return self._w3c.extract(carrier, self._nothing)
+
+    def _outgoing(self) -> Mapping[str, str]:
+        """The headers that make the receiver's span a child of the current one, by the process's own propagators."""
+        carrier: dict[str, str] = {}
+        self._propagate.inject(carrier)
+        return carrier
+
+
+class _TracedReceiver(Receiver):
+    """A receiver that makes a span of each arrival."""
+
+    def __init__(self, traces: Traces, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._traces = traces
+
+    def begin(self, source: Source | None, arrival: Arrival) -> Begun | Receipt:
+        span = self._traces.begin_receive(source, arrival)
+        begun = super().begin(source, arrival)
+        if isinstance(begun, Receipt):
+            self._traces.end_receive(span, begun.outcome, begun.event_ids)
+        else:
+            begun.pending.future.add_done_callback(partial(self._decided, span))
+        return begun
+
+    def _decided(self, span: Span, decided: asyncio.Future[list[Verdict]]) -> None:
+        if decided.cancelled():
+            self._traces.end_receive(span, "abandoned")
+        elif error := decided.exception():
+            self._traces.end_receive(span, "error", error=getattr(error, "code", type(error).__name__))
+        else:
+            verdicts = decided.result()
+            outcome = next((v.outcome for v in verdicts if v.outcome == "accepted"), verdicts[0].outcome)
+            self._traces.end_receive(span, outcome, [show_id(Kind.event, v.event_id) for v in verdicts])
+
+
+class _TracedDestination:
+    """See `Destination`."""
+
+    def __init__(self, destination: Destination, traces: Traces) -> None:
+        self._destination = destination
+        self._traces = traces
+        self.name, self.number = destination.name, destination.number
+        self.terms, self.trust = destination.terms, destination.trust
+        self.kind, self.address = destination.kind, destination.address
+        self.is_cancellable: bool = getattr(destination, "is_cancellable", True)
+
+    async def open(self) -> None:
+        await self._destination.open()
+
+    async def close(self) -> None:
+        await self._destination.close()
+
+    async def attempt(self, lease: Lease) -> Result:
+        with self._traces.process(self._destination, lease) as span:
+            try:
+                result = await self._destination.attempt(lease)
+            except BaseException:  # the worker must stop, or the lease is lost: no outcome of ours
+                span.set_attribute(OUTCOME, "released")
+                raise
+            self._traces.judge(span, result)
+            return result
+
+
+def _text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers]

@@ -1,0 +1,77 @@
+"""Lines about arrivals and attempts carry what a search in a log begins with (UX.md 9)."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncehook import Event, GiveUp, Inbox
+from oncehook.deliveries import DeliveryStatus, Filter, Lease, Options, Turn
+from oncehook.logs import set_up_logging
+from oncehook.model import Mark, new_id
+
+ALWAYS = {"source", "outcome", "duration_s", "event_id", "key", "subject"}
+OF_ATTEMPTS = ALWAYS | {"destination", "delivery_id", "attempt", "run", "worker"}
+
+
+@pytest.fixture
+def lines() -> Iterator[io.StringIO]:
+    root, ours = logging.getLogger(), logging.getLogger("oncehook")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    stream = io.StringIO()
+    set_up_logging("debug", stream)
+    yield stream
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def moments(lines: io.StringIO, name: str) -> list[dict[str, Any]]:
+    return [line for line in map(json.loads, lines.getvalue().splitlines()) if line["event"] == name]
+
+
+async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+    inbox.source("orders", verify="none", key=["$.id"], subject="$.customer")
+
+    @inbox.on("orders", retry=["0.01s"])
+    async def ship(event: Event) -> None:
+        if event.key == "bad":
+            raise GiveUp("never") if event.attempt == 2 else ValueError("not yet")
+
+    async with inbox.running():
+        for key in ("good", "good", "bad"):
+            await inbox.receive("orders", {}, json.dumps({"id": key, "customer": "c1"}).encode())
+        await inbox.drain()
+        (dead,) = (await inbox.desk.deliveries(Filter(status=DeliveryStatus.dead))).items
+        await inbox.desk.replay_one(dead.id, actor="somebody")
+        await inbox.drain()
+    for name, many in (("arrival.accepted", 2), ("arrival.duplicate", 1)):
+        found = moments(lines, name)
+        assert len(found) == many
+        assert all(line.keys() >= ALWAYS for line in found), name
+    for name, many in (("attempt.done", 1), ("attempt.retry", 2), ("delivery.dead", 2)):
+        found = moments(lines, name)
+        assert len(found) == many
+        assert all(line.keys() >= OF_ATTEMPTS for line in found), name
+    assert [line["run"] for line in moments(lines, "delivery.dead") if "replay_id" in line] == [2]
+
+
+def test_a_lost_lease_says_whose_it_was(lines: io.StringIO, tmp_path: Path) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+    inbox.observer.worker = "host:1:abc"
+    destination = inbox.destination("shop", url="http://127.0.0.1:1/", allow_private=True)
+    id_ = new_id()
+    lease = Lease(
+        id_, id_, id_, 1, 7, 1, 1, 0, Turn.live, Options.none, None, 10.0, id_, 1, "orders", "paid", "k", "s",
+        inbox._started_at, None, Mark.none, None, None, None, b"POST /", b"",
+    )  # fmt: skip
+    inbox.observer.lease_lost(destination, lease)
+    (line,) = moments(lines, "lease.lost")
+    assert line.keys() >= {"source", "destination", "event_id", "delivery_id", "fence", "worker"}
