@@ -32,7 +32,7 @@ async def test_the_file_is_opened_so_that_it_keeps_its_promises(tmp_path: Path) 
         }
     finally:
         await store.close()
-    assert settings == {"journal_mode": "wal", "synchronous": 2, "mmap_size": 0, "page_size": 8192, "busy_timeout": 0}
+    assert settings == {"journal_mode": "wal", "synchronous": 2, "mmap_size": 0, "page_size": 4096, "busy_timeout": 0}
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "new" / "inbox.db").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "new" / "inbox.db-lock").stat().st_mode) == 0o600

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from oncehook.model import Intake, Item, Outcome, Verdict, new_id
 from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS, UNSEEN
@@ -63,14 +63,13 @@ class Update(Many):
 _KEY_COLUMNS: Final = "(hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
 _LOOKED_UP: Final = 32
 STANDING: Final = (
-    "SELECT hash, event_id, body_hash, expires_at, copies FROM keys WHERE hash IN ("
+    "SELECT hash, event_id, body_hash, expires_at, copies, rowid FROM keys WHERE hash IN ("
     "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 )
 NEW_KEYS: Final = Insert("INSERT INTO keys " + _KEY_COLUMNS, 8, "ON CONFLICT DO NOTHING")
-COPIED_KEYS: Final = Insert(
-    "INSERT INTO keys " + _KEY_COLUMNS,
-    8,
-    "ON CONFLICT DO UPDATE SET copies = copies + excluded.copies, last_seen = excluded.last_seen",
+COPIED_KEYS: Final = Update(
+    "row, copies, last_seen",
+    "UPDATE keys SET copies = v.copies, last_seen = v.last_seen FROM v WHERE keys.rowid = v.row",
 )
 IMPORTED_KEYS: Final = Insert(
     "INSERT INTO keys " + _KEY_COLUMNS,
@@ -99,6 +98,16 @@ COUNTERS: Final = Insert(
     5,
     "ON CONFLICT DO UPDATE SET n = n + excluded.n",
 )
+
+
+class Known(NamedTuple):
+    """What stands for a key."""
+
+    event_id: bytes
+    body_hash: bytes
+    expires_at: Micros
+    copies: int
+    row: int
 
 
 @dataclass(slots=True)
@@ -131,8 +140,19 @@ def fold(batch: Sequence[Intake]) -> list[Fold]:
 class Group:
     """The intakes of one transaction: which are new, which are copies, and the rows they make."""
 
-    def __init__(self, connection: sqlite3.Connection, now: Micros, seq: int, batch: Sequence[Intake]) -> None:
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        now: Micros,
+        seq: int,
+        batch: Sequence[Intake],
+        *,
+        expects_copies: bool = False,
+    ) -> None:
+        """`expects_copies`: look keys up before inserting them. That is dearer when all of them are new."""
         self.connection = connection
+        self.met_copies = expects_copies
+        """Whether some key was known; then the next group is likely to meet copies too."""
         self.now = now
         self.seq = seq
         self.batch = batch
@@ -168,31 +188,31 @@ class Group:
             )
             for f in folds
         ]
-        every_key_is_new = NEW_KEYS(self.connection, rows) == len(rows)
-        known = {} if every_key_is_new else self._standing(rows)
+        known = self._known(rows) if self.met_copies else {}
+        new = [row for row in rows if row[0] not in known]
+        if NEW_KEYS(self.connection, new) < len(new):
+            known = self._known(rows)
+        self.met_copies = bool(known)
         for f, row in zip(folds, rows, strict=True):
-            if not every_key_is_new:
-                self._judge(f, row, *known[row[0]])
+            stands = known.get(row[0])
+            if stands is not None and stands.event_id != f.candidate.event_id:
+                self._judge(f, row, stands)
             elif f.copies:
                 self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
 
-    def _standing(self, rows: Sequence[tuple[Any, ...]]) -> dict[bytes, tuple[bytes, bytes, Micros, int]]:
-        """What stands for each key of the group now: event, body hash, end of its window, copies."""
-        found: dict[bytes, tuple[bytes, bytes, Micros, int]] = {}
+    def _known(self, rows: Sequence[tuple[Any, ...]]) -> dict[bytes, Known]:
+        """What stands for each key of the group now."""
+        found: dict[bytes, Known] = {}
         for start in range(0, len(rows), _LOOKED_UP):
             hashes = [row[0] for row in rows[start : start + _LOOKED_UP]]
             hashes += [None] * (_LOOKED_UP - len(hashes))
             for hash_, *stands in self.connection.execute(STANDING, hashes):
-                found[hash_] = (stands[0], stands[1], stands[2], stands[3])
+                found[hash_] = Known(*stands)
         return found
 
-    def _judge(
-        self, f: Fold, row: tuple[Any, ...], event_id: bytes, body_hash: bytes, expires_at: Micros, copies: int
-    ) -> None:
-        """Some key of this group was known before: see whether it is this one."""
-        if event_id == f.candidate.event_id:
-            self._add_copies(event_id, body_hash, 1, f.copies)
-        elif expires_at <= self.now:
+    def _judge(self, f: Fold, row: tuple[Any, ...], stands: Known) -> None:
+        """This key was known before: it has lapsed and is taken over, or these are copies."""
+        if stands.expires_at <= self.now:
             self.connection.execute(
                 "UPDATE keys SET event_id = ?2, body_hash = ?3, source_id = ?4, copies = ?5, first_seen = ?6,"
                 " last_seen = ?7, expires_at = ?8 WHERE hash = ?1",
@@ -200,8 +220,8 @@ class Group:
             )
             self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
         else:
-            self.copied.append(row)
-            self._add_copies(event_id, body_hash, copies, [(f.candidate, f.intake), *f.copies])
+            self.copied.append((stands.row, stands.copies + 1 + len(f.copies), self.now))
+            self._add_copies(stands.event_id, stands.body_hash, stands.copies, [(f.candidate, f.intake), *f.copies])
 
     def _add_copies(
         self, event_id: bytes, body_hash: bytes, before: int, copies: Sequence[tuple[Item, Intake]]

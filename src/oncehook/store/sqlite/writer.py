@@ -96,6 +96,8 @@ class Writer:
         self._waiting_bytes = 0
         self._calls: list[_Call] = []
         self._halves: deque[list[Pending]] = deque()
+        self._expects_copies = False
+        """The last group held some: copies come in storms."""
         """Parts of a group in which the database refused something: each is tried alone."""
         self._busy = False
         """A commit is under way, or the next turn is planned already."""
@@ -235,8 +237,10 @@ class Writer:
         work = _Work(intakes, calls, self.now(), self._seq)
         connection.execute("BEGIN IMMEDIATE")
         if intakes:
-            group = Group(connection, work.now, work.seq, [pending.intake for pending in intakes])
+            batch = [pending.intake for pending in intakes]
+            group = Group(connection, work.now, work.seq, batch, expects_copies=self._expects_copies)
             work.verdicts, work.seq = group.write(), group.seq
+            self._expects_copies = group.met_copies
             work.wakes = work.wakes or work.seq != self._seq
         connection.execute("UPDATE marks SET value = ? WHERE name = 'clock'", (work.now,))
         if work.seq != self._seq:
