@@ -280,7 +280,9 @@ def test_a_missing_key_is_an_error(tmp_path: Path, effects: Effects, missing: ob
 
 
 @pytest.mark.parametrize(
-    "rule", ["order.number", "order.id.x", lambda order: order["id"], lambda order: order.number], ids=str
+    "rule",
+    ["order.number", "order.id.x", lambda order: order["id"], lambda order: order.number],
+    ids=["no field", "no field of a text", "no item", "no attribute"],
 )
 def test_a_path_that_leads_nowhere_is_a_missing_key(tmp_path: Path, effects: Effects, rule: Any) -> None:
     @once(key=rule, store=f"sqlite:{tmp_path}/c.db")
