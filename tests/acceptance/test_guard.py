@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -171,7 +171,7 @@ async def test_an_honest_connection_may_rest_between_requests(tmp_path: Path) ->
 
 
 async def test_a_sender_that_takes_no_answers_is_cut_off(tmp_path: Path) -> None:
-    async with serving(tmp_path) as served:
+    async with serving(tmp_path, replace(QUICK, pipelined=4000)) as served:
         with socket.socket() as line:
             line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             line.connect(("127.0.0.1", served.port))

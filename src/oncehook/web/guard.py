@@ -175,6 +175,8 @@ class Guarded(HttpToolsProtocol):
 
     def _note_begin(self) -> None:
         self._idle_since = None
+        if self._since is None:  # it came in the same piece as the end of the one before
+            self._since = self.loop.time()
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":

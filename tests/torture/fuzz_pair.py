@@ -1,0 +1,236 @@
+"""Two servers that differ in one thing: one knows the short way in (`web/shortcut.py`), the other does not.
+
+`both_ways` starts them in this process, each with a store of its own; `talk` says the same bytes to both and returns
+what each answered; `kept` tells what a store holds. Called by the tests of the short way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import sqlite3
+from collections.abc import AsyncIterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from oncehook.inbox import Inbox
+from oncehook.model import Arrival
+from oncehook.sources import Reply, Source
+from oncehook.store.sqlite import SqliteStore
+from oncehook.verify import Hmac
+from oncehook.web import health, server
+from oncehook.web.guard import Guard, Guarded, Limits
+from oncehook.web.ingest import Ingest
+from oncehook.web.peers import peer_finder
+from oncehook.web.shortcut import Shortcut
+from tests.wire import SECRET, request
+
+WAYS = ("short", "long")
+LIMITS = Limits(head_seconds=3, body_seconds=3.5)
+LAST = request("GET", "/livez", b"", {"Connection": "close"})
+"""Said after everything else: it is answered if, and only if, the connection was kept and is in step."""
+
+
+class Tapped:
+    """A transport that remembers what was written to it.
+
+    Whoever hangs up with bytes unread sends a reset, which may take back what the other end has not read yet. What was
+    said must not depend on that.
+    """
+
+    def __init__(self, transport: asyncio.Transport, said: list[bytes]) -> None:
+        self._transport = transport
+        self._said = said
+
+    def write(self, data: bytes) -> None:
+        if not self._transport.is_closing():
+            self._said.append(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+class Heard(Guarded):
+    """A connection whose answers are noted, by the port at its other end."""
+
+    said: dict[int, list[bytes]]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        port = transport.get_extra_info("peername")[1]
+        super().connection_made(Tapped(transport, self.said.setdefault(port, [])))  # type: ignore[arg-type]
+
+
+class Short(Heard, Shortcut):
+    """The short way, counting how often it was really taken."""
+
+    taken = 0
+
+    def _begin(self) -> None:
+        super()._begin()
+        Short.taken += self._arriving is not None
+
+
+@dataclass
+class Served:
+    """One of the two."""
+
+    port: int
+    path: Path
+    inbox: Inbox
+    guard: Guard
+    ingest: Ingest
+    uvicorn: server._Quiet
+    said: dict[int, list[bytes]]
+
+    @property
+    def connections(self) -> list[Guarded]:
+        """Those that are open, as the server sees them."""
+        return list(self.guard._open)
+
+    def kept(self) -> list[tuple[Any, ...]]:
+        """Everything that arrivals have left, but for ids and times."""
+        with closing(sqlite3.connect(self.path)) as connection:
+            events = connection.execute(
+                "SELECT s.name, e.key, e.subject, e.type, e.marks, e.head, e.body, coalesce(k.copies, 0)"
+                " FROM events e JOIN sources s ON s.id = e.source_id LEFT JOIN keys k ON k.event_id = e.id"
+            ).fetchall()
+            copies = connection.execute("SELECT outcome, head, body FROM arrivals").fetchall()
+        return sorted(events, key=repr) + sorted(copies, key=repr)
+
+
+def greet(arrival: Arrival, source: Source) -> Reply | None:
+    """A handshake by POST, as Slack and Zoom have it."""
+    return Reply(200, b"hello", ((b"Content-Type", b"text/plain"),)) if b"challenge" in arrival.body else None
+
+
+def furnish(inbox: Inbox) -> None:
+    """Sources of every kind that an answer depends on."""
+    scheme = Hmac(header="X-Signature", prefix="sha256=")
+    common: dict[str, Any] = {"verify": scheme, "secret": SECRET, "key": "$.id", "budget": "20s"}
+    inbox.source("orders", subject="$.customer", **common)
+    inbox.source("small", max_body=2000, **common)
+    inbox.source("strict", on_missing_key="reject", **common)
+    inbox.source("choosy", on_conflict="reject", **common)
+    inbox.source("quiet", ignore=["order.*"], **common)
+    inbox.source("fenced", ip_allow=["203.0.113.0/24"], **common)
+    inbox.source("hidden", path="k7_Qm2ZxN4vT9sLdR1wYhE", **common)
+    inbox.source("open", verify={"scheme": "none", "confirm": "anyone may send"}, key="$.id", budget="20s")
+    inbox.source("local", verify="none", key="$.id", loopback_only=True, budget="20s")
+    batch = replace_common(common, split="$.events", key="$.events[0].id", type="$.events[0].type")
+    inbox.source("batch", **batch)
+    odd = inbox.source("odd", **common)
+    odd.accepted, odd.rejected = 299, 499
+    odd.handshake = greet
+    told = inbox.source("told", **common)
+    told.answer = Reply(202, b"<Response/>", ((b"Content-Type", b"text/xml"), (b"X-Said", b"yes")))
+
+
+def replace_common(common: dict[str, Any], **changed: Any) -> dict[str, Any]:
+    return {**common, **changed}
+
+
+@contextlib.asynccontextmanager
+async def served(folder: Path, way: str, limits: Limits = LIMITS, **store: Any) -> AsyncIterator[Served]:
+    """One server, on the running loop."""
+    path = folder / f"{way}.db"
+    inbox = Inbox(f"sqlite:{path}")
+    inbox.store = SqliteStore(path, **store)
+    furnish(inbox)
+    async with inbox.running():
+        ingest = Ingest(inbox.receiver, "/in/", peer_finder(()))
+        guard = Guard(limits, lambda address: False)
+        said: dict[int, list[bytes]] = {}
+        kind = guard.protocol(Short if way == "short" else Heard, ingest=ingest, said=said)
+        face = server.Face(ingest, health.routes(inbox.troubles, inbox.metrics))
+        uvicorn = server._Quiet(server._settings(face, kind))
+        listener = server.listen("127.0.0.1", 0)
+        watch = asyncio.create_task(guard.watch())
+        serving = asyncio.create_task(uvicorn.serve(sockets=[listener]))
+        while not uvicorn.started:
+            await asyncio.sleep(0.01)
+        try:
+            yield Served(listener.getsockname()[1], path, inbox, guard, ingest, uvicorn, said)
+        finally:
+            uvicorn.should_exit = True
+            await serving
+            watch.cancel()
+            listener.close()
+
+
+@contextlib.asynccontextmanager
+async def both_ways(folder: Path, limits: Limits = LIMITS) -> AsyncIterator[tuple[Served, Served]]:
+    """The short way and the long way."""
+    Short.taken = 0
+    async with served(folder, "short", limits) as short, served(folder, "long", limits) as long:
+        yield short, long
+
+
+async def dial(port: int, receive_buffer: int | None = None) -> socket.socket:
+    """A bare line: what was answered can be read even after the other end has slammed the door."""
+    line = socket.socket()
+    if receive_buffer is not None:
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(line, ("127.0.0.1", port))
+    return line
+
+
+async def say(line: socket.socket, pieces: Sequence[bytes]) -> None:
+    """Piece by piece, so that the other end reads them apart; for as long as anybody listens."""
+    loop = asyncio.get_running_loop()
+    with contextlib.suppress(OSError):
+        for piece in pieces:
+            await loop.sock_sendall(line, piece)
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+
+async def hear(line: socket.socket) -> bytes:
+    """Everything until the other end hangs up."""
+    loop, heard = asyncio.get_running_loop(), b""
+    with contextlib.suppress(OSError):
+        while piece := await loop.sock_recv(line, 1 << 16):
+            heard += piece
+    return heard
+
+
+async def ask(one: Served, pieces: Sequence[bytes], *, last: bytes = LAST) -> bytes:
+    """Say this, and then the last word; everything that is answered before the other end hangs up."""
+    line = await dial(one.port)
+    with closing(line):
+        port = line.getsockname()[1]
+        await say(line, [*pieces, last] if last else pieces)
+        await hear(line)
+    return without_ids(b"".join(one.said.pop(port, [])))
+
+
+async def break_off(one: Served, pieces: Sequence[bytes]) -> None:
+    """Say this and be gone."""
+    line = await dial(one.port)
+    with closing(line):
+        await say(line, pieces)
+
+
+_ID = re.compile(rb"evt_[0-9a-f-]{32,36}")
+
+
+def without_ids(answers: bytes) -> bytes:
+    """The answers with the first event called 1, the second 2: ids are drawn, which of them are the same is not."""
+    names: dict[bytes, bytes] = {}
+    return _ID.sub(lambda found: names.setdefault(found[0], b"evt_%d" % (len(names) + 1)), answers)
+
+
+async def talk(pair: tuple[Served, Served], pieces: Sequence[bytes], *, last: bytes = LAST) -> list[bytes]:
+    """What each of the two answers to the same bytes."""
+    return list(await asyncio.gather(*(ask(one, pieces, last=last) for one in pair)))
+
+
+def quick(**changed: Any) -> Limits:
+    """Limits for tests that wait for their end."""
+    return replace(LIMITS, **changed)
