@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from bench import drive, traffic
@@ -39,6 +40,10 @@ class Contestant:
     """Where it keeps its rows: `sqlite` or `postgres`."""
     front: str
     """What serves it: `uvicorn`, `gunicorn`, or `oncehook` itself."""
+    setup: str = ""
+    """How it is set up, to be shown beside its figures."""
+    packages: tuple[str, ...] = ()
+    """What it is made of, to be shown with their versions."""
     options: tuple[str, ...] = ()
     redis: bool = False
     processes: int = 1
@@ -53,25 +58,77 @@ class Contestant:
         """Where it takes webhooks."""
         return "/in/bench" if self.is_ours else "/hook"
 
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the packages it is made of, as they are installed."""
+        return {package: metadata.version(package) for package in self.packages}
+
+
+_PRODUCT = "oncehook serve --no-worker: events, keys and one delivery each; durable settings as they come"
+_UVICORN = "uvicorn 1 process, uvloop, httptools"
 
 CONTESTANTS = [
-    Contestant("flask_sqlalchemy", "Flask + SQLAlchemy + SQLite, gunicorn 4", "sqlite", "gunicorn"),
-    Contestant("fastapi_sqlalchemy", "FastAPI + SQLAlchemy async", "postgres", "uvicorn"),
+    Contestant(
+        "flask_sqlalchemy",
+        "Flask + SQLAlchemy + SQLite, gunicorn 4",
+        "sqlite",
+        "gunicorn",
+        "gunicorn 4 workers; SELECT, then INSERT, one transaction each; SQLite as it comes",
+        ("flask", "sqlalchemy", "gunicorn"),
+    ),
+    Contestant(
+        "fastapi_sqlalchemy",
+        "FastAPI + SQLAlchemy async",
+        "postgres",
+        "uvicorn",
+        f"{_UVICORN}; asyncpg, ORM session, SELECT, then INSERT, one transaction each",
+        ("fastapi", "sqlalchemy", "asyncpg", "uvicorn"),
+    ),
     Contestant(
         "django_redis",
         "Django + psycopg + Redis SET NX, gunicorn 4",
         "postgres",
         "gunicorn",
+        "gunicorn 4 workers of 2 threads; SET NX EX 86400 first, then one INSERT; CONN_MAX_AGE kept open",
+        ("django", "psycopg", "redis", "gunicorn"),
         # With threads gunicorn keeps connections alive, and this view is then faster than with plain workers.
         options=("--threads", "2"),
         redis=True,
     ),
-    Contestant("fastapi_asyncpg", "FastAPI + raw asyncpg upsert, pool 20", "postgres", "uvicorn"),
-    Contestant("thin_sqlite", "bare ASGI, one row, SQLite", "sqlite", "uvicorn"),
-    Contestant("thin_postgres", "bare ASGI, one row, PostgreSQL", "postgres", "uvicorn"),
-    Contestant("oncehook_sqlite", "oncehook on SQLite", "sqlite", "oncehook"),
-    Contestant("oncehook_postgres", "oncehook on PostgreSQL", "postgres", "oncehook"),
-    Contestant("oncehook_postgres_2", "oncehook on PostgreSQL, 2 processes", "postgres", "oncehook", processes=2),
+    Contestant(
+        "fastapi_asyncpg",
+        "FastAPI + raw asyncpg upsert, pool 20",
+        "postgres",
+        "uvicorn",
+        f"{_UVICORN}; pool of 20; INSERT ... ON CONFLICT DO NOTHING, one transaction each",
+        ("fastapi", "asyncpg", "uvicorn"),
+    ),
+    Contestant(
+        "thin_sqlite",
+        "bare ASGI, one row, SQLite",
+        "sqlite",
+        "uvicorn",
+        f"{_UVICORN}; no framework, one table, group commit, WAL, synchronous=FULL",
+        ("uvicorn", "msgspec"),
+    ),
+    Contestant(
+        "thin_postgres",
+        "bare ASGI, one row, PostgreSQL",
+        "postgres",
+        "uvicorn",
+        f"{_UVICORN}; no framework, one table, group commit by unnest",
+        ("uvicorn", "msgspec", "asyncpg"),
+    ),
+    Contestant("oncehook_sqlite", "oncehook on SQLite", "sqlite", "oncehook", _PRODUCT),
+    Contestant("oncehook_postgres", "oncehook on PostgreSQL", "postgres", "oncehook", _PRODUCT),
+    Contestant(
+        "oncehook_postgres_2",
+        "oncehook on PostgreSQL, 2 processes",
+        "postgres",
+        "oncehook",
+        f"2 x {_PRODUCT}",
+        processes=2,
+    ),
 ]
 
 
@@ -86,6 +143,8 @@ class Place:
     with_route: bool
     serve_options: list[str]
     """Passed on to `oncehook serve`."""
+    large: Traffic | None = None
+    """The same with large bodies, where they are measured."""
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,8 @@ class Figures:
     """How late our own generator sent, in the open loop."""
     next: int
     """The first record that was not used."""
+    began: float = 0.0
+    """When the first request was due, in seconds since 1970; in the open loop of one port only."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +66,7 @@ class Order:
     path: str
     first: int
     last: int
-    repeated: bool = False
+    repeated: float = 0.0
 
     def shares(self) -> list[Order]:
         """One order per port, each with its own part of the records."""
@@ -87,7 +89,7 @@ def load_wrk(wrk: str, order: Order, *, seconds: float, tick: Tick) -> Figures:
     for share in order.shares():
         (port,) = share.ports
         script = order.traffic.folder / f"wrk-{port}.lua"
-        head = traffic.request_head(port, order.path)
+        head = traffic.request_head(port, order.path, traffic.read_tails(order.traffic.folder))
         traffic.write_lua(script, order.traffic, head=head, first=share.first, last=share.last, repeated=share.repeated)
         options = ["-t1", f"-c{CONNECTIONS // len(order.ports)}", f"-d{whole}s", "--timeout", "10s", "-s", str(script)]
         commands.append([wrk, *options, f"http://127.0.0.1:{port}{order.path}"])
@@ -106,7 +108,7 @@ def load_own(
             "port": port,
             "path": order.path,
             "traffic": order.traffic.folder,
-            "records": order.traffic.records_file(repeated=order.repeated).name,
+            "records": order.traffic.records_file(order.repeated).name,
             "first": share.first,
             "last": share.last,
             "connections": CONNECTIONS // len(order.ports),
@@ -121,7 +123,8 @@ def load_own(
 
 def post(port: int, path: str, folder: Path, record: bytes) -> int:
     """Send one record on a connection of its own; returns the status."""
-    request = traffic.compose(traffic.request_head(port, path), traffic.read_tails(folder), record)
+    tails = traffic.read_tails(folder)
+    request = traffic.compose(traffic.request_head(port, path, tails), tails, record)
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
             connection.sendall(request)
@@ -198,6 +201,7 @@ def _from_own(answer: dict[str, Any]) -> Figures:
         max_ms=answer["max_ms"],
         delay_p50_ms=answer["delay_p50_ms"],
         next=answer["next"],
+        began=answer["began"],
     )
 
 

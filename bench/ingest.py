@@ -23,10 +23,12 @@ from bench.contestants import CONTESTANTS, Contestant, Place, Running, started
 from bench.drive import Figures, Order
 from bench.engines import BenchError, Postgres, Redis, cpu_seconds, generator_seconds, machine_seconds
 from bench.progress import Progress
-from bench.report import Growth, Measured, Results, Settings
+from bench.report import Measured, Mixed, Results, Settings
 
 WARM_SECONDS = 1.0
 SETTLE_SECONDS = 0.3
+LARGE_RATE = 12_000
+"""Requests per second to prepare with large bodies: signing one takes as long as storing it."""
 TOLERATED = 0.01
 """Share of failed requests that a reference may have; oncehook may have none."""
 
@@ -76,6 +78,7 @@ class Trial:
     def __init__(self, running: Running, place: Place, settings: Settings, progress: Progress, label: str) -> None:
         self._running = running
         self._traffic = place.traffic
+        self._large = place.large
         self._settings = settings
         self._progress = progress
         self._label = label
@@ -98,18 +101,22 @@ class Trial:
         self._tell(measured)
         return measured
 
-    def measure_duplicates(self) -> Measured:
-        """Full load with most keys repeated."""
-        order = Order(
-            self._traffic,
-            self._running.ports,
-            self._running.contestant.path,
-            0,
-            self._traffic.duplicates,
-            repeated=True,
+    def measure_mix(self, repeated: float) -> Measured:
+        """Full load with a share of the keys repeated."""
+        prepared, ports, path = self._traffic, self._running.ports, self._running.contestant.path
+        measured = self._full_load(
+            Order(prepared, ports, path, 0, prepared.duplicates, repeated), f"{repeated:.0%} duplicates"
         )
-        measured = self._full_load(order, f"{traffic.REPEATED:.0%} duplicates")
-        self._account.check(measured.figures, distinct=self._traffic.distinct(measured.figures.next))
+        self._account.check(measured.figures, distinct=prepared.distinct(measured.figures.next, repeated))
+        self._tell(measured)
+        return measured
+
+    def measure_large(self) -> Measured:
+        """Full load with large bodies, all keys new."""
+        assert self._large is not None
+        order = Order(self._large, self._running.ports, self._running.contestant.path, 0, self._large.records)
+        measured = self._full_load(order, f"{self._large.body_size >> 10} KB bodies")
+        self._account.check(measured.figures)
         self._tell(measured)
         return measured
 
@@ -192,84 +199,85 @@ def run_round(number: int, chosen: Sequence[Contestant], place: Place, results: 
             with started(contestant, place) as running:
                 trial = Trial(running, place, settings, progress, f"round {number + 1} of {settings.rounds}")
                 trial.warm_up()
-                measured = trial.measure()
-                results.rounds.setdefault(contestant.name, []).append(measured)
-                if has_duplicates(contestant):
-                    pair = measured.figures.per_second, trial.measure_duplicates().figures.per_second
-                    results.duplicates.setdefault(contestant.name, []).append(pair)
-                if has_latency(contestant):
-                    results.latency.setdefault(contestant.name, []).append(trial.measure_latency())
+                run_loads(contestant, trial, results)
         except BenchError as error:
             results.fail(contestant.name, str(error))
             progress.result(f"{contestant.name} FAILED: {error}")
 
 
-def run_growth(chosen: Sequence[Contestant], place: Place, results: Results, progress: Progress) -> None:
-    """Compare oncehook on an empty store with itself on a full one."""
-    settings = results.settings
-    for contestant in filter(has_duplicates, chosen):
-        if contestant.name in results.failures:
-            continue
-        try:
-            with started(contestant, place) as running:
-                trial = Trial(running, place, settings, progress, "growth")
-                trial.warm_up()
-                empty = trial.measure("load on an empty store").figures.per_second
-                trial.fill(settings.grow)
-                full = trial.measure(f"load on {settings.grow:,} events").figures.per_second
-                results.growth[contestant.name] = Growth(settings.grow, empty, full)
-        except BenchError as error:
-            results.fail(contestant.name, str(error))
-            progress.result(f"{contestant.name} FAILED: {error}")
+def run_loads(contestant: Contestant, trial: Trial, results: Results) -> None:
+    """All loads of one turn."""
+    name = contestant.name
+    measured = trial.measure()
+    results.rounds.setdefault(name, []).append(measured)
+    if has_latency(contestant):
+        results.latency.setdefault(name, []).append(trial.measure_latency())
+    if has_mixes(contestant):
+        for repeated in traffic.MIXES:
+            mixed = Mixed(repeated, measured.figures.per_second, trial.measure_mix(repeated).figures.per_second)
+            results.duplicates.setdefault(name, []).append(mixed)
+    if results.settings.large:
+        results.large.setdefault(name, []).append(trial.measure_large())
 
 
-def has_duplicates(contestant: Contestant) -> bool:
-    """Whether it is also measured with repeated keys (and with growth): the product in one process."""
+def has_mixes(contestant: Contestant) -> bool:
+    """Whether it is also measured with repeated keys: the product in one process."""
     return contestant.is_ours and contestant.processes == 1
 
 
 def has_latency(contestant: Contestant) -> bool:
     """Whether it is also measured at a modest rate: the product, and the thin references to compare with."""
-    return has_duplicates(contestant) or contestant.name.startswith("thin_")
+    return has_mixes(contestant) or contestant.name.startswith("thin_")
 
 
 def count_steps(chosen: Sequence[Contestant], settings: Settings) -> int:
     """How many steps the progress will show."""
-    steps = 1
+    steps = 1 + settings.large
     for contestant in chosen:
-        steps += settings.rounds * (2 + has_duplicates(contestant) + has_latency(contestant))
-        if settings.grow and has_duplicates(contestant):
-            steps += 3 + len(range(0, settings.grow, max(1, settings.grow // 10)))
+        loads = 2 + len(traffic.MIXES) * has_mixes(contestant) + has_latency(contestant) + settings.large
+        steps += settings.rounds * loads
     return steps
 
 
 @contextmanager
-def opened_place(chosen: Sequence[Contestant], settings: Settings, progress: Progress) -> Iterator[Place]:
-    """A folder with prepared requests and running engines; nothing of it stays."""
+def opened_place(
+    chosen: Sequence[Contestant], settings: Settings, progress: Progress, *, more: int = 0
+) -> Iterator[Place]:
+    """A folder with prepared requests (for one turn, and some more) and running engines; nothing of it stays."""
     folder = Path(tempfile.mkdtemp(prefix="oncehook-bench-", dir=settings.folder))
     postgres: Postgres | None = None
     redis: Redis | None = None
     try:
         per_load = settings.max_rate * math.ceil(settings.seconds)
-        loads = 2 if settings.grow else 1
         offered = math.ceil(settings.offered * settings.seconds)
         prepared = traffic.prepare(
             folder,
-            records=loads * per_load + settings.max_rate + offered + settings.grow + 10,
-            duplicates=2 * per_load,
+            records=per_load + settings.max_rate + offered + more + 10,
+            duplicates=per_load if any(map(has_mixes, chosen)) else 0,
             tick=progress.step("sign the requests"),
         )
+        large = _prepare_large(folder, settings, progress) if settings.large else None
         if any(contestant.engine == "postgres" for contestant in chosen):
             postgres = Postgres(folder)
         if any(contestant.redis for contestant in chosen):
             redis = Redis(folder)
-        yield Place(folder, prepared, postgres, redis, settings.with_route, settings.serve_options)
+        yield Place(folder, prepared, postgres, redis, settings.with_route, settings.serve_options, large)
     finally:
         if redis is not None:
             redis.stop()
         if postgres is not None:
             postgres.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prepare_large(folder: Path, settings: Settings, progress: Progress) -> traffic.Traffic:
+    return traffic.prepare(
+        folder / "large",
+        records=min(LARGE_RATE, settings.max_rate) * math.ceil(settings.seconds),
+        duplicates=0,
+        tick=progress.step("sign the large requests"),
+        body_size=traffic.LARGE_SIZE,
+    )
 
 
 def run(chosen: Sequence[Contestant], settings: Settings) -> Results:
@@ -280,8 +288,6 @@ def run(chosen: Sequence[Contestant], settings: Settings) -> Results:
         times = disk.measure(place.folder, seconds=1.0)
         for number in range(settings.rounds):
             run_round(number, chosen, place, results, progress)
-        if settings.grow:
-            run_growth(chosen, place, results, progress)
         # The disk may be slower after some minutes of load than it was before.
         results.disk = disk.summarize(times + disk.measure(place.folder, seconds=1.0))
     return results
@@ -291,7 +297,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     names = [contestant.name for contestant in CONTESTANTS]
     parser = argparse.ArgumentParser(
-        prog="scripts/bench",
+        prog="scripts/bench ingest",
         description="Compare how many signed webhooks per second oncehook and other programs durably take.",
         epilog=f"Contestants: {', '.join(names)}.",
     )
@@ -302,7 +308,8 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
         "--load", choices=("auto", "wrk", "own"), default="auto", help="load generator (default: wrk if found)"
     )
     parser.add_argument("--offered", type=float, default=500.0, help="events/s for the latency load (default: 500)")
-    parser.add_argument("--grow", type=int, default=0, metavar="EVENTS", help="also compare with a store of this size")
+    parser.add_argument("--no-large", action="store_true", help="leave the 64 KB bodies out")
+    parser.add_argument("--with-worker", action="store_true", help="let oncehook work meanwhile; the references do not")
     parser.add_argument("--no-route", action="store_true", help="oncehook without route: no deliveries are written")
     parser.add_argument(
         "--serve-option", action="append", default=[], metavar="OPTION", help="pass on to oncehook serve"
@@ -316,6 +323,21 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
+def settings_from(arguments: argparse.Namespace, wrk: str | None) -> Settings:
+    """What the command line asks for. The references do not work, so the product does not either."""
+    return Settings(
+        seconds=arguments.seconds,
+        rounds=arguments.rounds,
+        wrk=wrk,
+        offered=arguments.offered,
+        large=not arguments.no_large,
+        with_route=not arguments.no_route,
+        serve_options=[*([] if arguments.with_worker else ["--no-worker"]), *arguments.serve_option],
+        folder=arguments.folder,
+        max_rate=arguments.max_rate,
+    )
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its report; returns the exit status."""
     arguments = read_arguments(words)
@@ -323,17 +345,7 @@ def main(words: Sequence[str] | None = None) -> int:
     if arguments.load == "wrk" and wrk is None:
         print("wrk is not on the path; install it, or use --load own", file=sys.stderr)
         return 2
-    settings = Settings(
-        seconds=arguments.seconds,
-        rounds=arguments.rounds,
-        wrk=wrk,
-        offered=arguments.offered,
-        grow=arguments.grow,
-        with_route=not arguments.no_route,
-        serve_options=arguments.serve_option,
-        folder=arguments.folder,
-        max_rate=arguments.max_rate,
-    )
+    settings = settings_from(arguments, wrk)
     chosen = [one for one in CONTESTANTS if not arguments.only or one.name in arguments.only]
     # So that a stop from outside also runs every `finally` above.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))

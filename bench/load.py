@@ -71,8 +71,8 @@ class Load:
 
     def __init__(self, arguments: argparse.Namespace, selector: selectors.BaseSelector) -> None:
         folder = Path(arguments.traffic)
-        self._head = traffic.request_head(arguments.port, arguments.path)
         self._tails = traffic.read_tails(folder)
+        self._head = traffic.request_head(arguments.port, arguments.path, self._tails)
         self._records = (folder / arguments.records).open("rb")
         self._records.seek(arguments.first * traffic.RECORD_SIZE)
         self.next = arguments.first
@@ -84,6 +84,8 @@ class Load:
         self.in_window = 0
         self.in_flight = 0
         self.exhausted = False
+        self.began = 0.0
+        """When the first request of an open loop was due, in seconds since 1970."""
         self.latencies = array("d")
         self.delays = array("d")
         self.connections = [self._opened(arguments.port) for _ in range(arguments.connections)]
@@ -164,6 +166,7 @@ def closed_loop(load: Load, *, seconds: float, count: int | None) -> float:
 
 def open_loop(load: Load, *, seconds: float, rate: float) -> float:
     """Send at fixed moments whatever the server does; returns the elapsed time."""
+    load.began = time.time()
     started = time.perf_counter()
     deadline = started + seconds
     idle = list(load.connections)
@@ -200,7 +203,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--path", required=True)
     parser.add_argument("--traffic", required=True, help="folder that bench.traffic wrote")
-    parser.add_argument("--records", choices=("records", "duplicates"), default="records")
+    parser.add_argument("--records", default="records", help="file of that folder")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--last", type=int, required=True)
     parser.add_argument("--connections", type=int, default=64)
@@ -224,6 +227,7 @@ def main() -> None:
                 "refused": load.refused,
                 "broken": load.broken + load.in_flight,
                 "in_window": load.in_window,
+                "began": load.began,
                 "elapsed": elapsed,
                 "exhausted": load.exhausted,
                 "p50_ms": percentile(load.latencies, 0.50),

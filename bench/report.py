@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from bench import machine
 from bench.contestants import CONTESTANTS
 from bench.disk import Disk
 from bench.drive import CONNECTIONS, Figures
-from bench.traffic import BODY_SIZE
+from bench.traffic import BODY_SIZE, LARGE_SIZE, MIXES
 
 TITLES = {contestant.name: contestant.title for contestant in CONTESTANTS}
 OURS = [contestant.name for contestant in CONTESTANTS if contestant.is_ours]
@@ -35,8 +36,6 @@ FLOORS = [
 
 DUPLICATES_FLOOR, DUPLICATES_MOONSHOT = 1.2, 2.0
 NOISY_CORES = 0.3
-GROWTH_MOONSHOT = 0.95
-"""Flat, within what two loads of the same thing differ by."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,8 @@ class Settings:
     rounds: int
     wrk: str | None
     offered: float
-    grow: int
+    large: bool
+    """Whether 64 KB bodies are measured too."""
     with_route: bool
     serve_options: list[str]
     folder: Path | None
@@ -68,12 +68,12 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Growth:
-    """Events per second on an empty store and on a full one."""
+class Mixed:
+    """Events per second with a share of the keys repeated, beside those with unique keys in the same turn."""
 
-    events: int
-    empty: float
-    full: float
+    repeated: float
+    unique: float
+    mixed: float
 
 
 @dataclass
@@ -83,16 +83,15 @@ class Results:
     settings: Settings
     disk: Disk | None = None
     rounds: dict[str, list[Measured]] = field(default_factory=dict)
-    duplicates: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
-    """Per round: events per second with unique keys, and with repeated ones."""
+    duplicates: dict[str, list[Mixed]] = field(default_factory=dict)
     latency: dict[str, list[Figures]] = field(default_factory=dict)
-    growth: dict[str, Growth] = field(default_factory=dict)
+    large: dict[str, list[Measured]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
     def fail(self, name: str, reason: str) -> None:
         """Leave out a contestant whose figures cannot be trusted."""
         self.failures[name] = reason
-        for kept in (self.rounds, self.duplicates, self.latency, self.growth):
+        for kept in (self.rounds, self.duplicates, self.latency, self.large):
             kept.pop(name, None)
 
     @property
@@ -109,6 +108,11 @@ class Results:
         """Events per second: the median of the rounds."""
         rounds = self.rounds.get(name)
         return statistics.median(one.figures.per_second for one in rounds) if rounds else None
+
+    def mixed(self, name: str, repeated: float) -> float | None:
+        """Events per second with repeated keys by those with unique ones: the median of the rounds."""
+        found = [one.mixed / one.unique for one in self.duplicates.get(name, ()) if one.repeated == repeated]
+        return statistics.median(found) if found else None
 
     def ratio(self, name: str, reference: str) -> float | None:
         """How many times the reference's events per second."""
@@ -167,14 +171,9 @@ def targets(results: Results) -> list[Target]:
             found.append(Target(f"{name} / {reference}", ratio, "x", floor, moonshot))
     for name in OURS:
         found += _latency_targets(results, name)
-        if pairs := results.duplicates.get(name):
-            ratio = statistics.median(repeated / unique for unique, repeated in pairs)
+        if (ratio := results.mixed(name, 0.9)) is not None:
             what = f"{name}, 90 % duplicates / unique keys"
             found.append(Target(what, ratio, "x", DUPLICATES_FLOOR, DUPLICATES_MOONSHOT))
-        if grown := results.growth.get(name):
-            floor = 0.7 if grown.events <= 1_000_000 else 0.5
-            what = f"{name}, {grown.events:,} events / empty store"
-            found.append(Target(what, grown.full / grown.empty, "x", floor, GROWTH_MOONSHOT))
     return found
 
 
@@ -199,6 +198,11 @@ def render(results: Results) -> str:
         parts += ["times less CPU per event than (all processes)", table(_ratio_rows(results, results.thrift))]
     if results.latency:
         parts += [f"latency at {results.settings.offered:.0f} events/s offered", table(_latency_rows(results))]
+    if results.duplicates:
+        parts += ["times as many events/s as with unique keys", table(_mix_rows(results))]
+    if results.large:
+        parts += [f"{LARGE_SIZE >> 10} KB bodies", table(_large_rows(results))]
+    parts += ["set up", table([[name, _setup(name)] for name in results.rounds])]
     if judged := targets(results):
         # Somebody else's work slows the references that use all cores more than it slows us.
         heading = "targets" if not results.is_noisy else "targets (no verdict: this machine was busy with other work)"
@@ -267,6 +271,28 @@ def _latency_rows(results: Results) -> list[list[str]]:
     return rows
 
 
+def _mix_rows(results: Results) -> list[list[str]]:
+    shares = [f"{repeated:.0%} duplicates" for repeated in MIXES]
+    found = {name: [results.mixed(name, repeated) for repeated in MIXES] for name in results.duplicates}
+    return [["contestant", *shares], *[[name, *[f"{short(one)}x" for one in ones]] for name, ones in found.items()]]
+
+
+def _large_rows(results: Results) -> list[list[str]]:
+    rows = [["contestant", "events/s", "MB/s", "p50 ms", "p99 ms"]]
+    for name, loads in results.large.items():
+        speed = statistics.median(one.figures.per_second for one in loads)
+        p50, p99 = (statistics.median(getattr(one.figures, at) for one in loads) for at in ("p50_ms", "p99_ms"))
+        rows.append([name, f"{speed:,.0f}", f"{speed * LARGE_SIZE / 1e6:,.0f}", f"{p50:.1f}", f"{p99:.1f}"])
+    return rows
+
+
+def _setup(name: str) -> str:
+    """How a contestant is set up, and of what it is made."""
+    (one,) = (contestant for contestant in CONTESTANTS if contestant.name == name)
+    made_of = ", ".join(f"{package} {version}" for package, version in one.versions.items())
+    return f"{one.setup} ({made_of})" if made_of else one.setup
+
+
 def table(rows: Sequence[Sequence[str]]) -> str:
     """Columns: the first and the last to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
@@ -296,16 +322,13 @@ def as_json(results: Results) -> dict[str, Any]:
     settings = {**asdict(results.settings), "folder": None, "wrk": bool(results.settings.wrk)}
     return {
         "settings": settings,
-        "machine": {
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "system": platform.platform(),
-        },
+        "machine": machine.describe(),
         "noisy": results.is_noisy,
         "disk": asdict(results.disk) if results.disk else None,
         "contestants": {
             name: {
                 "title": TITLES[name],
+                "setup": _setup(name),
                 "events_per_second": results.per_second(name),
                 "rounds": [asdict(one) for one in rounds],
                 "cpu_us_per_event": results.cpu_us(name),
@@ -314,9 +337,9 @@ def as_json(results: Results) -> dict[str, Any]:
             }
             for name, rounds in results.rounds.items()
         },
-        "duplicates": results.duplicates,
+        "duplicates": {name: [asdict(one) for one in mixes] for name, mixes in results.duplicates.items()},
         "latency": {name: [asdict(one) for one in loads] for name, loads in results.latency.items()},
-        "growth": {name: asdict(one) for name, one in results.growth.items()},
+        "large": {name: [asdict(one) for one in loads] for name, loads in results.large.items()},
         "targets": [{**asdict(target), "reached": target.reached} for target in targets(results)],
         "failures": results.failures,
     }

@@ -1,4 +1,4 @@
-"""The requests that every contestant gets: 2 KB of signed JSON, each with a random key of its own at `$.id`.
+"""The requests that every contestant gets: signed JSON of one size, each with a random key of its own at `$.id`.
 
 Signing costs more than sending, so all of it is done beforehand. A record on disk is only what differs from
 request to request, a key and its signature; the generators (wrk by the Lua script made here, `bench.load`
@@ -23,13 +23,13 @@ KEY_SIZE = 32
 SIGNATURE_SIZE = 64
 RECORD_SIZE = KEY_SIZE + SIGNATURE_SIZE
 BODY_SIZE = 2048
+LARGE_SIZE = 64 << 10
 OPENING = b'{"id":"'
-TAIL_SIZE = BODY_SIZE - len(OPENING) - KEY_SIZE
 VARIANTS = 16
 """Different bodies; the first digit of the key says which, so that a repeated key has its own body again."""
 
-REPEATED = 0.9
-"""Share of repeated keys in the duplicates' records."""
+MIXES = (0.5, 0.9)
+"""Shares of repeated keys, each with records of its own."""
 
 _CHUNK = 20_000
 _WORDS = ["order", "parcel", "street", "invoice", "green", "paid", "late", "window", "express", "blue", "note", "paper"]
@@ -37,41 +37,59 @@ _WORDS = ["order", "parcel", "street", "invoice", "green", "paid", "late", "wind
 
 @dataclass(frozen=True)
 class Traffic:
-    """Where the prepared requests lie: a folder with `records`, `duplicates` and `tails`."""
+    """Where the prepared requests lie: a folder with `records`, `tails`, and `duplicates-50` and its like."""
 
     folder: Path
     records: int
     duplicates: int
+    """Records of each mix."""
+    body_size: int = BODY_SIZE
 
-    def records_file(self, *, repeated: bool) -> Path:
-        """Keys and signatures: each once, or most of them repeated."""
-        return self.folder / ("duplicates" if repeated else "records")
+    def records_file(self, repeated: float = 0.0) -> Path:
+        """Keys and signatures: each once, or this share of them repeated."""
+        return self.folder / (f"duplicates-{repeated:.0%}".rstrip("%") if repeated else "records")
 
-    def distinct(self, count: int) -> int:
-        """How many different keys the first `count` duplicates' records hold."""
-        with self.records_file(repeated=True).open("rb") as file:
+    def distinct(self, count: int, repeated: float) -> int:
+        """How many different keys the first `count` records of a mix hold."""
+        with self.records_file(repeated).open("rb") as file:
             return len({file.read(RECORD_SIZE) for _ in range(count)})
 
+    def keys(self, first: int, last: int) -> list[str]:
+        """The keys of the records from `first` up to `last`."""
+        with self.records_file().open("rb") as file:
+            file.seek(first * RECORD_SIZE)
+            data = file.read((last - first) * RECORD_SIZE)
+        return [data[at : at + KEY_SIZE].decode() for at in range(0, len(data), RECORD_SIZE)]
 
-def prepare(folder: Path, *, records: int, duplicates: int, tick: Callable[[float], None]) -> Traffic:
+
+def prepare(
+    folder: Path, *, records: int, duplicates: int, tick: Callable[[float], None], body_size: int = BODY_SIZE
+) -> Traffic:
     """Write all requests of a run into `folder`; `tick` hears how far it is, from 0 to 1."""
-    tails = list(_tails())
+    folder.mkdir(exist_ok=True)
+    tails = list(_tails(body_size - len(OPENING) - KEY_SIZE))
+    prepared = Traffic(folder, records, duplicates, body_size)
     (folder / "tails").write_bytes(b"".join(tails))
     fresh = _signed(tails)
     with (folder / "records").open("wb") as file:
         for done in range(0, records, _CHUNK):
             file.write(b"".join(next(fresh) for _ in range(min(_CHUNK, records - done))))
             tick(done / (records + duplicates))
-    with (folder / "duplicates").open("wb") as file:
+    for repeated in MIXES:
+        _write_mix(prepared.records_file(repeated), duplicates, repeated, fresh)
+    tick(1.0)
+    return prepared
+
+
+def _write_mix(path: Path, records: int, repeated: float, fresh: Iterator[bytes]) -> None:
+    with path.open("wb") as file:
         seen: list[bytes] = []
-        for _ in range(duplicates):
-            if not seen or random.random() >= REPEATED:
+        for _ in range(records):
+            if not seen or random.random() >= repeated:
                 seen.append(next(fresh))
                 file.write(seen[-1])
             else:
                 file.write(random.choice(seen))
-    tick(1.0)
-    return Traffic(folder, records, duplicates)
 
 
 def compose(head: bytes, tails: list[bytes], record: bytes) -> bytes:
@@ -80,18 +98,20 @@ def compose(head: bytes, tails: list[bytes], record: bytes) -> bytes:
     return b"".join((head, record[KEY_SIZE:], b"\r\n\r\n", OPENING, key, tails[int(key[:1], 16)]))
 
 
-def request_head(port: int, path: str) -> bytes:
+def request_head(port: int, path: str, tails: list[bytes]) -> bytes:
     """Everything of a request that comes before its signature."""
+    length = len(OPENING) + KEY_SIZE + len(tails[0])
     return (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {BODY_SIZE}\r\n{SIGNATURE_HEADER}: {SIGNATURE_PREFIX}"
+        f"Content-Length: {length}\r\n{SIGNATURE_HEADER}: {SIGNATURE_PREFIX}"
     ).encode()
 
 
 def read_tails(folder: Path) -> list[bytes]:
     """The bodies without their opening and key."""
     data = (folder / "tails").read_bytes()
-    return [data[i * TAIL_SIZE : (i + 1) * TAIL_SIZE] for i in range(VARIANTS)]
+    size = len(data) // VARIANTS
+    return [data[i * size : (i + 1) * size] for i in range(VARIANTS)]
 
 
 def one_record(folder: Path) -> bytes:
@@ -99,14 +119,14 @@ def one_record(folder: Path) -> bytes:
     return next(_signed(read_tails(folder)))
 
 
-def write_lua(script: Path, traffic: Traffic, *, head: bytes, first: int, last: int, repeated: bool) -> None:
+def write_lua(script: Path, traffic: Traffic, *, head: bytes, first: int, last: int, repeated: float) -> None:
     """A wrk script that sends the records from `first` up to `last`, each once, and prints its figures as JSON.
 
     When they run out it sends a request that must be refused, so that the run fails instead of repeating keys.
     """
     script.write_text(
         _LUA.format(
-            records=json.dumps(str(traffic.records_file(repeated=repeated))),
+            records=json.dumps(str(traffic.records_file(repeated))),
             tails=json.dumps(str(traffic.folder / "tails")),
             head=json.dumps(head.decode()),
             opening=json.dumps(OPENING.decode()),
@@ -114,12 +134,12 @@ def write_lua(script: Path, traffic: Traffic, *, head: bytes, first: int, last: 
             last=last,
             key=KEY_SIZE,
             record=RECORD_SIZE,
-            tail=TAIL_SIZE,
+            tail=traffic.body_size - len(OPENING) - KEY_SIZE,
         )
     )
 
 
-def _tails() -> Iterator[bytes]:
+def _tails(size: int) -> Iterator[bytes]:
     chance = random.Random(20)
     for variant in range(VARIANTS):
         text = {
@@ -137,8 +157,8 @@ def _tails() -> Iterator[bytes]:
             "note": "",
         }
         tail = b'",' + json.dumps(text, separators=(",", ":")).encode()[1:-2]
-        filling = " ".join(chance.choices(_WORDS, k=400)).encode()
-        yield tail + filling[: TAIL_SIZE - len(tail) - 2] + b'"}'
+        filling = " ".join(chance.choices(_WORDS, k=size // 4)).encode()
+        yield tail + filling[: size - len(tail) - 2] + b'"}'
 
 
 def _signed(tails: list[bytes]) -> Iterator[bytes]:

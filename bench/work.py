@@ -3,7 +3,7 @@
 Gives every contestant a store full of jobs and starts its workers, one contestant after the other and in another order
 each round; then measures what a lease costs as the backlog grows, and how long one event takes when nothing else is
 going on. Only ratios inside one run are compared with the targets: machines differ and are shared. Run by
-`python -m bench.work`; talk on stderr, report on stdout, exit 1 when a check failed.
+`scripts/bench work`; talk on stderr, report on stdout, exit 1 when a check failed.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     names = [*MEASURES, *[contestant.name for contestant in CONTESTANTS]]
     parser = argparse.ArgumentParser(
-        prog="python -m bench.work",
+        prog="scripts/bench work",
         description="Compare how many jobs per second oncehook and other Python queues durably work off.",
         epilog=f"What can be measured: {', '.join(MEASURES)}. Contestants: {', '.join(names[len(MEASURES) :])}.",
     )

@@ -46,9 +46,9 @@ def run_backlog(engine: str, place: Place, *, waiting: int, rounds: int, progres
     # Our own progress is what is told on stderr.
     logging.getLogger("oncehook").addHandler(logging.NullHandler())
     plans = {
-        "few": (FEW, _own_subjects(FEW)),
-        "deep": (FEW + DEEP, _one_deep_subject()),
-        "many": (waiting, _own_subjects(waiting)),
+        "few": (FEW, own_subjects(FEW)),
+        "deep": (FEW + DEEP, one_deep_subject(DEEP)),
+        "many": (waiting, own_subjects(waiting)),
     }
     with ExitStack() as stack:
         stores = {}
@@ -58,29 +58,32 @@ def run_backlog(engine: str, place: Place, *, waiting: int, rounds: int, progres
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             store = fresh_store(engine, place, folder, stack)
             stores[name] = f"sqlite:{store}" if engine == "sqlite" else store
-            uvloop.run(_fill(stores[name], count, subjects, progress.step(f"backlog  {engine}  {count:,} waiting")))
+            tick = progress.step(f"backlog  {engine}  {count:,} waiting")
+            uvloop.run(fill(stores[name], count, subjects, tick))
             if engine == "postgres":
-                _settle(store)
+                tidy(store)
         tick = progress.step(f"backlog  {engine}  lease")
         neighbours = Neighbours(place.store_pids(engine))
-        figures = uvloop.run(_measure(stores, TURNS * rounds, tick))
+        figures = uvloop.run(measure(stores, TURNS * rounds, tick))
         others = neighbours.cores()
     few, deep, many = (f"{statistics.median(one):.1f}" for one in figures.values())
     progress.result(f"{few} µs per delivery, with a deep subject {deep} µs, with many waiting {many} µs")
     return Backlog(FEW, DEEP, waiting, figures["few"], figures["deep"], figures["many"], others)
 
 
-def _own_subjects(count: int) -> Iterable[str]:
+def own_subjects(count: int) -> Iterable[str]:
+    """A subject for each."""
     return (f"subject-{n}" for n in range(count))
 
 
-def _one_deep_subject() -> Iterable[str]:
+def one_deep_subject(depth: int) -> Iterable[str]:
     """The deep one first: were it last, nobody would have to look past it."""
-    yield from ("deep" for _ in range(DEEP))
-    yield from _own_subjects(FEW)
+    yield from ("deep" for _ in range(depth))
+    yield from own_subjects(FEW)
 
 
-async def _fill(store: str, count: int, subjects: Iterable[str], tick: Tick) -> None:
+async def fill(store: str, count: int, subjects: Iterable[str], tick: Tick) -> None:
+    """Put deliveries with these subjects into an empty store."""
     inbox = Inbox(store)
 
     @inbox.on("bench")
@@ -99,14 +102,14 @@ async def _fill(store: str, count: int, subjects: Iterable[str], tick: Tick) -> 
         await asyncio.gather(*batch)
 
 
-def _settle(store: str) -> None:
+def tidy(store: str) -> None:
     """Leave nothing of the filling behind: neither unwritten pages nor missing statistics."""
     with psycopg.connect(store, autocommit=True) as connection:
         connection.execute("VACUUM ANALYZE")
         connection.execute("CHECKPOINT")
 
 
-async def _measure(urls: dict[str, str], turns: int, tick: Tick) -> dict[str, list[float]]:
+async def measure(urls: dict[str, str], turns: int, tick: Tick) -> dict[str, list[float]]:
     """Microseconds per leased delivery: for each store, one figure per turn."""
     stores = {name: open_store(url) for name, url in urls.items()}
     figures: dict[str, list[float]] = {name: [] for name in stores}

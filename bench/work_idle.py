@@ -53,12 +53,13 @@ def run_idle(engine: str, place: Place, *, events: int, tick: Callable[[float], 
             neighbours = Neighbours(place.store_pids(engine))
             sent, answered = _send(port, events + WARM, tick)
             others = neighbours.cores()
-            settled = _settled(engine, store)
+            time.sleep(10 * PAUSE_SECONDS)  # the last one may be on its way
+            ends = settled(engine, store)
         except (OSError, BenchError) as error:
             raise BenchError(f"{error}\n{server.log_tail()}") from error
-    if len(settled) != events + WARM:
-        raise BenchError(f"{events + WARM} events were sent, but {len(settled)} were done")
-    whole = sorted((settled[key] - sent[key]) * 1000 for key in list(sent)[WARM:])
+    if len(ends) != events + WARM:
+        raise BenchError(f"{events + WARM} events were sent, but {len(ends)} were done")
+    whole = sorted((ends[key] - sent[key]) * 1000 for key in list(sent)[WARM:])
     answers = [(answered[key] - sent[key]) * 1000 for key in list(sent)[WARM:]]
     return Idle(
         events,
@@ -86,9 +87,8 @@ def _send(port: int, events: int, tick: Callable[[float], None]) -> tuple[dict[s
     return sent, answered
 
 
-def _settled(engine: str, store: str) -> dict[str, float]:
-    # The last one may be on its way.
-    time.sleep(10 * PAUSE_SECONDS)
+def settled(engine: str, store: str) -> dict[str, float]:
+    """When each delivery that is done was settled, in seconds since 1970, by the key of its event."""
     if engine == "postgres":
         with psycopg.connect(store) as connection:
             return dict(connection.execute(SETTLED_POSTGRES).fetchall())

@@ -15,6 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench import machine
 from bench.disk import Disk
 from bench.report import Target, short, table
 from bench.work_contestants import CONTESTANTS, SCENARIOS, SUBJECTS, Contestant
@@ -287,11 +288,7 @@ def as_json(results: Results) -> dict[str, Any]:
     by_name = {one.name: one for one in CONTESTANTS}
     return {
         "settings": {**asdict(results.settings), "folder": None},
-        "machine": {
-            "cores": os.cpu_count(),
-            "python": platform.python_version(),
-            "system": platform.platform(),
-        },
+        "machine": machine.describe(),
         "noisy": results.others_cores > NOISY_CORES,
         "disk": asdict(results.disk) if results.disk else None,
         "contestants": {

@@ -7,6 +7,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from oncehook.deliveries import Filter
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Outcome
 from oncehook.store.postgres import PostgresStore, commit
+from oncehook.store.postgres.opening import is_alive
 from tests.servers import Postgres
 from tests.store.conftest import failed_checks
 from tests.store.making import enrolled, intake, item, keep, outcomes, record, record_all
@@ -46,6 +48,38 @@ async def test_a_connection_that_dies_at_rest_costs_nobody_anything(place: Place
         place.sql(f"SELECT pg_terminate_backend({pid})")
     await until(lambda: len(set(place.backends()) - set(before)) == 2)
     assert outcomes(await keep(store, item("k1"), item("k2"))) == [DUPLICATE, ACCEPTED]
+
+
+async def test_a_socket_that_takes_the_number_of_one_that_died_harms_nobody(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a server under load the number of a socket that libpq has closed is at once that of the next arrival's."""
+    store = await place.open(intake_connections=1)
+    await insist(store, "before")
+    loop, successors = asyncio.get_running_loop(), []
+
+    def and_somebody_arrives(connection: Any) -> bool:
+        number = connection.pgconn.socket
+        alive = is_alive(connection)
+        if not alive:
+            pairs = [socket.socketpair() for _ in range(20)]
+            (taken,) = [one for pair in pairs for one in pair if one.fileno() == number]
+            successors.extend(one for pair in pairs for one in pair if one is not taken)
+            # Its first step runs before the writer is woken, and makes the number that of a transport.
+            successors.append(loop.create_task(loop.create_connection(asyncio.Protocol, sock=taken)))
+        return alive
+
+    monkeypatch.setattr(commit, "is_alive", and_somebody_arrives)
+    for pid in place.backends():
+        place.sql(f"SELECT pg_terminate_backend({pid})")
+    await until(lambda: bool(successors))
+    transport, _ = await successors.pop()
+    monkeypatch.undo()
+    assert await insist(store, "after") is Outcome.accepted, "the line is served again"
+    assert not transport.is_closing(), "and whoever has the number now keeps it"
+    transport.close()
+    for one in successors:
+        one.close()
 
 
 async def test_a_reader_never_gets_a_connection_that_died_at_rest(place: Place) -> None:

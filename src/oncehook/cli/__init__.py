@@ -45,6 +45,7 @@ COMMANDS = {
     "db": ("db", "The store: migrate, status, sql, prune, backup, restored."),
     "doctor": ("doctor", "Check that everything is well, and say what to do when not."),
     "health": ("health", "One exit code for probes: is the server ready?"),
+    "bench": ("bench", "Measure this machine on a store that is thrown away."),
     "completion": ("completion", "Print the script that completes commands in your shell."),
     "version": ("version", "Print the version."),
 }

@@ -161,13 +161,20 @@ class _Writer:
 
     async def run(self) -> None:
         while not self._line.is_over():
-            self._link = await self._connect()
-            if self._link is None:
-                return
             try:
-                await self._serve(self._link)
-            finally:
-                self._link.drop()
+                await self._serve_through_one_connection()
+            except Exception:  # whatever it is, the line must be served
+                log.exception("store.writer_failed")
+                await asyncio.sleep(FIRST_WAIT)
+
+    async def _serve_through_one_connection(self) -> None:
+        self._link = await self._connect()
+        if self._link is None:
+            return
+        try:
+            await self._serve(self._link)
+        finally:
+            self._link.drop()
 
     async def _connect(self) -> _Link | None:
         wait = FIRST_WAIT
@@ -197,15 +204,9 @@ class _Writer:
 
     async def _rest(self, link: _Link) -> None:
         """Wait to be woken. A server that goes away meanwhile is noticed now, not by the next arrival."""
-        loop = asyncio.get_running_loop()
-        rest: asyncio.Future[None] = loop.create_future()
-        descriptor = link.descriptor
-        loop.add_reader(descriptor, link.listen, rest)
-        try:
-            with self._line.resting(rest):
-                await rest
-        finally:
-            loop.remove_reader(descriptor)
+        rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with self._line.resting(rest), link.listening(rest):
+            await rest
 
     async def _commit_or_refuse(self, link: _Link, batch: Sequence[Pending]) -> None:
         try:
@@ -298,10 +299,30 @@ class _Link:
         self._hasty = False
         await self._connection.execute("SELECT set_config('lock_timeout', $1, false)", [PATIENCE])
 
-    def listen(self, rest: asyncio.Future[None]) -> None:
-        """The server spoke without being asked."""
-        if not is_alive(self._connection) and not rest.done():
-            rest.set_result(None)
+    @contextlib.contextmanager
+    def listening(self, rest: asyncio.Future[None]) -> Iterator[None]:
+        """While inside, `rest` is resolved when the server goes away."""
+        loop, descriptor = asyncio.get_running_loop(), self.descriptor
+        listens = True
+
+        def hear() -> None:
+            """The server spoke without being asked."""
+            nonlocal listens
+            # libpq closes a socket that it finds dead, and a moment later its number may be that of an arrival's
+            # connection, which nobody may stop watching but its owner: so let go of it first.
+            loop.remove_reader(descriptor)
+            listens = is_alive(self._connection)
+            if listens:
+                loop.add_reader(descriptor, hear)
+            elif not rest.done():
+                rest.set_result(None)
+
+        loop.add_reader(descriptor, hear)
+        try:
+            yield
+        finally:
+            if listens:
+                loop.remove_reader(descriptor)
 
     def cut(self) -> None:
         """End a statement that waits for its answer."""

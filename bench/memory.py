@@ -1,0 +1,203 @@
+"""What it takes to be there: memory idle and under load, CPU while nothing happens, and the time to import it.
+
+Starts `oncehook serve` with a handler inside on each engine, leaves it alone, then loads it with as much as it takes.
+Memory is what the process holds for itself and shares (RSS), its children included. Run by `scripts/bench memory`;
+talk on stderr, report on stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench import drive, machine, traffic
+from bench.drive import Order
+from bench.engines import (
+    ROOT,
+    BenchError,
+    Postgres,
+    Server,
+    child_environment,
+    cpu_seconds,
+    family_of,
+    free_port,
+    generator_seconds,
+)
+from bench.progress import Progress
+from bench.report import Target, table
+from bench.work_contestants import Place, fresh_store
+
+ENGINES = ("sqlite", "postgres")
+REST_SECONDS = 2.0
+"""After the start, before anything counts."""
+MAX_RATE = 30_000
+RUNS = 10
+COMMANDS = {
+    "python -c pass": ["-c", "pass"],
+    "import oncehook": ["-c", "import oncehook"],
+    "oncehook --help": ["-m", "oncehook", "--help"],
+}
+LIMITS = {
+    "idle_mb": (90.0, 60.0),
+    "loaded_mb": (200.0, 120.0),
+    "import oncehook": (150.0, None),
+    "oncehook --help": (250.0, None),
+    "idle_cpu": (1.0, None),
+}
+"""Floor and moonshot."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """One server: megabytes, and the percentage of a core that it takes while nothing happens."""
+
+    idle_mb: float
+    loaded_mb: float
+    """The most that was seen under load."""
+    after_mb: float
+    """When all of it was worked off."""
+    idle_cpu: float
+    events: int
+
+
+def rss_mb(pid: int) -> float:
+    """Megabytes that a process and its children hold."""
+    total = 0
+    for process in family_of([pid]):
+        with suppress(psutil.NoSuchProcess):
+            total += process.memory_info().rss
+    return total / 1e6
+
+
+def run_engine(engine: str, place: Place, prepared: traffic.Traffic, seconds: float, progress: Progress) -> Footprint:
+    """Start, rest, load, rest."""
+    folder = place.folder / "store"
+    folder.mkdir()
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, folder, ignore_errors=True)
+        store = fresh_store(engine, place, folder, stack)
+        environment = {"BENCH_STORE": store, "BENCH_ENGINE": engine, "BENCH_SCENARIO": "idle"}
+        port = free_port()
+        command = ["serve", "bench.work_peers.oncehook_inbox:inbox", "--port", str(port)]
+        server = Server([sys.executable, "-m", "oncehook", *command], environment, folder / "log", port)
+        stack.callback(server.stop)
+        server.wait_until_ready()
+        progress.step(f"{engine}  idle, {seconds:g} s")
+        time.sleep(REST_SECONDS)
+        before = cpu_seconds([server.pid])
+        time.sleep(seconds)
+        idle_cpu, idle = (cpu_seconds([server.pid]) - before) * 100 / seconds, rss_mb(server.pid)
+        peak, figures = _loaded(server.pid, port, prepared, seconds, progress.step(f"{engine}  load, {seconds:g} s"))
+        time.sleep(REST_SECONDS)
+        found = Footprint(idle, peak, rss_mb(server.pid), idle_cpu, figures.acknowledged)
+    progress.result(f"{found.idle_mb:.0f} MB idle, {found.loaded_mb:.0f} MB under load, {idle_cpu:.2f} % CPU idle")
+    return found
+
+
+def _loaded(
+    pid: int, port: int, prepared: traffic.Traffic, seconds: float, tick: Callable[[float], None]
+) -> tuple[float, drive.Figures]:
+    peak = rss_mb(pid)
+
+    def look(share: float) -> None:
+        nonlocal peak
+        peak = max(peak, rss_mb(pid))
+        tick(share)
+
+    order = Order(prepared, [port], "/in/bench", 0, prepared.records)
+    figures = drive.load_own(order, seconds=seconds, tick=look)
+    if figures.refused or figures.broken:
+        raise BenchError(f"{figures.refused} requests refused and {figures.broken} broken")
+    return peak, figures
+
+
+def run_imports(tick: Callable[[float], None]) -> dict[str, float]:
+    """CPU milliseconds of each command: the least of several runs, in turn."""
+    best = dict.fromkeys(COMMANDS, math.inf)
+    for number in range(RUNS):
+        for name, words in COMMANDS.items():
+            before = generator_seconds()
+            subprocess.run(
+                [sys.executable, *words], cwd=ROOT, env=child_environment({}), check=True, stdout=subprocess.DEVNULL
+            )
+            best[name] = min(best[name], (generator_seconds() - before) * 1000)
+        tick((number + 1) / RUNS)
+    return best
+
+
+def targets(found: dict[str, Any]) -> list[Target]:
+    """What was found, held against what it should be."""
+    judged = []
+    for engine, one in found["engines"].items():
+        for what, field in (("memory idle", "idle_mb"), ("memory under load", "loaded_mb")):
+            judged.append(Target(f"{what}, {engine}", one[field], " MB", *LIMITS[field], lower_is_better=True))
+        judged.append(Target(f"CPU idle, {engine}", one["idle_cpu"], " %", *LIMITS["idle_cpu"], lower_is_better=True))
+    for name, value in found["imports"].items():
+        if name in LIMITS:
+            judged.append(Target(name, value, " ms", *LIMITS[name], lower_is_better=True))
+    return judged
+
+
+def run(seconds: float, folder: Path | None) -> dict[str, Any]:
+    """The whole of it, as plain values."""
+    progress = Progress(2 + 2 * len(ENGINES))
+    home = Path(tempfile.mkdtemp(prefix="oncehook-memory-", dir=folder))
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, home, ignore_errors=True)
+        imports = run_imports(progress.step("import"))
+        postgres = Postgres(home)
+        stack.callback(postgres.stop)
+        records = math.ceil(seconds) * MAX_RATE
+        prepared = traffic.prepare(home, records=records, duplicates=0, tick=progress.step("sign the requests"))
+        place = Place(home, postgres, "", traffic.BODY_SIZE)
+        engines = {engine: asdict(run_engine(engine, place, prepared, seconds, progress)) for engine in ENGINES}
+    found = {"machine": machine.describe(), "seconds": seconds, "engines": engines, "imports": imports}
+    return {**found, "targets": [{**asdict(one), "reached": one.reached} for one in targets(found)]}
+
+
+def render(found: dict[str, Any]) -> str:
+    """The report as text."""
+    rows = [["engine", "idle MB", "under load MB", "after it MB", "idle CPU %", "events"]]
+    for engine, one in found["engines"].items():
+        figures = [f"{one[name]:.1f}" for name in ("idle_mb", "loaded_mb", "after_mb")]
+        rows.append([engine, *figures, f"{one['idle_cpu']:.2f}", f"{one['events']:,}"])
+    imports = [["command", "CPU ms"], *[[name, f"{value:.0f}"] for name, value in found["imports"].items()]]
+    marks = "\n".join(f"  {target.line()}" for target in targets(found))
+    return f"{table(rows)}\n\n{table(imports)}\n\ntargets\n\n{marks}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, and print the report."""
+    parser = argparse.ArgumentParser(prog="scripts/bench memory", description=str(__doc__).split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of rest and load (default: 5)")
+    parser.add_argument("--folder", type=Path, help="where stores are put (default: the system's temporary folder)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
+    arguments = parser.parse_args(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        found = run(arguments.seconds, arguments.folder)
+    except BenchError as error:
+        print(f"memory failed: {error}", file=sys.stderr)
+        return 1
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    print(render(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
