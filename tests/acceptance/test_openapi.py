@@ -30,4 +30,4 @@ async def test_the_api_is_as_it_is_described(receiver: Receiver, tmp_path: Path)
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
     assert "401/403" not in done.stdout, "it asked as nobody"
-    assert "Tested: 29" in done.stdout, "every operation, but for the stream that never ends"
+    assert "Tested: 30" in done.stdout, "every operation, but for the stream that never ends"
