@@ -38,6 +38,7 @@ COMMANDS = {
     "stats": ("stats", "The numbers since a moment."),
     "keys": ("keys", "Claim, commit, release and show a key by hand."),
     "whatsapp": ("whatsapp", "Send a message over WhatsApp, or look after an instance."),
+    "token": ("token", "Make a bearer token for the API."),
     "import": ("import_", "Take over what was processed elsewhere."),
     "export": ("export", "Events with their bodies, as JSON lines."),
     "init": ("init", "Ask three questions and write an oncehook.toml."),
