@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 from bench import drive, traffic
@@ -25,6 +24,7 @@ from bench.engines import (
     free_port,
     run_once,
 )
+from bench.machine import version_of
 from bench.traffic import Traffic
 
 FORGED = b"0" * traffic.RECORD_SIZE
@@ -61,7 +61,7 @@ class Contestant:
     @property
     def versions(self) -> dict[str, str]:
         """Of the packages it is made of, as they are installed."""
-        return {package: metadata.version(package) for package in self.packages}
+        return {package: version_of(package) for package in self.packages}
 
 
 _PRODUCT = "oncehook serve --no-worker: events, keys and one delivery each; durable settings as they come"

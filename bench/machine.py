@@ -5,9 +5,18 @@ from __future__ import annotations
 import os
 import platform
 import sqlite3
+from importlib import metadata
 from pathlib import Path
 
 import psutil
+
+
+def version_of(package: str) -> str:
+    """The version of a package of a contestant; one may be drawn where it cannot run."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def describe() -> dict[str, str | int | float | None]:

@@ -11,12 +11,12 @@ import platform
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from bench import machine
 from bench.disk import Disk
+from bench.machine import version_of
 from bench.report import Target, short, table
 from bench.work_contestants import CONTESTANTS, SCENARIOS, SUBJECTS, Contestant
 
@@ -275,7 +275,7 @@ def _idle_rows(results: Results) -> list[list[str]]:
 
 def versions(contestant: Contestant) -> str:
     """Of the packages it is made of, as they are installed."""
-    return "".join(f" {metadata.version(package)}" for package in contestant.packages)
+    return "".join(f" {version_of(package)}" for package in contestant.packages)
 
 
 def write_json(results: Results, path: Path) -> None:
@@ -295,7 +295,7 @@ def as_json(results: Results) -> dict[str, Any]:
             name: {
                 "title": by_name[name].title,
                 "setup": by_name[name].setup,
-                "versions": {package: metadata.version(package) for package in by_name[name].packages},
+                "versions": {package: version_of(package) for package in by_name[name].packages},
                 "jobs_per_second": results.per_second(name),
                 "rounds": [asdict(one) for one in turns],
                 "cpu_us_per_job": results.cpu_us(name),
