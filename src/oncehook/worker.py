@@ -415,7 +415,9 @@ class Worker:
 
     def _cancel(self, lease: Lease) -> None:
         task = self._attempts.get(lease.fence)
-        if task is not None:
+        # A thread goes on whatever we do. To give its lease back now would have somebody begin beside it (DESIGN.md
+        # 8.16); what it comes to is settled when it ends, and refused if the lease is somebody else's by then.
+        if task is not None and lease.fence not in self._on_threads:
             task.cancel()
 
 

@@ -8,18 +8,20 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from oncehook import Event, Inbox
 from oncehook.deliveries import DEATHS
 from tests.acceptance.conftest import Engine
 from tests.servers import Postgres, fresh_schema
 from tests.torture import checker
-from tests.torture.fleet import Fleet, Order, Process, until
-from tests.wire import Client
+from tests.torture.fleet import HANG, Fleet, Order, Process, until
+from tests.wire import SECRET, Client, hook, signed
 
 LEASE = 1.0
 
@@ -299,6 +301,37 @@ async def test_a_thread_keeps_its_lease_until_it_ends(postgres: Engine, fleets: 
     assert workers[1].stop() == 0
     # A thread cannot be ended (DESIGN.md 8.16): nobody may begin beside it.
     assert await checker.complaints(fleet, orders) == []
+
+
+async def test_nobody_begins_beside_a_thread_whose_heartbeat_gave_up(engine: Engine) -> None:
+    inbox = Inbox(engine.url)
+    inbox.source(
+        "orders", verify={"scheme": "hmac", "header": "X-Signature", "prefix": "sha256="}, secret=SECRET, key="$.id"
+    )
+    begun: list[int] = []
+    may_end = threading.Event()
+
+    @inbox.on("orders", lease="60s")
+    def slowly(event: Event) -> None:
+        begun.append(event.fence)
+        may_end.wait(HANG)
+
+    body = hook("1")
+    async with inbox.running():
+        assert (await inbox.receive("orders", signed(body), body)).outcome == "accepted"
+        await asyncio.to_thread(until, lambda: begun, "at work")
+        worker = inbox._worker
+        assert worker is not None
+        (held,) = worker.heartbeat._held.values()
+        # The store did not answer for most of a lease; it is still ours, and nobody else's.
+        worker.heartbeat.let_go(held.lease)
+        worker._lost_by_thread(held.lease)
+        await asyncio.sleep(0.3)
+        assert len(begun) == 1, "the thread is at work still"
+        may_end.set()
+        await inbox.drain()
+    assert len(begun) == 1, "and what it did counts (R26 is for who was overtaken)"
+    assert engine.rows("SELECT status, attempts FROM deliveries") == [("done", 1)]
 
 
 @pytest.mark.parametrize("command", ["worker", "serve"])

@@ -1,7 +1,8 @@
 """A small shop, as a user would write one; `oncehook worker tests.torture.app:inbox` works for it.
 
 Each order says in its own body how its handlers fare: how long they take, how often they fail, whether they end
-the process. Settings come from the environment (SHOP_…), so that a test can start it in any way it likes.
+the process. Settings come from the environment (SHOP_…), so that a test can start it in any way it likes; with
+SHOP_SINK every order is also sent there over HTTP, by the destination `hook`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Shop(Inbox):
 
 def make(settings: Mapping[str, str]) -> Inbox:
     """The shop of these settings: `note` is a coroutine, `stamp` runs on a thread, `book` commits with us."""
-    ledger = Ledger(settings["SHOP_STORE"])
+    ledger = Ledger(settings["SHOP_STORE"], Path(settings["SHOP_LEDGER"]))
     shop = Shop(settings["SHOP_STORE"])
     shop.seconds = float(settings.get("SHOP_PATIENCE", "25"))
     shop.source(
@@ -41,7 +42,7 @@ def make(settings: Mapping[str, str]) -> Inbox:
         secret=SECRET,
         key="$.id",
         subject="$.subject",
-        budget="20s",
+        budget=settings.get("SHOP_BUDGET", "20s"),
     )
 
     async def note(event: Event) -> None:
@@ -80,14 +81,17 @@ def make(settings: Mapping[str, str]) -> Inbox:
         ledger.note("end", event)
 
     handlers: dict[str, Any] = {"note": note, "stamp": stamp, "book": book_on_sqlite if ledger.is_sqlite else book}
+    terms: dict[str, Any] = {
+        "lease": settings.get("SHOP_LEASE", "1s"),
+        "retry": settings.get("SHOP_RETRY", "0.05s,0.05s,0.05s").split(","),
+        "concurrency": 8,
+    }
     for name in settings.get("SHOP_HANDLERS", ",".join(HANDLERS)).split(","):
-        shop.on(
-            "orders",
-            name=name,
-            lease=settings.get("SHOP_LEASE", "1s"),
-            retry=settings.get("SHOP_RETRY", "0.05s,0.05s,0.05s").split(","),
-            concurrency=8,
-        )(handlers[name])
+        shop.on("orders", name=name, **terms)(handlers[name])
+    if "SHOP_SINK" in settings:
+        breaker = {"failures": 200, "open": "0.2s"}
+        shop.destination("hook", url=settings["SHOP_SINK"], allow_private=True, timeout="1s", breaker=breaker, **terms)
+        shop.route("orders", "hook")
     return shop
 
 
@@ -99,7 +103,7 @@ def is_open(gate: str | None) -> bool:
 def fare(event: Event) -> None:
     """End as the order says."""
     order = event.json()
-    if order.get("kill"):
+    if order.get("kill") in (True, event.destination):
         os.kill(os.getpid(), signal.SIGKILL)
     if order.get("give_up"):
         raise GiveUp("not ours")

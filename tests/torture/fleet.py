@@ -51,16 +51,24 @@ class Process:
     arguments: tuple[str, ...]
     settings: dict[str, str]
     port: int = 0
+    program: list[str] = field(default_factory=list)
+    """Where another version of the package is, if it is to be that."""
     pids: list[int] = field(default_factory=list)
+    fault: str = ""
+    """The named point that it was last started with."""
+    paused: set[int] = field(default_factory=set)
+    """Those of its lives that a named point may have held up."""
     _process: subprocess.Popen[bytes] | None = None
     _log_from: int = 0
 
     def launch(self, *, fault: str = "") -> Process:
         """Start it, and do not wait."""
+        self.fault = fault
         self.folder.mkdir(parents=True, exist_ok=True)
         own = {name: value for name, value in os.environ.items() if not name.startswith("ONCEHOOK_")}
         where = [os.environ.get("PYTHONPATH", ""), str(ROOT)]
-        own |= {"PYTHONPATH": os.pathsep.join(filter(None, where)), "ONCEHOOK_FAULT": fault, **self.settings}
+        own |= {"PYTHONPATH": os.pathsep.join(filter(None, [*self.program, *where])), "ONCEHOOK_FAULT": fault}
+        own |= self.settings
         command, *options = self.arguments
         ports = ["--port", str(self.port)] if command == "serve" else []
         with self.log.open("ab") as log:
@@ -70,6 +78,8 @@ class Process:
                 env=own, stderr=log, stdout=log, cwd=self.folder,
             )  # fmt: skip
         self.pids.append(self._process.pid)
+        if "pause" in fault:
+            self.paused.add(self._process.pid)
         return self
 
     def ready(self) -> Process:
@@ -145,13 +155,16 @@ class Fleet:
 
     def __init__(self, engine: Engine, **settings: str) -> None:
         self.engine = engine
-        self.settings = {"SHOP_STORE": engine.url, **{f"SHOP_{name.upper()}": text for name, text in settings.items()}}
-        self.ledger = Ledger(engine.url)
+        self.ledger = Ledger(engine.url, engine.folder / "ledger.jsonl")
+        self.settings = {"SHOP_STORE": engine.url, "SHOP_LEDGER": str(self.ledger.path)}
+        self.settings |= {f"SHOP_{name.upper()}": text for name, text in settings.items()}
         self.processes: list[Process] = []
+        self.program: list[str] = []
+        """Where another version of the package is, if processes are to be that."""
         self.ledger.create()
 
     def _process(self, name: str, *arguments: str) -> Process:
-        made = Process(name, self.engine.folder / name, arguments, self.settings)
+        made = Process(name, self.engine.folder / name, arguments, dict(self.settings), program=list(self.program))
         self.processes.append(made)
         return made
 
@@ -185,7 +198,12 @@ class Fleet:
 
     def drain(self) -> None:
         """Have a worker do everything that is left."""
-        last = self.worker("last", "--drain").launch()
+        last, left, changed_at = self.worker("last", "--drain").launch(), -1, time.monotonic()
+        while last.is_running:
+            before, left = left, self.left()
+            changed_at = changed_at if before == left else time.monotonic()
+            assert time.monotonic() < changed_at + HANG, f"{left} are left, and none of them is worked: {last.text()}"
+            time.sleep(0.1)
         assert last.wait() == 0, last.text()
         assert self.left() == 0, "the drain ended, and something was left"
 
@@ -197,6 +215,12 @@ class Fleet:
     def finish(self) -> None:
         """Wait until the processes that run have settled everything."""
         until(lambda: self.left() == 0, "everything settled")
+
+    @property
+    def shortest_wait(self) -> float:
+        """Seconds that a retry waits at least."""
+        waits = self.settings.get("SHOP_RETRY", "0.05s").split(",")
+        return min(float(wait.removesuffix("s")) for wait in waits)
 
     # -- looking -------------------------------------------------------------------------------
 

@@ -1,4 +1,7 @@
-"""The history of a run: who did what and when, in the order in which the driver saw it."""
+"""The history of a run: who did what and when, in the order in which the driver saw it.
+
+Senders, the nemesis, proxies and the sink write it; handlers write the ledger, which is the same for their processes.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,10 @@ class History:
         self.moments.append(moment)
         self._file.write(json.dumps(asdict(moment)) + "\n")
 
+    def fault(self, kind: str, about: str = "", pid: int = 0) -> None:
+        """Something was broken on purpose."""
+        self.add("nemesis", kind, about, pid)
+
     def close(self) -> None:
         self._file.close()
 
@@ -43,5 +50,6 @@ class History:
         """When it was done to each of them, the last time."""
         return {moment.pid: moment.t for moment in self.moments if moment.op == op}
 
-    def counts(self) -> Counter[str]:
-        return Counter(moment.op for moment in self.moments)
+    def faults(self) -> Counter[str]:
+        """How often each kind of fault was injected."""
+        return Counter(moment.op for moment in self.moments if moment.actor == "nemesis")

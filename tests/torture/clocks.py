@@ -1,0 +1,95 @@
+"""T9: workers' clocks are wrong and jump by hours and days; nothing is stolen, nothing is early (R19, R31, R63, R64).
+
+Each process reads how wrong its clock is from a file of its own (`ONCEHOOK_CLOCK`, see `oncehook.clock`). In the end
+everything that is kept is made 29 days old, and what was sent first is sent again: it must still be known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import ClassVar
+
+import psycopg
+
+from tests.torture.world import Component, World
+
+HOUR, DAY = 3600.0, 86400.0
+WRONG = (0.0, HOUR, -HOUR, DAY, -DAY, 2 * DAY, -2 * DAY, 0.5, -0.5)
+"""Not more: from the earliest to the end of the horizon it must be less than what is kept."""
+HORIZON = 29 * DAY
+
+
+class Clocks(Component):
+    """Skewed and jumping."""
+
+    id = "T9"
+    what = "clocks of processes skewed, and jumping by hours and days"
+    needs: ClassVar = {"sqlite": ("jumped", "retried", "horizon"), "postgres": ("jumped", "retried", "horizon")}
+
+    async def prepare(self, world: World) -> None:
+        world.set(handlers="note,book")  # a thread that outlasts a stop would leave its lease to run out
+        self.files: list[Path] = []
+
+    async def arrange(self, world: World) -> None:
+        for process in world.fleet.processes:
+            file = world.engine.folder / f"clock-{process.name}"
+            file.write_text(str(world.chance.choice(WRONG)))
+            self.files.append(file)
+            process.settings["ONCEHOOK_CLOCK"] = str(file)
+
+    async def rage(self, world: World) -> None:
+        next_stop, more = time.monotonic() + 1.0, True
+        while more:
+            file = world.chance.choice(self.files)
+            _replace(file, str(world.chance.choice(WRONG)))
+            world.history.fault("clock_jump", file.name)
+            world.seen.add("jumped")
+            if time.monotonic() > next_stop:  # on SQLite a store looks at the wall clock when it is opened
+                await world.nemesis.stop(world.chance.choice(world.fleet.processes))
+                next_stop = time.monotonic() + world.chance.uniform(1.0, 4.0)
+            more = await world.passing(0.02, 0.1)
+        await self._at_the_end_of_the_horizon(world)
+
+    async def _at_the_end_of_the_horizon(self, world: World) -> None:
+        known = list(world.senders.acknowledged)[:20]
+        if world.is_sqlite:
+            # Its own time never runs backward: from wherever the jumps have taken it, 26 days on are past them all.
+            _replace(self.files[0], str(26 * DAY))
+            await world.nemesis.stop(world.receivers[0])
+        else:
+            await asyncio.to_thread(_age, world, HORIZON)
+        for key in known:
+            answer = None
+            while answer is None:
+                answer = await world.senders.attempt(world.senders.sent[key])
+                await asyncio.sleep(0 if answer else 0.1)
+            if answer.status != "duplicate" or answer.event_id != world.senders.acknowledged[key]:
+                world.wrong.append(f"{key}: sent again at the end of the horizon, and {answer}")
+        if known:
+            world.seen.add("horizon")
+
+    async def judge(self, world: World) -> list[str]:
+        """Nobody died, so nobody's lease may have been taken (R31, R63); on SQLite its own time may jump forward."""
+        stolen = [attempt for attempt in world.fleet.attempts() if attempt.outcome == "crashed"]
+        return [] if world.is_sqlite else [f"{attempt}: stolen, and nobody had died" for attempt in stolen]
+
+
+def _replace(file: Path, text: str) -> None:
+    """In one step: it is read at any moment."""
+    new = file.with_suffix(".new")
+    new.write_text(text)
+    new.rename(file)
+
+
+def _age(world: World, seconds: float) -> None:
+    """As if all keys had been seen so long ago. A clock of PostgreSQL's own cannot be set by a test."""
+    url, _, schema = world.engine.url.partition("?schema=")
+    with psycopg.connect(url, options=f"-csearch_path={schema}") as connection:
+        connection.execute(
+            "UPDATE keys SET first_seen = first_seen - %(age)s, last_seen = last_seen - %(age)s,"
+            " expires_at = expires_at - %(age)s",
+            {"age": timedelta(seconds=seconds)},
+        )

@@ -1,0 +1,100 @@
+"""T4 to T11: orders come in while everything around them breaks; then everything must add up.
+
+A run that did not reach its rare states proves nothing, and fails. `ONCEHOOK_TORTURE_SECONDS` makes each run longer,
+`ONCEHOOK_TORTURE_SEED` repeats its dice; how processes interleave is never the same twice. For hours of it there is
+`scripts/torture`. PostgreSQL has a file of its own, so that both engines run at once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.conftest import make_engine
+from tests.torture import checker, driver
+from tests.torture.claiming import torment_claims
+from tests.torture.figures import Figures
+from tests.torture.fleet import Fleet, Order
+from tests.torture.world import Outcome
+
+SECONDS = float(os.environ.get("ONCEHOOK_TORTURE_SECONDS", "2"))
+SEED = int(os.environ.get("ONCEHOOK_TORTURE_SEED", "0")) or secrets.randbelow(10**9)
+
+
+async def hold(component: str, engine: str, folder: Path) -> None:
+    """One run, in which every promise must hold and every rare state be reached."""
+    outcome = await driver.play(driver.COMPONENTS[component](), engine, folder, SECONDS, SEED)
+    sys.stdout.write(driver.line(outcome, SEED) + "\n")
+    again = f"ONCEHOOK_TORTURE_SEED={SEED}, or {driver.command(outcome, SEED, SECONDS)}"
+    assert list(outcome.wrong) == [], again
+    assert list(outcome.unreached) == [], f"this run proves nothing; {again}"
+
+
+@pytest.mark.timeout(SECONDS * 4 + 400)
+@pytest.mark.parametrize("component", driver.COMPONENTS)
+async def test_every_promise_holds_on_sqlite(component: str, tmp_path: Path) -> None:
+    await hold(component, "sqlite", tmp_path)
+
+
+def test_no_claim_has_two_owners_whatever_happens_to_valkey(tmp_path: Path) -> None:
+    told, faults, wrong = torment_claims(tmp_path, SECONDS, SEED)
+    assert wrong == [], f"seed {SEED}"
+    assert all(told[word] for word in ("new", "done", "unavailable")), (told, faults)
+
+
+# -- the judge itself --------------------------------------------------------------------------
+
+
+async def test_the_judge_sees_what_is_wrong(tmp_path: Path) -> None:
+    """A store that was tampered with behind its back: each kind of damage is a complaint of its own."""
+    fleet = Fleet(make_engine("sqlite", tmp_path), handlers="note,book")
+    orders: dict[str, Order] = {f"o{n}": {"id": f"o{n}", "subject": "s"} for n in range(6)}
+    await fleet.fill(orders.values())
+    fleet.drain()
+    assert await checker.complaints(fleet, orders) == []
+    store = sqlite3.connect(tmp_path / "inbox.db", isolation_level=None)
+    store.execute("INSERT INTO effects VALUES ('o1', 1)")
+    store.execute("UPDATE events SET body = CAST('{}' AS BLOB) WHERE key = 'o2'")
+    store.execute("UPDATE deliveries SET status = 'pending' WHERE event_id = (SELECT id FROM events WHERE key = 'o3')")
+    store.close()
+    backward = {delivery: -place for delivery, place in checker.places(fleet).items()}
+    assert "began after its successor" in "".join(checker.out_of_order(fleet.ledger.entries(), backward))
+    lines = fleet.ledger.path.read_bytes().splitlines(keepends=True)
+    written = [line for line in lines if line.strip()]
+    fleet.ledger.path.write_bytes(b"\n" * 8192 + b"".join(reversed(written)))
+    wrong = "\n".join(await checker.complaints(fleet, orders))
+    for said in ("o1: 2 effects", "o2: another body", "o3: pending", "overtaken, and awake", "does not hold"):
+        assert said in wrong
+    gone = {"o1": "evt_" + "0" * 32, "o9": "evt_" + "9" * 32}
+    assert len(checker.lost(fleet, gone)) == 2
+    assert await checker.complaints(fleet, {key: orders[key] for key in list(orders)[1:]}), "o0 is a phantom"
+
+
+def test_a_run_that_proves_nothing_is_invalid() -> None:
+    fine = Outcome("T4", "sqlite", Figures(), [], [])
+    blind = Outcome("T4", "sqlite", Figures(), [], ["reclaimed"])
+    broken = Outcome("T4", "sqlite", Figures(), ["lost"], ["reclaimed"])
+    assert [driver.exit_code([fine, other], []) for other in (fine, blind, broken)] == [0, 2, 1]
+    assert driver.exit_code([fine], ["two owners"]) == 1
+    assert driver.verdict(blind) == "INVALID"
+
+
+def test_a_failure_says_how_to_repeat_it() -> None:
+    said = driver.command(Outcome("T4", "sqlite", Figures(), ["lost"], []), 7, 60)
+    assert driver.read_arguments(said.split()[1:]).seed == 7
+
+
+def test_figures_add_up_and_can_be_read_by_machines() -> None:
+    one = Figures()
+    one.numbers.update(sent=3, lost=0)
+    one.faults.update(kill=2)
+    one.reclaim_delays.append(1.5)
+    whole = (one + one).as_json()
+    assert (whole["sent"], whole["lost"], whole["faults"], whole["reclaim_max_s"]) == (6, 0, 4, 1.5)
+    assert json.loads(json.dumps(driver.report([Outcome("T4", "sqlite", one, [], [])], {}, 7)))["totals"]["sqlite"]
