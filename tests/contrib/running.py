@@ -171,7 +171,9 @@ class Example:
 
     def _environment(self, said: Mapping[str, str]) -> dict[str, str]:
         programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, "PATH": programs, "PYTHONPATH": str(self.folder), **self.env, **said}
+        # Where Django's own tests have run before in this process, they have named their settings to everybody.
+        inherited = {name: value for name, value in os.environ.items() if name != "DJANGO_SETTINGS_MODULE"}
+        return {**inherited, "PATH": programs, "PYTHONPATH": str(self.folder), **self.env, **said}
 
     def read(self, name: str) -> list[str]:
         """The lines of a file that the example writes."""

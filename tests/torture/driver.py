@@ -64,16 +64,18 @@ def verdict(outcome: Outcome) -> str:
 
 
 def line(outcome: Outcome, seed: int) -> str:
-    conserved = "ok" if conserves([outcome]) else "broken"
+    conserved = {True: "ok", False: "broken", None: "unknown"}[conserves([outcome])]
     return (
         f"torture {outcome.component} engine={outcome.engine} {outcome.figures.line()}"
         f" conservation={conserved} seed={seed} {verdict(outcome)}"
     )
 
 
-def conserves(outcomes: Sequence[Outcome]) -> bool:
-    """The store's own laws held (R68)."""
-    return not any(text.startswith("does not hold") for outcome in outcomes for text in outcome.wrong)
+def conserves(outcomes: Sequence[Outcome]) -> bool | None:
+    """The store's own laws held (R68); None: a run did not come to its end, and nobody looked."""
+    if any(text.startswith("does not hold") for outcome in outcomes for text in outcome.wrong):
+        return False
+    return True if all(outcome.figures.numbers for outcome in outcomes) else None
 
 
 def command(outcome: Outcome, seed: int, seconds: float) -> str:

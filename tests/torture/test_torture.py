@@ -12,6 +12,7 @@ import os
 import secrets
 import sqlite3
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -77,12 +78,14 @@ async def test_the_judge_sees_what_is_wrong(tmp_path: Path) -> None:
 
 
 def test_a_run_that_proves_nothing_is_invalid() -> None:
-    fine = Outcome("T4", "sqlite", Figures(), [], [])
+    fine = Outcome("T4", "sqlite", Figures(Counter(sent=1)), [], [])
     blind = Outcome("T4", "sqlite", Figures(), [], ["reclaimed"])
     broken = Outcome("T4", "sqlite", Figures(), ["lost"], ["reclaimed"])
     assert [driver.exit_code([fine, other], []) for other in (fine, blind, broken)] == [0, 2, 1]
     assert driver.exit_code([fine], ["two owners"]) == 1
     assert driver.verdict(blind) == "INVALID"
+    unfair = Outcome("T4", "sqlite", Figures(Counter(sent=1)), ["does not hold: events"], [])
+    assert [driver.conserves(many) for many in ([fine], [fine, unfair], [fine, broken])] == [True, False, None]
 
 
 def test_a_failure_says_how_to_repeat_it() -> None:
