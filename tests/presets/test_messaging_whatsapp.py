@@ -118,7 +118,7 @@ async def test_the_request_itself_is_kept_once(tmp_path: Path) -> None:
         kept = await place.inbox.store.batch_body(batch)
         assert kept is not None
         assert kept[1] == body
-        assert place.bytes_on_disk().count(body) == 1
+        assert place.bytes_on_disk().count(body[-200:]) == 1  # its end: the whole lies in several pages
 
 
 async def test_a_thousand_in_one_request(tmp_path: Path) -> None:

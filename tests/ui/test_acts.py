@@ -57,16 +57,16 @@ def test_a_dead_letter_is_found_understood_replayed_and_done(own_house: House, e
 
 
 def test_many_are_replayed_with_progress(own_house: House, enter: Enter) -> None:
-    dead_orders(own_house, 30)
+    dead_orders(own_house, 45)
     own_house.mood.ship = "mended"
     page = enter(own_house)
     page.goto(own_house.url + "/dead")
-    page.get_by_role("link", name="Replay all 30").click()
+    page.get_by_role("link", name="Replay all 45").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_role("link", name="5 a second").click()
-    expect(dialog).to_contain_text("About 6 s")
+    expect(dialog).to_contain_text("About 9 s")
     expect(dialog).to_contain_text("--rate 5/s")
-    dialog.get_by_role("button", name="Replay 30 deliveries to ship").click()
+    dialog.get_by_role("button", name="Replay 45 deliveries to ship").click()
     card = page.locator(".run-card")
     expect(card).to_contain_text("running")
     expect(page.locator("#rail .badge.busy")).to_have_text("1")
@@ -80,7 +80,7 @@ def test_many_are_replayed_with_progress(own_house: House, enter: Enter) -> None
     expect(page.locator("table")).to_contain_text("aborted")
     (replay,) = own_house.do(own_house.inbox.desk.replays()).items
     assert replay.state is ReplayState.aborted
-    assert 0 < replay.done < 30
+    assert 0 < replay.done < 45
     own_house.settle()
 
 
