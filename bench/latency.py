@@ -7,11 +7,8 @@ hide it. Run by `scripts/bench latency`; talk on stderr, report on stdout.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -24,6 +21,7 @@ from typing import Any
 from bench import disk, drive, machine, traffic
 from bench.drive import Order
 from bench.engines import BenchError, Postgres, Server, free_port
+from bench.part import run_part
 from bench.progress import Progress
 from bench.report import table
 from bench.traffic import Traffic
@@ -160,21 +158,9 @@ def render(found: dict[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, and print the report."""
-    parser = argparse.ArgumentParser(prog="scripts/bench latency", description=str(__doc__).split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of each rate (default: 5)")
-    parser.add_argument("--folder", type=Path, help="where stores are put (default: the system's temporary folder)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
-    arguments = parser.parse_args(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        found = run(arguments.seconds, arguments.folder)
-    except BenchError as error:
-        print(f"latency failed: {error}", file=sys.stderr)
-        return 1
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
-    print(render(found))
-    return 0
+    return run_part(
+        words, name="latency", about=str(__doc__), seconds=5.0, length="length of each rate", run=run, render=render
+    )
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ talk on stderr, report on stdout.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -37,6 +34,7 @@ from bench.engines import (
     free_port,
     generator_seconds,
 )
+from bench.part import run_part
 from bench.progress import Progress
 from bench.report import Target, table
 from bench.work_contestants import Place, fresh_store
@@ -182,21 +180,9 @@ def render(found: dict[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, and print the report."""
-    parser = argparse.ArgumentParser(prog="scripts/bench memory", description=str(__doc__).split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of rest and load (default: 5)")
-    parser.add_argument("--folder", type=Path, help="where stores are put (default: the system's temporary folder)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
-    arguments = parser.parse_args(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        found = run(arguments.seconds, arguments.folder)
-    except BenchError as error:
-        print(f"memory failed: {error}", file=sys.stderr)
-        return 1
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
-    print(render(found))
-    return 0
+    return run_part(
+        words, name="memory", about=str(__doc__), seconds=5.0, length="length of rest and load", run=run, render=render
+    )
 
 
 if __name__ == "__main__":

@@ -8,14 +8,11 @@ report on stdout. `docs/explanation/performance.md` explains the figures.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
-import json
 import logging
 import math
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -33,8 +30,9 @@ from bench import disk, drive, machine, traffic
 from bench.contestants import CONTESTANTS
 from bench.contestants import started as contestant_started
 from bench.drive import Order
-from bench.engines import BenchError, Postgres, Server, cpu_seconds, free_port
+from bench.engines import Postgres, Server, cpu_seconds, free_port
 from bench.ingest import Trial, has_mixes, opened_place
+from bench.part import run_part
 from bench.progress import Progress
 from bench.report import Measured, Settings, table
 from bench.work_contestants import Place, fresh_store
@@ -277,7 +275,7 @@ def run(seconds: float, folder: Path | None) -> dict[str, Any]:
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         postgres = Postgres(home)
         stack.callback(postgres.stop)
-        records = max(math.ceil(seconds) * 2 * MAX_RATE, (ROUNDS + WARM) * GROUP)
+        records = max(math.ceil(seconds) * 4 * MAX_RATE, (ROUNDS + WARM) * GROUP)
         prepared = traffic.prepare(home, records=records, duplicates=0, tick=progress.step("sign the requests"))
         sockets = socket_layer(prepared, home, seconds, progress.step("sockets and loop"))
         fsync = disk.summarize(disk.measure(home, seconds=1.0))
@@ -355,21 +353,15 @@ def render(found: dict[str, Any]) -> str:
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, and print the report."""
-    parser = argparse.ArgumentParser(prog="scripts/bench stack", description=str(__doc__).split("\n")[0])
-    parser.add_argument("--seconds", type=float, default=4.0, help="length of the loads from outside (default: 4)")
-    parser.add_argument("--folder", type=Path, help="where stores are put (default: the system's temporary folder)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the report as JSON")
-    arguments = parser.parse_args(words)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        found = run(arguments.seconds, arguments.folder)
-    except BenchError as error:
-        print(f"stack failed: {error}", file=sys.stderr)
-        return 1
-    if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
-    print(render(found))
-    return 0
+    return run_part(
+        words,
+        name="stack",
+        about=str(__doc__),
+        seconds=4.0,
+        length="length of the loads from outside",
+        run=run,
+        render=render,
+    )
 
 
 if __name__ == "__main__":
