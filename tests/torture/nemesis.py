@@ -109,8 +109,10 @@ class Nemesis:
         async with self._free[process.name]:
             self._record(op, process)
             process.freeze()
-            await asyncio.sleep(seconds)
-            process.thaw()
+            try:
+                await asyncio.sleep(seconds)
+            finally:  # whoever is called off must not leave it frozen: it could not even be told to stop
+                process.thaw()
 
     async def stop(self, process: Process) -> None:
         async with self._free[process.name]:
