@@ -9,7 +9,6 @@ import asyncio
 import base64
 import gzip
 import socket
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,7 @@ from oncehook.model import Arrival, Mark, pack_head
 from oncehook.outbound.addresses import Network
 from oncehook.outbound.client import Outbound
 from oncehook.verify.standard import StandardWebhooks
+from tests import certificates
 
 SECRET, OLD_SECRET = b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", b"whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 EVENT = bytes.fromhex("0199a4e80a007000800000000000") + b"\0\0"
@@ -741,7 +741,7 @@ async def test_the_inner_address_is_no_way_out_when_the_allowed_one_is_down() ->
 
 async def test_a_name_that_changes_its_mind_reaches_nothing_inside(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
     """S17: allowed when first looked up, inside the next time, and at last allowed again."""
-    monkeypatch.setattr("oncehook.outbound.client._NAMES_KEPT", 0)
+    monkeypatch.setattr("oncehook.outbound.names.KEPT", 0)
     async with serving(Sink(port=sink.port), "127.0.0.2") as inside:
         outbound, asked = guarded(["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1"])
         sink.says = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -753,22 +753,18 @@ async def test_a_name_that_changes_its_mind_reaches_nothing_inside(sink: Sink, m
 
 async def test_the_socket_itself_is_judged_whatever_was_resolved(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
     """S17: were the check of names to miss something, the address about to be connected to is still refused."""
-    monkeypatch.setattr("oncehook.outbound.client._GuardedResolver.resolve", unguarded(["127.0.0.1"]))
+    monkeypatch.setattr("oncehook.outbound.names.Names.resolve", unguarded(["127.0.0.1"]))
     result = await attempt(f"http://hooks.example:{sink.port}/", allow_private=False)
     assert result.category is Category.permanent
-    monkeypatch.setattr(
-        "oncehook.outbound.client._GuardedResolver.resolve", unguarded(["127.0.0.1", "127.0.0.2", "::1"])
-    )
+    monkeypatch.setattr("oncehook.outbound.names.Names.resolve", unguarded(["127.0.0.1", "127.0.0.2", "::1"]))
     result = await attempt(f"http://hooks.example:{sink.port}/", allow_private=False)
     assert result.category is not None
     assert sink.connections == 0
 
 
 def unguarded(addresses: Sequence[str]) -> Any:
-    from oncehook.outbound.client import _resolved
-
-    async def resolve(self: Any, host: str, port: int = 0, family: int = 0) -> Any:
-        return [_resolved(host, address, port) for address in addresses]
+    async def resolve(self: Any, host: str, port: int) -> Sequence[str]:
+        return addresses
 
     return resolve
 
@@ -799,43 +795,7 @@ def test_an_address_that_cannot_be_meant_is_an_error_at_the_start(url: str) -> N
 # -- TLS (S23) ---------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for `hooks.example` that signs itself, and its key."""
-    from datetime import timedelta
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "hooks.example")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("hooks.example")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return folder / "cert.pem", folder / "key.pem"
-
-
-def tls_server(certificate: tuple[Path, Path]) -> ssl.SSLContext:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
-    return context
+certificate = certificates.fixture("hooks.example")
 
 
 async def over_tls(port: int, host: str = "hooks.example", ca: Path | None = None) -> Result:
@@ -847,9 +807,9 @@ async def over_tls(port: int, host: str = "hooks.example", ca: Path | None = Non
 
 
 async def test_a_certificate_is_checked_and_a_destination_may_name_its_own_authority(
-    certificate: tuple[Path, Path],
+    certificate: certificates.Certificate,
 ) -> None:
-    async with serving(Sink(), ssl=tls_server(certificate)) as sink:
+    async with serving(Sink(), ssl=certificates.served(certificate)) as sink:
         strange = await over_tls(sink.port)
         assert strange.category is Category.unknown
         assert strange.evidence.error is not None

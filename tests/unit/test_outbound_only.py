@@ -15,6 +15,7 @@ import oncehook
 PACKAGE = Path(oncehook.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 CLIENTS = (
+    "aiohappyeyeballs",
     "aiohttp",
     "aiohttp_socks",
     "python_socks",
@@ -29,7 +30,8 @@ CLIENTS = (
 )
 
 ALLOWED = {
-    "outbound/client.py": {"aiohttp", "aiohttp_socks"},  # the guarded client itself
+    "outbound/direct.py": {"aiohappyeyeballs"},  # the guarded client itself
+    "outbound/proxied.py": {"aiohttp", "aiohttp_socks"},  # the same, through a proxy that was named
     "cli/lines.py": {"http.client"},  # the commands' own server, which a person at a terminal names
     "sending.py": {"http.client"},  # `oncehook send` and the demo: a person at a terminal names the address
 }
@@ -80,12 +82,26 @@ def test_the_check_lets_parsing_pass() -> None:
     assert not list(clients("from urllib.parse import quote\nfrom http import HTTPStatus\nimport starlette.requests"))
 
 
-def test_the_library_is_loaded_when_a_destination_is_opened() -> None:
+def test_the_client_is_loaded_when_a_destination_is_opened_and_aiohttp_only_for_a_proxy() -> None:
     code = (
-        "import sys, oncehook, oncehook.destinations.http as http\n"
-        "http.HttpDestination('sink', 'https://example.org/', sign=[b'whsec_aGVsbG8='])\n"
-        "print([name for name in ('aiohttp', 'yarl', 'ssl') if name in sys.modules])"
+        "import asyncio, sys, oncehook, oncehook.destinations.http as http\n"
+        "names = ('oncehook.outbound.client', 'aiohttp', 'yarl')\n"
+        "def loaded(): print([name for name in names if name in sys.modules])\n"
+        "made = http.HttpDestination('sink', 'https://example.org/', sign=[b'whsec_aGVsbG8='])\n"
+        "loaded()\n"
+        "asyncio.run(made.open())\n"
+        "loaded()\n"
+        "from oncehook.outbound.client import Outbound\n"
+        "async def proxied():\n"
+        "    outbound = Outbound(proxy='http://proxy.example:8080')\n"
+        "    await outbound.open()\n"
+        "    await outbound.close()\n"
+        "asyncio.run(proxied())\n"
+        "loaded()\n"
     )
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "aiohttp" not in found.stdout
-    assert "yarl" not in found.stdout
+    assert [ast.literal_eval(line) for line in found.stdout.splitlines()] == [
+        [],
+        ["oncehook.outbound.client"],
+        ["oncehook.outbound.client", "aiohttp", "yarl"],
+    ]

@@ -11,9 +11,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from ipaddress import ip_network
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -23,6 +21,7 @@ from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted
 from oncehook.outbound.client import Outbound
 from oncehook.outbound.proxies import proxy_from, read_proxy
 from oncehook.whatsapp import EvolutionGo, MetaCloud, Reason, SendFailed
+from tests import certificates
 from tests.whatsapp.scripted import Api, answer, cut, hang, read_request
 
 USER, PASSWORD = "web-user", "p@ss:word/canary"
@@ -162,43 +161,14 @@ async def test_a_call_goes_through_the_proxy_which_looks_the_name_up(kind: Liter
         assert (asked.method, asked.path, asked.headers["host"], asked.body) == ("POST", "/send", "api.example", b"{}")
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A certificate for `api.example` that signs itself, and its key."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "api.example")])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName("api.example")]), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    folder = tmp_path_factory.mktemp("tls")
-    (folder / "cert.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-    return folder / "cert.pem", folder / "key.pem"
+certificate = certificates.fixture("api.example")
 
 
 @BOTH
 async def test_tls_goes_through_to_the_other_end_and_is_checked_there(
-    kind: Literal["http", "socks5"], certificate: tuple[Path, Path]
+    kind: Literal["http", "socks5"], certificate: certificates.Certificate
 ) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*certificate)
+    context = certificates.served(certificate)
     async with behind(kind, OK, answer(407), tls=context) as (relay, api):
         assert (await call(relay, "https://api.example/send", ca=certificate[0])).status == 200
         assert relay.wanted == ["api.example:443"], "a tunnel, so the proxy sees nothing of it"

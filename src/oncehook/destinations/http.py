@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
@@ -43,10 +44,14 @@ _OWN: Final = re.compile(
 _NEVER_FORWARDED: Final = re.compile(r"authorization|cookie2?|set-cookie2?|proxy-.*", re.IGNORECASE)
 _ALWAYS: Final = frozenset({"content-type", "traceparent", "tracestate"})
 """Headers of the sender that need not be listed to be passed on."""
+_ALWAYS_LINES: Final = re.compile(rf"\r\n({'|'.join(sorted(_ALWAYS))}): ([^\r]*(?:\r(?!\n)[^\r]*)*)")
+"""The same in a head that `pack_head` made, so that nobody reads all of it for their sake."""
 _TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _MASKED: Final = "[masked]"
 _SHORTEST_SECRET: Final = 6
 _VISIBLE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
+_PLAIN: Final = re.compile(r"[!-$&-~]*")
+"""What is visible already."""
 
 
 class HttpDestination:
@@ -84,8 +89,14 @@ class HttpDestination:
         self.trace_headers: Callable[[], Mapping[str, str]] | None = None
         """What tells the receiver which trace an attempt belongs to, where attempts are traced (see `traces`)."""
 
+    def apart(self) -> HttpDestination:
+        """The same under the same rules, with connections of its own; also where no worker has opened this one."""
+        twin = copy(self)
+        twin._outbound = None
+        return twin
+
     async def open(self) -> None:
-        """Be ready to send, on the running loop. The HTTP library is loaded here, and nowhere before."""
+        """Be ready to send, on the running loop. The client is loaded here, and nowhere before."""
         if self._outbound is None:
             from oncehook.outbound.client import Outbound
 
@@ -108,6 +119,11 @@ class HttpDestination:
         except Exception as error:  # the worker must learn of it; the text may hold what is secret
             return Result(Category.unknown, Evidence(error=f"sending failed: {type(error).__name__}"))
         return self._judge(answer)
+
+    async def reach(self, within: float) -> bool:
+        """See whether anybody is there, without a request: see `Outbound.reach`. Raises Unanswered."""
+        assert self._outbound is not None
+        return await self._outbound.reach(self._url, within=within)
 
     # -- what is sent --------------------------------------------------------------------------
 
@@ -143,7 +159,7 @@ class HttpDestination:
 
         What came twice is joined by a comma; that is no trace any more, nor is one that is not well formed.
         """
-        _, _, pairs = unpack_head(head)
+        pairs = unpack_head(head)[2] if self._forwarded else _ALWAYS_LINES.findall(head.decode("latin-1"))
         wanted = self._wanted(pairs)
         found: dict[str, str] = {}
         for name, raw in pairs:
@@ -212,7 +228,7 @@ def _category_of_silence(error: Unanswered) -> Category:
 
 def header_text(text: str) -> str:
     """A text as a header may carry it: what is not visible ASCII, and `%`, as percent-encoded UTF-8."""
-    return text if text.isalnum() and text.isascii() else quote(text, safe=_VISIBLE, errors="replace")
+    return text if _PLAIN.fullmatch(text) else quote(text, safe=_VISIBLE, errors="replace")
 
 
 def _legal(raw: str) -> str | None:

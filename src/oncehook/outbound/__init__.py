@@ -1,7 +1,7 @@
 """The one way out over HTTP: what a call brings back, and how it can fail (S21).
 
-`oncehook.outbound.client` makes the calls and is the only module that imports the HTTP library; it is imported when a
-destination is opened. Everything here is light, so that whoever only handles answers need not load it.
+`oncehook.outbound.client` makes the calls; it is imported when a destination is opened, and brings aiohttp only where a
+proxy was named. Everything here is light, so that whoever only handles answers need not load it.
 """
 
 from __future__ import annotations

@@ -115,3 +115,12 @@ def embedded(address: Address) -> IPv4Address | None:
     if found is None and any(address in network for network in (_NAT64, _COMPATIBLE, _TRANSLATED)):
         return None if int(address) <= 1 else IPv4Address(int(address) & 0xFFFF_FFFF)
     return found
+
+
+def is_address(host: str) -> bool:
+    """Whether a host is written as an address, so that no name has to be looked up."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,247 @@
+"""One connection to one place: the bytes of a request go out, an `Answer` comes back, one after the other.
+
+An answer counts from its head on: when the rest does not come, comes wrong or is too much, it is cut where it stands.
+Only a connection on which an answer was read to its very end is used again; one that says anything unasked is closed.
+`direct` makes connections and keeps them between calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final, cast
+
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from oncehook.outbound import Answer
+
+if TYPE_CHECKING:
+    from oncehook.outbound.direct import Direct
+    from oncehook.outbound.requests import Origin
+
+HEAD_MOST: Final = 32 << 10
+"""Bytes that may come before the body: of the head, and of what is said in between (1xx)."""
+HEADERS_MOST: Final = 100
+CHUNK_MOST: Final = 16
+"""Bytes that may come for each byte of the body that is kept; a chunk of one byte takes six."""
+LARGE: Final = 1 << 20
+"""Bytes from which on a body is sent piece by piece, so that it does not hold the loop."""
+_PIECE: Final = 256 << 10
+
+
+class NoHttp(Exception):
+    """What came back is no answer."""
+
+
+class Late(Exception):
+    """The deadline passed before there was an answer."""
+
+
+class Closed(Exception):
+    """The connection ended before there was an answer."""
+
+    def __init__(self, silent: bool) -> None:
+        self.silent = silent
+        """Nothing at all came back."""
+
+
+class Connection(asyncio.Protocol):
+    """Makes one call at a time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin, home: Direct) -> None:
+        self.origin = origin
+        self.idle_since = 0.0
+        self._loop = loop
+        self._home = home
+        self._parser = HttpResponseParser(self)
+        self._transport: asyncio.Transport
+        self._waiting: asyncio.Future[Answer] | None = None
+        """Who waits for the answer; None: nobody asked for anything."""
+        self._timer: asyncio.TimerHandle
+        self._rest: memoryview | None = None
+        """What is still to be sent of a large body."""
+        self._is_paused = self._was_unasked = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether another call can be made."""
+        return not self._transport.is_closing()
+
+    def abort(self) -> None:
+        """End it now."""
+        self._transport.abort()
+
+    # -- calling -------------------------------------------------------------------------------
+
+    async def exchange(
+        self, head: bytes, body: bytes | None, *, deadline: float, most: int, bodiless: bool = False
+    ) -> Answer:
+        """Send a request and wait for the answer. Raises NoHttp, Late or Closed. Whoever stops waiting ends it."""
+        if self._was_unasked:
+            raise NoHttp
+        if not self.is_open:
+            raise Closed(silent=True)
+        waiting: asyncio.Future[Answer] = self._loop.create_future()
+        self._waiting = waiting
+        self._timer = self._loop.call_at(deadline, self._ran_out)
+        self._most, self._bodiless = most, bodiless
+        self._received = self._headers = self._header_bytes = self._length = self._status = 0
+        self._allowed = HEAD_MOST
+        self._is_complete = self._keeps = False
+        self._retry_after: str | None = None
+        self._pieces: list[bytes] = []
+        self._send(head, body)
+        try:
+            return await waiting
+        except asyncio.CancelledError:
+            if self._waiting is waiting:  # otherwise the answer was there, and somebody else may be calling already
+                self._settle()
+                self.abort()
+            raise
+
+    def _send(self, head: bytes, body: bytes | None) -> None:
+        if not body:
+            self._transport.write(head)
+        elif len(body) < LARGE:
+            self._transport.write(head + body)
+        else:
+            self._transport.write(head)
+            self._rest = memoryview(body)
+            if not self._is_paused:
+                self._send_more()
+
+    def _send_more(self) -> None:
+        """The next piece, when the one before has gone; between two of them the loop does other work."""
+        if self._rest is None or self._is_paused:
+            return
+        piece, rest = self._rest[:_PIECE], self._rest[_PIECE:]
+        self._rest = rest or None
+        self._transport.write(piece)
+        if rest:
+            self._loop.call_soon(self._send_more)
+
+    def pause_writing(self) -> None:
+        """The other end is slow to read."""
+        self._is_paused = True
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._is_paused = False
+        self._send_more()
+
+    # -- what comes back -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """The way is open."""
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on."""
+        if self._waiting is None:  # nobody asked: it must not be taken for the answer to the next call
+            self._was_unasked = True
+            self.abort()
+            return
+        self._received += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (HttpParserError, HttpParserUpgrade):
+            self._spoilt()
+            return
+        if self._is_complete:
+            self._finish(reuse=self._keeps)
+        elif self._status and self._length >= self._most:
+            self._finish()
+        elif self._received > self._allowed:
+            self._spoilt()
+
+    def eof_received(self) -> None:
+        """The other end says no more."""
+        self._ended()
+        self.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It is over."""
+        self._ended()
+        self._home.forget(self)
+
+    # -- the parser's calls --------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """Behind a complete answer there must be nothing."""
+        if self._is_complete:
+            raise NoHttp
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Of all headers one is kept, and none counts that comes behind the body."""
+        if self._status:
+            return
+        self._headers += 1
+        self._header_bytes += len(name) + len(value)
+        if self._headers > HEADERS_MOST or self._header_bytes > HEAD_MOST:
+            raise NoHttp
+        if len(name) == 11 and self._retry_after is None and name.lower() == b"retry-after":
+            self._retry_after = value.decode("latin-1").strip()
+
+    def on_headers_complete(self) -> None:
+        """There is an answer, unless it is one of those that only announce it."""
+        status = self._parser.get_status_code()
+        if status < 200:
+            if status < 100 or status == 101:
+                raise NoHttp
+            self._retry_after = None
+            return
+        version = self._parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise NoHttp
+        self._status = status
+        self._allowed += CHUNK_MOST * self._most
+        if self._bodiless:
+            self._is_complete = True  # whatever its head says of a body; the parser waits for that, so no further call
+        else:
+            self._keeps = version == "1.1" and self._parser.should_keep_alive()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        if self._length < self._most:
+            self._pieces.append(body)
+        self._length += len(body)
+
+    def on_message_complete(self) -> None:
+        """The end of the answer, or of an announcement."""
+        self._is_complete = self._status != 0
+
+    # -- how it ends ---------------------------------------------------------------------------
+
+    def _ran_out(self) -> None:
+        self._finish() if self._status else self._fail(Late())
+
+    def _spoilt(self) -> None:
+        self._finish() if self._status else self._fail(NoHttp())
+
+    def _ended(self) -> None:
+        if self._waiting is not None:
+            self._finish() if self._status else self._fail(Closed(silent=not self._received))
+
+    def _finish(self, *, reuse: bool = False) -> None:
+        answer = Answer(self._status, b"".join(self._pieces)[: self._most], self._retry_after)
+        reuse = reuse and self._rest is None and not self._is_paused and self.is_open
+        waiting = self._settle()
+        if reuse:
+            self._home.keep(self)
+        else:
+            self.abort()
+        if not waiting.done():
+            waiting.set_result(answer)
+
+    def _fail(self, error: NoHttp | Late | Closed) -> None:
+        waiting = self._settle()
+        self.abort()
+        if not waiting.done():
+            waiting.set_exception(error)
+
+    def _settle(self) -> asyncio.Future[Answer]:
+        """The call is over; what comes from now on belongs to no call."""
+        assert self._waiting is not None
+        waiting, self._waiting = self._waiting, None
+        self._timer.cancel()
+        self._rest = None
+        return waiting
