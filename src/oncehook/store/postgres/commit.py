@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Outcome, Verdict
 from oncehook.store.base import Pending, Wake, Watch, answer, refuse, unheeded
+from oncehook.store.postgres.familiar import Familiar
 from oncehook.store.postgres.intake import INTAKE, Rows, verdicts
 from oncehook.store.postgres.opening import PATIENCE, SILENCE, cut, is_alive
 from oncehook.store.postgres.wire import Column, Connection
@@ -61,6 +62,7 @@ class GroupCommit:
         self.connect = connect
         self.watch = watch
         self.made_due = made_due
+        self.familiar = Familiar()
         self.closing = False
         self.stopped = False
         self._waiting: deque[Pending] = deque()
@@ -181,7 +183,7 @@ class _Writer:
         while not self._line.is_over():
             self._line.wake()  # what was left to this writer is for the others meanwhile
             try:
-                link = _Link(*await self._line.connect())
+                link = _Link(*await self._line.connect(), self._line.familiar)
             except (psycopg.Error, OSError, StoreError) as error:
                 if self.unreachable is None:
                     log.error("store.unreachable", extra={"error": str(error)})
@@ -253,10 +255,11 @@ class _Writer:
 class _Link:
     """One connection in autocommit, and the counters' slot that it alone writes."""
 
-    def __init__(self, connection: Connection, slot: int) -> None:
+    def __init__(self, connection: Connection, slot: int, familiar: Familiar) -> None:
         self._connection = connection
         self._cursor = psycopg.AsyncRawCursor(connection)
         self._slot = slot
+        self._familiar = familiar
         self._hasty = False
 
     @property
@@ -269,11 +272,22 @@ class _Link:
     async def write(self, batch: Sequence[Pending]) -> list[list[Verdict]]:
         """Commit a group: one statement. Raises without having written, unless the connection broke."""
         intakes = [pending.intake for pending in batch]
-        parameters = _parameters(intakes, self._slot)
         faults.point("before_intake")
-        rows = await self._execute(parameters)
+        rows = await self._send(intakes)
         faults.point("after_intake")
-        return verdicts(intakes, rows)
+        outcome = verdicts(intakes, rows)
+        self._familiar.note(intakes, outcome)
+        return outcome
+
+    async def _send(self, intakes: Sequence[Intake]) -> list[Any]:
+        bare = self._familiar.among(intakes)
+        try:
+            return await self._execute(_parameters(intakes, bare, self._slot))
+        except psycopg.IntegrityError:
+            if not bare:
+                raise
+        self._familiar.forget()
+        return await self._execute(_parameters(intakes, (), self._slot))
 
     async def _execute(self, parameters: Sequence[Column | int]) -> list[Any]:
         guard = asyncio.get_running_loop().call_later(SILENCE, self.cut)
@@ -372,8 +386,8 @@ def _unavailable(error: BaseException) -> StoreUnavailable:
     return failure
 
 
-def _parameters(intakes: Sequence[Intake], slot: int) -> list[Column | int]:
+def _parameters(intakes: Sequence[Intake], bare: Collection[bytes], slot: int) -> list[Column | int]:
     try:
-        return Rows(intakes).parameters(slot)
+        return Rows(intakes, bare).parameters(slot)
     except Exception as error:
         raise _UnfitError(str(error)) from error

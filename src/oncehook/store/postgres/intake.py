@@ -8,7 +8,7 @@ a settle, in one transaction with it: it locks the lines to be settled in their 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from oncehook.deliveries import Lease
@@ -18,7 +18,7 @@ from oncehook.store.base import UNSEEN
 from oncehook.store.postgres.wire import Blobs, Column, Floats, Ids, Integers, Smalls, Texts, Times
 
 # Arrays 1-17 are the candidates, 18-21 the split requests, 22-29 copies inside this group, 30-34 the deliveries that
-# candidates would cause, 35 is the counters' slot. Plans are forced (see HOT_SETTINGS), so the statement is written for
+# candidates would cause, 35 is the counters' slot. Plans are forced (see `opening`), so the statement is written for
 # probes: LATERAL … LIMIT 1 where a CTE is looked into, IN (SELECT …) as a hashed set, nothing that needs statistics.
 _KEYS_AND_EVENTS: Final = """
 WITH i AS MATERIALIZED (
@@ -137,7 +137,9 @@ EMIT: Final = _KEYS_AND_EVENTS + _HEADS_AND_LEASED + _DELIVERIES
 class Rows:
     """The columns of one group, in order of arrival. A key comes once: later items with it are its copies."""
 
-    def __init__(self, batch: Sequence[Intake]) -> None:
+    def __init__(self, batch: Sequence[Intake], bare: Collection[bytes] = ()) -> None:
+        """`bare`: event ids of items that go without body and deliveries, being copies as far as anybody knows."""
+        self._bare = bare
         self.items: list[tuple[Item, Intake]] = []
         self.counts: list[int] = []
         self.copies: list[tuple[int, Item, Intake, int]] = []
@@ -188,7 +190,7 @@ class Rows:
             Ids([intake.arrival_id for _, intake in rows]),
             Ids([intake.arrival_id if intake.raw is not None else None for _, intake in rows]),
             Blobs([intake.headers if intake.raw is None else None for _, intake in rows]),
-            Blobs([item.body for item in items]),
+            Blobs([None if item.event_id in self._bare else item.body for item in items]),
             Integers(self.counts),
             Floats([item.keep for item in items]),
         ]
@@ -219,7 +221,8 @@ class Rows:
         ]
 
     def _deliveries(self) -> list[Column]:
-        rows = [(item.event_id, planned) for item, _ in self.items for planned in item.deliveries]
+        items = [item for item, _ in self.items if item.event_id not in self._bare]
+        rows = [(item.event_id, planned) for item in items for planned in item.deliveries]
         return [
             Ids([planned.id for _, planned in rows]),
             Ids([event_id for event_id, _ in rows]),

@@ -13,7 +13,8 @@ from datetime import datetime
 from typing import Any, Final, NamedTuple
 
 from oncehook.model import Intake, Item, Outcome, Verdict, new_id
-from oncehook.store.base import CONFLICT_SLOTS, KEPT_ARRIVALS, UNSEEN
+from oncehook.store.base import UNSEEN
+from oncehook.store.sqlite import copies
 
 Micros = int
 MINUTE: Final = 60_000_000
@@ -63,13 +64,16 @@ class Update(Many):
 _KEY_COLUMNS: Final = "(hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
 _LOOKED_UP: Final = 32
 STANDING: Final = (
-    "SELECT hash, event_id, body_hash, expires_at, copies, rowid FROM keys WHERE hash IN ("
+    "SELECT hash, k.event_id, body_hash, expires_at, coalesce(c.n, k.copies), c.duplicate, c.conflict"
+    " FROM keys k LEFT JOIN copies c ON c.event_id = k.event_id WHERE hash IN ("
     "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
 )
 NEW_KEYS: Final = Insert("INSERT INTO keys " + _KEY_COLUMNS, 8, "ON CONFLICT DO NOTHING")
-COPIED_KEYS: Final = Update(
-    "row, copies, last_seen",
-    "UPDATE keys SET copies = v.copies, last_seen = v.last_seen FROM v WHERE keys.rowid = v.row",
+COPIES: Final = Insert(
+    "INSERT INTO copies (event_id, n, last_seen, duplicate, conflict)",
+    5,
+    "ON CONFLICT DO UPDATE SET n = excluded.n, last_seen = excluded.last_seen, duplicate = excluded.duplicate,"
+    " conflict = excluded.conflict",
 )
 IMPORTED_KEYS: Final = Insert(
     "INSERT INTO keys " + _KEY_COLUMNS,
@@ -83,7 +87,7 @@ EVENTS: Final = Insert(
     " key_hash, batch_id, head, body)",
     15,
 )
-ARRIVALS: Final = Insert("INSERT OR REPLACE INTO arrivals (event_id, slot, id, outcome, at, batch_id, head, body)", 8)
+ARRIVALS: Final = Insert("INSERT INTO arrivals (n, before, event_id, id, outcome, at, batch_id, head, body)", 9)
 DELIVERIES: Final = Insert(
     "INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind, options)", 7
 )
@@ -107,7 +111,9 @@ class Known(NamedTuple):
     body_hash: bytes
     expires_at: Micros
     copies: int
-    row: int
+    duplicate: int | None
+    conflict: int | None
+    """The ends of its chains (see `copies`)."""
 
 
 @dataclass(slots=True)
@@ -161,6 +167,9 @@ class Group:
         """What was decided about the items that are not simply accepted, by their identity."""
         self.copied: list[tuple[Any, ...]] = []
         self.arrivals: list[tuple[Any, ...]] = []
+        self.outgrown: list[bytes] = []
+        """Events whose chains of later arrivals are to be cut."""
+        self.makes_work = False
 
     def write(self) -> list[list[Verdict]]:
         """Write it all; the verdicts on each intake's items."""
@@ -181,7 +190,7 @@ class Group:
                 f.candidate.event_id,
                 f.candidate.body_hash,
                 f.intake.source_id,
-                1 + len(f.copies),
+                1,
                 self.now,
                 self.now,
                 self.now + int(f.candidate.keep * 1_000_000),
@@ -198,7 +207,7 @@ class Group:
             if stands is not None and stands.event_id != f.candidate.event_id:
                 self._judge(f, row, stands)
             elif f.copies:
-                self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
+                self._add_copies(_first(f.candidate), f.copies)
 
     def _known(self, rows: Sequence[tuple[Any, ...]]) -> dict[bytes, Known]:
         """What stands for each key of the group now."""
@@ -218,25 +227,27 @@ class Group:
                 " last_seen = ?7, expires_at = ?8 WHERE hash = ?1",
                 row,
             )
-            self._add_copies(f.candidate.event_id, f.candidate.body_hash, 1, f.copies)
+            copies.forget_key(self.connection, stands.event_id)
+            if f.copies:
+                self._add_copies(_first(f.candidate), f.copies)
         else:
-            self.copied.append((stands.row, stands.copies + 1 + len(f.copies), self.now))
-            self._add_copies(stands.event_id, stands.body_hash, stands.copies, [(f.candidate, f.intake), *f.copies])
+            self._add_copies(stands, [(f.candidate, f.intake), *f.copies])
 
-    def _add_copies(
-        self, event_id: bytes, body_hash: bytes, before: int, copies: Sequence[tuple[Item, Intake]]
-    ) -> None:
-        """Later arrivals of an event: counted exactly, the latest of them kept in a ring."""
-        for number, (item, intake) in enumerate(copies, before + 1):
-            differs = item.body_hash != body_hash != UNSEEN
+    def _add_copies(self, stands: Known, later: Sequence[tuple[Item, Intake]]) -> None:
+        """Later arrivals of an event: counted exactly, the latest of them kept."""
+        ends = {Outcome.duplicate: stands.duplicate, Outcome.conflict: stands.conflict}
+        for item, intake in later:
+            differs = item.body_hash != stands.body_hash != UNSEEN
             outcome = Outcome.conflict if differs else Outcome.duplicate
-            self.verdicts[id(item)] = Verdict(outcome, event_id)
+            self.verdicts[id(item)] = Verdict(outcome, stands.event_id)
             self.counts[intake.source_id, 0, outcome] += 1
             split = intake.raw is not None
+            self.seq += 1
             self.arrivals.append(
                 (
-                    event_id,
-                    number % KEPT_ARRIVALS + (CONFLICT_SLOTS if differs else 0),
+                    self.seq,
+                    ends[outcome],
+                    stands.event_id,
                     intake.arrival_id,
                     outcome,
                     self.now,
@@ -245,11 +256,17 @@ class Group:
                     item.body if differs else None,
                 )
             )
+            ends[outcome] = self.seq
+        n = stands.copies + len(later)
+        self.copied.append((stands.event_id, n, self.now, *ends.values()))
+        if copies.outgrows(stands.copies, n):
+            self.outgrown.append(stands.event_id)
 
     def _insert_copies(self) -> None:
-        if self.arrivals:
-            COPIED_KEYS(self.connection, self.copied)
-            ARRIVALS(self.connection, self.arrivals)
+        COPIES(self.connection, sorted(self.copied))  # neighbours in the table one after the other
+        ARRIVALS(self.connection, self.arrivals)
+        for event_id in self.outgrown:
+            copies.cut(self.connection, event_id)
 
     def _insert_events(self) -> None:
         rows = []
@@ -302,6 +319,7 @@ class Group:
                     line = planned.subject_key or planned.id
                     heads.append((line, to, self.now, planned.id, item.event_id, options))
                     self.counts[0, planned.destination_id, "pending"] += 1
+        self.makes_work = bool(deliveries)
         DELIVERIES(self.connection, deliveries)
         HEADS(self.connection, heads)
 
@@ -311,6 +329,11 @@ class Group:
         fronts.add(subject_key)
         found = self.connection.execute("SELECT 1 FROM heads WHERE subject_key = ?", (subject_key,)).fetchone()
         return found is not None
+
+
+def _first(item: Item) -> Known:
+    """An event that has just come for the first time."""
+    return Known(item.event_id, item.body_hash, 0, 1, None, None)
 
 
 def remember(connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float) -> int:

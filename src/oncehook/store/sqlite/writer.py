@@ -172,8 +172,7 @@ class Writer:
     def record(self, intake: Intake) -> Pending:
         """Join the next group. Raises at once when too much waits, or nothing can be written."""
         self._check()
-        if self._is_full:
-            raise StoreUnavailable(DISK_FULL)
+        self.check_space()
         if len(self._waiting) >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
             raise Overloaded
         pending = Pending(intake, self._loop.create_future())
@@ -195,6 +194,11 @@ class Writer:
             self._plan_turn()
         result: T = await call.future
         return result
+
+    def check_space(self) -> None:
+        """Raises StoreUnavailable while nothing new is taken in: what makes room may still be written."""
+        if self._is_full:
+            raise StoreUnavailable(DISK_FULL)
 
     def _check(self) -> None:
         if self.broken is not None or self._closing:
@@ -241,7 +245,7 @@ class Writer:
             group = Group(connection, work.now, work.seq, batch, expects_copies=self._expects_copies)
             work.verdicts, work.seq = group.write(), group.seq
             self._expects_copies = group.met_copies
-            work.wakes = work.wakes or work.seq != self._seq
+            work.wakes = work.wakes or group.makes_work
         connection.execute("UPDATE marks SET value = ? WHERE name = 'clock'", (work.now,))
         if work.seq != self._seq:
             connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (work.seq,))

@@ -1,0 +1,151 @@
+"""Later arrivals on SQLite: how they hang together, how many rows they leave, and when they go."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from oncehook.model import Engine, Outcome
+from oncehook.store.base import KEPT_ARRIVALS, Store
+from oncehook.store.migrate import migrations
+from oncehook.store.sqlite import SqliteStore
+from tests.store.conftest import SqliteGround
+from tests.store.making import CRM, DAY, enrolled, event_of, finish, intake, item, keep, record
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> SqliteGround:
+    return SqliteGround(tmp_path)
+
+
+@pytest.fixture
+async def store(ground: SqliteGround) -> AsyncIterator[Store]:
+    made = ground.make()
+    await made.open()
+    await enrolled(made)
+    yield made
+    await made.close()
+    ground.remove()
+
+
+def rows(ground: SqliteGround, table: str) -> int:
+    return int(ground.sql(f"SELECT count(*) FROM {table}")[0][0])
+
+
+async def prune(store: Store, keep_for: float = DAY) -> None:
+    while await store.prune({}, keep_for, 500):
+        pass
+
+
+async def test_a_storm_on_one_key_leaves_few_rows(ground: SqliteGround, store: Store) -> None:
+    """R57: at most twice what is shown of each kind, whether copies come one by one or by the hundred."""
+    [first] = await keep(store, item("k", body=b"a"))
+    most = 0
+    for n in range(130):
+        await record(store, *[intake(item("k", body=b"a" if (n + m) % 3 else b"b")) for m in range(1 + n // 20)])
+        most = max(most, rows(ground, "arrivals"))
+    assert KEPT_ARRIVALS * 2 < most <= KEPT_ARRIVALS * 4
+    kept = [arrival.outcome for arrival in await store.arrivals_of(first.event_id)]
+    assert (kept.count(Outcome.duplicate), kept.count(Outcome.conflict)) == (KEPT_ARRIVALS, KEPT_ARRIVALS)
+
+
+async def test_a_copy_does_not_touch_its_key(ground: SqliteGround, store: Store) -> None:
+    [first] = await keep(store, item("k"))
+    before = ground.sql("SELECT * FROM keys")
+    await keep(store, item("k"))
+    await keep(store, item("k", body=b"another"))
+    assert ground.sql("SELECT * FROM keys") == before
+    assert (await event_of(store, first)).copies == 3
+
+
+async def test_copies_are_counted_beyond_the_key(ground: SqliteGround, store: Store) -> None:
+    """The key's window is shorter than the event's life: the event still knows how often it came."""
+    [first] = await keep(store, item("k", keep=60, to=[CRM]))
+    await keep(store, item("k"))
+    ground.forward(120)
+    await prune(store)
+    assert rows(ground, "keys") == 0
+    assert (await event_of(store, first)).copies == 2
+    assert len(await store.arrivals_of(first.event_id)) == 1
+    await finish(store)
+    ground.forward(2 * DAY)
+    await prune(store)
+    assert (rows(ground, "copies"), rows(ground, "arrivals")) == (0, 0)
+
+
+async def test_a_key_that_is_taken_over_leaves_each_event_its_own(ground: SqliteGround, store: Store) -> None:
+    [first] = await keep(store, item("k", keep=60))
+    await keep(store, item("k"))
+    ground.forward(120)
+    [second, *_] = await keep(store, item("k"), item("k"), item("k"))
+    assert second.event_id != first.event_id
+    assert ((await event_of(store, first)).copies, (await event_of(store, second)).copies) == (2, 3)
+    assert (len(await store.arrivals_of(first.event_id)), len(await store.arrivals_of(second.event_id))) == (1, 2)
+
+
+@pytest.mark.parametrize("comes_again", [False, True], ids=["forgotten", "taken over"])
+async def test_what_outlives_its_event_goes_with_its_key(ground: SqliteGround, store: Store, comes_again: bool) -> None:
+    [first] = await keep(store, item("k", keep=10 * DAY))
+    ground.forward(2 * DAY)
+    await prune(store)
+    assert await store.get_event(first.event_id) is None
+    await keep(store, item("k"))
+    assert (rows(ground, "copies"), rows(ground, "arrivals")) == (1, 1)
+    ground.forward(10 * DAY)
+    if comes_again:
+        [second] = await keep(store, item("k"))
+        assert second.outcome is Outcome.accepted
+    else:
+        await prune(store)
+    assert (rows(ground, "copies"), rows(ground, "arrivals")) == (0, 0)
+
+
+async def test_a_store_of_before_keeps_its_arrivals(ground: SqliteGround) -> None:
+    """The ring by slot becomes chains: the same arrivals in the same order, the same counts, and so on."""
+    old = [step for step in migrations(Engine.sqlite) if step.version <= 2]
+    with closing(sqlite3.connect(ground.path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(
+            "CREATE TABLE migrations (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
+        )
+        for step in old:
+            connection.executescript(step.sql)
+            connection.execute("INSERT INTO migrations VALUES (?, ?, 0)", (step.version, step.name))
+        event = bytes(range(14)) + bytes(2)
+        thing = item("k", body=b"a", event_id=event)
+        connection.execute("INSERT INTO sources (name) VALUES ('orders'), ('payments')")
+        connection.execute(
+            "INSERT INTO events (source_id, id, type, key, received_at, marks, body_hash, key_hash, head, body)"
+            " VALUES (1, ?, 't', 'k', 5, 0, ?, ?, x'00', ?)",
+            (event, thing.body_hash, thing.key_hash, thing.body),
+        )
+        connection.execute(
+            "INSERT INTO keys VALUES (?, ?, ?, 1, 4, 5, 9, 1 << 60)", (thing.key_hash, event, thing.body_hash)
+        )
+        connection.executemany(
+            "INSERT INTO arrivals (event_id, slot, id, outcome, at, head, body) VALUES (?, ?, ?, ?, ?, x'00', ?)",
+            [
+                (event, 2, b"1" * 16, "duplicate", 6, None),
+                (event, 23, b"2" * 16, "conflict", 7, b"b"),
+                (event, 4, b"3" * 16, "duplicate", 9, None),
+            ],
+        )
+        connection.execute(
+            "INSERT INTO counters VALUES (0, 1, 0, 'received', 4), (0, 1, 0, 'accepted', 1), (0, 1, 0, 'duplicate', 2),"
+            " (0, 1, 0, 'conflict', 1)"
+        )
+    store = SqliteStore(ground.path)
+    await store.open()
+    await enrolled(store)
+    assert [arrival.id[:1] for arrival in await store.arrivals_of(event)] == [b"1", b"2", b"3"]
+    [again] = await keep(store, item("k", body=b"a"))
+    assert (again.outcome, again.event_id) == (Outcome.duplicate, event)
+    assert (await event_of(store, again)).copies == 5
+    assert [a.outcome for a in await store.arrivals_of(event)] == ["duplicate", "conflict", "duplicate", "duplicate"]
+    assert [check.name for check in await store.check() if not check.ok] == []
+    await store.close()
+    ground.remove()
