@@ -1,7 +1,7 @@
 """The one query language: the same text in API, command line and dashboard.
 
-`parse` turns `source:stripe type:invoice.* status:dead since:2h refund` into a `Filter`; `fixed` writes a filter back
-as text in which "two hours ago" has become a moment, for plans and for commands to copy. What cannot be read raises
+`parse` turns `source:stripe status:dead body.amount:>1000 since:2h refund` into a `Filter`; `fixed` writes one back as
+text in which "two hours ago" has become a moment, for plans and for commands to copy. What cannot be read raises
 QueryInvalid, naming the word that was probably meant. No text reaches a database but as a parameter (S36).
 """
 
@@ -15,24 +15,40 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
+from oncehook.clauses import SIGNS, Clause
 from oncehook.deliveries import Category, DeliveryStatus, Filter
 from oncehook.errors import ConfigError, QueryInvalid
 from oncehook.model import Kind, read_id, show_id
+from oncehook.payload import MAX_DEPTH
 from oncehook.units import seconds
 
 LONGEST: Final = 32_768
 """Characters of a query at most; some 800 ids fit."""
 
-NOTES: Final = ("stale", "coalesced")
+MOST_CLAUSES: Final = 10
+"""Places in the body that a query may ask for at once: each is looked up in every body."""
 
-_PART: Final = re.compile(r'\s*(?:(?P<word>[A-Za-z_.]+):)?(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s"]+))(?=\s|$)')
+NOTES: Final = ("stale", "coalesced", "erased")
+
+BODY: Final = "body."
+"""What a word begins with that names a place in the body."""
+
+_STEP: Final = r'(?:"(?:[^"\\]|\\.)*+"|[^\s".:\\]++)'
+_PLACE: Final = rf"body(?:\.{_STEP})++"
+_PART: Final = re.compile(
+    rf"\s*(?:(?P<word>{_PLACE}|[A-Za-z_.]+):)?"
+    r'(?:"(?P<quoted>(?:[^"\\]|\\.)*)"|(?P<bare>[^\s"]+))(?=\s|$)'
+)
+_PLACES: Final = re.compile(_PLACE)
+_STEPS: Final = re.compile(rf"\.({_STEP})")
+_PLAIN_STEP: Final = re.compile(r'[^\s".:\\]+')
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN: Final = re.compile(r"[^\s\"\\]+")
 _COUNT: Final = re.compile(r"(>=|<=|>|<|=)?([0-9]{1,9})")
 _CODE: Final = re.compile(r"[1-9](?:[0-9]{2}|xx)", re.IGNORECASE)
 _ID: Final = re.compile(r"(?:evt|dlv|rpl)_[0-9a-fA-F-]{32,36}")
 _DURATION: Final = re.compile(r"[0-9.]+[a-z]")
-_UNSAID: Final = re.compile(r"[A-Za-z_.]+:")
+_UNSAID: Final = re.compile(rf"(?:{_PLACE}|[A-Za-z_.]+):")
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -44,6 +60,7 @@ class _Reading:
     now: datetime
     found: dict[str, Any] = field(default_factory=dict)
     ids: list[bytes] = field(default_factory=list)
+    clauses: list[Clause] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
 
     def put(self, name: str, value: object, word: str) -> None:
@@ -61,7 +78,9 @@ def parse(text: str, now: datetime) -> Filter:
     check_text(text, "The query", LONGEST)
     reading = _Reading(now)
     for word, value, quoted in _parts(text):
-        if word is not None:
+        if word is not None and word.startswith(BODY):
+            _read_clause(reading, word, value, quoted)
+        elif word is not None:
             _read(reading, word, value)
         elif not quoted and _ID.fullmatch(value):
             _read_any_id(reading, value)
@@ -69,6 +88,8 @@ def parse(text: str, now: datetime) -> Filter:
             reading.texts.append(value)
     if reading.ids:
         reading.found["ids"] = tuple(dict.fromkeys(reading.ids))
+    if reading.clauses:
+        reading.found["body"] = tuple(dict.fromkeys(reading.clauses))
     if reading.texts:
         reading.found["text"] = " ".join(reading.texts)
     return Filter(**reading.found)
@@ -120,7 +141,7 @@ def _read(reading: _Reading, word: str, value: str) -> None:
     read = _READERS.get(word)
     if read is None:
         near = get_close_matches(word, _READERS, 1)
-        hint = f'Did you mean "{near[0]}:"?' if near else f"There are: {', '.join(WORDS)}."
+        hint = f'Did you mean "{near[0]}:"?' if near else f"There are: {', '.join(WORDS)} and {BODY}…"
         raise QueryInvalid(
             f'"{word}:" is no word of a query.', hint=f'{hint} Text with a colon is searched for in quotes, as "a:b".'
         )
@@ -205,6 +226,29 @@ def _known_id(kind: Kind, word: str, value: str) -> bytes:
         ) from None
 
 
+def _read_clause(reading: _Reading, word: str, value: str, quoted: bool) -> None:
+    """`body.a.b:` may be repeated, and means all of them. What stands in quotes is no sign."""
+    steps = tuple(map(_unquoted, _STEPS.findall(word))) if _PLACES.fullmatch(word) else ()
+    sign = "" if quoted else next((one for one in SIGNS if value.startswith(one)), "")
+    clause = Clause(steps, sign or "=", value.removeprefix(sign))
+    if not 0 < len(steps) <= MAX_DEPTH:
+        raise QueryInvalid(f"{word[:60]}: leads nowhere.", hint="Write for example body.data.items.0.price:>10.")
+    if not clause.value:
+        raise QueryInvalid(f"{word[:60]}: has no value.")
+    if clause.sign != "=" and clause.number is None:
+        raise QueryInvalid(
+            f"{word[:60]}:{value[:40]} compares with what is no number.",
+            hint=f'Write {word[:60]}:{sign}10; text that begins with {sign} is looked for in quotes, as "{sign}a".',
+        )
+    reading.clauses.append(clause)
+    if len(reading.clauses) > MOST_CLAUSES:
+        raise QueryInvalid(f"A query asks for {MOST_CLAUSES} places in the body at most.")
+
+
+def _unquoted(step: str) -> str:
+    return _ESCAPED.sub(r"\1", step[1:-1]) if step.startswith('"') else step
+
+
 _READERS: Final[Mapping[str, Reader]] = {
     "source": _text("source"),
     "type": _text("type"),
@@ -224,7 +268,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "until": _moment("until"),
 }
 WORDS: Final = tuple(_READERS)
-"""Every word of a query, for completion and for documents."""
+"""Every word of a query but those of the body (BODY), for completion and for documents."""
 
 
 # -- and back ----------------------------------------------------------------------------------
@@ -246,6 +290,8 @@ def _said(filter: Filter, name: str) -> Iterator[str]:
         return
     if name == "ids":
         yield from (f"id:{show_id(Kind.delivery, one)}" for one in value)
+    elif name == "body":
+        yield from map(_said_clause, value)
     elif name == "attempts_above":
         yield from _said_attempts(value, filter.attempts_below)
     elif name == "event_id":
@@ -267,6 +313,13 @@ def _said_attempts(above: int, below: int | None) -> Iterator[str]:
     yield f"attempts:>={above + 1}"
     if below is not None:
         yield f"attempts:<{below}"
+
+
+def _said_clause(clause: Clause) -> str:
+    place = ".".join(step if _PLAIN_STEP.fullmatch(step) else _quoted(step) for step in clause.path)
+    if clause.sign != "=":
+        return f"{BODY}{place}:{clause.sign}{clause.value}"
+    return f"{BODY}{place}:{_quoted(clause.value) if clause.value.startswith(SIGNS) else quoted(clause.value)}"
 
 
 def _is_plain_text(value: str) -> bool:

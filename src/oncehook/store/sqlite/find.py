@@ -13,12 +13,16 @@ from typing import Any, Final
 
 from oncehook import clock
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
+from oncehook.store.sqlite import bodies
 from oncehook.store.sqlite.intake import to_micros
 from oncehook.store.sqlite.look import moment, moment_or_none
 from oncehook.store.sqlite.work import NEVER
 
 LOOKED_AT: Final = 20_000
 """Rows that one page of a list looks at, at most; then it says how far it came."""
+
+LOOKED_INTO: Final = 32 << 20
+"""Bytes of bodies that one page looks into, at most, where the filter asks for what they say."""
 
 EVERYTHING: Final = 1 << 62
 
@@ -107,7 +111,7 @@ _DELIVERY_MATCHES: Final = (
 )
 _EVENT_MATCHES: Final = (
     ") f CROSS JOIN events e ON e.id = f.id CROSS JOIN sources s ON s.id = e.source_id"
-    + " LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id WHERE "
+    + " LEFT JOIN copies c ON c.event_id = e.id WHERE "
     + _OF_EVENT
     + " AND (NOT :asks_deliveries AND (:text IS NULL OR "
     + _EVENT_SAYS
@@ -130,11 +134,11 @@ FROM (
 """
 _MEANT: Final = """
 SELECT d.id, d.seq, CASE WHEN d.status = 'pending' AND h.leased AND (h.delivery_id = d.id OR h.carries = d.id)
-       THEN 'leased' ELSE d.status END, t.name, e.received_at
+       THEN 'leased' ELSE d.status END, t.name, e.received_at, d.note
 FROM (
 """
 _LISTED: Final = """
-SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, length(e.body), coalesce(k.copies, 1)
+SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, length(e.body), coalesce(c.n, 1)
 FROM (
 """
 SHOW_DELIVERIES: Final = {
@@ -143,6 +147,11 @@ SHOW_DELIVERIES: Final = {
     "leased": _SHOWN + _DELIVERIES["leased"] + _DELIVERY_MATCHES,
     "replay": _SHOWN + _DELIVERIES["replay"] + _DELIVERY_MATCHES,
     "subject": _SHOWN + _DELIVERIES["subject"] + _DELIVERY_MATCHES,
+    "all, body": _SHOWN + _DELIVERIES["all"] + _DELIVERY_MATCHES + bodies.SAYS,
+    "unfinished, body": _SHOWN + _DELIVERIES["unfinished"] + _DELIVERY_MATCHES + bodies.SAYS,
+    "leased, body": _SHOWN + _DELIVERIES["leased"] + _DELIVERY_MATCHES + bodies.SAYS,
+    "replay, body": _SHOWN + _DELIVERIES["replay"] + _DELIVERY_MATCHES + bodies.SAYS,
+    "subject, body": _SHOWN + _DELIVERIES["subject"] + _DELIVERY_MATCHES + bodies.SAYS,
 }
 MEAN_DELIVERIES: Final = {
     "all": _MEANT + _DELIVERIES["all"] + _DELIVERY_MATCHES,
@@ -150,6 +159,11 @@ MEAN_DELIVERIES: Final = {
     "leased": _MEANT + _DELIVERIES["leased"] + _DELIVERY_MATCHES,
     "replay": _MEANT + _DELIVERIES["replay"] + _DELIVERY_MATCHES,
     "subject": _MEANT + _DELIVERIES["subject"] + _DELIVERY_MATCHES,
+    "all, body": _MEANT + _DELIVERIES["all"] + _DELIVERY_MATCHES + bodies.SAYS,
+    "unfinished, body": _MEANT + _DELIVERIES["unfinished"] + _DELIVERY_MATCHES + bodies.SAYS,
+    "leased, body": _MEANT + _DELIVERIES["leased"] + _DELIVERY_MATCHES + bodies.SAYS,
+    "replay, body": _MEANT + _DELIVERIES["replay"] + _DELIVERY_MATCHES + bodies.SAYS,
+    "subject, body": _MEANT + _DELIVERIES["subject"] + _DELIVERY_MATCHES + bodies.SAYS,
 }
 LIST_EVENTS: Final = {
     "all": _LISTED + _EVENTS["all"] + _EVENT_MATCHES,
@@ -158,6 +172,12 @@ LIST_EVENTS: Final = {
     "unfinished": _LISTED + _EVENTS["unfinished"] + _EVENT_MATCHES,
     "leased": _LISTED + _EVENTS["leased"] + _EVENT_MATCHES,
     "replay": _LISTED + _EVENTS["replay"] + _EVENT_MATCHES,
+    "all, body": _LISTED + _EVENTS["all"] + _EVENT_MATCHES + bodies.SAYS,
+    "source, body": _LISTED + _EVENTS["source"] + _EVENT_MATCHES + bodies.SAYS,
+    "subject, body": _LISTED + _EVENTS["subject"] + _EVENT_MATCHES + bodies.SAYS,
+    "unfinished, body": _LISTED + _EVENTS["unfinished"] + _EVENT_MATCHES + bodies.SAYS,
+    "leased, body": _LISTED + _EVENTS["leased"] + _EVENT_MATCHES + bodies.SAYS,
+    "replay, body": _LISTED + _EVENTS["replay"] + _EVENT_MATCHES + bodies.SAYS,
 }
 FAR_DELIVERY: Final = {
     "all": _DELIVERIES["all"] + _FAR,
@@ -175,6 +195,28 @@ FAR_EVENT: Final = {
     "replay": _REPLAYED_ONES + _LOOK + _FAR,
 }
 
+# How many rows a way brings, and how many of them before their bodies are more than a page looks into.
+_WEIGH: Final = """
+SELECT count(*), count(*) FILTER (WHERE upto <= :looked_into)
+FROM (SELECT sum(length(e.body)) OVER (ORDER BY f.id DESC ROWS UNBOUNDED PRECEDING) AS upto FROM (
+"""
+_WEIGHED: Final = ") f CROSS JOIN events e ON e.id = CAST(substr(f.id, 1, 14) || x'0000' AS BLOB))"
+WEIGH_DELIVERIES: Final = {
+    "all": _WEIGH + _DELIVERIES["all"] + _WEIGHED,
+    "unfinished": _WEIGH + _DELIVERIES["unfinished"] + _WEIGHED,
+    "leased": _WEIGH + _DELIVERIES["leased"] + _WEIGHED,
+    "replay": _WEIGH + _DELIVERIES["replay"] + _WEIGHED,
+    "subject": _WEIGH + _DELIVERIES["subject"] + _WEIGHED,
+}
+WEIGH_EVENTS: Final = {
+    "all": _WEIGH + _EVENTS["all"] + _WEIGHED,
+    "source": _WEIGH + _EVENTS["source"] + _WEIGHED,
+    "subject": _WEIGH + _EVENTS["subject"] + _WEIGHED,
+    "unfinished": _WEIGH + _EVENTS["unfinished"] + _WEIGHED,
+    "leased": _WEIGH + _EVENTS["leased"] + _WEIGHED,
+    "replay": _WEIGH + _EVENTS["replay"] + _WEIGHED,
+}
+
 
 @dataclass(slots=True)
 class Question:
@@ -182,6 +224,11 @@ class Question:
 
     way: str
     values: dict[str, Any]
+
+    @property
+    def statement(self) -> str:
+        """Its name among the statements: those that look into bodies are others, and cost the rest nothing."""
+        return self.way if self.values["clauses"] is None else f"{self.way}, body"
 
 
 def ask_deliveries(connection: sqlite3.Connection, filter: Filter, before: bytes | None = None) -> Question:
@@ -215,6 +262,15 @@ def ask_events(connection: sqlite3.Connection, filter: Filter, before: bytes | N
     if filter.subject is not None:
         return Question("subject", values)
     return Question(_way(filter) or ("source" if filter.source is not None else "all"), values)
+
+
+def weigh(connection: sqlite3.Connection, question: Question, statement: str) -> None:
+    """Have a page look at fewer rows where their bodies are too large to look into all of them."""
+    if question.values["clauses"] is None:
+        return
+    there, fitting = connection.execute(statement, question.values | {"looked_into": LOOKED_INTO}).fetchone()
+    if fitting < there:
+        question.values["looked_at"] = max(fitting, 1)
 
 
 def _way(filter: Filter) -> str | None:
@@ -266,6 +322,7 @@ def _values(connection: sqlite3.Connection, filter: Filter) -> dict[str, Any]:
         "below": filter.attempts_below,
         "replay_id": filter.replay_id,
         "text": None if filter.text is None else "%" + _like(filter.text) + "%",
+        "clauses": bodies.asked(filter.body),
     }
     of_deliveries = ("destination_id", "status", "category", "note", "lowest_code", "above", "below", "replay_id")
     values["asks_deliveries"] = any(values[name] is not None for name in of_deliveries)
@@ -295,14 +352,14 @@ def _like(text: str) -> str:
 # -- answers -------------------------------------------------------------------------------------
 
 
-def meant(connection: sqlite3.Connection, filter: Filter) -> Iterator[tuple[bytes, int, str, str, int]]:
-    """All deliveries that a filter means, however many: id, seq, status, destination, received at."""
+def meant(connection: sqlite3.Connection, filter: Filter) -> Iterator[tuple[bytes, int, str, str, int, str | None]]:
+    """All deliveries that a filter means, however many: id, seq, status, destination, received at, note."""
     asked = ask_deliveries(connection, filter)
     questions = [asked] if filter.ids is None else [one_of(asked, one) for one in dict.fromkeys(filter.ids)]
     for question in questions:
         if question is not None:
             everything = question.values | {"looked_at": EVERYTHING}
-            yield from connection.execute(MEAN_DELIVERIES[question.way], everything)
+            yield from connection.execute(MEAN_DELIVERIES[question.statement], everything)
 
 
 def shown(row: tuple[Any, ...]) -> StoredDelivery:

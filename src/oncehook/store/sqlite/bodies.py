@@ -1,0 +1,120 @@
+"""What a filter asks of bodies: a condition that SQLite decides while it walks, and Python's word on what it found.
+
+`find` puts SAYS behind its conditions and hands in `clauses`. SQLite's own JSON functions look at every body without
+holding up Python's other threads; the few that seem to match are then read as handlers read them (`says`), because
+SQLite takes bytes for text, and the first of two same names, where they do not.
+"""
+
+from __future__ import annotations
+
+import json
+import operator
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from oncehook.clauses import Clause
+
+# Step by step down the path of each clause; only objects and arrays lead further. CASE, unlike AND, keeps what is no
+# JSON away from functions that would raise, and most bodies away from Python. The cast makes text of the bytes: newer
+# releases take a blob for their own binary JSON. Numbers are compared roughly, on the side of too many: their digits
+# may be read a trifle differently; without the plus, the cast would make text of them.
+SAYS: Final = """
+AND CASE WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
+  WITH RECURSIVE walk (clause, step, kind, value) AS (
+    SELECT clause.key, 0, 'object', +CAST(e.body AS TEXT) FROM json_each(:clauses) clause
+    UNION ALL
+    SELECT walk.clause, walk.step + 1, member.type, member.value FROM walk, json_each(walk.value) member
+    WHERE walk.kind IN ('object', 'array')
+      AND CAST(member.key AS TEXT) = json_extract(:clauses, '$[' || walk.clause || '].path[' || walk.step || ']')
+  ), asked (clause, steps, sign, value, number, near) AS (
+    SELECT key, json_array_length(value, '$.path'), json_extract(value, '$.sign'), json_extract(value, '$.value'),
+      json_extract(value, '$.number'), abs(json_extract(value, '$.number')) * 1e-12
+    FROM json_each(:clauses) clause
+  )
+  SELECT count(DISTINCT asked.clause) FROM asked, walk
+  WHERE walk.clause = asked.clause AND walk.step = asked.steps AND CASE
+    WHEN walk.kind IN ('object', 'array') THEN 0
+    WHEN walk.kind NOT IN ('integer', 'real') THEN
+      asked.sign = '=' AND asked.value = CASE walk.kind WHEN 'text' THEN walk.value ELSE walk.kind END
+    WHEN asked.sign IN ('>', '>=') THEN walk.value >= asked.number - asked.near
+    WHEN asked.sign IN ('<', '<=') THEN walk.value <= asked.number + asked.near
+    ELSE abs(walk.value - asked.number) <= asked.near END
+) < json_array_length(:clauses) THEN 0 ELSE body_says(e.body, :clauses) END
+"""
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+class _Asked(msgspec.Struct):
+    """A clause as SQLite is given it."""
+
+    path: list[str]
+    sign: str
+    value: str
+    number: int | float | None
+
+
+_asked: Final = msgspec.json.Decoder(list[_Asked]).decode
+_decode: Final = msgspec.json.Decoder().decode
+_MISSING: Final = object()
+
+
+def asked(clauses: Sequence[Clause] | None) -> str | None:
+    """Clauses as the one parameter that SAYS takes."""
+    if clauses is None:
+        return None
+    return json.dumps(
+        [
+            {"path": clause.path, "sign": clause.sign, "value": clause.value, "number": clause.number}
+            for clause in clauses
+        ]
+    )
+
+
+def teach(connection: sqlite3.Connection) -> None:
+    """Give a connection the function that SAYS calls."""
+    connection.create_function("body_says", 2, says, deterministic=True)
+
+
+def says(body: bytes, clauses: str) -> bool:
+    """Whether a body, read as handlers read it, says all of this."""
+    try:
+        data = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return all(_holds(clause, _at(data, clause.path)) for clause in _asked(clauses))
+
+
+def _at(data: Any, path: Sequence[str]) -> Any:
+    for step in path:
+        if isinstance(data, dict):
+            data = data.get(step, _MISSING)
+        elif isinstance(data, list) and step.isdecimal() and str(int(step)) == step and int(step) < len(data):
+            data = data[int(step)]
+        else:
+            return _MISSING
+    return data
+
+
+def _holds(clause: _Asked, found: Any) -> bool:
+    if isinstance(found, str):
+        return clause.sign == "=" and found == clause.value
+    if found is None or isinstance(found, bool):
+        return clause.sign == "=" and json.dumps(found) == clause.value
+    if not isinstance(found, int | float) or clause.number is None:
+        return False
+    is_whole = isinstance(found, int) and isinstance(clause.number, int)
+    try:
+        left, right = (found, clause.number) if is_whole else (float(found), float(clause.number))
+    except OverflowError:
+        return False
+    return _COMPARE[clause.sign](left, right)
