@@ -2,7 +2,8 @@
 
 A thread, because neither a blocked handler nor a blocked event loop may delay it (R32). When a lease is lost, or the
 store has not answered for so long that it may be, the worker is told in time to stop (R33). A lease with an end is not
-prolonged beyond it, so that a handler that hangs is taken over by somebody else (R34).
+prolonged beyond it, so that a handler that hangs is taken over by somebody else (R34). One without an end belongs to a
+thread, which cannot be stopped: it is asked for until the store says that it is somebody else's (DESIGN.md 8.16).
 """
 
 from __future__ import annotations
@@ -56,7 +57,10 @@ class Heartbeat:
             self._thread.join()
 
     def hold(self, lease: Lease, asked_at: float, ends_at: float | None) -> None:
-        """Keep this lease from now on. `asked_at`: when it was asked for, by the steady clock."""
+        """Keep this lease from now on. `asked_at`: when it was asked for, by the steady clock.
+
+        `ends_at`: not longer than this; None: until it is let go, because whoever works on it cannot be stopped.
+        """
         self._held[lease.fence] = _Held(lease, asked_at, ends_at)
 
     def let_go(self, lease: Lease) -> bool:
@@ -73,6 +77,10 @@ class Heartbeat:
             except Exception:  # whatever it is, the next beat must come
                 log.exception("heartbeat.failed")
 
+    def beat(self) -> None:
+        """Beat now, out of turn. To be called on a thread."""
+        self._beat()
+
     def _beat(self) -> None:
         now = clock.steady()
         # A copy: the loop adds and removes meanwhile.
@@ -82,7 +90,9 @@ class Heartbeat:
         if wanted:
             self._renew(wanted, now)
         for h in held:
-            if self._is_over(h) and self.let_go(h.lease):
+            # A thread that has no lease goes on all the same, and somebody would begin beside it: when the store is
+            # back before anybody has looked, its lease is still there to be had.
+            if h.ends_at is not None and self._is_over(h) and self.let_go(h.lease):
                 self._lost(h.lease)
 
     def _renew(self, wanted: list[_Held], now: float) -> None:

@@ -21,7 +21,7 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from oncehook import clock, faults
-from oncehook.deliveries import DEATHS, Evidence, Lease, Outlook, Settle, Settlement, StoredWorker, Turn, Want
+from oncehook.deliveries import DEATHS, Evidence, Expired, Lease, Outlook, Settle, Settlement, StoredWorker, Turn, Want
 from oncehook.destinations.base import Destination, settlement
 from oncehook.destinations.handler import failure
 from oncehook.errors import LeaseLost, StoreError
@@ -55,6 +55,9 @@ class Witness(Protocol):
 
     def lease_lost(self, destination: Destination, lease: Lease) -> None:
         """What was worked on is no longer ours; nothing was written."""
+
+    def lease_expired(self, destination: Destination, expired: Expired) -> None:
+        """Somebody let a lease run out, and this worker has taken it over."""
 
 
 class _Place:
@@ -111,6 +114,8 @@ class Worker:
         self._concurrency = concurrency
         self._attempts: dict[int, asyncio.Task[None]] = {}
         """Under way, by fence."""
+        self._late_at: dict[int, float] = {}
+        """When each should have ended: what goes on beyond that hangs, and nobody waits for it."""
         self._on_threads: set[int] = set()
         """Those of them that cannot be ended, by fence."""
         self.left_behind = 0
@@ -126,6 +131,8 @@ class Worker:
         self._looked_at = 0.0
         self._alone_after = 0.0
         """Not before this moment is the next suspect run: other work gets as much time as the last one took."""
+        # By chance: a process that is killed by a suspect must not begin with the same destination for ever.
+        self._next_alone = clock.chance.randrange(max(len(self._places), 1))
         shortest = min((p.destination.terms.lease for p in self._places.values()), default=10.0)
         self.heartbeat = Heartbeat(store, self._lost_by_thread, shortest)
 
@@ -134,6 +141,7 @@ class Worker:
     async def start(self) -> None:
         """Begin to work, on the running loop."""
         self._loop = asyncio.get_running_loop()
+        self._store.expired = self._taken_over
         for place in self._places.values():
             await place.destination.open()
         self.heartbeat.start()
@@ -200,6 +208,8 @@ class Worker:
         trouble = 0
         while not self._stopping:
             try:
+                if trouble:  # what our threads still work on may have lapsed: keep it, or we take it over ourselves
+                    await asyncio.to_thread(self.heartbeat.beat)
                 rest = await self._round()
                 trouble = 0
             except StoreError as error:
@@ -291,7 +301,7 @@ class Worker:
 
     async def _lease(self, wants: Sequence[Want]) -> list[Lease]:
         asked_at = clock.steady()
-        leases = await self._store.lease(wants) if wants else []
+        leases = await self._store.lease(wants, self.id) if wants else []
         if leases:
             faults.point("after_lease")
         for lease in leases:
@@ -330,29 +340,36 @@ class Worker:
         if self._stopping:
             return
         started = clock.steady()
-        for place in self._places.values():
-            leased = await self._lease([_want(place.destination, 1, Turn.suspect)])
-            if leased:
+        places = list(self._places.values())
+        for step in range(self._next_alone, self._next_alone + len(places)):
+            place = places[step % len(places)]
+            if await self._lease([_want(place.destination, 1, Turn.suspect)]):
+                self._next_alone = (step + 1) % len(places)  # a destination full of suspects must not starve the others
                 await self._quiet()
                 break
         self._alone_after = clock.steady() + (clock.steady() - started)
 
     async def _quiet(self) -> None:
         """Until nothing is under way and all that ended is written down, or a crash would be held against it."""
-        while self._attempts and not self._stopping:
-            await asyncio.wait(self._attempts.values(), timeout=0.5)
+        while (under_way := self._in_time()) and not self._stopping:
+            await asyncio.wait(under_way, timeout=0.5)
         await self._settling.caught_up()
+
+    def _in_time(self) -> list[asyncio.Task[None]]:
+        """What is under way and does not hang."""
+        now = clock.steady()
+        return [task for fence, task in self._attempts.items() if now < self._late_at[fence]]
 
     # -- an attempt ----------------------------------------------------------------------------
 
     def _begin(self, lease: Lease, asked_at: float) -> None:
         place = self._places[lease.destination_id]
         place.take()
-        ends_at: float | None = asked_at + place.destination.terms.timeout + GRACE
-        if not _ends_by_itself(place.destination):
-            ends_at = None
+        late_at = self._late_at[lease.fence] = asked_at + place.destination.terms.timeout + GRACE
+        ends_by_itself = _ends_by_itself(place.destination)
+        if not ends_by_itself:
             self._on_threads.add(lease.fence)
-        self.heartbeat.hold(lease, asked_at, ends_at)
+        self.heartbeat.hold(lease, asked_at, late_at if ends_by_itself else None)
         self._attempts[lease.fence] = self._loop.create_task(self._attempt(place, lease))
 
     async def _attempt(self, place: _Place, lease: Lease) -> None:
@@ -378,7 +395,7 @@ class Worker:
             log.exception("attempt.failed")
             self._settling.add(settlement(destination.terms, lease, failure(error), clock.perf() - started))
         finally:
-            del self._attempts[lease.fence]
+            del self._attempts[lease.fence], self._late_at[lease.fence]
             self._on_threads.discard(lease.fence)
             if lease.fence not in self._failed:
                 place.give_back()
@@ -396,6 +413,9 @@ class Worker:
         """It belongs to somebody else by now, and nothing was changed."""
         self._let_go(lease)
         self._witness.lease_lost(self._places[lease.destination_id].destination, lease)
+
+    def _taken_over(self, expired: Expired) -> None:
+        self._witness.lease_expired(self._places[expired.destination_id].destination, expired)
 
     def _let_go(self, lease: Lease) -> None:
         self.heartbeat.let_go(lease)

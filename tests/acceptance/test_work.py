@@ -127,6 +127,29 @@ async def test_what_a_handler_raises_decides(
     assert b"raise error" in (attempts[0].evidence.answer or b"")
 
 
+async def test_a_handler_says_when_it_is_called_again(inbox: Inbox) -> None:
+    """Sooner than the policy would, and later, but never beyond its cap."""
+    tries: list[int] = []
+
+    @inbox.on("app", retry={"attempts": 4, "base": "1h", "cap": "2h", "jitter": 0})
+    def ship(event: Event) -> None:
+        tries.append(event.attempt)
+        raise RetryLater(after=0.01 if len(tries) < 3 else "9h")
+
+    async with inbox.running():
+        await inbox.emit("app", "order.paid", {}, key="1")
+        attempts: list[StoredAttempt] = []
+        async with asyncio.timeout(30):
+            while len(attempts) < 3:
+                await asyncio.sleep(0.01)
+                (delivery,) = (await inbox.store.find_deliveries(Filter())).items
+                attempts = await inbox.store.attempts_of(delivery.id)
+        (delivery,) = (await inbox.store.find_deliveries(Filter())).items
+    assert [str(a.outcome) for a in attempts] == ["retry"] * 3
+    assert delivery.due_at is not None
+    assert 7100 < (delivery.due_at - attempts[-1].ended_at).total_seconds() < 7300
+
+
 async def test_subjects_go_one_at_a_time_in_order_and_beside_each_other(inbox: Inbox) -> None:
     order: defaultdict[str, list[int]] = defaultdict(list)
     running: defaultdict[str, int] = defaultdict(int)
@@ -271,12 +294,14 @@ async def test_a_breaker_holds_work_back_without_burning_attempts(inbox: Inbox) 
 
     async with Sink(lambda request: 200 if well else 404).open() as sink:
         inbox.destination(
-            "n8n", url=sink.url, allow_private=True, concurrency=1, breaker={"failures": 3, "open": "0.4s"}
+            "n8n", url=sink.url, allow_private=True, concurrency=1, breaker={"failures": 3, "open": "2s"}
         )
         inbox.route("app", "n8n")
         async with inbox.running():
             for n in range(20):
                 await inbox.emit("app", "x", {}, key=str(n))
+            while len(sink.requests) < 3:
+                await asyncio.sleep(0.01)
             await asyncio.sleep(0.3)
             assert len(sink.requests) == 3, "then it is open"
             well = True

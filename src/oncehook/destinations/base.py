@@ -34,7 +34,9 @@ class Result:
     """What kind of failure it was; None: it went well."""
     evidence: Evidence = NOTHING
     retry_after: float | None = None
-    """Seconds after which the destination wants to be asked again."""
+    """Seconds after which the destination wants to be asked again: not sooner than that, nor than our own policy."""
+    wait: float | None = None
+    """Seconds after which it is to be tried again, whatever the policy says below its cap: a handler's own word."""
     pause: str | None = None
     """Why nothing more should be sent until a person has looked (410)."""
     commit: Callable[[Any], object] | None = None
@@ -58,7 +60,7 @@ class Destination(Protocol):
     trust: int
     """Crashes of the process that are not held against a delivery (see Want.trust)."""
     kind: str
-    """`handler`, `http` or `sender`, as it is shown."""
+    """`handler`, `http`, `sender`, or an integration's own word (`celery`), as it is shown."""
     address: str
     """Whom it reaches: a function's dotted name, method and URL, or an API and its place; without credentials."""
 
@@ -84,10 +86,7 @@ def settlement(terms: Terms, lease: Lease, result: Result, duration: float) -> S
             commit=result.commit,
             emits=result.emits,
         )
-    wait = None if result.category is Category.permanent else terms.retry.wait(lease.attempt)
-    if wait is not None and result.retry_after is not None:
-        # Never sooner than our own policy: a destination that says "at once" would burn all attempts in a second.
-        wait = max(wait, min(result.retry_after, terms.retry.cap))
+    wait = None if result.category is Category.permanent else _wait(terms.retry, lease.attempt, result)
     return Settlement(
         lease,
         Settle.dead if wait is None else Settle.retry,
@@ -98,3 +97,15 @@ def settlement(terms: Terms, lease: Lease, result: Result, duration: float) -> S
         breaker=terms.breaker,
         pause=result.pause,
     )
+
+
+def _wait(policy: Policy, attempt: int, result: Result) -> float | None:
+    wait = policy.wait(attempt)
+    if wait is None:
+        return None
+    if result.wait is not None:
+        return min(result.wait, policy.cap)
+    if result.retry_after is not None:
+        # Never sooner than our own policy: a destination that says "at once" would burn all attempts in a second.
+        return max(wait, min(result.retry_after, policy.cap))
+    return wait

@@ -62,6 +62,8 @@ class HandlerDestination:
                 f'Handler "{name}" takes `tx`, and this inbox is on SQLite, which lends its one writer to nobody.',
                 hint="Leave `tx` out and call event.commit(effect): it is run inside the transaction that settles.",
             )
+        if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
+            raise ConfigError(f'Handler "{name}" has a `yield` in it: calling it would do nothing.')
         self._limit = timedelta(seconds=terms.timeout)
         self._call = {
             (True, False): self._on_the_loop,
@@ -89,9 +91,12 @@ class HandlerDestination:
         event = Event(lease, self.name, clock.now_utc() + self._limit, takes_effects=self._takes_effects)
         try:
             result = await self._call(lease, event)
-        except LeaseLost:
+        except (LeaseLost, KeyboardInterrupt, GeneratorExit):
             raise
-        except Exception as error:
+        except BaseException as error:
+            # Also sys.exit() and whatever else is no Exception: it ends the attempt, never the worker's own task.
+            if isinstance(error, asyncio.CancelledError) and _is_called_off():
+                raise
             lease.is_settling = False
             return failure(error)
         faults.point("after_effect")
@@ -145,11 +150,25 @@ class HandlerDestination:
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
         # What is current here (a trace's span, say) is current for the handler too.
-        called = partial(copy_context().run, function, *arguments)
+        called = partial(copy_context().run, _carried, function, *arguments)
         result = await asyncio.get_running_loop().run_in_executor(self._threads, called)
         if inspect.isawaitable(result):
             await self._within_limit(result)  # a partial or a callable object that turned out to be asynchronous
         return result
+
+
+def _is_called_off() -> bool:
+    """Whether the worker ends this attempt. Otherwise something that the handler awaited was cancelled: a failure."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def _carried(function: Callable[..., Any], *arguments: object) -> Any:
+    """Call it on a thread: no future can carry a StopIteration, and who awaits one would wait for ever."""
+    try:
+        return function(*arguments)
+    except StopIteration as error:
+        raise RuntimeError("the handler raised StopIteration").with_traceback(error.__traceback__) from error
 
 
 def _settled(emits: Sequence[Emission]) -> Result:
@@ -169,7 +188,7 @@ def failure(error: BaseException) -> Result:
     return Result(
         category,
         Evidence(error=_first_line(error), answer=_trace(error)),
-        retry_after=None if after is None else units.seconds(after),
+        wait=None if after is None else units.seconds(after),
     )
 
 

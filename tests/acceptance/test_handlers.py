@@ -1,0 +1,117 @@
+"""What a handler may do besides returning and raising an Exception: the worker outlives all of it, on both engines."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+from oncehook import Event, Inbox
+from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredDelivery
+from oncehook.errors import ConfigError
+from oncehook.model import Kind, read_id
+from tests.acceptance.conftest import Engine
+
+TWICE = ["0.02s"]
+
+
+class Odd(BaseException):
+    """No Exception: some libraries raise such things to get past `except Exception`."""
+
+
+@pytest.fixture
+async def inbox(engine: Engine) -> AsyncIterator[Inbox]:
+    made = Inbox(engine.url)
+    yield made
+    if not made.draining:
+        await made.store.close()
+
+
+async def work_off(inbox: Inbox) -> StoredDelivery:
+    """The one delivery of one event, when nothing is left to do."""
+    async with inbox.running():
+        event_id = await inbox.emit("app", "order.paid", {"id": 1}, key="1", subject="o1")
+        async with asyncio.timeout(30):
+            await inbox.drain()
+        page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
+    (delivery,) = page.items
+    return delivery
+
+
+def raise_odd() -> None:
+    raise Odd("odd")
+
+
+def raise_stop_iteration() -> None:
+    next(iter(()))
+
+
+def raise_cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("act", "said"),
+    [
+        (raise_odd, "Odd: odd   test_handlers.py:"),
+        (lambda: sys.exit(3), "SystemExit: 3   test_handlers.py:"),
+        (raise_stop_iteration, "RuntimeError: "),
+        (raise_cancelled, "CancelledError   test_handlers.py:"),
+    ],
+    ids=["base", "exit", "stop-iteration", "cancelled"],
+)
+@pytest.mark.parametrize("blocking", [True, False], ids=["def", "async"])
+async def test_whatever_is_raised_ends_the_attempt_and_nothing_else(
+    inbox: Inbox, act: Any, said: str, blocking: bool
+) -> None:
+    tries: list[int] = []
+
+    def ship(event: Event) -> None:
+        tries.append(event.attempt)
+        act()
+
+    async def ship_on_the_loop(event: Event) -> None:
+        ship(event)
+
+    inbox.on("app", retry=TWICE)(ship if blocking else ship_on_the_loop)
+    delivery = await work_off(inbox)
+    assert tries == [1, 2]
+    assert (delivery.status, delivery.category) == (DeliveryStatus.dead, Category.unknown)
+    assert (delivery.last_error or "").startswith(said)
+
+
+async def test_something_cancelled_that_a_handler_awaits_is_a_failure_of_its_own(inbox: Inbox) -> None:
+    tries: list[int] = []
+
+    @inbox.on("app", retry=TWICE)
+    async def ship(event: Event) -> None:
+        tries.append(event.attempt)
+        nap = asyncio.create_task(asyncio.sleep(5))
+        nap.cancel()
+        await nap
+
+    delivery = await work_off(inbox)
+    assert (tries, delivery.status) == ([1, 2], DeliveryStatus.dead)
+
+
+async def test_where_a_stop_iteration_came_from_is_told(inbox: Inbox) -> None:
+    @inbox.on("app", retry=TWICE)
+    def ship(event: Event) -> None:
+        next(iter(()))
+
+    assert "test_handlers.py:" in ((await work_off(inbox)).last_error or "")
+
+
+async def test_a_function_that_yields_is_no_handler(inbox: Inbox) -> None:
+    def ship(event: Event) -> Iterator[None]:
+        yield
+
+    async def ship_on_the_loop(event: Event) -> AsyncIterator[None]:
+        yield
+
+    for handler in (ship, ship_on_the_loop):
+        with pytest.raises(ConfigError, match="yield"):
+            inbox.on("app")(handler)
