@@ -1,4 +1,4 @@
-"""The inbox: sources, store, routes and destinations wired together.
+"""The inbox: what `layout` describes, started, taking in, working, and stopped again.
 
 Programs make one with `Inbox(store)` or `Inbox.from_toml()`, start it, and mount `asgi()`; the command line and the
 web faces do the same and ask it for everything they show.
@@ -8,31 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from oncehook import assembly, clock, routes, watermarks
-from oncehook.config import Config, RetentionConfig, load
+from oncehook import assembly, clock
+from oncehook.config import Loaded
 from oncehook.deliveries import StoredWorker
 from oncehook.desk import Desk
-from oncehook.destinations.base import Destination
-from oncehook.destinations.handler import TIMEOUT, Handler, HandlerDestination
-from oncehook.destinations.http import HttpDestination
-from oncehook.destinations.sender import SenderDestination, Unsure
-from oncehook.emit import Emitter, draft
+from oncehook.destinations.sender import SenderDestination
+from oncehook.emit import draft
 from oncehook.errors import ConfigError, StoreUnavailable
-from oncehook.model import Arrival, Check, Headers, Item, Planned
-from oncehook.observe import Observer
+from oncehook.layout import Layout
+from oncehook.model import Arrival, Check, Headers, digest
 from oncehook.receive import Receipt, Receiver
-from oncehook.sources import Source, Splitter
-from oncehook.store.base import Numbers, Store
 from oncehook.sweep import Sweep
-from oncehook.verify import Genuine, Scheme
 from oncehook.whatsapp.outgoing import type_of
 from oncehook.worker import Worker
 
@@ -43,10 +35,6 @@ if TYPE_CHECKING:
     from oncehook.web.access import Authorize
     from oncehook.web.ingest import Mount
     from oncehook.whatsapp.messages import Message
-    from oncehook.whatsapp.sender import Sender
-
-log = logging.getLogger("oncehook.inbox")
-F = TypeVar("F", bound=Handler)
 
 READY_FOR = 1.0
 """Seconds for which one proof that the store can write serves every probe."""
@@ -55,32 +43,20 @@ DRAIN_SECONDS = 25.0
 """How long attempts under way may take to end when the inbox stops."""
 
 
-class Inbox:
+class Inbox(Layout):
     """The whole: what comes in, what is kept, where it goes."""
 
     def __init__(self, store: str = "sqlite:./oncehook.db", *, migrate: bool = True) -> None:
-        self.store: Store = assembly.open_store(store)
-        self.observer = Observer(self.store.engine.value)
-        self.store.watch = self.observer.operation
-        self.sources: dict[str, Source] = {}
-        self.routes: list[routes.Route] = []
-        self.destinations: dict[str, Destination] = {}
-        self.limits = watermarks.Limits()
-        self.retention = RetentionConfig()
+        super().__init__(store, migrate=migrate)
         self.draining = False
         self.local_token = clock.random_bytes(32).hex()
         """For commands of the same user on this machine; made anew at every start, kept in the lock file only."""
-        self._migrate = migrate
-        self._routes_by_source: dict[str, list[routes.Route]] = {}
-        self._receiver: Receiver | None = None
-        self._ready_until = 0.0
-        self._emitter = Emitter(self.store, self._deliveries, self.observer)
-        self._numbered = -1
-        """How many routes there were when names got their numbers."""
         self.left_behind = 0
         """Threads that were at work when it stopped."""
         self.traces: Traces | None = None
         """OpenTelemetry spans for arrivals and attempts; to be set before the start."""
+        self._ready_until = 0.0
+        self._receiver: Receiver | None = None
         self._worker: Worker | None = None
         self._sweep: Sweep | None = None
         self._started_at = clock.now_utc()
@@ -96,170 +72,21 @@ class Inbox:
             limits=self.limits,
             free_disk=lambda: assembly.free_disk(self.store),
             nudge=self._nudge,
+            take_in=lambda arrival: self.receiver.receive(arrival),
         )
 
-    # -- setting up ----------------------------------------------------------------------------
-
-    @classmethod
-    def from_toml(cls, path: str | Path | None = None) -> Inbox:
-        """The inbox that a configuration file describes: the given one, ./oncehook.toml, or [tool.oncehook]."""
-        return cls.from_config(load(None if path is None else Path(path)).config)
-
-    @classmethod
-    def from_config(cls, config: Config) -> Inbox:
-        """The inbox that checked settings describe."""
-        inbox = cls(config.store, migrate=config.migrate)
-        for name, settings in config.source.items():
-            inbox.add(assembly.source_from(name, settings))
-        for name, destination in config.destination.items():
-            inbox.destinations[name] = assembly.destination_from(name, destination)
-        inbox.routes += map(assembly.route_from, config.route)
-        mark = config.watermark
-        inbox.limits = watermarks.Limits(mark.dead, mark.oldest_due, mark.daily_volume, mark.disk)
-        inbox.retention = config.retention
-        return inbox
-
-    def source(
-        self,
-        name: str,
-        *,
-        preset: str | None = None,
-        verify: str | Mapping[str, object] | Scheme | Genuine | None = None,
-        secret: str | bytes | Sequence[str | bytes] | None = None,
-        secret_env: str | None = None,
-        verify_token: str | None = None,
-        verify_token_env: str | None = None,
-        split: str | Splitter | None = None,
-        **settings: Any,
-    ) -> Source:
-        """Add a source. Settings are those of `[source.NAME]`; durations and sizes may be words.
-
-        Functions may stand for settings: `verify` is then given the arrival and a secret and says True for a genuine
-        one, `split` is given the parsed body and the arrival and makes its parts, and `key`, `subject`, `type` and
-        `event_time` are given a `Sight`.
-
-        >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
-        """
-        token = assembly.from_env(verify_token_env, name) if verify_token_env else (verify_token or "").encode()
-        secrets = [assembly.from_env(secret_env, name)] if secret_env else assembly.as_secrets(secret)
-        return self.add(
-            assembly.source_of(
-                name, preset, verify, secrets=secrets, verify_token=token or None, split=split, **settings
-            )
-        )
-
-    def add(self, source: Source) -> Source:
-        """Add a source that is already built. Raises ConfigError when its name or path is taken."""
-        if self._receiver is not None:
-            raise ConfigError(f'Source "{source.name}" comes too late: this inbox has been started.')
-        for other in self.sources.values():
-            if source.name == other.name or source.path == other.path:
-                raise ConfigError(f'Two sources are called "{source.name}" or share the path "{source.path}".')
-        self.sources[source.name] = source
-        return source
-
-    def on(
-        self,
-        source: str,
-        type: str | Sequence[str] = "*",
-        *,
-        name: str | None = None,
-        when: Mapping[str, str | Sequence[str]] | None = None,
-        coalesce: bool | str | None = None,
-        latest_wins: bool = False,
-        on_dead: str = "continue",
-        timeout: str | float = TIMEOUT,
-        **terms: Any,
-    ) -> Callable[[F], F]:
-        """Have a function handle events of a source: `def` or `async def`, given the `Event`, and `tx` if it takes one.
-
-        The destination is called as the function is, unless `name` says otherwise. `terms` are those of
-        `[destination.NAME]`: retry, lease, concurrency, rate, breaker.
-
-        >>> @inbox.on("whatsapp", "message.*", retry="quick")
-        ... async def reply(event: Event) -> None: ...
-        """
-
-        def register(handler: F) -> F:
-            called = name or str(getattr(handler, "__name__", "handler"))
-            known = self.destinations.get(called)
-            if not (isinstance(known, HandlerDestination) and known.handler is handler):
-                chosen = assembly.terms_of(timeout=timeout, **terms)
-                self._add_destination(HandlerDestination(called, handler, chosen, self.store, self._emitter))
-            self.route(
-                source, called, when={"type": type, **(when or {})},
-                coalesce=coalesce, latest_wins=latest_wins, on_dead=on_dead,
-            )  # fmt: skip
-            return handler
-
-        return register
-
-    def destination(
-        self,
-        name: str,
-        *,
-        url: str,
-        sign: str | bytes | Sequence[str | bytes] | None = None,
-        sign_env: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        forward_headers: Sequence[str] = (),
-        allow_private: bool | Sequence[str] = False,
-        ca: Path | None = None,
-        **terms: Any,
-    ) -> Destination:
-        """Add an HTTP destination. Settings are those of `[destination.NAME]`; durations and rates may be words."""
-        secrets = [assembly.from_env(sign_env, name)] if sign_env else assembly.as_secrets(sign)
-        return self._add_destination(
-            HttpDestination(
-                name,
-                url,
-                terms=assembly.terms_of(**terms),
-                sign=secrets,
-                headers=headers,
-                forward_headers=forward_headers,
-                allow_private=assembly.networks(allow_private),
-                ca=ca,
-            )
-        )
-
-    def sender(self, name: str, sender: Sender, *, unsure: Unsure = "retry", **terms: Any) -> SenderDestination:
-        """Add a WhatsApp API as a destination: it is sent what is routed to it, and what is emitted under its name.
-
-        `unsure="dead"` leaves a message of which nobody can tell whether it was sent to a person. `terms` are those of
-        `[destination.NAME]`.
-
-        >>> inbox.sender("answers", MetaCloud(token, phone_number_id), retry="quick")
-        >>> await inbox.send_message("answers", Text(to="+55 11 99999-0001", text="On its way"), key="order-42")
-        """
-        made = SenderDestination(name, sender, assembly.terms_of(**{"timeout": sender.timeout, **terms}), unsure=unsure)
-        self._add_destination(made)
-        return made
-
-    def _add_destination(self, destination: Destination) -> Destination:
-        if self._receiver is not None:
-            raise ConfigError(f'Destination "{destination.name}" comes too late: this inbox has been started.')
-        if destination.name in self.destinations:
-            raise ConfigError(f'Two destinations are called "{destination.name}".', hint="Give one of them a name.")
-        self.destinations[destination.name] = destination
-        return destination
-
-    def route(
-        self,
-        source: str,
-        to: str,
-        *,
-        when: Mapping[str, str | Sequence[str]] | None = None,
-        coalesce: bool | str | None = None,
-        latest_wins: bool = False,
-        on_dead: str = "continue",
-    ) -> routes.Route:
-        """Send events of a source to a destination, if all of `when` holds. Settings are those of `[[route]]`."""
-        if on_dead not in ("continue", "hold"):
-            raise ConfigError('on_dead must be "continue" or "hold".')
-        self.routes.append(routes.Route(source, to, when or {}, coalesce, latest_wins, on_dead))
-        return self.routes[-1]
+    def add_settings(self, loaded: Loaded, app: str = "the program") -> None:
+        """Have a file's settings count beside what the program says. Raises ConfigError for what both say."""
+        super().add_settings(loaded, app)
+        if "desk" in self.__dict__:  # a dashboard that was mounted before shows the new watermarks, too
+            self.desk.limits = self.limits
 
     # -- starting and stopping -----------------------------------------------------------------
+
+    @property
+    def is_started(self) -> bool:
+        """Whether it can receive, and whether it is too late to add anything."""
+        return self._receiver is not None
 
     async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
         """Open the store, give every name its number, and be ready to receive and to work.
@@ -274,9 +101,10 @@ class Inbox:
         try:
             self._take_numbers(await self.store.enroll(self.sources, self.destinations))
             build = Receiver if self.traces is None else self.traces.receiver
-            self._receiver = build(self.sources, self.store, self._plan, self.observer, self._revive)
+            self._receiver = build(self.sources, self.store, self._deliveries, self.observer, self._revive)
             self._sweep = self._new_sweep()
             if at_work:
+                await self.store.note_recipients({d.number: digest(d.address.encode()) for d in at_work})
                 at_work = at_work if self.traces is None else [self.traces.destination(d) for d in at_work]
                 self._worker = Worker(self.store, at_work, self.observer, concurrency=concurrency)
                 self.observer.worker = self._worker.id
@@ -285,22 +113,6 @@ class Inbox:
             await self.store.close()
             raise
         self._sweep.start()
-
-    def _check_routes(self) -> None:
-        self.routes += assembly.own_routes(self.destinations.values(), self.sources, self.routes)
-        for route in self.routes:
-            if route.destination not in self.destinations:
-                raise ConfigError(f'A route from "{route.source}" leads to "{route.destination}", which is nowhere.')
-
-    def _number(self) -> None:
-        """Give every name its number where nobody has started this inbox: in a view, say, beside a worker elsewhere."""
-        if self._receiver is None and self._numbered != len(self.routes):
-            self._check_routes()
-            self._take_numbers(self.store.enroll_blocking(self.sources, self.destinations))
-
-    def _take_numbers(self, numbers: Numbers) -> None:
-        self._routes_by_source = assembly.numbered(numbers, self.sources, self.destinations, self.routes)
-        self._numbered = len(self.routes)
 
     def _new_sweep(self) -> Sweep:
         return Sweep(
@@ -459,13 +271,6 @@ class Inbox:
             raise ConfigError(f'Nothing that is emitted as "{destination}" goes to a sender of that name.')
         subject = sender.subject_of(message)
         return await self.emit(destination, type_of(message), msgspec.json.encode(message), key=key, subject=subject)
-
-    def _plan(self, source: Source, arrival: Arrival, item: Item) -> Sequence[Planned]:
-        return self._deliveries(arrival, item)
-
-    def _deliveries(self, arrival: Arrival, item: Item) -> Sequence[Planned]:
-        found = self._routes_by_source.get(arrival.source)
-        return routes.plan(found, arrival, item) if found else ()
 
     # -- looking after itself ------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """What a claim is, and what each verb asks and answers: nothing here talks to a server.
 
-A verb is a generator that yields an `Ask` (what to send, and how to read the reply) and is sent the answer. `faces`
-runs it, blocking or on an event loop; a `Backend` words the asks for one kind of store. So the two faces differ in
-the call alone, and the backends in the wording alone.
+A verb is a generator that yields an `Ask` (what to send, and how to read the reply) and is sent the answer, or yields a
+`Wait`. `faces` runs it, blocking or on an event loop; a `Backend` words the asks for one kind of store. So the two
+faces differ in the call alone, and the backends in the wording alone.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any, Final, Generic, Literal, Protocol, TypeGuard, TypeVar
+from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeGuard, TypeVar
 
 from oncehook import clock, units
 from oncehook.errors import ClaimLost, ConfigError, KeyMissing, PayloadMismatch, ResultInvalid, StoreUnavailable
@@ -21,7 +21,8 @@ log = logging.getLogger("oncehook.claims")
 
 T = TypeVar("T")
 Status = Literal["new", "in_progress", "done"]
-Steps = Generator["Ask[Any]", Any, T]
+Step: TypeAlias = "Ask[Any] | Wait"
+Steps = Generator[Step, Any, T]
 """A verb: yields what to ask, is sent what was answered, returns its own answer."""
 
 MAX_RESULT: Final = 1 << 20
@@ -75,6 +76,13 @@ class Ask(Generic[T]):
 
     request: Any
     read: Callable[[Any], T]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Let some time pass before the next ask."""
+
+    seconds: float
 
 
 class Backend(Protocol):

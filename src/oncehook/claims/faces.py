@@ -1,4 +1,4 @@
-"""`Claims` and `AsyncClaims`: the verbs of `base`, run over a line to the backend that an address names.
+"""`Claims` and `AsyncClaims`: the steps of `base` and `holding`, run over a line to the backend that an address names.
 
 The two differ in how they wait. `shared` gives the ones that `once` and `DedupLock` use: one line for each address in
 a process, however many keys it is asked about.
@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import functools
 import importlib
-import logging
 import os
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -19,24 +19,22 @@ from types import ModuleType, TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from oncehook import clock
-from oncehook.claims.base import Claim, Steps, Verbs, checked_namespace
-from oncehook.claims.holding import Held, begun, renewing, renewing_async
+from oncehook.claims.base import Claim, Step, Steps, Verbs, Wait, checked_namespace
+from oncehook.claims.holding import Held, begun, finished, given_back, renewed, renewing, renewing_async
 from oncehook.claims.lines import AsyncLine, Line
-from oncehook.errors import ConfigError, OncehookError, ResultInvalid, StoreError, StoreUnavailable
-
-log = logging.getLogger("oncehook.claims")
+from oncehook.errors import ConfigError, StoreError
 
 T = TypeVar("T")
 
 ENVIRONMENT: Final = "ONCEHOOK_CLAIMS"
 """The variable that names the store where the caller does not."""
 
+_SAYS_WHERE: Final = ("ONCEHOOK_CONFIG", "ONCEHOOK_STORE")
+"""Variables that lead to the inbox's own store."""
+
 NAMESPACE: Final = "oncehook"
 TTL: Final = "30s"
 KEEP: Final = "24h"
-
-WAITS: Final = (0.2, 1.0, None)
-"""Seconds between tries to commit work that is done: a restart of the store need not have it done again."""
 
 _MODULES: Final = {
     "redis": "redis",
@@ -67,15 +65,25 @@ def module_of(url: str) -> ModuleType:
         raise ConfigError(f"Claims on {scheme} need a driver.", hint=f"pip install 'oncehook[{name}]'") from error
 
 
-def store_or_environment(store: str | None) -> str:
-    """The address that was given, or the environment's."""
-    url = store or os.environ.get(ENVIRONMENT)
-    if not url:
-        raise ConfigError(
-            "No store for claims is named.",
-            hint=f"Give store=…, or set {ENVIRONMENT} to redis://…, postgresql://… or sqlite:./claims.db.",
-        )
-    return url
+def named_store(store: str | None) -> str:
+    """The address that was given, or the environment's, or the one beside the inbox that the settings describe."""
+    return store or os.environ.get(ENVIRONMENT) or _beside_the_inbox(Path.cwd(), *map(os.environ.get, _SAYS_WHERE))
+
+
+@functools.cache
+def _beside_the_inbox(folder: Path, config_file: str | None, inbox_store: str | None) -> str:
+    """PostgreSQL: in the same database. SQLite: a file of its own, since the inbox's has one writer (DESIGN.md 8.7).
+
+    The settings are read once for all calls that find the same ones.
+    """
+    from oncehook.config import load
+
+    settings = load(Path(config_file) if config_file else None, cwd=folder, secrets=False, whole=False)
+    scheme, _, rest = settings.config.store.partition(":")
+    if scheme != "sqlite":
+        return settings.config.store
+    file = Path(rest.removeprefix("//"))
+    return f"sqlite:{file.with_name(f'{file.stem}-claims.db')}"
 
 
 class _Face:
@@ -85,17 +93,6 @@ class _Face:
         self._module = module_of(store_url)
         backend = self._module.Backend(checked_namespace(namespace))
         self._verbs = Verbs(backend, ttl=ttl, keep=keep, fail_open=fail_open)
-
-    def _forgive(self, held: Held, error: StoreUnavailable) -> None:
-        """The work is done, and only the store does not know: with `fail_open` that is a warning."""
-        if not self._verbs.fail_open:
-            raise error
-        log.warning("claim.not_committed", extra={"fields": {"key": held.key, "error": str(error)}})
-
-
-def _not_aborted(held: Held, error: OncehookError) -> None:
-    """The work's own error matters more; the claim lapses by itself, or is somebody else's already."""
-    log.warning("claim.not_aborted", extra={"fields": {"key": held.key, "code": error.code, "error": str(error)}})
 
 
 class Claims(_Face):
@@ -177,31 +174,12 @@ class Claims(_Face):
     def work(self, held: Held, *, keep: str | float | None = None) -> Iterator[None]:
         """The block of `hold`, for a claim that was made before."""
         try:
-            with renewing(held, lambda: self.renew(held.key, held.token, held.ttl)):
+            with renewing(held, lambda: self._run(renewed(self._verbs, held))):
                 yield
         except BaseException:
-            try:
-                self.abort(held.key, held.token)
-            except OncehookError as error:
-                _not_aborted(held, error)
+            self._run(given_back(self._verbs, held))
             raise
-        try:
-            self._settle(held, keep)
-        except ResultInvalid:
-            held.result = None
-            self._settle(held, keep)
-            raise
-
-    def _settle(self, held: Held, keep: str | float | None) -> None:
-        for wait in WAITS:
-            try:
-                self.commit(held.key, held.token, held.result, keep)
-                return
-            except StoreUnavailable as error:
-                if wait is None or held.lost:
-                    self._forgive(held, error)
-                    return
-                threading.Event().wait(wait)
+        self._run(finished(self._verbs, held, keep))
 
     def close(self) -> None:
         """Let go of all connections."""
@@ -218,17 +196,22 @@ class Claims(_Face):
 
     def _run(self, steps: Steps[T]) -> T:
         try:
-            ask = next(steps)
+            step = next(steps)
             while True:
                 try:
-                    answer = ask.read(self._line.ask(ask.request))
+                    answer = self._take(step)
                 except StoreError as error:
-                    ask = steps.throw(error)
+                    step = steps.throw(error)
                 else:
-                    ask = steps.send(answer)
+                    step = steps.send(answer)
         except StopIteration as end:
             value: T = end.value
             return value
+
+    def _take(self, step: Step) -> Any:
+        if isinstance(step, Wait):
+            return threading.Event().wait(step.seconds)
+        return step.read(self._line.ask(step.request))
 
 
 class AsyncClaims(_Face):
@@ -293,31 +276,12 @@ class AsyncClaims(_Face):
     async def work(self, held: Held, *, keep: str | float | None = None) -> AsyncIterator[None]:
         """The block of `hold`, for a claim that was made before."""
         try:
-            async with renewing_async(held, lambda: self.renew(held.key, held.token, held.ttl)):
+            async with renewing_async(held, lambda: self._run(renewed(self._verbs, held))):
                 yield
         except BaseException:
-            try:
-                await self.abort(held.key, held.token)
-            except OncehookError as error:
-                _not_aborted(held, error)
+            await self._run(given_back(self._verbs, held))
             raise
-        try:
-            await self._settle(held, keep)
-        except ResultInvalid:
-            held.result = None
-            await self._settle(held, keep)
-            raise
-
-    async def _settle(self, held: Held, keep: str | float | None) -> None:
-        for wait in WAITS:
-            try:
-                await self.commit(held.key, held.token, held.result, keep)
-                return
-            except StoreUnavailable as error:
-                if wait is None or held.lost:
-                    self._forgive(held, error)
-                    return
-                await asyncio.sleep(wait)
+        await self._run(finished(self._verbs, held, keep))
 
     async def close(self) -> None:
         """Let go of all connections of this event loop."""
@@ -334,17 +298,22 @@ class AsyncClaims(_Face):
 
     async def _run(self, steps: Steps[T]) -> T:
         try:
-            ask = next(steps)
+            step = next(steps)
             while True:
                 try:
-                    answer = ask.read(await self._line.ask(ask.request))
+                    answer = await self._take(step)
                 except StoreError as error:
-                    ask = steps.throw(error)
+                    step = steps.throw(error)
                 else:
-                    ask = steps.send(answer)
+                    step = steps.send(answer)
         except StopIteration as end:
             value: T = end.value
             return value
+
+    async def _take(self, step: Step) -> Any:
+        if isinstance(step, Wait):
+            return await asyncio.sleep(step.seconds)
+        return step.read(await self._line.ask(step.request))
 
 
 # -- shared lines ------------------------------------------------------------------------------
@@ -356,7 +325,7 @@ _opening: Final = threading.Lock()
 
 def shared(store: str | None, **settings: Any) -> Claims:
     """Claims on the line that all users of an address share."""
-    url = store_or_environment(store)
+    url = named_store(store)
     place, module = _place(url), module_of(url)
     with _opening:
         line = _lines.get(place) or _lines.setdefault(place, module.Line(url))
@@ -365,7 +334,7 @@ def shared(store: str | None, **settings: Any) -> Claims:
 
 def shared_async(store: str | None, **settings: Any) -> AsyncClaims:
     """The same for event loops."""
-    url = store_or_environment(store)
+    url = named_store(store)
     place, module = _place(url), module_of(url)
     with _opening:
         line = _async_lines.get(place) or _async_lines.setdefault(place, module.AsyncLine(url))

@@ -16,7 +16,7 @@ NAMESPACE: Final = "oncehook-locks"
 
 
 class DedupLock:
-    """A lock on one id, for `keep`. Without `store`, the one that ONCEHOOK_CLAIMS names.
+    """A lock on one id, for `keep`. Without `store`, as for `once`.
 
     >>> if DedupLock("wamid.HBgL…", store="redis://localhost/0").acquire():
     ...     handle(message)

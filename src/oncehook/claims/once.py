@@ -48,7 +48,8 @@ def once(
     function raises, the claim is given back and the next call runs it again; when its process dies, after `ttl` at
     most. `key` names a parameter ("order_id", "order.id") or is a function of the arguments; None or nothing there is
     KeyMissing. With `payload`, another payload under the same key is PayloadMismatch. Without `store`, it is what
-    ONCEHOOK_CLAIMS names. Keys belong to the function, by `name` (by default its module and name).
+    ONCEHOOK_CLAIMS names, or else where the settings keep the inbox: the same PostgreSQL database, or a SQLite file
+    beside its own (`./oncehook-claims.db`). Keys belong to the function, by `name` (by default its module and name).
 
     >>> @once(key="order.id", store="redis://localhost/0")
     ... def charge(order): ...

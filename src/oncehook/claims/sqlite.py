@@ -23,7 +23,7 @@ from oncehook import clock
 from oncehook.claims.base import SWEEP_ROWS, Ask, Row
 from oncehook.claims.lines import survive_forks
 from oncehook.errors import ConfigError, StoreUnavailable
-from oncehook.store.sqlite.opening import NETWORK_FILE_SYSTEMS, file_system
+from oncehook.store.sqlite.opening import make_local_folder
 
 PATIENCE: Final = 5.0
 """Seconds to wait for the other processes."""
@@ -293,13 +293,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def _make_file(path: Path) -> None:
     """Make the file if it is not there, readable by its owner only, and refuse a network file system."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    kind = file_system(path.parent)
-    if kind in NETWORK_FILE_SYSTEMS:
-        raise ConfigError(
-            f"{path} is on a network file system ({kind}), where SQLite's locks do not hold.",
-            hint="Put the file on a local disk, or use PostgreSQL or Redis.",
-        )
+    make_local_folder(path, instead="PostgreSQL or Redis")
     if path.exists():
         return
     # Made under another name: to close a descriptor of the file itself would drop the locks that other connections of

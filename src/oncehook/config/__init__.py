@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import msgspec
 
-from oncehook.config.checks import check, check_bind, warnings
+from oncehook.config.checks import Names, check, check_bind, loose_ends, warnings
 from oncehook.config.forms import nearest
-from oncehook.config.origin import Origin, SettingPath, find, parse_variable
+from oncehook.config.origin import SettingPath, find, parse_variable
 from oncehook.config.tables import (
     BreakerConfig,
     Config,
@@ -32,7 +32,7 @@ from oncehook.config.tables import (
     WatermarkConfig,
     schema,
 )
-from oncehook.config.walk import Field, Walk, fields_of, is_one_table, table_of
+from oncehook.config.walk import Field, Problem, Walk, fields_of, is_one_table, raise_all, table_of
 from oncehook.errors import ConfigError
 from oncehook.secret import Environment, Secret
 
@@ -41,6 +41,7 @@ __all__ = [
     "Config",
     "DestinationConfig",
     "Loaded",
+    "Names",
     "RetentionConfig",
     "RetryConfig",
     "RouteConfig",
@@ -62,6 +63,8 @@ _OWN: Final = re.compile(
     r"|WHATSAPP|S3|PROXY|TOKEN|IMPORT|EXPORT|INIT|CONFIG|DB|DOCTOR|HEALTH|BENCH|COMPLETION|VERSION)_(?!_)\w+)"
 )
 
+_APP: Final = "What an app defines counts where it is named, as in: oncehook serve app:inbox"
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -81,11 +84,23 @@ class Loaded:
     origin: Path | None
     """The file that counts, if any."""
     warnings: tuple[str, ...]
-    _origin: Origin = field(repr=False)
+    _walk: Walk = field(repr=False)
 
     def where(self, dotted: str) -> str:
         """Where a setting comes from: `oncehook.toml:31`, `environment ONCEHOOK_STORE`, `flag --port`, `default`."""
-        return self._origin.where(_path(dotted))
+        return self._walk.origin.where(_path(dotted))
+
+    def is_from_file(self, dotted: str) -> bool:
+        """Whether the file itself says this, and nothing lies over it."""
+        return self._walk.origin.line(_path(dotted)) > 0
+
+    def problem(self, dotted: str, sentence: str) -> Problem:
+        """Something that is wrong with a setting, with its place."""
+        return self._walk.problem(_path(dotted), sentence)
+
+    def tie(self, app: Names) -> None:
+        """Raise ConfigError where a name in the file leads nowhere, also in the app that counts beside it."""
+        raise_all([self._walk.problem(*finding) for finding in loose_ends(self.config, self._walk, app)])
 
     def settings(self) -> Iterator[Setting]:
         """All settings that have a value, as they may be shown."""
@@ -95,7 +110,7 @@ class Loaded:
         for key, about in fields_of(type(table)).items():
             value = getattr(table, about.attribute)
             here = (*path, key)
-            origin = self._origin.where(here)
+            origin = self._walk.origin.where(here)
             if about.form is None:
                 yield from self._inner_settings(value, here)
             elif value not in (None, (), {}) or origin != "default":
@@ -118,12 +133,15 @@ def load(
     *,
     flags: Mapping[str, object] | None = None,
     secrets: bool = True,
+    whole: bool = True,
 ) -> Loaded:
     """Read the configuration. Raises ConfigError with one line per problem.
 
     `flags` are what the command line said, by dotted name (`{"server.port": 4021}`; None: not said). They must come
     in here rather than be put over the result, so that the checks see the address that is really listened on (S28).
-    With `secrets`, one that is missing or empty is a problem (S4); without, only `reveal` will tell.
+    With `secrets`, one that is missing or empty is a problem (S4); without, only `reveal` will tell. The file is not
+    the `whole` where an app counts beside it: then a route may lead to a handler, and `Loaded.tie` tells what is
+    nowhere.
     """
     env = Environment(env)
     origin = find(path, cwd or Path.cwd())
@@ -133,10 +151,12 @@ def load(
     check(config, walk)
     if secrets:
         _check_secrets(walk)
-    if walk.problems:
-        raise ConfigError("\n".join(str(problem) for problem in sorted(walk.problems, key=lambda one: one.line)))
+    ends = list(loose_ends(config, walk, Names())) if whole else []
+    for finding in ends:
+        walk.note(*finding)
+    raise_all(walk.problems, hint=_APP if ends else "")
     odd = (*warnings(config, walk), *_odd_variables(env, variables, walk))
-    return Loaded(config, origin.file, odd, origin)
+    return Loaded(config, origin.file, odd, walk)
 
 
 def _check_secrets(walk: Walk) -> None:

@@ -1,13 +1,15 @@
 """What only the whole configuration can tell: names that must exist, and doors that must not stand open.
 
 `check` takes the tables that were read and notes its findings in the same walk; `load` calls it. A setting that is
-wrong by itself is not complained about a second time.
+wrong by itself is not complained about a second time. `loose_ends` is apart, because an app may define what a file
+only names.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import msgspec
@@ -32,7 +34,6 @@ def check(config: Config, walk: Walk) -> None:
     for name, destination in config.destination.items():
         _check_destination(name, destination, walk)
     _check_routes(config, walk)
-    _check_volumes(config, walk)
     _check_tokens(config.server, walk)
     for path, sentence in _open_doors(config, lambda key: walk.has_failed(("server", key))):
         walk.note(path, sentence)
@@ -168,24 +169,44 @@ _MISSPELT: Final = 0.8
 
 
 def _check_routes(config: Config, walk: Walk) -> None:
-    sources = _names(walk, "source")
-    destinations = _names(walk, "destination")
-    # numbers in the file and here agree only while no route failed, so positions come from the file
-    positions = [number for number in range(_count(walk)) if not walk.has_failed(("route", number))]
-    for number, route in zip(positions, config.route, strict=True):
-        path = ("route", number)
-        _check_emitter(walk, (*path, "from"), route.from_, sources)
-        _check_name(walk, (*path, "to"), "destination", route.to, destinations)
+    for path, route in _routes(config, walk):
+        if not NAME.fullmatch(route.from_):
+            walk.note((*path, "from"), f'"{route.from_}" is not a name for a source; use {NAME_FORM}')
         if source := config.source.get(route.from_):
             _check_needs(walk, path, route, source)
 
 
-def _check_emitter(walk: Walk, path: SettingPath, name: str, sources: Sequence[str]) -> None:
-    """A program may emit under any name, so one that is unknown is wrong only where it looks misspelt."""
-    if name not in sources and (near := nearest(name, sources, _MISSPELT)):
-        walk.note(path, f'there is no source "{name}"; did you mean "{near}"?')
-    elif not NAME.fullmatch(name):
-        walk.note(path, f'"{name}" is not a name for a source; use {NAME_FORM}')
+def _routes(config: Config, walk: Walk) -> Iterator[tuple[tuple[str, int], RouteConfig]]:
+    # numbers in the file and here agree only while no route failed, so positions come from the file
+    positions = [number for number in range(_count(walk)) if not walk.has_failed(("route", number))]
+    return ((("route", number), route) for number, route in zip(positions, config.route, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """What an app defines beside the file."""
+
+    sources: Collection[str] = ()
+    destinations: Collection[str] = ()
+    emitted: Collection[str] = ()
+    """Names under which its routes expect events."""
+
+
+def loose_ends(config: Config, walk: Walk, app: Names) -> Iterator[Finding]:
+    """Names in the file that neither the file nor the app answers to."""
+    sources = [*_names(walk, "source"), *app.sources]
+    destinations = [*_names(walk, "destination"), *app.destinations]
+    for path, route in _routes(config, walk):
+        # A program may emit under any name, so one that is unknown is wrong only where it looks misspelt.
+        misspelt = route.from_ not in sources and not walk.has_failed((*path, "from"))
+        if misspelt and (near := nearest(route.from_, sources, _MISSPELT)):
+            yield (*path, "from"), f'there is no source "{route.from_}"; did you mean "{near}"?'
+        if route.to not in destinations:
+            yield (*path, "to"), f'there is no destination "{route.to}"; {suggest(route.to, destinations)}'
+    known = list(dict.fromkeys([*sources, *app.emitted, *(route.from_ for route in config.route)]))
+    for name in config.watermark.daily_volume:
+        if name not in known:
+            yield ("watermark", "daily_volume", name), f'there is no source "{name}"; {suggest(name, known)}'
 
 
 def _check_needs(walk: Walk, path: tuple[str, int], route: RouteConfig, source: SourceConfig) -> None:
@@ -196,17 +217,6 @@ def _check_needs(walk: Walk, path: tuple[str, int], route: RouteConfig, source: 
         walk.note((*path, "latest_wins"), f"latest_wins in [[route]]: [source.{route.from_}] has no rank to compare")
     if route.coalesce and source.subject is None and not walk.has_failed((*at, "subject")):
         walk.note((*path, "coalesce"), f"coalesce in [[route]]: [source.{route.from_}] has no subject to gather by")
-
-
-def _check_volumes(config: Config, walk: Walk) -> None:
-    known = [*_names(walk, "source"), *(route.from_ for route in config.route)]
-    for name in config.watermark.daily_volume:
-        _check_name(walk, ("watermark", "daily_volume", name), "source", name, known)
-
-
-def _check_name(walk: Walk, path: SettingPath, kind: str, name: str, known: Sequence[str]) -> None:
-    if name not in known:
-        walk.note(path, f'there is no {kind} "{name}"; {suggest(name, known)}')
 
 
 def _names(walk: Walk, kind: str) -> list[str]:

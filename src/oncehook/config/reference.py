@@ -33,6 +33,19 @@ and sizes are words (`"15s"`, `"1h30m"`, `"1MiB"`); a secret is a reference: `{ 
 comes from, `oncehook config schema` prints a JSON Schema for editors. A source's settings that nobody has said are the
 preset's.
 
+Where an app is named (`serve app:inbox`, `worker app:inbox`, `config check app:inbox`, `doctor app:inbox`, `--app`),
+file and app are one inbox: sources, destinations and routes of both, and a route of one may lead to a destination of
+the other. A source or destination that both define is an error that names both places; so is a store, watermark or
+retention to which they give different values. `Inbox("…")` always names a store: leave it out of the file, or write the
+same there (an `ONCEHOOK_STORE` that differs is not used, with a warning). The store migrates itself unless one of the
+two says `migrate = false`. An app that was made with `Inbox.from_toml()` has its file already, and no other counts
+beside it. Where something else runs the app (uvicorn, gunicorn, Django), no file is looked for: there
+`Inbox.from_toml()`, or Django's `CONFIG`, makes the file count for receivers and workers alike.
+
+What was changed counts from the next start on, or from SIGHUP: then the file is checked, and if it is good `serve` and
+`worker` stop as for SIGTERM and begin anew under the same process number. Meanwhile senders are refused, and try again.
+If it is not good, the log says why and everything goes on as it was. On a terminal SIGHUP ends them.
+
 This page is written by `oncehook config reference`.
 """
 

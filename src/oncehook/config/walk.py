@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +38,13 @@ class Problem:
         text = f"{self.place}: {self.sentence}"
         # one line per problem, whatever a key holds
         return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def raise_all(problems: Sequence[Problem], hint: str = "") -> None:
+    """Raise ConfigError with one line for each, in the order of the file; nothing happens when there is none."""
+    if problems:
+        told = "\n".join(str(problem) for problem in sorted(problems, key=lambda one: one.line))
+        raise ConfigError(told, hint=hint)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +111,11 @@ class Walk:
     def note(self, path: SettingPath, sentence: str) -> None:
         """Remember that something is wrong."""
         self._failed.add(path)
-        self.problems.append(Problem(self.origin.line(path), self.origin.place(path), sentence))
+        self.problems.append(self.problem(path, sentence))
+
+    def problem(self, path: SettingPath, sentence: str) -> Problem:
+        """What is wrong, with its place."""
+        return Problem(self.origin.line(path), self.origin.place(path), sentence)
 
     def has_failed(self, path: SettingPath) -> bool:
         """Whether this setting was tried and is wrong, so that its absence means nothing."""

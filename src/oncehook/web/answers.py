@@ -1,18 +1,19 @@
-"""What the API answers, as shapes: each says which fields there are, and how they are filled from the desk's values.
+"""What the API answers about events, deliveries and replays, as shapes: each says which fields there are.
 
-`api` encodes them as JSON, `openapi` describes them. Ids leave in their text form, times in UTC. Names are those of
-DESIGN.md; the fields of a delivery and of the stats are part of the public contract.
+Values of the desk come in; `api` encodes what goes out as JSON, and `openapi` describes it. Ids leave in their text
+form, times in UTC. Names are those of DESIGN.md; the fields of a delivery are part of the public contract. The shapes
+of everything else are in `reports`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from oncehook import deliveries, model, plans, shown, stats, watermarks
+from oncehook import deliveries, model, plans, shown
 from oncehook.model import Kind, show_id
 from oncehook.query import fixed
 from oncehook.replays import StoredReplay
@@ -25,7 +26,7 @@ class Answer(msgspec.Struct, kw_only=True, frozen=True):
 T = TypeVar("T", bound=Answer)
 
 
-def _fill(kind: type[T], *values: object, **given: object) -> T:
+def fill(kind: type[T], *values: object, **given: object) -> T:
     """An answer whose fields are those of the same name in these values of the desk's, but for those that are given."""
     fields = {name: given[name] if name in given else _named(name, values) for name in kind.__struct_fields__}
     return kind(**fields)
@@ -75,7 +76,7 @@ class ListedEvent(Answer, frozen=True):
 
 
 def listed_event(event: deliveries.ListedEvent) -> ListedEvent:
-    return _fill(
+    return fill(
         ListedEvent,
         event,
         id=show_id(Kind.event, event.id),
@@ -115,7 +116,7 @@ class Delivery(Answer, frozen=True):
 
 
 def delivery(kept: deliveries.StoredDelivery) -> Delivery:
-    return _fill(
+    return fill(
         Delivery,
         kept,
         id=show_id(Kind.delivery, kept.id),
@@ -146,7 +147,7 @@ class Event(Answer, frozen=True):
 
 def event(found: shown.ShownEvent) -> Event:
     kept = found.event
-    return _fill(
+    return fill(
         Event,
         kept,
         found.request,
@@ -170,7 +171,7 @@ class Arrival(Answer, frozen=True):
 
 
 def arrival(came: shown.ShownArrival) -> Arrival:
-    return _fill(Arrival, came, came.request, id=show_id(Kind.arrival, came.id))
+    return fill(Arrival, came, came.request, id=show_id(Kind.arrival, came.id))
 
 
 class Attempt(Answer, frozen=True):
@@ -192,7 +193,7 @@ class Attempt(Answer, frozen=True):
 
 def attempt(made: deliveries.StoredAttempt) -> Attempt:
     told = made.evidence.answer
-    return _fill(
+    return fill(
         Attempt,
         made,
         made.evidence,
@@ -216,7 +217,7 @@ class Cause(Answer, frozen=True):
 
 
 def cause(found: deliveries.Cause) -> Cause:
-    return _fill(
+    return fill(
         Cause,
         found,
         sample=show_id(Kind.delivery, found.sample),
@@ -259,7 +260,7 @@ class Replay(Answer, frozen=True):
 
 
 def replay_of(kept: StoredReplay) -> Replay:
-    return _fill(
+    return fill(
         Replay,
         kept,
         id=show_id(Kind.replay, kept.id),
@@ -277,6 +278,7 @@ class Recipient(Answer, frozen=True):
     address: str
     paused: bool
     failing: bool
+    changed: int
 
 
 class Plan(Answer, frozen=True):
@@ -302,7 +304,7 @@ class Plan(Answer, frozen=True):
 
 
 def plan(made: plans.Plan) -> Plan:
-    return _fill(
+    return fill(
         Plan,
         made,
         made.wish,
@@ -310,191 +312,9 @@ def plan(made: plans.Plan) -> Plan:
         query=fixed(made.wish.filter),
         command=plans.command(made.wish),
         by_destination={recipient.destination: recipient.count for recipient in made.recipients},
-        recipients=[_fill(Recipient, one) for one in made.recipients],
+        recipients=[fill(Recipient, one) for one in made.recipients],
         by_status={str(status): n for status, n in made.by_status.items()},
         left_out={str(status): n for status, n in made.left_out.items()},
         sample=[delivery(one) for one in made.sample],
         previews={show_id(Kind.delivery, one): {"to": it.to, "text": it.text} for one, it in made.previews.items()},
-    )
-
-
-# -- what is set up, and how it goes -----------------------------------------------------------
-
-
-class Source(Answer, frozen=True):
-    """A source. `address` is null for a viewer where it is a secret itself; `secrets` says only how many there are."""
-
-    name: str
-    preset: str | None
-    title: str | None
-    address: str | None
-    verifier: str
-    unverified: bool
-    loopback_only: bool
-    secrets: int
-    key: str
-    subject: str
-    type: str
-    destinations: Sequence[str]
-    last_arrival: datetime | None
-    figures: Mapping[str, int]
-
-
-def source(found: shown.ShownSource, *, with_address: bool) -> Source:
-    return _fill(Source, found, address=found.address if with_address or not found.hidden else None)
-
-
-class Destination(Answer, frozen=True):
-    """A destination: whom it reaches, on what terms, how it stands. Spans are in seconds."""
-
-    name: str
-    kind: str
-    address: str
-    retry: str
-    timeout: float
-    lease: float
-    concurrency: int
-    rate: float | None
-    sources: Sequence[str]
-    pending: int
-    leased: int
-    done: int
-    dead: int
-    discarded: int
-    oldest_due: float | None
-    paused: bool
-    paused_at: datetime | None
-    paused_by: str | None
-    paused_why: str | None
-    breaker: str
-    failures: int
-    open_until: datetime | None
-    figures: Mapping[str, int]
-
-
-def destination(found: shown.ShownDestination) -> Destination:
-    level = found.level
-    pending, paused = level.pending - level.leased, level.paused_at is not None
-    return _fill(Destination, found, level, pending=pending, paused=paused)
-
-
-class Watermark(Answer, frozen=True):
-    """A level and its limit."""
-
-    name: str
-    level: float | None
-    limit: float
-    crossed: bool
-
-
-def watermark(mark: watermarks.Watermark) -> Watermark:
-    return _fill(Watermark, mark)
-
-
-class Stats(Answer, frozen=True):
-    """The numbers since a moment."""
-
-    since: datetime
-    total: int
-    by_status: Mapping[str, int]
-    dead: int
-    duplicates: int
-    conflicts: int
-    rejected: int
-    retries: int
-    replays: int
-    last_replay_at: datetime | None
-    per_day: Mapping[str, Mapping[str, int]]
-    volume_today: int
-    watermarks: Sequence[Watermark]
-    by: Mapping[str, Mapping[str, int]] | None
-
-
-def stats_of(counted: stats.Stats) -> Stats:
-    return _fill(
-        Stats,
-        counted,
-        by_status={str(status): n for status, n in counted.by_status.items()},
-        watermarks=[watermark(mark) for mark in counted.watermarks],
-    )
-
-
-class Point(Answer, frozen=True):
-    """What was counted in the step that begins at a moment."""
-
-    at: datetime
-    count: int
-
-
-class Series(Answer, frozen=True):
-    """Flows by name."""
-
-    since: datetime
-    step: float
-    series: Mapping[str, Sequence[Point]]
-
-
-class Rejection(Answer, frozen=True):
-    """An arrival that was turned away."""
-
-    source: str
-    at: datetime
-    code: str
-    reason: str
-    peer: str
-    size: int
-
-
-def rejection(found: model.Rejection) -> Rejection:
-    return _fill(Rejection, found)
-
-
-class Audit(Answer, frozen=True):
-    """Something a person or program did."""
-
-    n: int
-    at: datetime
-    actor: str
-    act: str
-    target: str
-    detail: Mapping[str, Any]
-
-
-def audit(line: deliveries.Audited) -> Audit:
-    return _fill(Audit, line)
-
-
-class Worker(Answer, frozen=True):
-    """A worker that has lately been heard of."""
-
-    id: str
-    host: str
-    pid: int
-    started_at: datetime
-    seen_at: datetime
-    leases: int
-    destinations: Sequence[str]
-
-
-class System(Answer, frozen=True):
-    """The whole, from outside."""
-
-    version: str
-    store: str
-    schema: int
-    schema_target: int
-    size: int
-    workers: Sequence[Worker]
-    watermarks: Sequence[Watermark]
-
-
-def system(found: shown.System) -> System:
-    return _fill(
-        System,
-        found,
-        store=found.engine,
-        schema=found.schema.current,
-        schema_target=found.schema.target,
-        workers=[_fill(Worker, one) for one in found.workers],
-        watermarks=[watermark(mark) for mark in found.watermarks],
     )
