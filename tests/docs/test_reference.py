@@ -66,7 +66,7 @@ def test_every_label_is_explained() -> None:
 
 # -- moments -----------------------------------------------------------------------------------
 
-_LOGGERS = {"log", "attempt_log", "logger"}
+_LOGGERS = {"log", "attempt_log", "replay_log", "logger"}
 _MOMENT = re.compile(r"[a-z]+\.[a-z_]+")
 _LEVELS = {"exception": "error"}
 OUTCOMES = {*map(str, model.Outcome), "ignored", "handshake"}
