@@ -43,6 +43,9 @@ HANDED_OUT: Final = {"Event", "Receipt"}
 OUR_OWN: Final = re.compile(r" \((?:[RS]\d+(?:[-, ]+[RS]?\d+)*|DESIGN\.md [\d.]+)\)")
 """Pointers of the source text that mean nothing to a reader of these pages."""
 
+OTHER_HALF: Final = {"Inbox": ("oncehook.layout", "Layout")}
+"""A base class that programs know only as a part of the public one: its members are told there, first."""
+
 MADE_LATER: Final = {
     "oncehook.contrib.django.inbox": "The project's `Inbox`, made from `settings.ONCEHOOK` when it is first asked for.",
     "oncehook.contrib.django.bridge": "Runs the inbox on a loop of its own for synchronous code: `bridge.call(…)`, `bridge.stop()`.",
@@ -127,15 +130,25 @@ def _described(module: str, name: str) -> Iterator[str]:
 
 
 def _class(node: ast.ClassDef) -> Iterator[str]:
-    bases = ", ".join(ast.unparse(base) for base in node.bases)
+    half = OTHER_HALF.get(node.name, ("", ""))[1]
+    bases = ", ".join(ast.unparse(base) for base in node.bases if ast.unparse(base) != half)
     made = [f"class {node.name}({bases})" if bases else f"class {node.name}"]
     if node.name not in HANDED_OUT:
         made += [_signature(item) for item in node.body if isinstance(item, Definition) and item.name == "__init__"]
     yield _code("\n".join(made))
     yield _prose(node)
-    rows = [*_fields(node), *_members(node)]
+    rows = [*_fields(node), *_other_half(node), *_members(node)]
     if rows:
         yield "\n".join(f"- `{shown}`{said and ': '}{said}" for shown, said in rows)
+
+
+def _other_half(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    if node.name in OTHER_HALF:
+        half = definition(*OTHER_HALF[node.name])
+        assert isinstance(half, ast.ClassDef)
+        own = {item.name for item in node.body if isinstance(item, Definition)}
+        half.body = [item for item in half.body if not (isinstance(item, Definition) and item.name in own)]
+        yield from _members(half)
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
@@ -248,6 +261,7 @@ ADVICE: Final = {
     "method_not_allowed": "Use the method that the page of the API names.",
     "migration_needed": "`oncehook db migrate`, or `migrate = true`.",
     "not_found": "Check the id; it may have been pruned.",
+    "erased": "Its subject was erased, and nothing brings it back: see [erase a subject](../how-to/erase.md).",
     "not_replayable": "Pending and leased need no replay; for what is done say `force`.",
     "not_waiting": "Look at its state: only pending can be retried, only dead discarded.",
     "overloaded": "The sender tries again. If it lasts: a faster disk, PostgreSQL, or another receiver.",
@@ -256,9 +270,10 @@ ADVICE: Final = {
     "query_invalid": "The hint names the nearest word.",
     "refused": "A family; see the tree below.",
     "rejected": "A family; see the tree below.",
+    "tested_too_soon": "Wait as long as `Retry-After` says.",
     "replay_too_soon": "Wait for the seconds in `Retry-After`.",
     "result_invalid": "Return what JSON can hold.",
-    "retry_later": "Raised by your handler: tried again by the policy, not before `after`.",
+    "retry_later": "Raised by your handler: tried again by the policy, or after `after`.",
     "schema_too_new": "Upgrade this machine, or point it at another store.",
     "send_failed": "Its `reason` tells whether trying again helps.",
     "signature_invalid": "Compare secrets and clocks; the log has the reason, the answer never does.",

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from oncehook import presets, units, verify
 from oncehook.backoff import Policy, policy
-from oncehook.config import DestinationConfig, SourceConfig
+from oncehook.config import DestinationConfig, Loaded, SourceConfig, WatermarkConfig
 from oncehook.config.tables import FilesConfig, RetryConfig, RouteConfig, WhatsAppConfig
+from oncehook.config.twice import Twice
 from oncehook.deliveries import Breaker
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.http import HttpDestination
@@ -28,6 +29,7 @@ from oncehook.secret import Secret
 from oncehook.sources import Source, Splitter, build, split_at
 from oncehook.store.base import Numbers, Store
 from oncehook.verify import Genuine, Nothing, Scheme
+from oncehook.watermarks import Limits
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.sender import Sender
@@ -210,11 +212,11 @@ def networks(allow_private: bool | Sequence[str]) -> Any:
 
 def open_store(url: str) -> Store:
     """The engine a URL names. Nothing is opened yet."""
-    scheme, _, rest = url.partition(":")
+    scheme = url.partition(":")[0]
     if scheme == "sqlite":
         from oncehook.store.sqlite import SqliteStore
 
-        return SqliteStore(rest.removeprefix("//") or "./oncehook.db")
+        return SqliteStore(_file(url))
     if scheme in ("postgresql", "postgres"):
         from oncehook.store.postgres import PostgresStore
 
@@ -223,6 +225,37 @@ def open_store(url: str) -> Store:
         f"{scheme!r} is not a store this program knows.",
         hint="Write sqlite:./oncehook.db or postgresql://host/database.",
     )
+
+
+def is_same_store(url: str, other: str) -> bool:
+    """Whether two addresses lead to one store: that of a file can be written in several ways."""
+    files = [Path(_file(one)).resolve() for one in (url, other) if one.startswith("sqlite:")]
+    return url == other or (len(files) == 2 and files[0] == files[1])
+
+
+def _file(url: str) -> str:
+    return url.partition(":")[2].removeprefix("//") or "./oncehook.db"
+
+
+def limits_of(mark: WatermarkConfig) -> Limits:
+    """The limits that checked settings describe."""
+    return Limits(mark.dead, mark.oldest_due, mark.daily_volume, mark.disk)
+
+
+def both_limits(mine: Limits, loaded: Loaded, twice: Twice) -> Limits:
+    """The limits that a program and a file have set between them."""
+    theirs = limits_of(loaded.config.watermark)
+    volumes = {
+        name: twice.one_of(
+            f"watermark.daily_volume.{name}", mine.daily_volume.get(name), None, theirs.daily_volume.get(name)
+        )
+        for name in {**mine.daily_volume, **theirs.daily_volume}
+    }
+    single = {
+        name: twice.one_of(f"watermark.{name}", getattr(mine, name), None, getattr(theirs, name))
+        for name in ("dead", "oldest_due", "disk")
+    }
+    return Limits(**single, daily_volume={name: limit for name, limit in volumes.items() if limit is not None})
 
 
 def numbered(
@@ -237,7 +270,7 @@ def numbered(
     for route in routes:
         route.destination_id = numbers.destinations[route.destination]
         known = sources.get(route.source)
-        route.settle_options(known.preset.coalesce if known and known.preset else False)
+        route.fix_options(known.preset.coalesce if known and known.preset else False)
         by_source.setdefault(route.source, []).append(route)
     return by_source
 

@@ -6,9 +6,10 @@ in, so that a test can hold it; the result is finite and never negative for any 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Final
 
@@ -47,8 +48,10 @@ class Policy:
         return min(self._formula(attempt, chance), LONGEST)
 
     def _formula(self, attempt: int, chance: Chance) -> float:
-        # Beyond this power every base has passed every cap; it also keeps the float finite.
-        full = min(self.cap, self.base * self.factor ** min(attempt - 1, 64))
+        try:
+            full = min(self.cap, self.base * self.factor ** (attempt - 1))
+        except OverflowError:  # what no float can hold has passed every cap
+            full = self.cap if self.base else 0.0
         if self.jitter == "full":
             return full * chance()
         return full + (0.0 if isinstance(self.jitter, str) else self.jitter * chance())
@@ -83,10 +86,16 @@ def _from_table(table: Mapping[str, object]) -> Policy:
     if unknown:
         raise ConfigError(f"A retry table has attempts, base, factor, cap and jitter, not {sorted(unknown)}.")
     jitter = table.get("jitter", "full")
+    try:
+        attempts, factor = int(str(table.get("attempts", 8))), float(str(table.get("factor", 2.0)))
+    except ValueError as error:
+        raise ConfigError(f"A retry table counts in numbers: {error}.") from None
+    if attempts < 1 or not 0 < factor < math.inf:
+        raise ConfigError("A retry table has 1 attempt or more, and a factor above 0.")
     return Policy(
-        attempts=int(str(table.get("attempts", 8))),
+        attempts=attempts,
         base=_span(table.get("base", 10.0)),
-        factor=float(str(table.get("factor", 2.0))),
+        factor=factor,
         cap=_span(table.get("cap", "6h")),
         jitter=str(jitter) if jitter in ("full", "none") else _span(jitter),
     )
@@ -106,6 +115,6 @@ def retry_after(text: str | None, now: datetime) -> float | None:
         moment = parsedate_to_datetime(text)
     except (ValueError, TypeError, IndexError):
         return None
-    if moment.tzinfo is None:
-        return None
+    if moment.tzinfo is None:  # asctime's form, which HTTP still allows: always GMT
+        moment = moment.replace(tzinfo=UTC)
     return min(max((moment - now).total_seconds(), 0.0), LONGEST)

@@ -12,6 +12,7 @@ from datetime import datetime
 from enum import IntEnum, IntFlag, StrEnum
 from typing import Any, Generic, TypeVar
 
+from oncehook.clauses import Clause
 from oncehook.model import Intake, Mark, Verdict
 
 T = TypeVar("T")
@@ -87,6 +88,8 @@ class Trigger(StrEnum):
     retry = "retry"
     replay = "replay"
     bulk_replay = "bulk-replay"
+    test = "test"
+    """A person tries the destination out: no event stands behind it."""
 
 
 # -- leasing -----------------------------------------------------------------------------------
@@ -163,6 +166,20 @@ class Lease:
         if self.replay_id is None:
             return Trigger.initial
         return Trigger.bulk_replay if self.turn is Turn.replay else Trigger.replay
+
+
+@dataclass(slots=True, frozen=True)
+class Expired:
+    """A lease that ran out before its holder settled it, and was taken over: the holder died, hung, or is cut off."""
+
+    delivery_id: bytes
+    destination_id: int
+    fence: int
+    run: int
+    attempt: int
+    """The one that its holder was making; it is given back."""
+    worker: str | None
+    """Who held it, where that is known."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -315,6 +332,8 @@ class Filter:
     """Received before."""
     text: str | None = None
     """Occurs in key, subject, type or last error."""
+    body: Sequence[Clause] | None = None
+    """What the body must say; all of it."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -458,7 +477,7 @@ class Pruned:
     keys: int = 0
     batches: int = 0
     others: int = 0
-    """Ranks, finished replays, old audit lines."""
+    """Ranks, finished replays, old audit lines, sessions that are over."""
 
     def __bool__(self) -> bool:
         return bool(self.events or self.keys or self.batches or self.others)

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Final, Literal
 
-from oncehook import __version__, clock, query, stats, watermarks
+from oncehook import __version__, clock, query, shown, stats, watermarks
 from oncehook.backoff import Policy
 from oncehook.deliveries import (
     Audited,
@@ -27,10 +27,11 @@ from oncehook.deliveries import (
     StoredDelivery,
 )
 from oncehook.destinations.base import Destination
+from oncehook.erasing import Erasing
 from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon
 from oncehook.model import Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, key_hash, new_id
-from oncehook.plans import Plan, Recipient, Wish, seal, settled, some_id, some_ids, unseal
-from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
+from oncehook.plans import Plan, Wish, draw_up, ended, some_id, some_ids, unseal
+from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, StoredReplay
 from oncehook.routes import Route
 from oncehook.shown import (
     ShownArrival,
@@ -45,6 +46,7 @@ from oncehook.shown import (
 from oncehook.sources import Source
 from oncehook.stats import PerDay, Stats
 from oncehook.store.base import Store
+from oncehook.trials import TakeIn, Trials, nobody_home
 from oncehook.watermarks import Limits, Watermark
 from oncehook.whatsapp.outgoing import Preview
 
@@ -69,17 +71,23 @@ class Desk:
         limits: Limits = Limits(),  # noqa: B008 - immutable
         free_disk: FreeDisk = lambda: None,
         nudge: Callable[[], object] = lambda: None,
+        take_in: TakeIn = nobody_home,
         now: Now = clock.now_utc,
     ) -> None:
-        """`nudge` is called when a bulk replay was made or goes on, so that somebody feeds it now."""
+        """`nudge` is called when a bulk replay was made or goes on, so that somebody feeds it now; `take_in` is the way
+        in, for samples."""
         self._store = store
         self._sources = sources
         self._destinations = destinations
         self._routes = routes
-        self._limits = limits
+        self.limits = limits
         self._free_disk = free_disk
         self._nudge = nudge
         self._now = now
+        self.erasing = Erasing(store, sources)
+        """Erasing a subject, for all faces."""
+        self.trials = Trials(store, sources, destinations, take_in)
+        """Testing a destination, sending a sample."""
 
     def read(self, text: str) -> Filter:
         """The filter that a query means now."""
@@ -119,11 +127,12 @@ class Desk:
     async def _event(self, event_id: bytes) -> StoredEvent:
         event = await self._store.get_event(event_id)
         if event is None:
-            raise NotFound("There is no such event, or no longer.")
+            copies = await self._store.arrivals_of(event_id)
+            raise NotFound("There is no such event, or no longer.", hint=shown.ONLY_A_KEY if copies else "")
         return event
 
     async def _head(self, head: bytes | None, batch_id: bytes | None) -> bytes:
-        if head or batch_id is None:
+        if head is not None or batch_id is None:
             return head or b""
         batch = await self._store.batch_body(batch_id)
         return b"" if batch is None else batch[0]
@@ -234,7 +243,7 @@ class Desk:
             at = self.moment(until)
             meant = replace(meant, until=at if meant.until is None else min(at, meant.until))
         _check_meant(meant)
-        return Wish(settled(meant, self._now()), force, fresh_id, rate)
+        return Wish(ended(meant, self._now()), force, fresh_id, rate)
 
     async def named(self, texts: Sequence[str]) -> list[bytes]:
         """The deliveries that ids of deliveries and events stand for. Raises NotFound for an event that has none."""
@@ -252,48 +261,15 @@ class Desk:
     async def plan(self, wish: Wish) -> Plan:
         """What a replay would do. Nothing happens."""
         planned = await self._store.plan_replay(wish.filter, force=wish.force)
-        levels = await self._store.levels()
-        recipients = [self._recipient(name, n, levels.get(name, Level())) for name, n in planned.by_destination.items()]
-        return Plan(
-            token=seal(wish, planned.total),
-            wish=wish,
-            total=planned.total,
-            recipients=recipients,
-            by_status=planned.by_status,
-            left_out=planned.left_out,
-            oldest=planned.oldest,
-            newest=planned.newest,
-            sample=planned.sample,
-            previews=await self.previews(planned.sample),
-            expected_seconds=self._expected(wish, planned.by_destination),
-        )
-
-    def _recipient(self, name: str, count: int, level: Level) -> Recipient:
-        destination = self._destinations.get(name)
-        return Recipient(
-            destination=name,
-            count=count,
-            kind="gone" if destination is None else destination.kind,
-            address="" if destination is None else destination.address,
-            paused=level.paused_at is not None,
-            failing=level.failures > 0 or level.open_until is not None,
-        )
-
-    def _expected(self, wish: Wish, counts: Mapping[str, int]) -> float | None:
-        """At the rate that was asked for, or at that of the slowest destination: whichever takes longer."""
-        spans = [] if wish.rate is None else [sum(counts.values()) / wish.rate]
-        for name, count in counts.items():
-            destination = self._destinations.get(name)
-            if destination is not None and destination.terms.rate:
-                spans.append(count / destination.terms.rate)
-        return max(spans, default=None)
+        levels, previews = await self._store.levels(), await self.previews(planned.sample)
+        return draw_up(wish, planned, self._destinations, levels, previews)
 
     async def start_replay(
         self, wish: Wish, *, actor: str, reason: str = "", request_key: str | None = None, expected: int | None = None
     ) -> StoredReplay:
         """Have them delivered again, behind live traffic. Raises PlanChanged when there are not as many as expected."""
         if expected == 0:
-            raise NotReplayable("The plan says that there is nothing to replay.")
+            raise NotReplayable(NOTHING, hint=NOTHING_HINT)
         return await self._make(wish, actor, reason, request_key, expected=expected)
 
     def planned(self, token: str) -> tuple[Wish, int]:
@@ -431,7 +407,7 @@ class Desk:
         # Sources may be added after the desk was asked for, so the usual volumes are read off them each time.
         presets = {name: source.preset for name, source in self._sources.items()}
         usual = {name: preset.daily_volume for name, preset in presets.items() if preset and preset.daily_volume}
-        return watermarks.measure(self._limits.with_usual(usual), levels, today, self._free_disk())
+        return watermarks.measure(self.limits.with_usual(usual), levels, today, self._free_disk())
 
     async def _per_day(self, since: datetime) -> PerDay:
         """Deliveries done since, by destination and day."""

@@ -7,7 +7,7 @@ committed with the end of its delivery: it exists if, and only if, that delivery
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -16,23 +16,24 @@ import msgspec
 from oncehook import clock
 from oncehook.deliveries import Emission
 from oncehook.keys import bounded
-from oncehook.model import Arrival, Intake, Item, Kind, Mark, Planned, Verdict, digest, key_hash, new_id, show_id
+from oncehook.model import Arrival, Intake, Item, Kind, Mark, Verdict, digest, key_hash, new_id, show_id
+from oncehook.routes import Planner
 from oncehook.store.base import Store
 
 KEEP: Final = 30 * 86400.0
 """Seconds for which the key of an emitted event is remembered."""
 
-Plan = Callable[[Arrival, Item], Sequence[Planned]]
-"""Which deliveries an event would make."""
-
 
 class Witness(Protocol):
-    """Who is told what happened, for logs and metrics. `observe` has the real one."""
+    """Who is told what came in, for logs and metrics. `observe` has the real one, which `receive` tells more."""
 
     def arrival(
         self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
     ) -> None:
-        """See `receive.Witness`."""
+        """An arrival was answered after its commit, or acknowledged without one (`ignored`, `handshake`).
+
+        A batch has one outcome for each of its parts: those of the items, in their order, then those ignored.
+        """
 
 
 @dataclass(slots=True, frozen=True)
@@ -55,7 +56,7 @@ def draft(source: str, type: str, payload: object, key: str | None, subject: str
 class Emitter:
     """Makes intakes of drafts. One per inbox; sources get their number when they are first named."""
 
-    def __init__(self, store: Store, plan: Plan, witness: Witness) -> None:
+    def __init__(self, store: Store, plan: Planner, witness: Witness) -> None:
         self._store = store
         self._plan = plan
         self._witness = witness

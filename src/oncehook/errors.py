@@ -15,9 +15,11 @@
     │   │   └── QueryInvalid        a query that cannot be read
     │   ├── NotFound                404
     │   ├── NotReplayable           409, pending, leased, or done without `force`
+    │   │   └── Erased              409, there is nothing left to deliver
     │   ├── NotWaiting              409, nothing to retry or discard
     │   ├── PlanChanged             409, the plan no longer says what would happen
-    │   └── ReplayTooSoon           429, replayed a moment ago
+    │   ├── ReplayTooSoon           429, replayed a moment ago
+    │   └── TestedTooSoon           429, tested a moment ago
     ├── Steering            a handler: how its attempt is to be taken
     │   ├── RetryLater              try again, after a while
     │   └── GiveUp                  a dead letter at once
@@ -162,6 +164,13 @@ class NotReplayable(Refused):
     code = "not_replayable"
 
 
+class Erased(NotReplayable):
+    """What this delivery carried was erased; there is nothing left to deliver."""
+
+    code = "erased"
+    hint = "Ask the sender to send it again under another key: the old one still makes it a duplicate."
+
+
 class NotWaiting(Refused):
     """This delivery does not stand where that could be done."""
 
@@ -185,6 +194,18 @@ class ReplayTooSoon(Refused):
         self.retry_after = retry_after
 
 
+class TestedTooSoon(Refused):
+    """This destination was tested a moment ago."""
+
+    __test__ = False
+    code = "tested_too_soon"
+    status = 429
+
+    def __init__(self, retry_after: float) -> None:
+        super().__init__(hint=f"Try again in {max(retry_after, 1):.0f} s.")
+        self.retry_after = retry_after
+
+
 class Steering(OncehookError):
     """How a handler wants its attempt to be taken."""
 
@@ -199,7 +220,7 @@ class RetryLater(Steering):
     def __init__(self, message: str = "", *, after: float | str | None = None) -> None:
         super().__init__(message)
         self.after = after
-        """Seconds, or words such as "5m"; None: as the retry policy says."""
+        """Seconds, or words such as "5m", up to the policy's cap; None: as the retry policy says."""
 
 
 class GiveUp(Steering):

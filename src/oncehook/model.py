@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntFlag, StrEnum
 from hashlib import blake2b
@@ -66,6 +66,11 @@ def delivery_id(event_id: bytes, destination_id: int) -> bytes:
     return event_id[:14] + destination_id.to_bytes(2)
 
 
+def event_of(delivery_id: bytes) -> bytes:
+    """The id of the event that a delivery is about."""
+    return delivery_id[:14] + bytes(2)
+
+
 def show_id(kind: Kind, value: bytes) -> str:
     """The text people see: `evt_` and 32 hexadecimal digits."""
     return f"{kind}_{value.hex()}"
@@ -99,6 +104,11 @@ def subject_key(destination: str, source: str, subject: str) -> bytes:
     return digest(destination.encode(), source.encode(), subject.encode())
 
 
+def subject_hash(subject: str) -> str:
+    """What stands for a subject where its text must not: in the audit log, once it is erased."""
+    return digest(b"subject", subject.encode()).hex()
+
+
 # -- what comes in -----------------------------------------------------------------------------
 
 
@@ -126,6 +136,8 @@ class Mark(IntFlag):
     """Verified, but its body could not be read; kept as raw bytes."""
     emitted = 4
     """An event of the application's own, not a sender's."""
+    erased = 8
+    """Its subject was erased: no body, head, key or subject is left, only that it was there."""
 
 
 class Outcome(StrEnum):
@@ -288,6 +300,17 @@ class Check:
 
 
 @dataclass(slots=True, frozen=True)
+class StoredSession:
+    """Somebody who has come in at the dashboard. What their browser holds is kept nowhere, only its hash."""
+
+    hash: bytes
+    actor: str
+    role: str
+    proof: bytes
+    """Binds it to the password it was begun with; empty: it was begun without one."""
+
+
+@dataclass(slots=True, frozen=True)
 class SchemaState:
     """How far the store's schema is, and how far this program would take it."""
 
@@ -302,15 +325,20 @@ class Figures:
 
     by_source: Mapping[str, Mapping[str, int]]
     by_destination: Mapping[str, Mapping[str, int]]
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
+    """What was rejected because there is no such source."""
 
     @classmethod
     def of(cls, rows: Iterable[tuple[str | None, str | None, str, int]]) -> Figures:
-        """Out of (source, destination, what, sum): each row names one of the two."""
+        """Out of (source, destination, what, sum): each row names one of the two, or neither."""
         sources: dict[str, dict[str, int]] = {}
         destinations: dict[str, dict[str, int]] = {}
+        elsewhere: dict[str, int] = {}
         for source, destination, what, n in rows:
             if source is not None:
                 sources.setdefault(source, {})[what] = int(n)
             if destination is not None:
                 destinations.setdefault(destination, {})[what] = int(n)
-        return cls(sources, destinations)
+            if source is None and destination is None:
+                elsewhere[what] = int(n)
+        return cls(sources, destinations, elsewhere)

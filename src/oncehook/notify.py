@@ -30,6 +30,10 @@ class Supervisor:
         """Start-up is over: whoever waits for this unit may go on."""
         self._tell(f"READY=1\nSTATUS={status}")
 
+    def reloading(self) -> None:
+        """SIGHUP came: this process stops, and begins anew under the same number."""
+        self._tell("RELOADING=1\nSTATUS=beginning anew")
+
     def stopping(self) -> None:
         """A signal came, and what is under way is being ended."""
         self._tell("STOPPING=1\nSTATUS=stopping")

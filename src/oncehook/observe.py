@@ -14,18 +14,20 @@ from typing import Final, Protocol
 from prometheus_client import generate_latest
 
 from oncehook import __version__, clock, deliveries
-from oncehook.deliveries import Lease, Settle, Settlement
+from oncehook.deliveries import Expired, Lease, Settle, Settlement
 from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
 from oncehook.logs import plain
 from oncehook.metrics import Count, Level, Panel, Spread
-from oncehook.model import Arrival, Item, Kind, Mark, Rejection, show_id
+from oncehook.model import Arrival, Item, Kind, Mark, Rejection, event_of, show_id
+from oncehook.replays import StoredReplay
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS
 from oncehook.watermarks import Watermark
 
 log = logging.getLogger("oncehook.arrival")
 attempt_log = logging.getLogger("oncehook.attempt")
+replay_log = logging.getLogger("oncehook.replay")
 
 
 class Audience(Protocol):
@@ -78,6 +80,8 @@ class Observer:
         )
         self._deaths = Count("oncehook_dead_letters", "Deliveries that were given up", "destination")
         self._lost = Count("oncehook_leases_lost", "Leases that ended before their attempt did", "destination")
+        self._expired = Count("oncehook_leases_expired", "Leases that ran out and were taken over here")
+        self._expired.add(by=0)
         self._replayed = Count("oncehook_replayed", "Replayed deliveries by outcome", "destination", "outcome")
         self._deliveries = Level("oncehook_deliveries", "Deliveries by status", "destination", "status")
         self._dead = Level("oncehook_dead_letters", "Dead letters", "destination")
@@ -90,7 +94,8 @@ class Observer:
         self._panel = Panel()
         for instrument in (
             self._arrivals, self._acks, self._sizes, self._unkeyed, self._unparsed,
-            self._attempts, self._durations, self._latencies, self._deaths, self._lost, self._replayed,
+            self._attempts, self._durations, self._latencies, self._deaths, self._lost, self._expired,
+            self._replayed,
             self._deliveries, self._dead, self._oldest, self._workers, self._crossed,
             self._store_errors, self._operations, self._store_size, info,
         ):  # fmt: skip
@@ -139,8 +144,7 @@ class Observer:
         # An unknown source's name is a stranger's text: never a label, and never as it came.
         name = "unknown" if source is None else source.name
         self._arrivals.add(name, "rejected")
-        if source is not None:
-            self._counts[source.number, "rejected"] += 1
+        self._counts[0 if source is None else source.number, "rejected"] += 1
         reason = error.reason if isinstance(error, SignatureInvalid) else error.code
         asked, size = plain(arrival.source[:63]), len(arrival.body)
         self._rejections.append(Rejection(asked, clock.now_utc(), error.code, reason, arrival.peer, size))
@@ -201,6 +205,34 @@ class Observer:
             "worker": self.worker,
         }
         attempt_log.warning("lease.lost", extra={"fields": fields})
+
+    def lease_expired(self, destination: Destination, expired: Expired) -> None:
+        """Somebody let a lease run out, and it was taken over here: that worker died, hung, or is cut off."""
+        self._expired.add()
+        fields: dict[str, object] = {
+            "destination": destination.name,
+            "attempt": expired.attempt,
+            "run": expired.run,
+            "event_id": show_id(Kind.event, event_of(expired.delivery_id)),
+            "delivery_id": show_id(Kind.delivery, expired.delivery_id),
+            "fence": expired.fence,
+            "former_worker": expired.worker,
+            "worker": self.worker,
+        }
+        attempt_log.warning("lease.expired", extra={"fields": fields})
+
+    def replay_over(self, replay: StoredReplay) -> None:
+        """A replay is done, or was aborted."""
+        fields: dict[str, object] = {
+            "replay_id": show_id(Kind.replay, replay.id),
+            "state": str(replay.state),
+            "planned": replay.planned,
+            "done": replay.done,
+            "dead": replay.dead,
+            "skipped": replay.skipped,
+            "actor": replay.actor,
+        }
+        replay_log.info("replay.done", extra={"fields": fields})
 
     def watermark(self, mark: Watermark) -> None:
         """A watermark has just been crossed, or is back."""

@@ -17,9 +17,11 @@ from typing import Final
 import msgspec
 
 from oncehook import query
-from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
+from oncehook.deliveries import DeliveryStatus, Filter, Level, StoredDelivery
+from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest
 from oncehook.model import Kind, read_id, show_id
+from oncehook.replays import ReplayPlan
 from oncehook.whatsapp.outgoing import Preview
 
 MOST_IDS: Final = 500
@@ -59,6 +61,14 @@ class Recipient:
     paused: bool
     failing: bool
     """Its breaker is open, or its last deliveries have failed."""
+    changed: int
+    """How many of these were first delivered to another address than this."""
+
+    @property
+    def moved(self) -> str:
+        """That it goes elsewhere than the first time, as a sentence."""
+        many = "This was" if self.changed == self.count == 1 else f"{self.changed:,} of {self.count:,} were"
+        return f"{many} first delivered to another address than {self.destination} has now."
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +103,8 @@ class Plan:
                 said.append(f"{recipient.destination} is paused: nothing is sent before it is resumed.")
             elif recipient.failing:
                 said.append(f"{recipient.destination} is failing right now.")
+            if recipient.changed:
+                said.append(recipient.moved)
         return said
 
     @property
@@ -108,7 +120,56 @@ class Plan:
         return said
 
 
-def settled(filter: Filter, now: datetime) -> Filter:
+def draw_up(
+    wish: Wish,
+    counted: ReplayPlan,
+    destinations: Mapping[str, Destination],
+    levels: Mapping[str, Level],
+    previews: Mapping[bytes, Preview],
+) -> Plan:
+    """The plan of a wish: what the store has counted, and whom it would reach."""
+    counts = counted.by_destination
+    return Plan(
+        token=seal(wish, counted.total),
+        wish=wish,
+        total=counted.total,
+        recipients=[
+            _recipient(name, n, destinations.get(name), levels.get(name, Level()), counted.changed.get(name, 0))
+            for name, n in counts.items()
+        ],
+        by_status=counted.by_status,
+        left_out=counted.left_out,
+        oldest=counted.oldest,
+        newest=counted.newest,
+        sample=counted.sample,
+        previews=previews,
+        expected_seconds=_expected(wish, counts, destinations),
+    )
+
+
+def _recipient(name: str, count: int, destination: Destination | None, level: Level, changed: int) -> Recipient:
+    return Recipient(
+        destination=name,
+        count=count,
+        kind="gone" if destination is None else destination.kind,
+        address="" if destination is None else destination.address,
+        paused=level.paused_at is not None,
+        failing=level.failures > 0 or level.open_until is not None,
+        changed=0 if destination is None else changed,
+    )
+
+
+def _expected(wish: Wish, counts: Mapping[str, int], destinations: Mapping[str, Destination]) -> float | None:
+    """At the rate that was asked for, or at that of the slowest destination: whichever takes longer."""
+    spans = [] if wish.rate is None else [sum(counts.values()) / wish.rate]
+    for name, count in counts.items():
+        destination = destinations.get(name)
+        if destination is not None and destination.terms.rate:
+            spans.append(count / destination.terms.rate)
+    return max(spans, default=None)
+
+
+def ended(filter: Filter, now: datetime) -> Filter:
     """The filter with an end: what arrives after the plan was made is not meant by it."""
     if filter.until is not None or filter.ids is not None or filter.event_id is not None:
         return filter

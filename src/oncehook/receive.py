@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from oncehook import clock, payload
+from oncehook import clock, emit, payload
 from oncehook.errors import (
     Encoded,
     KeyConflict,
@@ -34,7 +34,6 @@ from oncehook.model import (
     Kind,
     Mark,
     Outcome,
-    Planned,
     Verdict,
     digest,
     key_hash,
@@ -43,12 +42,11 @@ from oncehook.model import (
     show_id,
 )
 from oncehook.patience import Patience
+from oncehook.routes import Planner
 from oncehook.sources import Odd, Reply, Source
 from oncehook.store.base import Pending, Store
 
 log = logging.getLogger("oncehook.receive")
-
-Plan = Callable[[Source, Arrival, Item], Sequence[Planned]]
 
 INDIRECT: Final = frozenset(
     {
@@ -66,16 +64,8 @@ Revive = Callable[[bytes], Awaitable[None]]
 """Brings back what ended as a dead letter of this event, where its source asks for it."""
 
 
-class Witness(Protocol):
+class Witness(emit.Witness, Protocol):
     """Who is told what happened, for logs and metrics. `observe` has the real one."""
-
-    def arrival(
-        self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
-    ) -> None:
-        """An arrival was answered after its commit, or acknowledged without one (`ignored`, `handshake`).
-
-        A batch has one outcome for each of its parts: those of the items, in their order, then those ignored.
-        """
 
     def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
         """An arrival was turned away."""
@@ -109,7 +99,7 @@ class Receiver:
     """Takes arrivals for a set of sources into a store."""
 
     def __init__(
-        self, sources: Mapping[str, Source], store: Store, plan: Plan, witness: Witness, revive: Revive | None = None
+        self, sources: Mapping[str, Source], store: Store, plan: Planner, witness: Witness, revive: Revive | None = None
     ) -> None:
         self.sources = sources
         self._store = store
@@ -207,9 +197,7 @@ class Receiver:
     def put_off(self, source: Source | None, error: StoreUnavailable) -> Reply:
         """Note that an arrival cannot be taken now, and ask its sender to try again."""
         self._witness.unavailable(_name(source), error)
-        status = 503 if source is None else source.unavailable
-        # The sentence may name files and hosts of ours: the sender gets the code only.
-        return Reply(status, _sentence("Cannot store this now; try again.", error.code), (JSON, RETRY_AFTER))
+        return try_again(source, error.code)
 
     def _admit(self, source: Source | None, arrival: Arrival) -> Source:
         """Let only genuine arrivals pass. Nothing is parsed before this, and no key is touched (R8, S1)."""
@@ -286,7 +274,7 @@ class Receiver:
             reading.rank_scope,
             marks,
         )
-        item.deliveries = self._plan(source, arrival, item)
+        item.deliveries = self._plan(arrival, item)
         return item
 
     # -- to the store and back -----------------------------------------------------------------
@@ -375,6 +363,12 @@ def is_direct(arrival: Arrival) -> bool:
     except ValueError:
         return False
     return not any(name in INDIRECT or name.startswith(b"x-forwarded-") for name, _ in arrival.headers)
+
+
+def try_again(source: Source | None, code: str = StoreUnavailable.code) -> Reply:
+    """The answer to what cannot be stored now: only the code, for a sentence may name files and hosts of ours."""
+    status = 503 if source is None else source.unavailable
+    return Reply(status, _sentence("Cannot store this now; try again.", code), (JSON, RETRY_AFTER))
 
 
 def _sum_up(outcomes: Sequence[str], ids: list[str]) -> tuple[Outcome, dict[str, object]]:

@@ -12,6 +12,9 @@ from enum import StrEnum
 
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 
+NOTHING = "There is nothing to replay."
+NOTHING_HINT = "Ask for a plan: it says what matches, and what of it is left out."
+
 
 class ReplayState(StrEnum):
     """Where a replay stands."""
@@ -77,5 +80,7 @@ class ReplayPlan:
     """Matching, but not replayed: being worked on, or done and not asked for."""
     oldest: datetime | None = None
     newest: datetime | None = None
+    changed: Mapping[str, int] = field(default_factory=dict)
+    """Those whose first attempt went to another address than their destination has now, by destination."""
     sample: Sequence[StoredDelivery] = ()
     """The first five."""

@@ -20,6 +20,8 @@ from oncehook.errors import ConfigError
 from oncehook.model import Arrival, Item, Planned, delivery_id, subject_key
 
 Test = Callable[[str], bool]
+Planner = Callable[[Arrival, Item], Sequence[Planned]]
+"""Says which deliveries an event would make."""
 
 _COMPARISONS: Final[Sequence[tuple[str, Callable[[Decimal, Decimal], bool]]]] = (
     (">=", operator.ge),
@@ -42,7 +44,7 @@ class Route:
     on_dead: str = "continue"
     destination_id: int = 0
     options: Options = Options.none
-    """The three above as they are stored with each delivery; set by `settle_options`."""
+    """The three above as they are stored with each delivery; set by `fix_options`."""
     _type: Test | None = field(init=False, default=None)
     _places: Sequence[tuple[keys.Rules, Test]] = field(init=False, default=())
 
@@ -56,7 +58,7 @@ class Route:
                 places.append((keys.Rules(subject=place), test))
         self._places = places
 
-    def settle_options(self, default: bool | str = False) -> None:
+    def fix_options(self, default: bool | str = False) -> None:
         """Fix what is asked of its deliveries. `default`: what the source's preset says about coalescing."""
         coalesce = default if self.coalesce is None else self.coalesce
         self.options = Options.none

@@ -1,6 +1,6 @@
 """Sending as a genuine sender would: a sample that fits a source, signed by the source's own scheme.
 
-Used by `oncehook send`, by the demo and by tests; nothing here runs while an inbox receives.
+Used by `oncehook send`, by the dashboard's samples, by the demo and by tests.
 """
 
 from __future__ import annotations

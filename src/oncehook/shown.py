@@ -21,6 +21,10 @@ from oncehook.sources import Source
 from oncehook.verify import Either, Nothing, Scheme, StandardWebhooks
 from oncehook.watermarks import Watermark
 
+ONLY_A_KEY: Final = (
+    "Its key is known, and copies were answered as duplicates: it was imported, so the event was seen before oncehook;"
+    " or the event was pruned, and its key is kept longer."
+)
 MASK: Final = "[masked]"
 # Signatures prove something about this request only and stay; what would open the door again does not.
 _CREDENTIAL: Final = re.compile(

@@ -17,7 +17,7 @@ from typing import Any, Final
 from oncehook import keys, units
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
-from oncehook.verify import Either, Scheme, Token, Verifier
+from oncehook.verify import Either, Scheme, StandardWebhooks, Token, Verifier
 from oncehook.verify.schemes import Nothing
 
 Network = IPv4Network | IPv6Network
@@ -170,9 +170,9 @@ class Source:
 
 
 ALWAYS_MASKED: Final = frozenset({b"authorization", b"proxy-authorization", b"cookie"})
-DEFAULT_KEEP: Final = "30d"
-DEFAULT_MAX_BODY: Final = 1 << 20
-DEFAULT_BUDGET: Final = 0.8
+PLAIN: Final = Preset(name="", title="", scheme=Nothing(), type=keys.DEFAULT_TYPE)
+"""What holds for a source without a preset, where its settings say nothing. It must say itself how it is verified."""
+DEFAULT_MAX_BODY: Final = units.size(PLAIN.max_body)
 
 
 def build(  # one flat list of settings, as in the configuration
@@ -207,7 +207,7 @@ def build(  # one flat list of settings, as in the configuration
     loopback_only: bool = False,
 ) -> Source:
     """Compile a source. Raises ConfigError when it could not tell a genuine arrival from a forged one (S4)."""
-    chosen = scheme or (preset.scheme if preset else None)
+    base, chosen = preset or PLAIN, scheme or (preset.scheme if preset else None)
     if chosen is None:
         raise ConfigError(
             f'Source "{name}" does not say how its arrivals are verified.',
@@ -215,37 +215,38 @@ def build(  # one flat list of settings, as in the configuration
         )
     given = {"secret": secrets, "verify_token": verify_token, "public_url": public_url, "key": key}
     _check_needs(name, preset, scheme, given)
-    policy, _, bucket = (on_missing_key or (preset.on_missing_key if preset else "accept")).partition(":")
-    keep = keep_keys if keep_keys is not None else units.seconds(preset.keep_keys if preset else DEFAULT_KEEP)
-    if tolerance is None and preset and preset.tolerance:
-        tolerance = math.inf if preset.tolerance == "off" else units.seconds(preset.tolerance)
-    redacted = redact if redact is not None else (*(preset.redact if preset else ()), *_credentials(chosen))
-    splitter = split or (preset.split if preset else None)
-    places = _places(preset, key, type, subject, event_time, rank, rank_scope, chosen)
+    policy, _, bucket = (on_missing_key or base.on_missing_key).partition(":")
+    keep = units.seconds(base.keep_keys) if keep_keys is None else keep_keys
+    if tolerance is None and base.tolerance:
+        tolerance = math.inf if base.tolerance == "off" else units.seconds(base.tolerance)
+    redacted = (*base.redact, *_credentials(chosen)) if redact is None else redact
+    splitter = split or base.split
+    said = {"type": type, "subject": subject, "event_time": event_time, "rank": rank, "rank_scope": rank_scope}
+    places = {
+        "key": _key(key, preset, chosen),
+        **{name: spec or getattr(base, name) for name, spec in said.items()},
+    }
     return Source(
         name=name,
         preset=preset,
         scheme=chosen,
         verifier=chosen.verifier(secrets, url=public_url, tolerance=tolerance),
         rules=keys.Rules(**places),
-        body_hash=keys.BodyHash(
-            volatile if volatile is not None else (preset.volatile if preset else ()),
-            by_meaning=splitter is not None,
-        ),
+        body_hash=keys.BodyHash(base.volatile if volatile is None else volatile, by_meaning=splitter is not None),
         redaction=keys.Redaction(redacted) if redacted else None,
-        ignored=_globs(ignore if ignore is not None else (preset.ignore if preset else ())),
+        ignored=_globs(base.ignore if ignore is None else ignore),
         on_missing_key=policy if policy != "none" else "accept",
         missing_keep=units.seconds(bucket) if bucket else keep,
         keep=keep,
         reject_conflicts=on_conflict == "reject",
         split=splitter,
-        handshake=preset.handshake if preset else None,
-        answer=preset.answer if preset else None,
-        accepted=preset.accepted if preset else 200,
-        unavailable=preset.unavailable if preset else 503,
-        rejected=preset.rejected if preset else 401,
-        max_body=max_body or (units.size(preset.max_body) if preset else DEFAULT_MAX_BODY),
-        budget=budget or (units.seconds(preset.budget) if preset else DEFAULT_BUDGET),
+        handshake=base.handshake,
+        answer=base.answer,
+        accepted=base.accepted,
+        unavailable=base.unavailable,
+        rejected=base.rejected,
+        max_body=max_body or units.size(base.max_body),
+        budget=budget or units.seconds(base.budget),
         masked=ALWAYS_MASKED | chosen.masked,
         secrets=list(secrets),
         signing=signing or (secrets[0] if secrets else b""),
@@ -300,27 +301,11 @@ def _check_needs(name: str, preset: Preset | None, scheme: Scheme | None, given:
             )
 
 
-def _places(
-    preset: Preset | None,
-    key: keys.Spec,
-    kind: keys.Spec,
-    subject: keys.Spec,
-    event_time: keys.Spec,
-    rank: keys.Spec,
-    rank_scope: keys.Spec,
-    scheme: Scheme,
-) -> dict[str, keys.Spec]:
-    """Where to look for what: the user's word, else the preset's, else the default."""
-    if key is None:
-        key = preset.key if preset else _default_key(scheme)
-    return {
-        "key": None if key == "none" else key,
-        "type": kind or (preset.type if preset else keys.DEFAULT_TYPE),
-        "subject": subject or (preset.subject if preset else None),
-        "event_time": event_time or (preset.event_time if preset else None),
-        "rank": rank or (preset.rank if preset else None),
-        "rank_scope": rank_scope or (preset.rank_scope if preset else None),
-    }
+def _key(said: keys.Spec, preset: Preset | None, scheme: Scheme) -> keys.Spec:
+    """Where to look for the key: the user's word, else the preset's, else the default."""
+    if said is None:
+        said = preset.key if preset else _default_key(scheme)
+    return None if said == "none" else said
 
 
 def _default_key(scheme: Scheme) -> keys.Spec:
@@ -328,7 +313,9 @@ def _default_key(scheme: Scheme) -> keys.Spec:
     # Idempotency-Key and burn the key of a real event. There a header is a key only when listed by name.
     if isinstance(scheme, Nothing) or "headers" in scheme.covers or "body" not in scheme.covers:
         return list(keys.DEFAULT_KEY)
-    return [place for place in keys.DEFAULT_KEY if not str(place).startswith("header:")]
+    places = [place for place in keys.DEFAULT_KEY if not str(place).startswith("header:")]
+    # This one is signed, and the same on every try: a captured request is a duplicate, not a second event (S5).
+    return [*places, f"header:{scheme.prefix}-id"] if isinstance(scheme, StandardWebhooks) else places
 
 
 def _globs(patterns: Sequence[str]) -> re.Pattern[str] | None:

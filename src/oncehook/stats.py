@@ -33,6 +33,7 @@ class Stats:
     duplicates: int
     conflicts: int
     rejected: int
+    """Also what asked for a source that does not exist; per source, only those that do are told apart."""
     retries: int
     replays: int
     last_replay_at: datetime | None
@@ -68,7 +69,7 @@ def gather(
         dead=sum(level.dead for level in levels.values()),
         duplicates=_sum(sources, "duplicate"),
         conflicts=_sum(sources, "conflict"),
-        rejected=_sum(sources, "rejected"),
+        rejected=_sum([*sources, figures.elsewhere], "rejected"),
         retries=_sum(destinations, "retry"),
         replays=_sum(destinations, "replays"),
         last_replay_at=last_replay_at,

@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from oncehook import clock
 from oncehook.deliveries import StoredWorker
 from oncehook.errors import StoreUnavailable
+from oncehook.replays import StoredReplay
 from oncehook.store.base import Store
 from oncehook.watermarks import Watermark
 
@@ -29,13 +30,16 @@ RESTING: Final = 1.0
 
 
 class Witness(Protocol):
-    """Who is told when a watermark is crossed, and when it is back."""
+    """Who is told when a watermark is crossed, and when it is back; and when a replay is over."""
 
     def watermark(self, mark: Watermark) -> None:
         """It has just been crossed, or is back."""
 
     def watermarks(self, marks: Sequence[Watermark]) -> None:
         """How they all stand."""
+
+    def replay_over(self, replay: StoredReplay) -> None:
+        """This process has brought a replay to its end, or it was aborted here."""
 
 
 class Sweep:
@@ -65,6 +69,7 @@ class Sweep:
 
     def start(self) -> None:
         """Begin, on the running loop."""
+        self._store.finished = self._witness.replay_over
         duties = (
             (1.0, self._rescue), (1.0, self._write_rejections), (10.0, self._greet), (10.0, self._watch),
             (60.0, self._prune), (3600.0, self._roll_up),

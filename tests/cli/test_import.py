@@ -29,6 +29,16 @@ def test_what_was_processed_elsewhere_is_not_worked_again(desk: Desk, tmp_path: 
     assert any(act == "import" for _, act in desk.audit())
 
 
+def test_an_event_that_was_seen_before_oncehook_is_explained(here: Desk, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a\n")
+    here.good("import", "keys", str(tmp_path / "a.txt"), "--source", "orders")
+    event_id = here.send("a")[0]["event_id"]
+    shown = here.run("show", event_id)
+    assert (shown.code, "There is no such event" in shown.err, "it was imported" in shown.err) == (1, True, True)
+    stranger = here.run("show", event_id[:-6] + "ab0000")
+    assert (stranger.code, "There is no such event" in stranger.err, "imported" in stranger.err) == (1, True, False)
+
+
 TABLES = [
     ("a.csv", 'event;x,"the ""id"""\n1,a0\n2,"b\n0"\n', ("--column", 'the "id"')),
     ("a.jsonl", '{"data": {"id": "a1"}}\n\n{"data": {"id": "b\\n1"}}\n', ("--column", "data.id")),

@@ -32,7 +32,7 @@ print("loaded:", *[name for name in {heavy!r} if name in sys.modules])
 """
 LOOK_AND_ACT = (
     "tail", "forward", "events", "show", "replay", "dead", "dead discard", "pause", "resume", "sources", "destinations",
-    "stats", "import keys", "export",
+    "stats", "import keys", "export", "erase",
 )  # fmt: skip
 
 

@@ -6,9 +6,11 @@ import io
 import itertools
 import json
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -16,6 +18,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from oncehook import Event
+from oncehook.cli.setup import from_app
 from oncehook.contrib.bridge import Bridge
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import ConfigError
@@ -141,6 +144,21 @@ def test_settings_may_be_a_file(tmp_path: Any) -> None:
     with override_settings(ONCEHOOK=said, BASE_DIR=tmp_path):
         inbox = assembly.the_inbox.__wrapped__()
     assert (list(inbox.sources), inbox.alias) == (["orders", "others"], "default")
+
+
+def test_a_file_counts_for_commands_where_config_names_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And then once: views, which look for none by themselves, and workers must have the same inbox."""
+    route = '[[route]]\nfrom = "orders"\nto = "keep"\n'
+    (tmp_path / "oncehook.toml").write_text(f'[source.orders]\nverify = "none"\n{route}')
+    with override_settings(ONCEHOOK={"CONFIG": "oncehook.toml", "STORE": "default"}, BASE_DIR=tmp_path):
+        named = assembly.the_inbox.__wrapped__()
+    named.on("orders", name="keep")(keep)
+    unnamed = DjangoInbox("sqlite:./never.db")
+    monkeypatch.setitem(sys.modules, "projects", SimpleNamespace(named=named, unnamed=unnamed))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    assert list(from_app("projects:named", tmp_path / "oncehook.toml").inbox.sources) == ["orders"]
+    assert not from_app("projects:unnamed", None).inbox.sources
 
 
 def test_atomic_needs_djangos_own_database() -> None:

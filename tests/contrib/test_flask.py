@@ -94,6 +94,14 @@ def test_a_process_may_refuse_at_its_start(tmp_path: Path) -> None:
 # -- the bridge --------------------------------------------------------------------------------
 
 
+@pytest.fixture(autouse=True)
+def present() -> Iterator[None]:
+    """A clock that a test has moved is moved back: others of this process read it, too."""
+    before = clock._skew
+    yield
+    clock.forward(before - clock._skew)
+
+
 @pytest.fixture
 def inbox(tmp_path: Path) -> Inbox:
     made = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")

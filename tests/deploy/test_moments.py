@@ -14,7 +14,8 @@ import pytest
 from oncehook import Event, GiveUp, Inbox
 from oncehook.deliveries import DeliveryStatus, Filter, Lease, Options, Turn
 from oncehook.logs import set_up_logging
-from oncehook.model import Mark, new_id
+from oncehook.model import Kind, Mark, new_id, show_id
+from oncehook.replays import ReplayState
 
 ALWAYS = {"source", "outcome", "duration_s", "event_id", "key", "subject"}
 OF_ATTEMPTS = ALWAYS | {"destination", "delivery_id", "attempt", "run", "worker"}
@@ -50,7 +51,7 @@ async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -
             await inbox.receive("orders", {}, json.dumps({"id": key, "customer": "c1"}).encode())
         await inbox.drain()
         (dead,) = (await inbox.desk.deliveries(Filter(status=DeliveryStatus.dead))).items
-        await inbox.desk.replay_one(dead.id, actor="somebody")
+        replay = await inbox.desk.replay_one(dead.id, actor="somebody")
         await inbox.drain()
     for name, many in (("arrival.accepted", 2), ("arrival.duplicate", 1)):
         found = moments(lines, name)
@@ -61,6 +62,26 @@ async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -
         assert len(found) == many
         assert all(line.keys() >= OF_ATTEMPTS for line in found), name
     assert [line["run"] for line in moments(lines, "delivery.dead") if "replay_id" in line] == [2]
+    (over,) = moments(lines, "replay.done")
+    assert (over["level"], over["replay_id"], over["state"]) == ("info", show_id(Kind.replay, replay.id), "done")
+    assert [over[name] for name in ("planned", "done", "dead", "skipped", "actor")] == [1, 0, 1, 0, "somebody"]
+
+
+async def test_an_aborted_replay_says_so_once(tmp_path: Path, lines: io.StringIO) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+
+    @inbox.on("app", retry=["1h"])
+    async def ship(event: Event) -> None:
+        raise GiveUp("never") if event.run == 1 else ValueError("not yet")
+
+    async with inbox.running():
+        for n in range(3):
+            await inbox.emit("app", "t", {}, key=str(n))
+        await inbox.drain()
+        replay = await inbox.desk.start_replay(inbox.desk.wish("status:dead"), actor="somebody")
+        await inbox.desk.steer(replay.id, ReplayState.aborted, actor="somebody")
+    (over,) = moments(lines, "replay.done")
+    assert (over["replay_id"], over["state"], over["planned"]) == (show_id(Kind.replay, replay.id), "aborted", 3)
 
 
 def test_a_lost_lease_says_whose_it_was(lines: io.StringIO, tmp_path: Path) -> None:

@@ -13,36 +13,27 @@ from oncehook.errors import ConfigError
 from oncehook.sources import build
 from oncehook.verify import Either, Scheme, Token
 from tests.presets.messaging import NAMES, SECRET, VERIFY_TOKEN, ground
-from tests.presets.trial import URL, check_page, check_spans, try_sample
+from tests.presets.trial import URL, try_sample
 
-# What providers.md says: how long a key must be remembered, how long the sender retries, how long it waits.
-WINDOWS = {
-    "whatsapp-cloud": ("8d", "7d", "1s"),
-    "messenger": ("3d", "36h", "20s"),
-    "360dialog": ("8d", "7d", "1s"),
-    "evolution-api": ("1d", "25m", "30s"),
-    "evolution-go": ("1d", "2m", None),
-    "waha": ("1d", "30s", None),
-    "twilio": ("1d", "15s", "15s"),
-    "telegram": ("2d", "24h", None),
-    "slack": ("1d", "6m", "3s"),
+# What providers.md says: how long the sender retries.
+HORIZONS = {
+    "whatsapp-cloud": "7d",
+    "messenger": "36h",
+    "360dialog": "7d",
+    "evolution-api": "25m",
+    "evolution-go": "2m",
+    "waha": "30s",
+    "twilio": "15s",
+    "telegram": "24h",
+    "slack": "6m",
 }
 SAMPLES = [(name, kind) for name in NAMES for kind in presets.load(name).samples]
 BODY_PROVEN = {"whatsapp-cloud", "messenger", "waha", "twilio", "slack"}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_window_horizon_and_budget(name: str) -> None:
-    preset = presets.load(name)
-    window, horizon, limit = WINDOWS[name]
-    assert preset.name == name
-    assert units.seconds(preset.horizon) >= units.seconds(horizon)
-    check_spans(name, window, limit)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_page(tmp_path: Path, name: str) -> None:
-    check_page(tmp_path, name)
+def test_horizon(name: str) -> None:
+    assert units.seconds(presets.load(name).horizon) >= units.seconds(HORIZONS[name])
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,15 +7,13 @@ was kept is read back from the store.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oncehook import clock, presets, sending, units
-from oncehook.config import load
+from oncehook import clock, presets, sending
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival, Kind, StoredEvent, read_id
 from oncehook.receive import Receipt
@@ -23,7 +21,6 @@ from oncehook.sources import Source, build
 from oncehook.verify import development_keys
 from tests.kept import kept_events
 
-PAGES = Path(__file__).parents[2] / "docs" / "providers"
 URL = "https://hooks.example.com/in/trial"
 DAY = 86_400.0
 
@@ -140,29 +137,3 @@ def _covers_body(on: Trial) -> bool:
 def _spoilt(body: bytes) -> list[bytes]:
     middle = len(body) // 2
     return [body + b" ", body[:middle] + bytes([body[middle] ^ 1]) + body[middle + 1 :], body[:-1]]
-
-
-def check_spans(preset: str, least: str, limit: str | None) -> None:
-    """Keys outlast twice the horizon (R19) and the fact sheet's window; the budget fits the sender's time limit."""
-    chosen = presets.load(preset)
-    keep = units.seconds(chosen.keep_keys)
-    assert keep >= 2 * units.seconds(chosen.horizon)
-    assert keep >= units.seconds(least)
-    assert limit is None or units.seconds(chosen.budget) < units.seconds(limit)
-    assert {"scheme", "key", "horizon"} <= set(chosen.facts)
-    assert len(chosen.samples) >= 2
-
-
-def check_page(folder: Path, preset: str) -> None:
-    """The provider's page has its four parts, settings that can be loaded, and lines that can be typed."""
-    page = (PAGES / f"{preset}.md").read_text()
-    assert re.findall(r"(?m)^## (.+)$", page) == ["Set it up", "Try it", "What you get", "What can surprise you"]
-    (folder / "oncehook.toml").write_text("\n".join(re.findall(r"(?s)```toml\n(.*?)```", page)))
-    loaded = load(folder / "oncehook.toml", {}, secrets=False)
-    assert not loaded.warnings
-    settings = loaded.config.source[preset]
-    assert settings.preset == preset
-    assert all(getattr(settings, need) for need in presets.load(preset).needs)
-    sent = re.findall(r"(?m)^oncehook send (\S+) (\S+)", page)
-    assert {name for name, _ in sent} == {preset}
-    assert {kind for _, kind in sent} == set(presets.load(preset).samples)

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from oncehook.deliveries import (
     Breaker,
     Category,
+    DeliveryStatus,
     Evidence,
     Filter,
     Lease,
@@ -42,6 +43,7 @@ DAY = 86400.0
 HEAD = b"POST /in/orders\r\ncontent-type: application/json"
 CRM = ("crm", 1)
 MAIL = ("mail", 2)
+DEAD = Filter(status=DeliveryStatus.dead)
 
 
 def item(
@@ -258,6 +260,13 @@ async def statuses(store: Store, deliveries: Sequence[bytes]) -> list[str]:
 async def replay(store: Store, delivery: bytes, **about: Any) -> StoredReplay:
     """Replay one delivery, at once."""
     return await store.make_replay(new_id(), ReplayOrder(Filter(ids=[delivery]), "ann", bulk=False, **about))
+
+
+async def progress(store: Store, made: StoredReplay) -> StoredReplay:
+    """How far a replay is by now."""
+    found = await store.get_replay(made.id)
+    assert found is not None
+    return found
 
 
 async def replay_all(store: Store, filter: Filter | None = None, **about: Any) -> StoredReplay:

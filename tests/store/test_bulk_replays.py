@@ -7,12 +7,13 @@ import asyncio
 import pytest
 
 from oncehook.deliveries import DeliveryStatus, Filter, Options, Settle, Settlement, Trigger, Turn
-from oncehook.errors import NotFound, NotWaiting, PlanChanged
+from oncehook.errors import NotFound, NotReplayable, NotWaiting, PlanChanged
 from oncehook.model import new_id
-from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
+from oncehook.replays import ReplayOrder, ReplayState
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
+    DEAD,
     MAIL,
     dead,
     dead_letters,
@@ -24,6 +25,7 @@ from tests.store.making import (
     look,
     mixture,
     opened,
+    progress,
     replay,
     replay_all,
     retry,
@@ -32,15 +34,6 @@ from tests.store.making import (
     take,
     take_one,
 )
-
-DEAD = Filter(status=DeliveryStatus.dead)
-
-
-async def progress(store: Store, made: StoredReplay) -> StoredReplay:
-    found = await store.get_replay(made.id)
-    assert found is not None
-    return found
-
 
 # -- many: plan ----------------------------------------------------------------------------------
 
@@ -65,10 +58,11 @@ async def test_a_plan_says_what_would_be_done(store: Store) -> None:
 async def test_a_plan_of_nothing(store: Store) -> None:
     plan = await store.plan_replay(DEAD, force=False)
     assert (plan.total, plan.oldest, plan.newest, list(plan.sample)) == (0, None, None, [])
-    ordered = await replay_all(store, DEAD, expected=0)
-    assert ordered.planned == 0
-    assert await store.feed_replays() == 0
-    assert (await progress(store, ordered)).state is ReplayState.done
+    for expected in (0, None):
+        with pytest.raises(NotReplayable, match="nothing to replay"):
+            await replay_all(store, DEAD, expected=expected)
+    assert (await store.find_replays()).items == []
+    assert await store.audit_log() == []
 
 
 async def test_a_plan_changes_nothing(store: Store) -> None:

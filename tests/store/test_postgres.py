@@ -57,6 +57,19 @@ async def test_the_durable_setting_is_pinned_on_connections_for_intake(place: Pl
     assert source == "session"
 
 
+@pytest.mark.parametrize("path", ["public", "nowhere", "pg_catalog"])
+async def test_a_path_in_the_address_is_not_ours(place: Place, path: str) -> None:
+    """It is for the statements of handlers; we find our tables in our schema, at the first start and later."""
+    address = with_setting(place, f"search_path={path}")
+    for _ in range(2):  # the first makes the tables
+        store = await place.open(url=address)
+        assert outcomes(await keep(store, item(to=[CRM]))) == [ACCEPTED]
+        async with store.transaction() as transaction:
+            assert await (await transaction.connection.execute("SHOW search_path")).fetchall() == [(path,)]
+        await store.close()
+    assert place.sql("SELECT count(*) FROM events") == [(2,)]
+
+
 async def test_a_server_that_does_not_sync_is_refused() -> None:
     """R2"""
     with Postgres(fsync="off") as server:
@@ -147,7 +160,7 @@ async def test_two_schemas_know_nothing_of_each_other(place: Place) -> None:
     await other.close()
 
 
-async def test_a_search_path_in_the_address_is_left_alone(place: Place) -> None:
+async def test_a_search_path_in_the_address_that_leads_here_is_left_alone(place: Place) -> None:
     path = f"{place.schema},pg_catalog"
     url = with_setting(place, f"search_path={path}")
     store = await place.open(url=url)

@@ -9,7 +9,7 @@ import pytest
 from oncehook.deliveries import AttemptOutcome, DeliveryStatus, Filter, Options, Trigger, Turn
 from oncehook.errors import NotFound, NotReplayable, ReplayTooSoon
 from oncehook.model import Outcome, new_id
-from oncehook.replays import ReplayState, StoredReplay
+from oncehook.replays import ReplayState
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -23,6 +23,7 @@ from tests.store.making import (
     item,
     keep,
     look,
+    progress,
     replay,
     retry,
     settle,
@@ -30,15 +31,6 @@ from tests.store.making import (
     take,
     take_one,
 )
-
-DEAD = Filter(status=DeliveryStatus.dead)
-
-
-async def progress(store: Store, made: StoredReplay) -> StoredReplay:
-    found = await store.get_replay(made.id)
-    assert found is not None
-    return found
-
 
 # -- one -----------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import closing
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oncehook.store.sqlite import SqliteStore, find, replay, settle, show, sweep, work
+from oncehook.store.sqlite import SqliteStore, bodies, find, replay, settle, show, sweep, work
 
 
 @pytest.fixture
@@ -52,6 +53,8 @@ LOOKING = {
     **{f"events by {way}": text for way, text in find.LIST_EVENTS.items()},
     **{f"far by {way}": text for way, text in find.FAR_DELIVERY.items()},
     **{f"far events by {way}": text for way, text in find.FAR_EVENT.items()},
+    **{f"weight by {way}": text for way, text in find.WEIGH_DELIVERIES.items()},
+    **{f"weight of events by {way}": text for way, text in find.WEIGH_EVENTS.items()},
     "attempts": show.ATTEMPTS,
     "deliveries of an event": show.DELIVERIES_OF_EVENT,
     "earlier": show.EARLIER,
@@ -60,7 +63,9 @@ LOOKING = {
     "old events": sweep.OLD_EVENTS,
 }
 # What may be walked from end to end: our own constants, what another step has bounded, and the few rows under way.
-WALKED = {"v", "f", "w", "CONSTANT", "(subquery-", "1", "2", "3"}
+WALKED = {"clause", "member", "walk", "v", "f", "w", "CONSTANT", "(subquery-", "1", "2", "3"}
+
+_NUMBERS = re.compile(r"\d+")
 
 
 class Anything(dict[str, Any]):
@@ -71,6 +76,7 @@ class Anything(dict[str, Any]):
 def plan(store: SqliteStore, statement: str) -> list[str]:
     parameters: Any = Anything() if ":" in statement else [None] * (statement.count("?") + 12)
     with closing(sqlite3.connect(store.path)) as connection:
+        bodies.teach(connection)
         for count in range(len(parameters) + 1) if isinstance(parameters, list) else [0]:
             try:
                 given = parameters[:count] if isinstance(parameters, list) else parameters
@@ -106,6 +112,16 @@ async def test_a_lease_sorts_nothing(inbox: SqliteStore, name: str) -> None:
 async def test_a_list_sorts_nothing(inbox: SqliteStore, way: str) -> None:
     for text in (find.SHOW_DELIVERIES[way], find.LIST_EVENTS[way]):
         assert not [step for step in plan(inbox, text) if "TEMP B-TREE" in step]
+
+
+async def test_who_asks_for_no_body_does_not_pay_for_it(inbox: SqliteStore) -> None:
+    """Looking into bodies comes behind a plan that stays as it is, and is in no other."""
+    for texts in (find.SHOW_DELIVERIES, find.MEAN_DELIVERIES, find.LIST_EVENTS):
+        for way in [way for way in texts if "body" not in way]:
+            plain, saying = plan(inbox, texts[way]), plan(inbox, texts[f"{way}, body"])
+            rest = iter(_NUMBERS.sub("", step) for step in saying)
+            assert all(_NUMBERS.sub("", step) in rest for step in plain)  # in this order
+            assert not [step for step in plain if "VIRTUAL TABLE" in step]
 
 
 async def test_what_is_not_finished_has_an_index_of_its_own(inbox: SqliteStore) -> None:

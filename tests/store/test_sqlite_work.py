@@ -462,6 +462,8 @@ async def test_on_a_full_disk_pruning_goes_on_and_intake_waits(
     assert not file.exists()
     with pytest.raises(StoreUnavailable, match="disk is full"):
         inbox.record(intake(item()))
+    with pytest.raises(StoreUnavailable, match="disk is full"):
+        await inbox.ping()  # who takes nothing in is not ready
     assert (await inbox.prune({}, -1.0, limit=5)).events == 5  # what makes room has its way
     with pytest.raises(StoreUnavailable, match="disk is full"):
         inbox.record(intake(item()))  # little room is left to what needs it

@@ -96,8 +96,8 @@ class Served:
         """Everything that arrivals have left, but for ids and times."""
         with closing(sqlite3.connect(self.path)) as connection:
             events = connection.execute(
-                "SELECT s.name, e.key, e.subject, e.type, e.marks, e.head, e.body, coalesce(k.copies, 0)"
-                " FROM events e JOIN sources s ON s.id = e.source_id LEFT JOIN keys k ON k.event_id = e.id"
+                "SELECT s.name, e.key, e.subject, e.type, e.marks, e.head, e.body, coalesce(c.n, 1)"
+                " FROM events e JOIN sources s ON s.id = e.source_id LEFT JOIN copies c ON c.event_id = e.id"
             ).fetchall()
             copies = connection.execute("SELECT outcome, head, body FROM arrivals").fetchall()
         return sorted(events, key=repr) + sorted(copies, key=repr)

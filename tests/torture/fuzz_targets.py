@@ -273,6 +273,7 @@ def seeds(name: str) -> Iterator[bytes]:
         yield from (b"a\x1f\x01b\x1f" * 3, b"\x01".join([b"a", b"bc", b"ab", b"c"]), b"s\x1f\x02a\x1fb\x1fs\x1f\x01ab")
     elif name == "query":
         yield from (word.encode() + b':"a \\" b" x' for word in query.WORDS)
+        yield from (b'body.a."b \\" c".0:>=-1.5e3 body.a:">x"', b"body.:x", b"body.a:=<5")
         yield from (
             b"since:2h until:9999999999d",
             b"attempts:>3 attempts:<9",

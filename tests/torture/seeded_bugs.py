@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
-
 from oncehook import clock, model, receive
 from oncehook.claims import postgres as postgres_claims
 from oncehook.claims import redis as redis_claims
 from oncehook.claims import sqlite as sqlite_claims
 from oncehook.deliveries import Lease, Settlement, Want
 from oncehook.model import Arrival, Intake, Item, Mark, Outcome, Planned, Verdict
-from oncehook.outbound import addresses
+from oncehook.outbound import Answer, addresses
+from oncehook.outbound.connection import Connection
+from oncehook.outbound.direct import Direct
 from oncehook.receive import Receiver
 from oncehook.sources import Source
 from oncehook.store import base
@@ -387,12 +387,22 @@ def replay_by_insert() -> None:
 @mistake("redirect followed")
 def redirect_followed() -> None:
     """As every HTTP client does unless it is told not to."""
-    request = aiohttp.ClientSession._request
+    call, on_header = Direct.call, Connection.on_header
+    places: list[str] = []
 
-    async def following(self: aiohttp.ClientSession, *where: Any, **options: Any) -> aiohttp.ClientResponse:
-        return await request(self, *where, **{**options, "allow_redirects": True})
+    def listening(self: Connection, name: bytes, value: bytes) -> None:
+        if name.lower() == b"location":
+            places.append(value.decode())
+        on_header(self, name, value)
 
-    aiohttp.ClientSession._request = following  # type: ignore[method-assign]
+    async def following(self: Direct, method: str, url: str, *rest: Any, **options: Any) -> Answer:
+        answer = await call(self, method, url, *rest, **options)
+        if not 300 <= answer.status < 400:
+            return answer
+        return await call(self, method, places.pop(), *rest, **options)
+
+    Connection.on_header = listening  # type: ignore[method-assign]
+    Direct.call = following  # type: ignore[method-assign]
 
 
 @mistake("is_global as filter")

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 
 from oncehook import Event, GiveUp, RetryLater
 from oncehook.backoff import Policy
-from oncehook.deliveries import Breaker, Lease, Settle, Settlement
+from oncehook.deliveries import Breaker, Expired, Lease, Settle, Settlement
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.handler import HandlerDestination
 from oncehook.model import delivery_id
@@ -199,6 +199,9 @@ class World:
 
     def lease_lost(self, destination: Destination, lease: Lease) -> None:
         self.complain(f"{destination.name} {lease.key}: its lease was lost though its worker lives (R32)")
+
+    def lease_expired(self, destination: Destination, expired: Expired) -> None:
+        self.note("expired", f"{destination.name} {expired.attempt}")
 
     def _check_wait(self, order: Order, settled: Settlement) -> None:
         retry = order.place.destination.terms.retry

@@ -28,6 +28,7 @@ from oncehook.config.tables import TokenConfig
 from oncehook.deliveries import Level
 from oncehook.inbox import Inbox
 from oncehook.secret import Secret
+from oncehook.sessions import Sessions
 from oncehook.testing import send, signed
 from oncehook.watermarks import Limits
 from oncehook.web import api, pages
@@ -179,7 +180,7 @@ class House:
             for role, text in TOKENS.items()
         ]
         access = Access(None, tokens, self.inbox.local_token)
-        self.door = Door(access, authorize=self.authorize, announce=self.links.append)
+        self.door = Door(access, Sessions(self.inbox.store), authorize=self.authorize, announce=self.links.append)
         desk: Sequence[BaseRoute]
         if self.authorize is not None:
             desk = pages.dashboard(self.inbox.desk, self.stream, authorize=self.authorize).routes

@@ -47,6 +47,24 @@ def test_a_query_is_completed(house: House, enter: Enter) -> None:
     expect(page.locator("#complete")).to_contain_text("source:whatsapp")
     page.locator("#complete").get_by_text("source:stripe").click()
     expect(page.locator("#q")).to_have_value("source:stripe ")
+    page.keyboard.type("bod")
+    expect(page.locator("#complete [role=option]")).to_have_count(1)
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Tab")
+    expect(page.locator("#q")).to_have_value("source:stripe body.")
+
+
+def test_what_bodies_say_is_searched_and_dropped(house: House, enter: Enter) -> None:
+    page = enter(house)
+    page.goto(house.url + "/events")
+    page.keyboard.press("/")
+    page.keyboard.type('source:orders body."no such name":>5')
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/events?query=*")
+    expect(page.locator(ROWS)).to_have_count(0)
+    page.get_by_role("link", name='Drop body."no such name": >5').click()
+    expect(page.locator(ROWS)).to_have_count(50)
+    assert query_of(page.url) == "source:orders"
 
 
 def test_a_wrong_query_says_what_was_meant(house: House, enter: Enter) -> None:

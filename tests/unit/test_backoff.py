@@ -57,7 +57,9 @@ def test_full_jitter_spreads_over_the_whole_wait() -> None:
     assert plain.wait(2, lambda: 0.9) == 20.0
 
 
-@pytest.mark.parametrize("spec", ["slow", {"tries": 3}, ["soon"]])
+@pytest.mark.parametrize(
+    "spec", ["slow", {"tries": 3}, ["soon"], {"attempts": 0}, {"attempts": "few"}, {"factor": -1}, {"factor": "nan"}]
+)
 def test_what_is_no_policy_is_refused(spec: object) -> None:
     with pytest.raises(ConfigError):
         policy(spec)  # type: ignore[arg-type]
@@ -70,6 +72,8 @@ def test_what_is_no_policy_is_refused(spec: object) -> None:
         (" 0 ", 0.0),
         ("Sun, 15 Nov 2026 12:01:00 GMT", 60.0),
         ("Sun, 15 Nov 2026 11:00:00 GMT", 0.0),
+        ("Sunday, 15-Nov-26 12:01:00 GMT", 60.0),
+        ("Sun Nov 15 12:01:00 2026", 60.0),
         ("99999999999", LONGEST),
         ("soon", None),
         ("-5", None),
@@ -80,3 +84,9 @@ def test_what_is_no_policy_is_refused(spec: object) -> None:
 )
 def test_retry_after_in_both_forms(text: str | None, wanted: float | None) -> None:
     assert retry_after(text, NOW) == wanted
+
+
+@pytest.mark.parametrize("factor", [2.0, 1e6, 1e300])
+def test_a_steep_formula_ends_at_its_cap_for_any_attempt(factor: float) -> None:
+    steep = Policy(attempts=10**9, base=1.0, factor=factor, cap=60.0, jitter="none")
+    assert [steep.wait(attempt) for attempt in (2000, 10**6)] == [60.0, 60.0]

@@ -132,9 +132,19 @@ except SystemExit as end:
     "program", ["import oncehook", CALL.format(argument="--help"), CALL.format(argument="version")]
 )
 def test_nothing_heavy_is_imported_for_little(program: str) -> None:
-    program += f"\nimport sys; print('loaded:', *[name for name in {HEAVY!r} if name in sys.modules])"
+    assert not loaded_by(program, HEAVY)
+
+
+@pytest.mark.parametrize("command", [name for name in COMMANDS if name != "version"])
+def test_help_does_not_wait_for_the_inbox(command: str) -> None:
+    program = CALL.format(argument='", "'.join((command, "--help")))
+    assert not loaded_by(program, (*HEAVY, "oncehook.inbox", "oncehook.assembly", "oncehook.presets"))
+
+
+def loaded_by(program: str, names: tuple[str, ...]) -> list[str]:
+    program += f"\nimport sys; print('loaded:', *[name for name in {names!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1].strip() == "loaded:"
+    return done.stdout.splitlines()[-1].split()[1:]
 
 
 @pytest.mark.parametrize(
@@ -190,7 +200,7 @@ def test_a_store_that_is_not_reachable_is_3(tmp_path: Path) -> None:
 def test_a_store_that_cannot_be_opened_is_told_in_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     done = run(tmp_path, "serve", "--port", "0", ONCEHOOK_STORE="sqlite:./file/inbox.db")
-    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert (done.returncode, "Traceback" in done.stderr) == (3, False)
     assert "listen" not in done.stderr
 
 
@@ -297,14 +307,21 @@ def test_send_and_health(folder: Path) -> None:
 
 def test_doctor(folder: Path) -> None:
     early = run(folder, "doctor")
-    assert (early.returncode, "oncehook db migrate" in early.stdout) == (1, True)
+    assert early.returncode == 0, early.stdout
+    assert re.search(r"warn +schema +nothing is kept here yet\n +→ The first `oncehook serve` makes it.", early.stdout)
+    assert re.search(r"ok +writable ", early.stdout)
+    assert not (folder / "inbox.db").exists(), "it only looks"
+    held_back = run(folder, "doctor", ONCEHOOK_MIGRATE="false")
+    assert (held_back.returncode, "→ Run: oncehook db migrate" in held_back.stdout) == (1, True)
     with serving(folder):
         run(folder, "send", "orders", "--repeat", "3")
         well = run(folder, "doctor")
         assert well.returncode == 0, well.stdout
         told = json.loads(run(folder, "doctor", "--json").stdout)
         assert all(check["ok"] for check in told)
-        assert {"settings", "schema", "file", "arrivals", "events", "keys", "writer"} <= {c["name"] for c in told}
+        assert {"settings", "schema", "writable", "file", "arrivals", "events", "keys", "writer"} <= {
+            c["name"] for c in told
+        }
     with contextlib.closing(sqlite3.connect(folder / "inbox.db", isolation_level=None)) as store:
         store.execute("UPDATE counters SET n = n + 1 WHERE what = 'accepted'")
     ill = run(folder, "doctor")
@@ -318,6 +335,19 @@ def test_doctor_on_a_file_that_is_no_database(folder: Path) -> None:
     done = run(folder, "doctor")
     assert (done.returncode, "Traceback" in done.stderr) == (1, False)
     assert "FAIL" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["serve", "events"])
+def test_a_file_that_is_no_database(folder: Path, command: str) -> None:
+    (folder / "inbox.db").write_bytes(b"this is no database" * 1000)
+    done = run(folder, command)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (3, "", False), done.stderr
+    assert "inbox.db cannot be opened: file is not a database" in done.stderr
+    (folder / "inbox.db").unlink()
+    (folder / "inbox.db").mkdir()
+    done = run(folder, command)
+    assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (3, "", False), done.stderr
+    assert "inbox.db cannot be opened: Is a directory" in done.stderr
 
 
 def test_db(folder: Path) -> None:

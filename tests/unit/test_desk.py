@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 
 from oncehook import backoff, query, units
 from oncehook.deliveries import DeliveryStatus, Filter, Level
+from oncehook.destinations.base import Terms
+from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
-from oncehook.plans import Wish, command, seal, settled, show_rate, unseal
+from oncehook.plans import Wish, command, draw_up, ended, seal, show_rate, unseal
+from oncehook.replays import ReplayPlan
 from oncehook.shown import MASK, request_of, schedule, span
 from oncehook.watermarks import Limits, measure
 
@@ -45,10 +48,10 @@ def test_what_is_no_token_is_refused_and_nothing_else(text: str) -> None:
 
 
 def test_a_plan_has_an_end_unless_it_names_its_deliveries() -> None:
-    ended = settled(Filter(status=DeliveryStatus.dead), NOW)
-    assert ended.until == NOW.replace(microsecond=0) + timedelta(seconds=2)
+    meant = ended(Filter(status=DeliveryStatus.dead), NOW)
+    assert meant.until == NOW.replace(microsecond=0) + timedelta(seconds=2)
     for given_ in (Filter(ids=(DELIVERY,)), Filter(event_id=EVENT), Filter(until=NOW)):
-        assert settled(given_, NOW) == given_
+        assert ended(given_, NOW) == given_
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,24 @@ def test_a_plan_has_an_end_unless_it_names_its_deliveries() -> None:
 )
 def test_a_plan_is_a_command_too(wish: Wish, said: str) -> None:
     assert command(wish) == said
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed", "seconds"),
+    [(None, None, None), (2.0, None, 5.0), (None, 4.0, 2.0), (2.0, 4.0, 5.0), (10.0, 4.0, 2.0)],
+)
+def test_a_plan_takes_as_long_as_the_slower_rate_wants(
+    asked: float | None, allowed: float | None, seconds: float | None
+) -> None:
+    """Eight for a destination that may have a rate of its own, two for one that is gone."""
+    crm = HttpDestination("crm", "https://crm.example/", terms=Terms(rate=allowed))
+    counted = ReplayPlan(10, {"crm": 8, "old": 2})
+    plan = draw_up(Wish(Filter(), rate=asked), counted, {"crm": crm}, {"crm": Level(failures=1)}, {})
+    assert plan.expected_seconds == seconds
+    assert [(one.destination, one.kind, one.failing) for one in plan.recipients] == [
+        ("crm", "http", True),
+        ("old", "gone", False),
+    ]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))

@@ -7,11 +7,14 @@ import json
 import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from oncehook import __version__
+from oncehook.deliveries import Expired
 from oncehook.errors import Overloaded, SignatureInvalid, TooLarge
+from oncehook.inbox import Inbox
 from oncehook.logs import plain, set_up_logging
 from oncehook.model import Arrival, Item, Mark, new_id
 from oncehook.observe import Observer
@@ -68,6 +71,14 @@ def test_errors_are_at_nought_before_the_first(observer: Observer) -> None:
     assert numbers(observer)['oncehook_store_errors_total{operation="record"}'] == 0
 
 
+def test_leases_that_were_taken_over_are_counted_from_nought(tmp_path: Path) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+    observer, shop = inbox.observer, inbox.destination("shop", url="http://127.0.0.1:1/", allow_private=True)
+    assert numbers(observer)["oncehook_leases_expired_total"] == 0.0
+    observer.lease_expired(shop, Expired(new_id(), 1, fence=1, run=1, attempt=1, worker=None))
+    assert numbers(observer)["oncehook_leases_expired_total"] == 1.0
+
+
 def test_every_part_of_a_batch_is_counted(observer: Observer) -> None:
     outcomes = ["accepted", "accepted", "duplicate", "conflict", "ignored"]
     observer.arrival("orders", outcomes, 0.1, 1, [item()] * 4, ["evt_1"] * 4)
@@ -109,7 +120,7 @@ def test_rejections_are_gathered_until_they_are_written(observer: Observer) -> N
     assert gathered[2].source.isprintable()
     assert len(gathered[2].source) < 500
     assert all(abs((datetime.now(UTC) - r.at).total_seconds()) < 60 for r in gathered)
-    assert counts == {(7, "rejected"): 2}
+    assert counts == {(7, "rejected"): 2, (0, "rejected"): 1}  # 0 stands for no source
     assert observer.take_rejections() == ([], {})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from oncehook.clauses import SIGNS, Clause, read_number
 from oncehook.deliveries import Category, DeliveryStatus, Filter
 from oncehook.errors import BadRequest, QueryInvalid
 from oncehook.query import WORDS, fixed, moment, parse, quoted
@@ -54,6 +56,19 @@ MEANINGS: list[tuple[str, dict[str, Any]]] = [
     ("until:2026-11-16", {"until": datetime(2026, 11, 16, tzinfo=UTC)}),
     ('until:"2026-11-16 10:00"', {"until": datetime(2026, 11, 16, 10, tzinfo=UTC)}),
     ("since:2026-11-16T10:00+02:00", {"since": datetime(2026, 11, 16, 8, tzinfo=UTC)}),
+    ("body.amount:>1000", {"body": (Clause(("amount",), ">", "1000"),)}),
+    ("body.data.items.0.price:>=-1.5e3", {"body": (Clause(("data", "items", "0", "price"), ">=", "-1.5e3"),)}),
+    ("body.n:<5 body.n:<=6", {"body": (Clause(("n",), "<", "5"), Clause(("n",), "<=", "6"))}),
+    ("body.paid:true body.paid:true", {"body": (Clause(("paid",), "=", "true"),)}),
+    ("body.at:12:30", {"body": (Clause(("at",), "=", "12:30"),)}),
+    ("body.n:=5", {"body": (Clause(("n",), "=", "5"),)}),
+    ('body.op:">5"', {"body": (Clause(("op",), "=", ">5"),)}),
+    ("body.op:=>5", {"body": (Clause(("op",), "=", ">5"),)}),
+    (r'body."first name"."a.b:\"c\"".x-y:"Ann B"', {"body": (Clause(("first name", 'a.b:"c"', "x-y"), "=", "Ann B"),)}),
+    ('body."":x', {"body": (Clause(("",), "=", "x"),)}),
+    ("body.größe:2 body.$id:7", {"body": (Clause(("größe",), "=", "2"), Clause(("$id",), "=", "7"))}),
+    ("source:shop body.a:1 word", {"source": "shop", "body": (Clause(("a",), "=", "1"),), "text": "word"}),
+    ("body.amount", {"text": "body.amount"}),
     ("refund", {"text": "refund"}),
     ('source:stripe "no such: customer" again', {"source": "stripe", "text": "no such: customer again"}),
     ("12:30", {"text": "12:30"}),
@@ -80,7 +95,24 @@ def test_fixed_says_the_same_an_hour_later(text: str, meaning: dict[str, Any]) -
         ("sorce:x", "source:"),
         ("destinaton:x", "destination:"),
         ("http://example.org", "in quotes"),
-        ("body.amount:>1000", "no word of a query"),
+        ("body:x", "no word of a query"),
+        ("bodies.a:x", "and body.…"),
+        ("body.:x", "leads nowhere"),
+        ("body..a:x", "leads nowhere"),
+        ("body.a.:x", "leads nowhere"),
+        ("body" + ".a" * 65 + ":x", "leads nowhere"),
+        ("body.a:", "has no value"),
+        ("body.items.0:", "has no value"),
+        ("body.a:>=", "has no value"),
+        ('body.a:""', "has no value"),
+        ('body."a":', "has no value"),
+        ('body."a:x', "quote"),
+        ("body.a:>many", "no number"),
+        ("body.a:<1e999", "no number"),
+        ("body.a:>0x10", "no number"),
+        ("body.a:>007", "no number"),
+        ("body.a:<>5", "no number"),
+        (" ".join(f"body.a:{n}" for n in range(11)), "10 places"),
         ("status:ded", "status:dead"),
         ("status:DEAD", "pending"),
         ("category:transitory", "transient"),
@@ -121,10 +153,14 @@ def test_what_cannot_be_read_is_said(text: str, said: str) -> None:
 def test_a_long_query_is_read_in_no_time() -> None:
     # every pattern runs over each character a bounded number of times (S36)
     for text in ('"' + "\\" * 30_000, "a:" * 15_000, "a." * 15_000, '"a" ' * 8_000, "\\" * 30_000, "1.h" * 10_000):
-        try:
-            parse(text, NOW)
-        except QueryInvalid:
-            continue
+        parse_or_refuse(text)
+    for text in ("body" + ".a" * 16_000, "body." + "a" * 30_000, 'body."' + "\\" * 30_000, 'body."a".' * 3_000):
+        parse_or_refuse(text)
+
+
+def parse_or_refuse(text: str) -> None:
+    with suppress(QueryInvalid):
+        parse(text, NOW)
 
 
 def test_every_word_has_a_meaning_here() -> None:
@@ -139,6 +175,9 @@ def test_a_moment_ago_is_counted_from_now() -> None:
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
 ids = st.binary(min_size=16, max_size=16)
 times = st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
+numbers = st.integers(-(10**20), 10**20).map(str) | st.floats(allow_nan=False, allow_infinity=False).map(repr)
+clauses = st.builds(Clause, path=st.lists(texts, min_size=1, max_size=4).map(tuple), sign=st.just("="), value=texts)
+clauses |= st.builds(Clause, path=st.tuples(texts), sign=st.sampled_from(SIGNS), value=numbers)
 filters = st.builds(
     Filter,
     ids=st.none() | st.lists(ids, min_size=1, max_size=3, unique=True).map(tuple),
@@ -158,6 +197,7 @@ filters = st.builds(
     since=st.none() | times,
     until=st.none() | times,
     text=st.none() | texts,
+    body=st.none() | st.lists(clauses, min_size=1, max_size=5, unique=True).map(tuple),
 )
 
 
@@ -177,6 +217,28 @@ def test_nothing_but_a_refusal_is_raised(text: str) -> None:
         assert parse(fixed(parse(text, NOW)), NOW) == parse(text, NOW)
     except QueryInvalid:
         return
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("10", 10), ("10.0", 10.0), ("-0", 0), ("1e3", 1000.0), ("9223372036854775807", 2**63 - 1)),
+        *(("9223372036854775808", float(2**63)), ("1e-999", 0.0), ("1e999", None), ("1" * 200, None)),
+        *(
+            ("", None),
+            ("+1", None),
+            ("01", None),
+            ("1.", None),
+            (".5", None),
+            ("NaN", None),
+            ("1_0", None),
+            ("١", None),
+        ),
+    ],
+)
+def test_a_number_is_what_json_calls_one(text: str, number: float | None) -> None:
+    assert read_number(text) == number
+    assert type(read_number(text)) is type(number)
 
 
 def test_no_ids_is_no_way_of_saying_all() -> None:

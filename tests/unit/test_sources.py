@@ -123,22 +123,25 @@ def test_tolerance_can_be_turned_off_by_name() -> None:
 # -- where a key may stand ---------------------------------------------------------------------
 
 
+STANDARD = b"whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz"
+
+
 @pytest.mark.parametrize(
-    ("scheme", "secrets", "from_header"),
+    ("scheme", "secrets", "expected"),
     [
-        (Nothing(), [], True),
-        (Token(place="header:X-Token"), [b"t"], True),
-        (Basic(), [b"a:b"], True),
-        (HMAC, [b"s"], False),
-        (StandardWebhooks(), [b"whsec_" + b"MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIz"], False),
+        (Nothing(), [], DEFAULT_KEY),
+        (Token(place="header:X-Token"), [b"t"], DEFAULT_KEY),
+        (Basic(), [b"a:b"], DEFAULT_KEY),
+        (HMAC, [b"s"], DEFAULT_KEY[1:]),
+        (StandardWebhooks(), [STANDARD], [*DEFAULT_KEY[1:], "header:webhook-id"]),
+        (StandardWebhooks(prefix="svix"), [STANDARD], [*DEFAULT_KEY[1:], "header:svix-id"]),
     ],
 )
 def test_a_header_is_a_key_by_default_where_nothing_better_is_signed(
-    scheme: Scheme, secrets: list[bytes], from_header: bool
+    scheme: Scheme, secrets: list[bytes], expected: list[str]
 ) -> None:
     source = build("orders", scheme=scheme, secrets=secrets)
-    places = source.places["key"]
-    assert places == (list(DEFAULT_KEY) if from_header else list(DEFAULT_KEY)[1:])
+    assert source.places["key"] == expected
 
 
 # -- what must not be kept (S25) ---------------------------------------------------------------

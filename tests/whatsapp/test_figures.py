@@ -22,7 +22,7 @@ from oncehook.deliveries import Filter
 from oncehook.inbox import Inbox
 from oncehook.model import Kind, read_id
 from oncehook.watermarks import Limits, Watermark
-from oncehook.web.answers import stats_of
+from oncehook.web.reports import stats_of
 from oncehook.whatsapp.messages import Text
 from tests.whatsapp.phone import Phone, busy, closed
 

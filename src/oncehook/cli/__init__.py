@@ -31,6 +31,7 @@ COMMANDS = {
     "show": ("show", "Show an event, a delivery or a replay with all that is known about it."),
     "replay": ("replay", "Deliver again: plan, ask, run."),
     "dead": ("dead", "Dead letters by destination and cause; discard them."),
+    "erase": ("erase", "Erase everything that is kept of a subject."),
     "pause": ("destinations:pause", "Hold a destination back."),
     "resume": ("destinations:resume", "Let a destination go on."),
     "sources": ("sources", "What is set up to receive, and how it goes."),

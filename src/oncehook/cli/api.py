@@ -26,6 +26,7 @@ from oncehook.logs import plain
 
 if TYPE_CHECKING:  # whoever asks brings nearly everything with them: a command's --help must not wait for that
     from oncehook.cli.lines import Answer, Headers, Line, Wire
+    from oncehook.config import Config
     from oncehook.inbox import Inbox
     from oncehook.store.base import Store
 
@@ -88,16 +89,21 @@ class Where:
     def _line(self, beside: Callable[[Store, Inbox | None], Line]) -> Line:
         from oncehook.assembly import open_store
         from oncehook.cli.lines import Inside
-        from oncehook.config import load
         from oncehook.model import Engine
 
         if self.server is not None:
             return self._named(self.server)
         inbox = from_app(self.app, self.config_file).inbox if self.app else None
-        store = inbox.store if inbox else open_store(load(self.config_file, secrets=False).config.store)
+        store = inbox.store if inbox else open_store(self._settings().store)
         if store.engine is Engine.sqlite:
             return beside(store, inbox)
         return Inside(inbox or self._inbox())
+
+    def _settings(self) -> Config:
+        """Enough to find the store: an app that is not named here may have the rest."""
+        from oncehook.config import load
+
+        return load(self.config_file, secrets=False, whole=False).config
 
     def _named(self, server: str) -> Line:
         from oncehook.cli.lines import Wire

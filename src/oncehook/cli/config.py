@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import TypeAlias
 
 import click
 
@@ -23,6 +24,9 @@ _config_option = click.option(
 )
 _json_option = click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
 
+Counts: TypeAlias = tuple[int, int, int]
+"""How many sources, destinations and routes there are."""
+
 
 @click.group("config")
 def command() -> None:
@@ -30,22 +34,41 @@ def command() -> None:
 
 
 @command.command("check")
+@click.argument("app", required=False)
 @_config_option
 @_json_option
 @click.option("--without-secrets", is_flag=True, help="Do not ask whether secrets are set: for CI, which has none.")
-def check(config_file: Path | None, as_json: bool, without_secrets: bool) -> int:
-    """Find everything that is wrong with the settings; exit 1 when something is."""
+def check(app: str | None, config_file: Path | None, as_json: bool, without_secrets: bool) -> int:
+    """Find everything that is wrong with the settings, and with APP (module:inbox) beside them; exit 1 if so."""
+    if app and without_secrets:
+        raise click.UsageError("An app is made with its secrets; --without-secrets is for the file alone.")
     try:
-        loaded = load(config_file, secrets=not without_secrets)
+        loaded, counts = _whole(app, config_file) if app else _file(config_file, secrets=not without_secrets)
     except ConfigError as error:
         return _refuse(error, as_json)
     if as_json:
         document = {"ok": True, "origin": _origin(loaded), "problems": [], "warnings": list(loaded.warnings)}
         click.echo(json.dumps(document, indent=2, ensure_ascii=False))
         return 0
-    _warn(loaded)
-    click.echo(f"OK  {_origin(loaded) or 'no settings file here, defaults hold'}  {_summary(loaded)}")
+    if not app:  # loading an app tells them
+        _warn(loaded)
+    found = [*([app] if app else []), *([str(loaded.origin)] if loaded.origin else [])]
+    click.echo(f"OK  {' and '.join(found) or 'no settings file here, defaults hold'}  {_summary(counts)}")
     return 0
+
+
+def _file(config_file: Path | None, *, secrets: bool) -> tuple[Loaded, Counts]:
+    loaded = load(config_file, secrets=secrets)
+    config = loaded.config
+    return loaded, (len(config.source), len(config.destination), len(config.route))
+
+
+def _whole(app: str, config_file: Path | None) -> tuple[Loaded, Counts]:
+    from oncehook.cli.setup import from_app
+
+    setup = from_app(app, config_file)
+    inbox = setup.inbox
+    return setup.loaded, (len(inbox.sources), len(inbox.destinations), len(inbox.routes))
 
 
 @command.command("show")
@@ -54,7 +77,7 @@ def check(config_file: Path | None, as_json: bool, without_secrets: bool) -> int
 def show(config_file: Path | None, as_json: bool) -> int:
     """Show the settings that hold, and where each comes from. Secrets are shown by name only."""
     try:
-        loaded = load(config_file, secrets=False)
+        loaded = load(config_file, secrets=False, whole=False)
     except ConfigError as error:
         return _refuse(error, as_json=False)
     if as_json:
@@ -93,6 +116,8 @@ def _refuse(error: ConfigError, as_json: bool) -> int:
     else:
         for problem in problems:
             click.echo(problem, err=True)
+        if error.hint:
+            click.echo(f"  {error.hint}", err=True)
     return 1
 
 
@@ -105,10 +130,9 @@ def _origin(loaded: Loaded) -> str | None:
     return str(loaded.origin) if loaded.origin else None
 
 
-def _summary(loaded: Loaded) -> str:
-    config = loaded.config
-    counts = (("source", config.source), ("destination", config.destination), ("route", config.route))
-    return ", ".join(f"{len(found)} {word}{'' if len(found) == 1 else 's'}" for word, found in counts)
+def _summary(counts: Counts) -> str:
+    words = zip(("source", "destination", "route"), counts, strict=True)
+    return ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in words)
 
 
 def _as_text(value: object) -> str:

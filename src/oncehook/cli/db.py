@@ -35,7 +35,7 @@ def command() -> None:
 def _config(config_file: Path | None) -> Config:
     from oncehook.config import load
 
-    return load(config_file, secrets=False).config
+    return load(config_file, secrets=False, whole=False).config
 
 
 def _store(config: Config) -> Store:

@@ -7,9 +7,6 @@ from pathlib import Path
 import click
 
 from oncehook.cli.setup import address_of, config_option
-from oncehook.config import load
-from oncehook.model import Arrival
-from oncehook.sending import post
 
 
 @click.command("health")
@@ -17,7 +14,11 @@ from oncehook.sending import post
 @click.option("--server", "address", help="Address of the server (default: that of these settings).", show_envvar=True)
 def command(config_file: Path | None, address: str | None) -> int:
     """Exit 0 when the server is ready, 1 when it is not, 3 when nobody answers."""
-    address = (address or address_of(load(config_file, secrets=False).config.server)).rstrip("/")
+    from oncehook.config import load
+    from oncehook.model import Arrival
+    from oncehook.sending import post
+
+    address = (address or address_of(load(config_file, secrets=False, whole=False).config.server)).rstrip("/")
     try:
         answer = post(f"{address}/readyz", Arrival("", [], b"", method="GET"), timeout=5)
     except OSError as error:

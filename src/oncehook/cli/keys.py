@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from oncehook.claims import Claim, Claims
-from oncehook.claims.faces import ENVIRONMENT, KEEP, NAMESPACE, TTL, store_or_environment
+from oncehook.claims.faces import ENVIRONMENT, KEEP, NAMESPACE, TTL, named_store
 from oncehook.cli.api import json_option
 from oncehook.cli.showing import document, fields, say, text
 from oncehook.units import words
@@ -38,7 +38,7 @@ def command() -> None:
 @click.option("--payload", help="What it is for; another payload under the same key is refused.")
 def claim(key: str, store: str | None, namespace: str, as_json: bool, ttl: str, payload: str | None) -> int:
     """Be first with KEY: exit 0 and a token when it is new, 1 when it is in progress or done."""
-    with Claims(store_or_environment(store), namespace=namespace) as claims:
+    with Claims(named_store(store), namespace=namespace) as claims:
         found = claims.claim(key, ttl, payload)
     _tell(key, found, as_json)
     return 0 if found.status == "new" else 1
@@ -54,7 +54,7 @@ def commit(
 ) -> int:
     """KEY is done; exit 1 when the claim is no longer this token's."""
     kept = None if result is None else result.encode()
-    with Claims(store_or_environment(store), namespace=namespace) as claims:
+    with Claims(named_store(store), namespace=namespace) as claims:
         claims.commit(key, token, kept, keep)
     _tell(key, Claim("done", result=kept), as_json)
     return 0
@@ -68,7 +68,7 @@ def release(key: str, store: str | None, namespace: str, as_json: bool, token: s
     """Let the next one have KEY; exit 1 when there was nothing to release."""
     if (token is None) is not force:
         raise click.UsageError("Give --token, or --force to release somebody else's.")
-    with Claims(store_or_environment(store), namespace=namespace) as claims:
+    with Claims(named_store(store), namespace=namespace) as claims:
         released = True
         if token is not None:
             claims.abort(key, token)
@@ -82,7 +82,7 @@ def release(key: str, store: str | None, namespace: str, as_json: bool, token: s
 @_about_a_key
 def show(key: str, store: str | None, namespace: str, as_json: bool) -> int:
     """Show how KEY stands, without touching it; exit 1 when nobody has it."""
-    with Claims(store_or_environment(store), namespace=namespace) as claims:
+    with Claims(named_store(store), namespace=namespace) as claims:
         found = claims.look(key)
     _tell(key, found, as_json)
     return 0 if found else 1

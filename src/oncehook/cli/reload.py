@@ -56,7 +56,7 @@ class _Stop:
     def __init__(self) -> None:
         self.asked = False
         self._process: subprocess.Popen[bytes] | None = None
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: object) -> None:

@@ -292,10 +292,10 @@ def table_of_recipients(recipients: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _warning(recipient: Mapping[str, Any]) -> str:
-    for word, said in (("paused", "paused"), ("failing", "failing right now")):
-        if recipient[word]:
-            return click.style(said, fg="yellow")
-    return click.style("no longer configured", fg="red") if recipient["kind"] == "gone" else ""
+    if recipient["kind"] == "gone":
+        return click.style("no longer configured", fg="red")
+    words = {"paused": "paused", "failing": "failing right now", "changed": "another address than before"}
+    return click.style(", ".join(said for word, said in words.items() if recipient[word]), fg="yellow")
 
 
 def _listed(counts: Mapping[str, int]) -> str:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from oncehook import presets, sending
 from oncehook.cli.setup import address_of, config_option, from_app, from_settings
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival
-from oncehook.sources import Source
+
+if TYPE_CHECKING:  # presets bring much with them: --help must not wait for that
+    from oncehook.model import Arrival
+    from oncehook.sources import Source
 
 
 @click.command("send")
@@ -67,6 +68,8 @@ def command(
 
 
 def _choose(sources: dict[str, Source], name: str, url: str | None) -> Source:
+    from oncehook import presets
+
     if name in sources:
         return sources[name]
     if name not in presets.names():
@@ -81,6 +84,8 @@ def _choose(sources: dict[str, Source], name: str, url: str | None) -> Source:
 
 
 def _signed(source: Source, kind: str | None, file: Path | None, url: str, forge: bool) -> Arrival:
+    from oncehook import sending
+
     samples = source.preset.samples if source.preset else {}
     kind = kind or next(iter(samples), "hello")
     arrival = sending.draft(source, kind, body=file.read_bytes() if file else None)
@@ -97,6 +102,8 @@ def _host(url: str) -> bytes:
 
 
 def _send_one(url: str, arrival: Arrival, as_json: bool) -> int:
+    from oncehook import sending
+
     try:
         answer = sending.post(url, arrival)
     except OSError as error:
@@ -123,6 +130,8 @@ def _said(fields: dict[str, Any], body: bytes) -> str:
 
 
 def _list(sources: dict[str, Source]) -> None:
+    from oncehook import presets
+
     for name, source in sources.items():
         click.echo(f"{name:<20} {', '.join(source.preset.samples) if source.preset else 'any type'}")
     others = [name for name in presets.names() if name not in sources]

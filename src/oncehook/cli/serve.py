@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from oncehook.cli import reload as reloading
+from oncehook.cli.hangup import Hangup
 from oncehook.cli.manners import voice
-from oncehook.cli.setup import Setup, config_option, from_app, from_settings, leave
+from oncehook.cli.setup import Setup, config_option, from_app, from_settings
 from oncehook.cli.showing import say
 from oncehook.errors import ConfigError
 from oncehook.logs import set_up_logging
@@ -40,7 +41,7 @@ def command(
     open_: bool,
     log_level: str | None,
 ) -> int:
-    """Receive hooks, keep them, and work them off: everything from oncehook.toml, or from APP (module:inbox)."""
+    """Receive hooks, keep them, and work them off: as oncehook.toml says, and APP (module:inbox) beside it."""
     if reload:
         said = {"--config": config_file, "--host": host, "--port": port, "--log-level": log_level or voice.log_level}
         given = {"--no-worker": no_worker, "--no-ui": no_ui, "--quiet": voice.quiet}
@@ -57,33 +58,36 @@ def command(
     if setup.development and not is_loopback(server.host):
         raise ConfigError("Without settings, serve listens on this machine only.", hint="Write an oncehook.toml first.")
     setup.inbox.observer.verbose = set_up_logging(server.log_level)
-    run(setup, work=not no_worker, ui=not no_ui, browse=open_)
+    run(setup, Hangup(app, config_file, flags), work=not no_worker, ui=not no_ui, browse=open_)
     return 0
 
 
-def run(setup: Setup, *, work: bool = True, ui: bool = True, browse: bool = False) -> None:
+def run(setup: Setup, hangup: Hangup, *, work: bool = True, ui: bool = True, browse: bool = False) -> None:
     """Serve until a signal comes."""
-    import uvloop
-
     from oncehook.traces import wanted
 
     setup.inbox.traces = setup.inbox.traces or wanted()
-    uvloop.run(_serve(setup, work, ui, browse))
-    leave(setup.inbox)
+    hangup.run(_serve(setup, hangup, work, ui, browse), setup.inbox)
 
 
-async def _serve(setup: Setup, work: bool, ui: bool, browse: bool) -> None:
+async def _serve(setup: Setup, hangup: Hangup, work: bool, ui: bool, browse: bool) -> None:
     from oncehook.web.server import serve_inbox
 
-    async with supervised() as supervisor, setup.inbox.running(work=work):
+    with hangup.heard():
+        async with supervised() as supervisor, setup.inbox.running(work=work):
 
-        def ready(address: str, link: str | None) -> None:
-            _greet(setup, address, link)
-            supervisor.ready(f"receiving on {address}")
-            if browse and link:
-                webbrowser.open(link)
+            def stopping() -> None:
+                hangup.stopping()
+                supervisor.reloading() if hangup.is_again else supervisor.stopping()
 
-        await serve_inbox(setup.inbox, setup.config.server, ui=ui, on_ready=ready, on_stop=supervisor.stopping)
+            def ready(address: str, link: str | None) -> None:
+                _greet(setup, address, link)
+                supervisor.ready(f"receiving on {address}")
+                hangup.ready()
+                if browse and link:
+                    webbrowser.open(link)
+
+            await serve_inbox(setup.inbox, setup.config.server, ui=ui, on_ready=ready, on_stop=stopping)
 
 
 def _greet(setup: Setup, address: str, link: str | None) -> None:

@@ -16,7 +16,7 @@ import click
 from oncehook.errors import ConfigError
 
 if TYPE_CHECKING:  # settings and inbox bring everything with them: a command's --help must not wait for that
-    from oncehook.config import Config, ServerConfig
+    from oncehook.config import Config, Loaded, ServerConfig
     from oncehook.inbox import Inbox
 
 config_option = click.option(
@@ -32,7 +32,9 @@ class Setup:
     """An inbox, the settings it came from, and whether there were any."""
 
     inbox: Inbox
+    loaded: Loaded
     config: Config
+    """As it holds: the store is the inbox's."""
     origin: str
     development: bool = False
 
@@ -47,17 +49,33 @@ def from_settings(config_file: Path | None, flags: Mapping[str, object] | None =
         click.echo(f"warning: {warning}", err=True)
     inbox = Inbox.from_config(loaded.config)
     if loaded.origin is not None or inbox.sources:
-        return Setup(inbox, loaded.config, str(loaded.origin or "environment"))
+        return Setup(inbox, loaded, loaded.config, str(loaded.origin or "environment"))
     from oncehook import development
 
     for source in development.sources():
         inbox.add(source)
-    return Setup(inbox, loaded.config, "development", development=True)
+    return Setup(inbox, loaded, loaded.config, "development", development=True)
 
 
 def from_app(target: str, config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
-    """The inbox that a program made: `module:attribute`. Where it listens is still said by settings and flags."""
-    from oncehook.config import load
+    """The inbox that a program made (`module:attribute`), and beside it what the settings define: the two are one.
+
+    One that was made with `Inbox.from_toml` has had its file already.
+    """
+    import msgspec
+
+    inbox = _made_by(target)
+    loaded = _settings_beside(inbox, target, config_file, flags)
+    for warning in [*loaded.warnings, *_unused_store(inbox, target, loaded)]:
+        click.echo(f"warning: {warning}", err=True)
+    if inbox.settings is None and inbox.takes_settings:
+        inbox.add_settings(loaded, target)
+    inbox.check_names()
+    origin = f"{target} and {loaded.origin}" if loaded.origin and inbox.settings else target
+    return Setup(inbox, loaded, msgspec.structs.replace(loaded.config, store=inbox.store_url), origin)
+
+
+def _made_by(target: str) -> Inbox:
     from oncehook.inbox import Inbox
 
     module_name, _, attribute = target.partition(":")
@@ -70,7 +88,27 @@ def from_app(target: str, config_file: Path | None, flags: Mapping[str, object] 
         ) from error
     if not isinstance(found, Inbox):
         raise ConfigError(f"{target} is a {type(found).__name__}, not an Inbox.")
-    return Setup(found, load(config_file, flags=flags).config, target)
+    return found
+
+
+def _settings_beside(inbox: Inbox, target: str, config_file: Path | None, flags: Mapping[str, object] | None) -> Loaded:
+    """The one file that counts: the app's own, where it was made from one."""
+    from oncehook.config import load
+
+    own = inbox.settings.origin if inbox.settings else None
+    if own and config_file and config_file.resolve() != own.resolve():
+        raise ConfigError(f"{target} was made from {own}, and --config names {config_file}.", hint="One file counts.")
+    return load(config_file or own, flags=flags, whole=False)
+
+
+def _unused_store(inbox: Inbox, target: str, loaded: Loaded) -> list[str]:
+    from oncehook.assembly import is_same_store
+    from oncehook.config.forms import hide_password
+
+    place = loaded.where("store")
+    if not place.startswith("environment") or is_same_store(inbox.store_url, loaded.config.store):
+        return []
+    return [f"{place}: not used, since {target} keeps its events in {hide_password(inbox.store_url)}"]
 
 
 def address_of(server: ServerConfig) -> str:

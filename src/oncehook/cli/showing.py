@@ -37,9 +37,9 @@ WIDEST: Final = 48
 """Characters of a stranger's text in a column."""
 
 
-def document(value: object) -> str:
+def document(value: object, *, sort: bool = False) -> str:
     """One JSON document."""
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=sort)
 
 
 def line(value: object) -> str:
@@ -105,8 +105,11 @@ def say(lines: Iterable[str], *, err: bool = False) -> None:
         click.echo(one, err=err)
 
 
-def readable(body: bytes) -> list[str]:
-    """A stranger's body for people: JSON indented, other text as it is, bytes as hexadecimal; nothing acts up."""
+def readable(body: bytes, *, sort: bool = False) -> list[str]:
+    """A stranger's body for people: JSON indented, other text as it is, bytes as hexadecimal; nothing acts up.
+
+    With `sort` the keys of JSON come in one order, to be compared.
+    """
     try:
         said = body.decode()
     except UnicodeDecodeError:
@@ -115,4 +118,4 @@ def readable(body: bytes) -> list[str]:
         parsed: Any = json.loads(said)
     except (ValueError, RecursionError):
         return [plain(one) for one in said.splitlines()]
-    return [plain(one) for one in document(parsed).splitlines()]
+    return [plain(one) for one in document(parsed, sort=sort).splitlines()]

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 import msgspec
 
-from oncehook.assembly import sender_from
 from oncehook.cli.setup import config_option
 from oncehook.cli.showing import line, say
 from oncehook.config import load
@@ -98,7 +97,9 @@ def _speaks(command: Callable[..., Mapping[str, object]]) -> Callable[..., int]:
 
 
 def _configured(config_file: Path | None, name: str) -> Sender:
-    config = load(config_file).config
+    from oncehook.assembly import sender_from  # brings everything with it: --help must not wait for that
+
+    config = load(config_file, whole=False).config
     senders = {known: one for known, one in config.destination.items() if one.whatsapp is not None}
     if name not in senders:
         raise ConfigError(f'There is no whatsapp destination "{name}";', hint=suggest(name, list(senders)))
@@ -108,6 +109,8 @@ def _configured(config_file: Path | None, name: str) -> Sender:
 
 
 def _said(settings: Mapping[str, str | None], *, allow_private: bool) -> Sender:
+    from oncehook.assembly import sender_from
+
     api = settings["api"]
     if api is None:
         raise ConfigError("Which API?", hint="Say --destination NAME, or --api meta, evolution-api or evolution-go.")

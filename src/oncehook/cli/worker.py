@@ -10,8 +10,9 @@ from pathlib import Path
 
 import click
 
+from oncehook.cli.hangup import Hangup
 from oncehook.cli.manners import voice
-from oncehook.cli.setup import Setup, config_option, from_app, from_settings, leave
+from oncehook.cli.setup import Setup, config_option, from_app, from_settings
 from oncehook.cli.showing import say
 from oncehook.errors import ConfigError
 from oncehook.logs import set_up_logging
@@ -35,18 +36,16 @@ def command(
     listen: str | None,
     log_level: str | None,
 ) -> None:
-    """Work off what waits, for the destinations of oncehook.toml or of APP (module:inbox)."""
+    """Work off what waits, for the destinations of oncehook.toml and of APP (module:inbox)."""
     flags = {"server.log_level": log_level or voice.log_level}
     setup = from_app(app, config_file, flags) if app else from_settings(config_file, flags)
     _check(setup, only)
     setup.inbox.observer.verbose = set_up_logging(setup.config.server.log_level)
-    import uvloop
-
     from oncehook.traces import wanted
 
     setup.inbox.traces = setup.inbox.traces or wanted()
-    uvloop.run(_work(setup, concurrency, only, drain, listen))
-    leave(setup.inbox)
+    hangup = Hangup(app, config_file, flags)
+    hangup.run(_work(setup, hangup, concurrency, only, drain, listen), setup.inbox)
 
 
 def _check(setup: Setup, only: Sequence[str]) -> None:
@@ -58,23 +57,28 @@ def _check(setup: Setup, only: Sequence[str]) -> None:
             raise ConfigError(f'There is no destination "{name}".', hint=f"There are: {', '.join(known)}.")
 
 
-async def _work(setup: Setup, concurrency: int, only: Sequence[str], drain: bool, listen: str | None) -> None:
+async def _work(
+    setup: Setup, hangup: Hangup, concurrency: int, only: Sequence[str], drain: bool, listen: str | None
+) -> None:
     told = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         # The second one finds the ordinary handler again and leaves at once: that is safe too, only less polite.
         loop.add_signal_handler(number, _on_signal, loop, told)
     running = setup.inbox.running(work=True, only=only, concurrency=concurrency)
-    async with supervised() as supervisor, running, _probed(setup, listen):
-        whom = ", ".join(only or setup.inbox.destinations)
-        say([f"oncehook worker ready for {whom}"], err=True)
-        supervisor.ready(f"working for {whom}")
-        if drain:
-            await _first(setup.inbox.drain(), told.wait())
-        else:
-            await told.wait()
-        supervisor.stopping()
-        setup.inbox.wind_down()
+    with hangup.heard():
+        async with supervised() as supervisor, running, _probed(setup, listen):
+            whom = ", ".join(only or setup.inbox.destinations)
+            say([f"oncehook worker ready for {whom}"], err=True)
+            supervisor.ready(f"working for {whom}")
+            hangup.ready()
+            if drain:
+                await _first(setup.inbox.drain(), told.wait())
+            else:
+                await told.wait()
+            hangup.stopping()
+            supervisor.reloading() if hangup.is_again else supervisor.stopping()
+            setup.inbox.wind_down()
 
 
 def _probed(setup: Setup, listen: str | None) -> contextlib.AbstractAsyncContextManager[None]:

@@ -19,13 +19,11 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-import msgspec
-
 from oncehook import assembly, clock
 from oncehook.errors import ConfigError, Malformed, OncehookError, Rejected, StoreUnavailable, TooLarge
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival, Engine, Headers
-from oncehook.receive import JSON, RETRY_AFTER, Receipt
+from oncehook.receive import Receipt, try_again
 from oncehook.sources import DEFAULT_MAX_BODY, Reply, Source
 
 log = logging.getLogger("oncehook.bridge")
@@ -238,8 +236,7 @@ def _put_off(source: Source | None, error: OncehookError) -> Reply:
     """Nothing of ours is the sender's fault: it tries again, and whoever reads the log learns what to do."""
     # In the line itself: the host's logging knows nothing of our fields.
     log.error("bridge.failed: %s %s", error, error.hint)
-    body = msgspec.json.encode({"error": "Cannot store this now; try again.", "code": StoreUnavailable.code})
-    return Reply(503 if source is None else source.unavailable, body, (JSON, RETRY_AFTER))
+    return try_again(source)
 
 
 # -- the end of a process, and its forks -------------------------------------------------------

@@ -47,9 +47,8 @@ def celery_task(
     """
     if finished:
         terms.setdefault("timeout", 60.0)
-    made = CeleryDestination(task, app, name=name, finished=finished, terms=assembly.terms_of(**terms))
-    inbox._add_destination(made)
-    return made
+    chosen = assembly.terms_of(**terms)
+    return inbox.add_destination(CeleryDestination(task, app, name=name, finished=finished, terms=chosen))
 
 
 class CeleryDestination:

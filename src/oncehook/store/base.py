@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from oncehook.deliveries import (
     Audited,
     Cause,
     DeliveryStatus,
+    Expired,
     Filter,
     Lease,
     Level,
@@ -31,6 +32,7 @@ from oncehook.deliveries import (
     StoredWorker,
     Want,
 )
+from oncehook.erasure import EraseOrder, Erasure
 from oncehook.model import (
     Check,
     Engine,
@@ -40,15 +42,15 @@ from oncehook.model import (
     SchemaState,
     StoredArrival,
     StoredEvent,
+    StoredSession,
     Verdict,
 )
 from oncehook.replays import ReplayOrder, ReplayPlan, ReplayState, StoredReplay
 
+T = TypeVar("T", contravariant=True)
+
 KEPT_ARRIVALS = 20
 """Later arrivals kept per event, the latest ones; `copies` counts them all (DESIGN.md 8.1)."""
-
-CONFLICT_SLOTS = KEPT_ARRIVALS
-"""Conflicts have slots of their own, so that a storm of duplicates cannot push them out."""
 
 UNSEEN = bytes(16)
 """The body hash of a key that was imported: nobody here knows its body, so no copy of it is a conflict."""
@@ -92,6 +94,14 @@ Wake = Callable[[], None]
 
 def unheeded() -> None:
     """Nobody works here."""
+
+
+Notice = Callable[[T], None]
+"""Is told, on the loop that opened the store, of what the store has just brought to its end."""
+
+
+def unnoticed(what: object) -> None:
+    """Nobody wants to know."""
 
 
 class Transaction(Protocol):
@@ -153,6 +163,9 @@ class Store(Protocol):
     def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         """The same on a thread, also where the store was never opened (PostgreSQL). Raises StoreUnavailable."""
 
+    async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
+        """Note whom destinations reach now, by their numbers, as hashes; so that a replay can say that this changed."""
+
     # -- intake ----------------------------------------------------------------------------
 
     def record(self, intake: Intake) -> Pending:
@@ -186,7 +199,13 @@ class Store(Protocol):
     wake: Wake
     """Called on the loop after each commit that may have made something due; may be replaced before `open`."""
 
-    async def lease(self, wants: Sequence[Want]) -> list[Lease]:
+    expired: Notice[Expired]
+    """Told of each lease that was taken over from a holder who let it run out, once; may be replaced at any time."""
+
+    finished: Notice[StoredReplay]
+    """Told of each replay that has come to its end here, done or aborted, once; may be replaced at any time."""
+
+    async def lease(self, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
         """Take what may be taken now: at most one delivery per subject, in order of commit, each with a new fence.
 
         Nothing of a paused destination or one whose breaker is open; one delivery, as a probe, when the breaker is half
@@ -194,6 +213,7 @@ class Store(Protocol):
         A row whose lease has run out is taken over, after a `crashed` attempt is written and the attempt given back. A
         row that crashed more often than `want.trust` is not given out but set aside for `Turn.suspect`, due at once;
         leased with that turn it runs alone, and a crash then is a death of its own (DESIGN.md 8.3).
+        `worker`: who asks, to be named in case it lets a lease run out.
         """
 
     async def outlook(self, destination_ids: Sequence[int]) -> Outlook:
@@ -231,8 +251,8 @@ class Store(Protocol):
         Dead and discarded ones, done ones with `force`; never pending or leased ones. Not bulk: exactly one delivery
         is meant, and it is made due at once; raises NotFound, NotReplayable, or ReplayTooSoon within REPLAY_PAUSE of
         its last replay. Bulk: its items are fixed now, in order of commit, and fed later (`feed_replays`). Raises
-        PlanChanged when `expected` is not their number. A known `request_key` gives the replay it made, whatever else
-        is asked.
+        PlanChanged when `expected` is not their number, NotReplayable when there are none. A known
+        `request_key` gives the replay it made, whatever else is asked.
         """
 
     async def feed_replays(self, open_at_most: int = 500) -> int:
@@ -253,6 +273,18 @@ class Store(Protocol):
 
     async def discard(self, filter: Filter, actor: str, reason: str) -> int:
         """Close dead letters without replay; a held subject goes on. Returns how many; others are left alone."""
+
+    async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
+        """Erase one short batch of a subject's events (S37); call again while it says it found some.
+
+        Of each go body, head, key text and subject, the errors and answers of its attempts, heads and bodies of later
+        arrivals, and the raw bytes of the split requests it came in. Open deliveries and dead letters are discarded
+        first; whoever holds a lease on one loses it. The rows stay, so every count holds; the key's hash stays for its
+        window, and no copy of it is a conflict any more (`UNSEEN`). Audited as `erase`, without the subject's text.
+        """
+
+    async def erasable(self, order: EraseOrder) -> Erasure:
+        """What `erase` would find now. Nothing happens."""
 
     async def pause(self, destination_id: int, actor: str, why: str) -> None:
         """Hold a destination back: nothing of it is leased until it is resumed; nothing is lost."""
@@ -349,7 +381,8 @@ class Store(Protocol):
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         """Remove one short batch of what has outlived its time: events with everything about them, keys past their
-        window, orphaned batches, old ranks, replays and audit lines. Call again while it says it found something.
+        window, orphaned batches, old ranks, replays and audit lines, sessions that are over. Call again while it says
+        it found something.
 
         `keep_events` is seconds per source number, `otherwise` for the others. Only events whose deliveries are all
         done or discarded go; pending ones and dead letters stay (R67). Keys stay for their window (R20).
@@ -362,7 +395,21 @@ class Store(Protocol):
         """Note that a watermark is crossed, or back; says whether that is news, to exactly one caller."""
 
     async def void_leases(self) -> int:
-        """After a restore from a backup: raise all fences and end all leases (R69). Returns how many leases ended."""
+        """After a restore from a backup: raise all fences, end all leases (R69) and all sessions, which may have been
+        ended since. Returns how many leases ended.
+        """
+
+    async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
+        """Somebody has come in, for so long; when there are too many, the oldest ones end."""
+
+    async def get_session(self, hash: bytes) -> StoredSession | None:
+        """A session that lasts; None when there is none, or no longer. Writes nothing."""
+
+    async def end_session(self, hash: bytes) -> None:
+        """Somebody has gone."""
+
+    async def inbox_number(self) -> int:
+        """A number that tells this store from others, drawn when it was made."""
 
     async def ping(self) -> None:
         """Prove that the store can commit a write right now; raises StoreUnavailable."""

@@ -86,12 +86,12 @@ class Trial(Inbox):
         Until the test is over the two are one, so that `inbox.emit` in a handler, or a route that calls
         `inbox.receive`, reach the store of the test as well.
         """
-        if self._receiver is not None or inbox._receiver is not None:
+        if self.is_started or inbox.is_started:
             raise ConfigError("An inbox can be used for a test only before it is started.")
         for source in inbox.sources.values():
             self.add(source)
         for destination in inbox.destinations.values():
-            self._add_destination(self._on_own_store(destination))
+            self.add_destination(self._on_own_store(destination))
         self.routes += map(copy.copy, inbox.routes)
         self.limits, self.retention = inbox.limits, inbox.retention
         self._standing_in.append((inbox, inbox.__dict__))
@@ -128,13 +128,13 @@ class Trial(Inbox):
 
     async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
         """Begin to receive, unless it has begun. Work is done by `drain`."""
-        if self._receiver is None:
+        if not self.is_started:
             self.store.wake = self._wake
             await super().start(work=False)
 
     async def stop(self, patience: float = UNLIMITED) -> None:
         """End, if it was started."""
-        if self._receiver is not None:
+        if self.is_started:
             await super().stop(patience)
 
     def take_back(self) -> None:

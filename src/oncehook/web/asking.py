@@ -29,6 +29,8 @@ MOST: Final = 200
 USUAL: Final = 50
 LARGEST_BODY: Final = 64 * 1024
 LONGEST_KEY: Final = 255
+_PLACES: Final = {"event": 16, "delivery": 16, "replay": 16, "audit": 8}
+"""Bytes of a place in each list: an id, or a line's number."""
 
 
 class BodyTooLarge(BadRequest):
@@ -99,10 +101,10 @@ class Ask:
         """Who asks, as the audit log names them."""
         return self.identity.name
 
-    def id(self, kind: Kind) -> bytes:
+    def id(self, kind: Kind, place: str = "id") -> bytes:
         """The id in the path. One of another kind is not found: nothing lives there."""
         try:
-            return read_id(kind, self.request.path_params["id"])
+            return read_id(kind, self.request.path_params[place])
         except ValueError:
             raise NotFound("There is no such thing here.", hint=f"Ids here begin with {kind}_.") from None
 
@@ -136,7 +138,8 @@ class Ask:
         except (binascii.Error, ValueError):
             raise _bad_cursor() from None
         head, _, place = raw.partition(b":")
-        if head != kind.encode() or not 1 <= len(place) <= 64:
+        # A place of another size is none: PostgreSQL would refuse it as no id, and that is not the store's trouble.
+        if head != kind.encode() or len(place) != _PLACES[kind] or (kind == "audit" and place[0] > 0x7F):
             raise _bad_cursor()
         return place
 

@@ -159,8 +159,3 @@ def _lines(body: bytes) -> list[str]:
         return part.decode("utf-8", "replace").splitlines()[:LINES]
     sorted_ = msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2)
     return sorted_.decode().splitlines()[:LINES]
-
-
-def count_changed(lines: Sequence[Line]) -> int:
-    """How many lines differ, each once."""
-    return max(sum(line.kind == "add" for line in lines), sum(line.kind == "del" for line in lines))

@@ -120,7 +120,7 @@ async def ask_discard_many(visit: Visit) -> Response:
 
 
 async def discard_many(visit: Visit) -> Response:
-    """Close all dead letters that a query means, if they are as many as the dialog said."""
+    """Close all dead letters that a query means, with its times as the dialog fixed them."""
     form = await visit.form()
     meant = visit.desk.read(form.get("query", ""))
     if meant.status is not DeliveryStatus.dead:

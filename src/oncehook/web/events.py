@@ -6,19 +6,20 @@ import asyncio
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+import msgspec
 from starlette.responses import Response
 
 from oncehook.deliveries import Category, DeliveryStatus, Filter, ListedEvent, Page, StoredAttempt, StoredDelivery
 from oncehook.errors import NotFound, QueryInvalid
 from oncehook.model import Kind, show_id
-from oncehook.query import NOTES, WORDS
+from oncehook.query import BODY, NOTES, WORDS
 from oncehook.replays import StoredReplay
 from oncehook.shown import ShownArrival, ShownEvent
-from oncehook.web import bodies, lanes, timeline
+from oncehook.web import answers, bodies, lanes, timeline
 from oncehook.web.asking import cursor
 from oncehook.web.timeline import Story
 from oncehook.web.views import first_line, utc
@@ -28,7 +29,10 @@ SHOWN: Final = 50
 NEW: Final = 20
 OFTEN: Final = ("status:dead", "status:pending", "code:5xx", "attempts:>3", "since:2h", "note:stale")
 TABS: Final = ("body", "headers", "arrivals", "deliveries", "subject")
-_WORD: Final = re.compile(r'(?:[^\s":]+:)?"(?:[^"\\]|\\.)*"|\S+')
+_WORD: Final = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*+")++|\S+')
+_SKEW: Final = timedelta(minutes=5)
+"""By so much may the clocks of receivers differ."""
+_YEAR_9999: Final = 253_370_764_800
 NOTHING_MORE: Final[Page[ListedEvent]] = Page(())
 
 
@@ -117,9 +121,18 @@ async def fresh(visit: Visit) -> Response:
     """How many events match that are newer than the list in view."""
     query, latest = visit.parameter("query"), visit.parameter("after")
     after = visit.named(Kind.event, latest) if latest else b""
-    page = await visit.desk.events(visit.desk.read(query), limit=NEW)
+    page = await visit.desk.events(_newer(visit.desk.read(query), after), limit=NEW)
     count = sum(event.id > after for event in page.items)
     return visit.fragment("_fresh.html", count=count, many=count == NEW, query=query, after=latest)
+
+
+def _newer(filter: Filter, after: bytes) -> Filter:
+    """The filter for what may be newer than an event: a page asks at every tick, and must not walk all bodies then."""
+    made = int.from_bytes(after[:6]) / 1000  # an id begins with its milliseconds
+    if not 86_400 <= made < _YEAR_9999:
+        return filter
+    since = datetime.fromtimestamp(made, UTC) - _SKEW
+    return replace(filter, since=max(filter.since or since, since))
 
 
 # -- the query ---------------------------------------------------------------------------------
@@ -165,7 +178,7 @@ async def _completions(visit: Visit, query: str) -> list[tuple[str, list[str]]]:
         known = await _values(visit, word)
         matching = [f"{word}:{value}" for value in known if value.startswith(begun)]
         return [(f"{word}:", matching[:20])] if matching else []
-    words = [f"{name}:" for name in WORDS if name.startswith(last)]
+    words = [word for word in (*(f"{name}:" for name in WORDS), BODY) if word.startswith(last) and word != last]
     often = [value for value in OFTEN if value.partition(":")[0] + ":" not in query and value.startswith(last)]
     return [group for group in (("Narrow by", words), ("Often next", often)) if group[1]]
 
@@ -215,6 +228,7 @@ async def event(visit: Visit) -> Response:
         near=near,
         message=next(iter((await visit.desk.previews(shown.deliveries)).values()), None),
         curl=_curl(shown, visit.origin),
+        fixture=_fixture(shown),
         attempt_state=timeline.attempt_state,
         answer=timeline.answer,
         **await _detail(visit, shown, arrivals, tab),
@@ -282,8 +296,10 @@ def _compared(text: str, arrivals: Sequence[ShownArrival]) -> int | None:
     return asked if asked in differing else (differing[-1] if differing else None)
 
 
-def _curl(shown: ShownEvent, origin: str) -> str:
-    """The request again, as a command; what is masked stays masked."""
+def _curl(shown: ShownEvent, origin: str) -> str | None:
+    """The request again, as a command; what is masked stays masked. None where it was no request to us."""
+    if not shown.request.target.startswith("/"):
+        return None
     left_out = {"host", "content-length", "connection", "accept-encoding", "transfer-encoding"}
     words = ["curl", "-X", shown.request.method]
     for name, value in shown.request.headers:
@@ -293,6 +309,27 @@ def _curl(shown: ShownEvent, origin: str) -> str:
     text = body.decode("utf-8", "replace")
     words += ["--data-binary", text if len(body) <= 4096 and text.encode() == body else "@body.bin"]
     return shlex.join([*words, origin + shown.request.target.partition("?")[0]])
+
+
+def _fixture(shown: ShownEvent) -> str:
+    """A test that begins with this event, for the pytest plugin's `inbox`."""
+    kept = shown.event
+    small = len(kept.body) <= 4096
+    body = repr(kept.body) if small else 'Path("body.bin").read_bytes()'
+    name = re.sub(r"[^0-9a-z]+", "_", f"{kept.source} {kept.type}".lower(), flags=re.ASCII).strip("_")
+    lines = [] if small else ["from pathlib import Path", "", ""]
+    call = f"send({kept.source!r}, body={body})"
+    if shown.request.method == "EMIT":
+        call = f"emit({kept.source!r}, {kept.type!r}, {body}, key={kept.key!r}, subject={kept.subject!r})"
+    lines += [f"async def test_{name[:60]}(inbox):", f"    await inbox.{call}", "    await inbox.drain()"]
+    return "\n".join(lines) + "\n"
+
+
+async def as_json(visit: Visit) -> Response:
+    """The event as the API tells it, for who is logged in here and has no token."""
+    told = answers.event(await visit.desk.event(visit.id(Kind.event)))
+    headers = {**SAFE, "Content-Security-Policy": "default-src 'none'; sandbox"}
+    return Response(msgspec.json.encode(told), media_type="application/json", headers=headers)
 
 
 async def body(visit: Visit) -> Response:

@@ -7,7 +7,7 @@ succession is told once. Called by `pages`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -22,6 +22,8 @@ TICK: Final = 1.0
 """Seconds between two hints that a page should look again."""
 
 Moment = tuple[str, Mapping[str, Any]]
+Welcome = Callable[[], Awaitable[bool]]
+"""Whether whoever listens may still hear it."""
 
 
 def read(piece: bytes) -> Iterator[Moment]:
@@ -39,11 +41,11 @@ def told(name: str, text: str) -> bytes:
 
 
 async def ticks(
-    stream: Stream, watcher: Watcher, is_welcome: Callable[[], bool], about: Callable[[Moment], bool]
+    stream: Stream, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool]
 ) -> AsyncIterator[bytes]:
     """A hint whenever something has happened that the page is about."""
     async for piece in stream.watch(watcher):
-        if not is_welcome():
+        if not await is_welcome():
             return
         if piece.startswith(b"retry"):
             # Something may have happened after the page was made and before it began to listen.
@@ -56,11 +58,11 @@ async def ticks(
 
 
 async def rows(
-    stream: Stream, watcher: Watcher, is_welcome: Callable[[], bool], about: Callable[[Moment], bool], root: str
+    stream: Stream, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool], root: str
 ) -> AsyncIterator[bytes]:
     """Moments as rows of the live page, newest first; what comes in quick succession comes in one piece."""
     async for piece in stream.watch(watcher):
-        if not is_welcome():
+        if not await is_welcome():
             return
         if piece.startswith((b":", b"retry")):
             yield piece

@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 
 from oncehook.desk import Desk
 from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
-from oncehook.web import callouts, dead, events, feed, overview, replays, standing
+from oncehook.web import callouts, dead, events, feed, overview, replays, standing, trials
 from oncehook.web.access import Access, Authorize, Identity, Role
 from oncehook.web.callouts import Guide
 from oncehook.web.latency import Latency
@@ -60,8 +60,8 @@ async def stream(visit: Visit) -> Response:
     event_id, kind = visit.parameter("event"), visit.parameter("kind", "all")
     watcher = visit.stream.join()
 
-    def is_welcome() -> bool:
-        return visit.door.is_hosted or visit.door.is_open(visit.request)
+    async def is_welcome() -> bool:
+        return visit.door.is_hosted or await visit.door.is_open(visit.request)
 
     def about(moment: feed.Moment) -> bool:
         name, fields = moment
@@ -85,6 +85,7 @@ PAGES: Final[Sequence[Page]] = (
     Page("/events/complete", events.complete),
     Page("/events/{id}", events.event),
     Page("/events/{id}/body", events.body),
+    Page("/events/{id}/json", events.as_json),
     Page("/dead", dead.dead),
     Page("/dead/group", dead.group),
     _ask("/dead/discard", dead.ask_discard_many),
@@ -101,7 +102,11 @@ PAGES: Final[Sequence[Page]] = (
     _act("/replays/{id}/resume", replays.resume),
     _act("/replays/{id}/abort", replays.abort),
     Page("/sources", standing.sources),
+    _ask("/sources/{name}/sample", trials.ask_sample),
+    _act("/sources/{name}/sample", trials.sample),
     Page("/destinations", standing.destinations),
+    _ask("/destinations/{name}/test", trials.ask_test),
+    _act("/destinations/{name}/test", trials.test),
     _ask("/destinations/{name}/pause", standing.ask_pause),
     _act("/destinations/{name}/pause", standing.pause),
     _act("/destinations/{name}/resume", standing.resume),
@@ -215,16 +220,16 @@ class Desktop:
 
     async def _log_in(self, request: Request) -> Response:
         visit = Visit(request, _NOBODY, self._desk, self._live, self._door, self._frames, self._latency)
-        form = await visit.form()
+        password = (await visit.form()).get("password", "")
         try:
-            identity = self._door.by_password(request, form.get("password", ""))
+            identity = self._door.by_password(request, password)
         except Refused as error:
             return self._login_page(request, error)
         if identity is None:
             return self._login_page(request, WrongPassword())
         await self._desk.note(identity.name, "login", "session", by="password")
         answer = RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
-        self._door.begin(request, identity, answer)
+        await self._door.begin(request, identity, answer, password)
         return answer
 
     async def _by_link(self, request: Request, token: str) -> Response:
@@ -235,7 +240,7 @@ class Desktop:
         if identity is None:
             return self._login_page(request, LinkUsed())
         await self._desk.note(identity.name, "login", "session", by="one-time link")
-        self._door.begin(request, identity, home)
+        await self._door.begin(request, identity, home)
         return home
 
     async def _send_link(self, request: Request) -> Response:
@@ -244,7 +249,7 @@ class Desktop:
 
     async def _log_out(self, request: Request) -> Response:
         answer = RedirectResponse(f"{root_of(request)}/login?said=logout", 303, headers=dict(SAFE))
-        self._door.end(request, answer)
+        await self._door.end(request, answer)
         return answer
 
     # -- what goes wrong -----------------------------------------------------------------------

@@ -24,6 +24,7 @@ from oncehook.config import ServerConfig
 from oncehook.config.forms import is_loopback
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
+from oncehook.sessions import Sessions
 from oncehook.sources import Network
 from oncehook.web import api, health, pages
 from oncehook.web.access import Access
@@ -135,7 +136,7 @@ class _Desk:
         access = Access(settings.admin_token, settings.tokens, inbox.local_token, peer_of=peer_finder(trusted))
         self.address = ""
         self._bind = settings.admin_bind or settings.host
-        self._door = Door(access, trusted=trusted, announce=self._say)
+        self._door = Door(access, Sessions(inbox.store), trusted=trusted, announce=self._say)
         self._ui = ui
         self.routes = api.routes(inbox.desk, access, stream)
         if ui:

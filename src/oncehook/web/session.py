@@ -1,30 +1,31 @@
 """Who stands at the dashboard: sessions, the password, the one-time link, and the host application's own word.
 
-Pages show every request to `Door.of` and get an `Identity` or None. Sessions live in memory: a restart ends them all. A
-bearer token is no credential here, as a cookie is none at the API (S29).
+Pages show every request to `Door.of` and get an `Identity` or None. Sessions are kept in the store: they outlast a
+restart, and every server of an inbox knows them. A bearer token is no credential here, as a cookie is none at the API
+(S29).
 """
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from oncehook import clock
-from oncehook.errors import Forbidden, Refused
+from oncehook.errors import Forbidden, Refused, StoreUnavailable
+from oncehook.model import StoredSession
+from oncehook.sessions import SESSION_SECONDS, Sessions, hash_of
 from oncehook.sources import Network
 from oncehook.verify import same
 from oncehook.web.access import Access, Authorize, Identity, Role, is_local
 from oncehook.web.peers import direct_peer, is_within, peer_finder
 
-SESSION_SECONDS: Final = 12 * 3600.0
-MOST_SESSIONS: Final = 1000
+MOST_ADDRESSES: Final = 1000
+"""Whose wrong passwords are remembered."""
 TRIES: Final = 5
 """Wrong passwords from one address before it has to wait."""
 LONGEST_WAIT: Final = 60.0
@@ -42,41 +43,6 @@ class TooManyTries(Refused):
     def __init__(self, seconds: float) -> None:
         super().__init__(hint=f"Try again in {seconds:.0f} s.")
         self.retry_after = seconds
-
-
-@dataclass(slots=True)
-class _Session:
-    identity: Identity
-    ends_at: float
-
-
-class Sessions:
-    """Who has come in, by the hash of a random 256-bit id: the ids themselves are kept nowhere."""
-
-    def __init__(self) -> None:
-        self._open: OrderedDict[bytes, _Session] = OrderedDict()
-
-    def begin(self, identity: Identity) -> str:
-        """A new session; the oldest one makes room when there are too many."""
-        name = clock.random_bytes(32).hex()
-        self._open[_hash(name)] = _Session(identity, clock.steady() + SESSION_SECONDS)
-        while len(self._open) > MOST_SESSIONS:
-            self._open.popitem(last=False)
-        return name
-
-    def of(self, name: str) -> Identity | None:
-        """Whose session this is, while it lasts."""
-        session = self._open.get(_hash(name))
-        if session is None:
-            return None
-        if session.ends_at <= clock.steady():
-            self.end(name)
-            return None
-        return session.identity
-
-    def end(self, name: str) -> None:
-        """It is over."""
-        self._open.pop(_hash(name), None)
 
 
 class Throttle:
@@ -102,7 +68,7 @@ class Throttle:
         now = clock.steady()
         tries, last = self._wrong.pop(peer, (0, now))
         self._wrong[peer] = (1 if now - last > 10 * LONGEST_WAIT else tries + 1, now)
-        while len(self._wrong) > MOST_SESSIONS:
+        while len(self._wrong) > MOST_ADDRESSES:
             self._wrong.popitem(last=False)
         minute = int(now // 60)
         self._minute, self._in_minute = minute, (self._in_minute if minute == self._minute else 0) + 1
@@ -118,18 +84,21 @@ class Door:
     def __init__(
         self,
         access: Access,
+        sessions: Sessions | None = None,
         *,
         trusted: Sequence[Network] = (),
         authorize: Authorize | None = None,
         announce: Callable[[str], None] | None = None,
     ) -> None:
-        """`announce` is told a fresh one-time link's path, to print it where only the machine's owner reads."""
+        """`sessions` are needed unless the host application decides. `announce` is told a fresh one-time link's path,
+        to print it where only the machine's owner reads.
+        """
         self._access = access
         self._trusted = trusted
         self._peer_of = peer_finder(trusted)
         self._authorize = authorize
         self._announce = announce
-        self._sessions = Sessions()
+        self._sessions = sessions
         self._throttle = Throttle()
         self._link: bytes | None = None
 
@@ -149,20 +118,31 @@ class Door:
             answer = self._authorize(request)
             role = await answer if inspect.isawaitable(answer) else answer
             return Identity("host", Role[role]) if role is not None and role in Role.__members__ else None
-        name = request.cookies.get(self._cookie(request))
-        return self._sessions.of(name) if name else None
+        name = await self._name(request)
+        session = await self._sessions.of(name) if self._sessions is not None and name else None
+        return None if session is None else self._holder(name, session)
 
-    def is_open(self, request: Request) -> bool:
-        """Whether the session of this request still lasts."""
-        name = request.cookies.get(self._cookie(request))
-        return name is not None and self._sessions.of(name) is not None
+    def _holder(self, name: str, session: StoredSession) -> Identity | None:
+        """Whose it is; with the role that it was begun with, and not more than its password still gives."""
+        role = Role[session.role]
+        if session.proof:
+            vouched = self._access.vouches(name, session.proof)
+            return None if vouched is None else Identity(session.actor, min(role, vouched.role))
+        return Identity(session.actor, role)
+
+    async def is_open(self, request: Request) -> bool:
+        """Whether the session of this request still lasts, as far as can be told now."""
+        try:
+            return await self.of(request) is not None
+        except StoreUnavailable:
+            return False
 
     # -- coming in and going -------------------------------------------------------------------
 
     def link(self) -> str:
         """A new one-time link, as a path; the one before is void."""
         token = clock.random_bytes(32).hex()
-        self._link = _hash(token)
+        self._link = hash_of(token)
         return f"/?token={token}"
 
     def announce(self, request: Request) -> None:
@@ -181,7 +161,7 @@ class Door:
 
     def by_link(self, request: Request, token: str) -> Identity | None:
         """The link's holder, once, and only straight from this machine."""
-        if self._link is None or not self.is_own_machine(request) or not same(self._link, _hash(token)):
+        if self._link is None or not self.is_own_machine(request) or not same(self._link, hash_of(token)):
             return None
         self._link = None
         return Identity("local", Role.admin)
@@ -199,12 +179,16 @@ class Door:
             self._throttle.right(peer)
         return found
 
-    def begin(self, request: Request, identity: Identity, answer: Response) -> None:
-        """Give a new session with this answer; one that was open before is ended."""
-        self._forget(request)
+    async def begin(self, request: Request, identity: Identity, answer: Response, password: str = "") -> None:
+        """Give a new session with this answer; one that was open before is ended. It lasts no longer than `password`
+        does, where it is begun with one.
+        """
+        assert self._sessions is not None
+        await self._forget(request)
         answer.set_cookie(
-            self._cookie(request),
-            self._sessions.begin(identity),
+            await self._sessions.cookie(),
+            # As it is compared: a bearer token has no space around it.
+            await self._sessions.begin(identity.name, identity.role.name, password.strip(" \t\n\r\v\f")),
             max_age=int(SESSION_SECONDS),
             path=request.scope.get("root_path") or "/",
             secure=self.is_https(request),
@@ -212,20 +196,20 @@ class Door:
             samesite="strict",
         )
 
-    def end(self, request: Request, answer: Response) -> None:
+    async def end(self, request: Request, answer: Response) -> None:
         """Log out."""
-        self._forget(request)
-        answer.delete_cookie(self._cookie(request), path=request.scope.get("root_path") or "/")
+        assert self._sessions is not None
+        await self._forget(request)
+        answer.delete_cookie(await self._sessions.cookie(), path=request.scope.get("root_path") or "/")
 
-    def _forget(self, request: Request) -> None:
-        name = request.cookies.get(self._cookie(request))
-        if name:
-            self._sessions.end(name)
+    async def _forget(self, request: Request) -> None:
+        name = await self._name(request)
+        if self._sessions is not None and name:
+            await self._sessions.end(name)
 
-    def _cookie(self, request: Request) -> str:
-        # Cookies do not know ports: two inboxes on one machine would log each other out.
-        server = request.scope.get("server")
-        return f"oncehook_{server[1] if server else 0}"
+    async def _name(self, request: Request) -> str:
+        """What the browser holds; empty when it holds nothing."""
+        return "" if self._sessions is None else request.cookies.get(await self._sessions.cookie(), "")
 
     def is_https(self, request: Request) -> bool:
         """Whether the browser speaks TLS, with us or with a proxy that we trust."""
@@ -246,7 +230,3 @@ def check_same_origin(request: Request) -> None:
     origin = request.headers.get("origin", "")
     if not origin or origin.partition("://")[2] != request.headers.get("host"):
         raise Forbidden("This change does not come from a page of this inbox.")
-
-
-def _hash(name: str) -> bytes:
-    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()

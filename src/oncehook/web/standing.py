@@ -39,6 +39,8 @@ class SourceCard:
     line: Spark
     reasons: Sequence[tuple[str, int]]
     rejections: Sequence[Rejection]
+    has_samples: bool
+    """Whether a genuine sample can be made here."""
 
 
 async def sources(visit: Visit) -> Response:
@@ -57,9 +59,9 @@ def _source_card(visit: Visit, source: ShownSource, line: Spark, turned_away: Se
     may_see = not source.hidden or visit.identity.role >= Role.operator
     # Inside another application, only that one knows where it has mounted the way in.
     address = f"…/{source.address.removeprefix('/in/')}" if visit.door.is_hosted else visit.origin + source.address
-    return SourceCard(
-        source, address if may_see else None, line, Counter(one.reason for one in mine).most_common(5), mine[:10]
-    )
+    reasons = Counter(one.reason for one in mine).most_common(5)
+    has_samples = bool(visit.desk.trials.samples(source.name))
+    return SourceCard(source, address if may_see else None, line, reasons, mine[:10], has_samples)
 
 
 async def _flow(
@@ -83,6 +85,7 @@ class DestinationCard:
     policy: Policy | None
     tried: int
     well: int
+    can_test: bool
 
     @property
     def steps(self) -> Sequence[str]:
@@ -101,7 +104,8 @@ async def destinations(visit: Visit) -> Response:
     for one, line in zip(found, lines, strict=True):
         well = one.figures.get("succeeded", 0)
         tried = well + one.figures.get("retry", 0) + one.figures.get("died", 0)
-        cards.append(DestinationCard(one, line, visit.desk.policy(one.name), tried, well))
+        can_test = visit.desk.trials.can_test(one.name)
+        cards.append(DestinationCard(one, line, visit.desk.policy(one.name), tried, well, can_test))
     return await visit.page("destinations.html", cards=cards)
 
 

@@ -12,7 +12,7 @@ import asyncio
 import concurrent.futures
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from importlib import import_module
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.conf import settings
@@ -24,6 +24,7 @@ from starlette.requests import Request
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django import assembly
 from oncehook.errors import OncehookError
+from oncehook.receive import try_again
 from oncehook.web.access import Authorize
 
 T = TypeVar("T")
@@ -32,8 +33,6 @@ Message = MutableMapping[str, Any]
 Receive = Callable[[], Coroutine[Any, Any, Message]]
 Send = Callable[[Message], Coroutine[Any, Any, None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
-
-_AWAY: Final = b'{"error":"Cannot store this now; try again.","code":"store_unavailable"}'
 
 
 async def staff(request: Request) -> str | None:
@@ -105,9 +104,9 @@ class _Across:
             # On a thread: the first one starts the inbox, which takes a while.
             under_way = await asyncio.to_thread(self._bridge.call, answer)
         except OncehookError:
-            headers = [(b"content-type", b"application/json"), (b"retry-after", b"5")]
-            await send({"type": "http.response.start", "status": 503, "headers": headers})
-            await send({"type": "http.response.body", "body": _AWAY})
+            reply = try_again(None)
+            await send({"type": "http.response.start", "status": reply.status, "headers": list(reply.headers)})
+            await send({"type": "http.response.body", "body": reply.body})
             return
         await asyncio.wrap_future(under_way)
 

@@ -17,6 +17,7 @@ from oncehook.contrib.django.transactions import DjangoDestination
 from oncehook.destinations.handler import TIMEOUT, Handler
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
+from oncehook.layout import name_of
 
 F = TypeVar("F", bound=Handler)
 
@@ -24,6 +25,7 @@ F = TypeVar("F", bound=Handler)
 class DjangoInbox(Inbox):
     """The inbox of a Django project: `@inbox.on(…)` takes `atomic=True`, too."""
 
+    takes_settings = False  # a file counts where CONFIG names it: for views and workers alike
     alias: str | None = None
     """Which of Django's databases its store is in, if it is in one."""
     url: str | None = None
@@ -53,12 +55,11 @@ class DjangoInbox(Inbox):
         """
 
         def register(handler: F) -> F:
-            called = name or str(getattr(handler, "__name__", "handler"))
-            known = self.destinations.get(called)
-            if not (isinstance(known, DjangoDestination) and known.handler is handler):
+            called = name or name_of(handler)
+            if not self._is_handled_by(called, handler):
                 chosen = assembly.terms_of(timeout=timeout, **terms)
                 using = self._alias_for(called) if atomic else None
-                self._add_destination(
+                self.add_destination(
                     DjangoDestination(called, handler, chosen, self.store, self._emitter, atomic=using)
                 )
             plain = super(DjangoInbox, self).on(
@@ -82,7 +83,7 @@ class DjangoInbox(Inbox):
         await super().start(work=work, only=only, concurrency=concurrency)
 
     def _number(self) -> None:
-        if self._receiver is None:
+        if not self.is_started:
             self._follow_database()
         super()._number()
 
@@ -104,8 +105,8 @@ def the_inbox() -> DjangoInbox:
     """The inbox of this process."""
     given, url = conf.said(), conf.store_url()
     if "CONFIG" in given:
-        inbox = DjangoInbox.from_config(load(beside_manage(given["CONFIG"]), flags={"store": url}).config)
-        assert isinstance(inbox, DjangoInbox)
+        file = beside_manage(given["CONFIG"])
+        inbox = DjangoInbox.from_loaded(load(file, flags={"store": url}, whole=False))
     else:
         inbox = DjangoInbox(str(url), migrate=given.get("MIGRATE", True))
     inbox.alias, inbox.url = conf.alias(), url

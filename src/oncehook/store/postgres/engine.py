@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import Any, Final
 
 from oncehook import faults
-from oncehook.deliveries import Lease, Outlook, Settlement, Want
+from oncehook.deliveries import Expired, Lease, Outlook, Settlement, Want
 from oncehook.errors import ConfigError, LeaseLost, StoreUnavailable
 from oncehook.model import (
     Engine,
@@ -22,16 +22,19 @@ from oncehook.model import (
     SchemaState,
     Verdict,
 )
+from oncehook.replays import StoredReplay
 from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
+    Notice,
     Numbers,
     Pending,
     Transaction,
     Wake,
     Watch,
     unheeded,
+    unnoticed,
     unwatched,
 )
 
@@ -45,13 +48,16 @@ except ImportError as missing:
 from oncehook.store.postgres import borrowed, opening
 from oncehook.store.postgres.acts import Acts
 from oncehook.store.postgres.commit import GroupCommit
+from oncehook.store.postgres.erase import Erasing
 from oncehook.store.postgres.gauges import Gauges
 from oncehook.store.postgres.heartbeat import Heartbeat
 from oncehook.store.postgres.hot import HotConnections
 from oncehook.store.postgres.intake import EMIT
-from oncehook.store.postgres.lease import LEASE, OUTLOOK, given, wanted
+from oncehook.store.postgres.lease import LEASE, OUTLOOK, given, taken_over, wanted
 from oncehook.store.postgres.notify import Bell
+from oncehook.store.postgres.recipients import Recipients
 from oncehook.store.postgres.replay import Replays
+from oncehook.store.postgres.sessions import Sessions
 from oncehook.store.postgres.settle import (
     BREAK,
     REFIND,
@@ -85,7 +91,7 @@ _SOURCES: Final = "SELECT name, id FROM sources"
 _DESTINATIONS: Final = "SELECT name, id FROM destinations"
 
 
-class PostgresStore(Lists, Gauges, Replays, Acts, Sweep):
+class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Sessions):
     """See `Store`. `url` is what the driver takes, plus `?schema=`; the schema is made when it is not there.
 
     `search_path` replaces the schema as the path on which names are found; `unsafe` accepts a server that may lose
@@ -110,6 +116,8 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Sweep):
         self._unsafe = unsafe
         self.watch: Watch = unwatched
         self.wake: Wake = unheeded
+        self.expired: Notice[Expired] = unnoticed
+        self.finished: Notice[StoredReplay] = unnoticed
         self._commit = GroupCommit(
             self._connect_hot,
             lambda operation, seconds: self.watch(operation, seconds),
@@ -197,8 +205,10 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Sweep):
 
     # -- work ----------------------------------------------------------------------------------
 
-    async def lease(self, wants: Sequence[Want]) -> list[Lease]:
-        found = await self._hot.rows(LEASE, lambda slot: wanted(wants, slot))
+    async def lease(self, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
+        found = await self._hot.rows(LEASE, lambda slot: wanted(wants, slot, worker))
+        for expired in taken_over(found):
+            self.expired(expired)
         if any(row[13] not in self._source_names for row in found):
             self._source_names.update(await self.rows("SELECT id, name FROM sources"))
         return given(found, self._source_names)

@@ -7,17 +7,18 @@ runs the last one on a thread.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from oncehook.deliveries import Lease, Options, Turn, Want
+from oncehook.deliveries import Expired, Lease, Options, Turn, Want
 from oncehook.model import Mark
 from oncehook.store.postgres.wire import Bigs, Column, Floats, Ids, Integers, Smalls
 
-# Arrays 1-6 are the wants, 7 is the counters' slot. `due_at` is the next moment a worker may take a row: its due time,
-# the end of its lease, or infinity while it is held. So a lease that has run out is due like anything else (R29), and a
-# row that is still leased when it is picked has lost its holder. A head that our snapshot cannot follow to its event
-# is left alone, in every part alike: it is due, and the next lease sees it.
+# Arrays 1-6 are the wants, 7 is the counters' slot, 8 who asks. `due_at` is the next moment a worker may take a row:
+# its due time, the end of its lease, or infinity while it is held. So a lease that has run out is due like anything
+# else (R29), and a row that is still leased when it is picked has lost its holder: that is told along with it. A head
+# that our snapshot cannot follow to its event is left alone, in every part alike: it is due, the next lease sees it.
 LEASE: Final = """
 WITH o AS MATERIALIZED (             -- half open: whoever locks the row may send the one probe; rivals go without
   SELECT destination_id FROM destination_state
@@ -33,7 +34,7 @@ WITH o AS MATERIALIZED (             -- half open: whoever locks the row may sen
   SELECT w.destination_id, w.turn, w.lease, w.trust, w.probe, w.ord, w.probing, h.*
   FROM w, LATERAL (
     SELECT h.subject_key, h.delivery_id, h.event_id, h.leased, h.fence, h.run, h.attempts, h.crashes, h.alone,
-      h.carries, h.waiting, h.options, h.leased_at
+      h.carries, h.waiting, h.options, h.leased_at, h.worker
     FROM heads h
     WHERE h.destination_id = w.destination_id AND h.turn = w.turn AND h.due_at <= now() AND h.delivery_id IS NOT NULL
     ORDER BY h.due_at LIMIT w.room FOR UPDATE SKIP LOCKED -- one atomic pick; rivals take other rows (R23, R24)
@@ -57,17 +58,12 @@ WITH o AS MATERIALIZED (             -- half open: whoever locks the row may sen
   WHERE CASE WHEN p.probing THEN p.ord = (SELECT min(r.ord) FROM p r WHERE r.destination_id = p.destination_id)
     ELSE true END
 ), g AS MATERIALIZED (               -- their holders are gone
-  SELECT q.* FROM q WHERE q.leased AND EXISTS (SELECT FROM events e WHERE e.id = q.shown)
+  SELECT q.*, coalesce(q.carries, q.delivery_id) AS held,
+    CASE WHEN q.carries IS NULL THEN q.run ELSE (SELECT d.run FROM deliveries d WHERE d.id = q.carries) END AS held_run
+  FROM q WHERE q.leased AND EXISTS (SELECT FROM events e WHERE e.id = q.shown)
 ), a AS (
   INSERT INTO attempts (delivery_id, fence, run, n, started_at, ended_at, outcome)
-  SELECT coalesce(carries, delivery_id), fence,
-    CASE WHEN carries IS NULL THEN run ELSE (SELECT d.run FROM deliveries d WHERE d.id = g.carries) END, attempts,
-    leased_at, now(), 'crashed'
-  FROM g
-), z AS (                            -- crashed too often in company: to be run alone (DESIGN.md 8.3)
-  UPDATE heads h SET turn = 2, leased = false, alone = false, due_at = now(), attempts = h.attempts - 1,
-    crashes = h.crashes + 1, upto = 0, carries = NULL
-  FROM g WHERE g.aside AND h.subject_key = g.subject_key
+  SELECT held, fence, held_run, attempts, leased_at, now(), 'crashed' FROM g
 ), y AS (
   UPDATE destination_state s SET open_until = now() + make_interval(secs => q.probe)
   FROM q WHERE q.probing AND NOT q.aside AND s.destination_id = q.destination_id
@@ -77,14 +73,17 @@ WITH o AS MATERIALIZED (             -- half open: whoever locks the row may sen
   FROM g GROUP BY destination_id
   ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
 )
-UPDATE heads h SET leased = true, alone = q.turn = 2, fence = nextval('fences'), leased_at = now(),
-  due_at = now() + make_interval(secs => q.lease),
-  attempts = h.attempts + CASE WHEN q.leased THEN 0 ELSE 1 END, -- counted now (R35); a crash gave its own back
+-- What crashed too often in company is set aside, to be run alone (DESIGN.md 8.3); all the rest is given out.
+UPDATE heads h SET leased = NOT q.aside, alone = q.turn = 2, leased_at = now(), worker = $8::text,
+  turn = CASE WHEN q.aside THEN 2 ELSE h.turn END,
+  fence = CASE WHEN q.aside THEN h.fence ELSE nextval('fences') END,
+  due_at = CASE WHEN q.aside THEN now() ELSE now() + make_interval(secs => q.lease) END,
+  attempts = h.attempts + (NOT q.aside)::integer - q.leased::integer, -- counted now (R35); a crash gives its own back
   crashes = h.crashes + q.leased::integer,
   deaths = h.deaths + (q.leased AND q.alone)::integer,          -- only a crash while it ran alone is its own (R36)
-  upto = q.upto, carries = q.carried
+  upto = CASE WHEN q.aside THEN 0 ELSE q.upto END, carries = CASE WHEN q.aside THEN NULL ELSE q.carried END
 FROM q JOIN events e ON e.id = q.shown
-WHERE h.subject_key = q.subject_key AND NOT q.aside
+WHERE h.subject_key = q.subject_key
 RETURNING h.subject_key, coalesce(h.carries, h.delivery_id), h.delivery_id, h.destination_id, h.fence,
   coalesce(q.own_run, h.run), h.attempts, h.deaths, h.turn, h.options,
   CASE WHEN h.carries IS NULL THEN h.replay_id ELSE q.own_replay END, q.lease, e.id, e.source_id, e.type, e.key,
@@ -92,7 +91,10 @@ RETURNING h.subject_key, coalesce(h.carries, h.delivery_id), h.delivery_id, h.de
   CASE WHEN h.options & 4 <> 0 THEN (
     SELECT r.rank FROM ranks r WHERE r.destination_id = h.destination_id AND r.source_id = e.source_id
       AND r.scope = coalesce(e.rank_scope, e.subject)) END,
-  coalesce(e.head, (SELECT b.head FROM batches b WHERE b.id = e.batch_id), ''), e.body
+  coalesce(e.head, (SELECT b.head FROM batches b WHERE b.id = e.batch_id), ''), e.body, q.aside,
+  CASE WHEN q.leased THEN (
+    SELECT json_build_array(g.held, g.fence, g.held_run, g.attempts, g.worker)::text FROM g
+    WHERE g.subject_key = h.subject_key) END
 """
 
 # When the first of each (destination, turn) may be taken. A head that is to be found again counts when it is found.
@@ -134,13 +136,15 @@ SELECT h.fence FROM i, LATERAL (
 ) h WHERE h.fence NOT IN (SELECT fence FROM u)
 """
 
+_ASIDE: Final = 25
+_FORMER: Final = 26
 _TURNS: Final = tuple(Turn)
 _OPTIONS: Final = tuple(Options(number) for number in range(32))
-_MARKS: Final = tuple(Mark(number) for number in range(8))
+_MARKS: Final = tuple(Mark(number) for number in range(16))
 
 
-def wanted(wants: Sequence[Want], slot: int) -> list[Column | int]:
-    """What LEASE takes, `$1` to `$7`."""
+def wanted(wants: Sequence[Want], slot: int, worker: str | None = None) -> list[Column | int | str | None]:
+    """What LEASE takes, `$1` to `$8`."""
     return [
         Smalls([want.destination_id for want in wants]),
         Smalls([want.turn for want in wants]),
@@ -149,19 +153,30 @@ def wanted(wants: Sequence[Want], slot: int) -> list[Column | int]:
         Integers([want.trust for want in wants]),
         Floats([want.probe for want in wants]),
         slot,
+        worker,
     ]
 
 
 def given(rows: Sequence[tuple[Any, ...]], names: Mapping[int, str]) -> list[Lease]:
-    """The leases that LEASE answered with; `names` are the sources' by their numbers."""
+    """The leases that LEASE gave out; `names` are the sources' by their numbers."""
     return [
         Lease(*(*row[:8], _TURNS[row[8]], _OPTIONS[row[9]], *row[10:14], names[row[13]], *row[14:19], *_rest(row)))
         for row in rows
+        if not row[_ASIDE]
     ]
 
 
 def _rest(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (_MARKS[row[19]], *row[20:])
+    return (_MARKS[row[19]], *row[20:_ASIDE])
+
+
+def taken_over(rows: Sequence[tuple[Any, ...]]) -> list[Expired]:
+    """The leases that had run out when LEASE came upon them."""
+    return [_expired(row[3], *json.loads(row[_FORMER])) for row in rows if row[_FORMER] is not None]
+
+
+def _expired(destination_id: int, held: str, fence: int, run: int, attempt: int, worker: str | None) -> Expired:
+    return Expired(bytes.fromhex(held.replace("-", "")), destination_id, fence, run, attempt, worker)
 
 
 def prolonged(leases: Sequence[Lease]) -> list[Column]:

@@ -1,13 +1,17 @@
 """Which deliveries and events a `Filter` means, as constant text and its parameters.
 
 One text for all ways to ask (R76): it is planned anew each time with the values at hand, so that conditions which do
-not apply vanish. `show` builds its lists on it, `replay` and `acts` what a replay or a discard means.
+not apply vanish. `show` builds its lists on it, `replay` and `acts` what a replay or a discard means. What bodies must
+say is a condition apart: naming its function at all would forbid parallel plans.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Final
 
+from oncehook.clauses import Clause
 from oncehook.deliveries import Filter
 from oncehook.store.postgres.opening import rows
 from oncehook.store.postgres.wire import Connection, Id, Ids, storable
@@ -78,12 +82,42 @@ LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject
 """
 
 
+_SAYING: Final = "SELECT d.id FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "AND body_says(e.body, $18::jsonb)"
+
+_NOBODY: Final = bytes(16)
+"""No delivery has this id. An array of none would be sent as NULL, and mean all."""
+
+
 def means_nothing(filter: Filter) -> bool:
     """Asked for by ids, and there are none."""
     return filter.ids is not None and not any(filter.ids)
 
 
 async def parameters(connection: Connection, filter: Filter) -> list[object]:
+    """`$1` to `$17`, for all that a filter means, however much: what its body must say has become ids."""
+    given = await parameters_without_body(connection, filter)
+    if filter.body is None:
+        return given
+    saying = await rows(connection, _SAYING, [*given, asked(filter.body)])
+    return [Ids([row[0] for row in saying] or [_NOBODY]), *given[1:]]
+
+
+def asked(clauses: Sequence[Clause]) -> str:
+    """Clauses as the one parameter that `body_says` takes."""
+    return json.dumps(
+        [
+            {
+                "path": [storable(step) for step in clause.path],
+                "sign": clause.sign,
+                "value": storable(clause.value),
+                "number": clause.number,
+            }
+            for clause in clauses
+        ]
+    )
+
+
+async def parameters_without_body(connection: Connection, filter: Filter) -> list[object]:
     """`$1` to `$17`. Names become numbers first, so that the plan is made for them; an unknown one is nobody's."""
     return [
         None if filter.ids is None else Ids([one for one in filter.ids if len(one) == 16]),

@@ -9,7 +9,6 @@ themselves, now and then.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Coroutine
 from hashlib import blake2b
@@ -82,12 +81,6 @@ class Bell:
         elif self._loop is not None:
             self._calling = True
             self._spawn(self._call())
-
-    def ring_from_thread(self) -> None:
-        """The same, on any thread."""
-        if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # the loop has just been closed
-                self._loop.call_soon_threadsafe(self.ring)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work, name="oncehook-bell")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,9 @@ OLDEST_SERVER: Final = 140000
 
 PATIENCE: Final = "300ms"
 """lock_timeout: how long a group of arrivals waits for a row that a foreign transaction holds."""
+
+_SEARCH_PATH: Final = re.compile(r"search_path=((?:\\.|[^\s\\])*)")
+_ESCAPED: Final = re.compile(r"\\(.)")
 
 SILENCE: Final = 10.0
 """Seconds without an answer after which a connection is cut: its statement_timeout should have spoken long before."""
@@ -51,7 +55,8 @@ class Place:
     search_path: str | None
     """Given by the caller; else the schema alone, so that nothing of other schemas is ever meant by our names."""
     keeps_path: bool
-    """The address itself sets search_path: leave it alone."""
+    """The address itself sets a search_path that leads here: leave it alone. One that leads elsewhere is for the
+    statements of handlers, not for ours."""
 
 
 def place(url: str, schema: str, search_path: str | None) -> Place:
@@ -71,7 +76,13 @@ def place(url: str, schema: str, search_path: str | None) -> Place:
         raise ConfigError(f"This is not the address of a PostgreSQL database: {str(error).strip()}") from error
     if not schema:
         raise ConfigError("The schema needs a name.")
-    return Place(conninfo, schema, search_path, "search_path" in str(settings.get("options", "")))
+    return Place(conninfo, schema, search_path, schema in _path_of(str(settings.get("options", ""))))
+
+
+def _path_of(options: str) -> list[str]:
+    """The schemas of the last search_path that options for the server set (`-c search_path=…`)."""
+    paths = _SEARCH_PATH.findall(options)
+    return [name.strip(' "') for name in _ESCAPED.sub(r"\1", paths[-1]).split(",")] if paths else []
 
 
 # -- connections -------------------------------------------------------------------------------

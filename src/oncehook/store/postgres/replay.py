@@ -12,13 +12,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 from oncehook.deliveries import REPLAY_PAUSE, DeliveryStatus, Filter, Options, Page, Turn
-from oncehook.errors import NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
+from oncehook.erasure import ERASED
+from oncehook.errors import Erased, NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
 from oncehook.model import Kind, show_id
-from oncehook.replays import ReplayOrder, ReplayPlan, ReplayState, StoredReplay
+from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayPlan, ReplayState, StoredReplay
+from oncehook.store.base import Notice
 from oncehook.store.postgres.acts import AUDIT, said
 from oncehook.store.postgres.look import LONG, REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, STATUS, TOGETHER, means_nothing, parameters
 from oncehook.store.postgres.opening import one, rows
+from oncehook.store.postgres.recipients import CHANGED
 from oncehook.store.postgres.show import COLUMNS, delivery
 from oncehook.store.postgres.wire import Connection, Id, Ids, storable
 
@@ -33,6 +36,7 @@ WITH i AS MATERIALIZED (
     (d.options & ~16 | $5)::smallint AS options, j.ord
   FROM (SELECT j.* FROM unnest($1::uuid[]) WITH ORDINALITY AS j(id, ord) ORDER BY j.id) j, LATERAL (
     SELECT d.* FROM deliveries d WHERE d.id = j.id AND (d.status IN ('dead', 'discarded') OR $4 AND d.status = 'done')
+      AND d.note IS DISTINCT FROM 'erased'
       AND (d.last_replay_at IS NULL OR d.last_replay_at <= now() - make_interval(secs => $6::float8))
     LIMIT 1 FOR UPDATE
   ) d
@@ -93,7 +97,7 @@ INSERT INTO replay_items (replay_id, n, delivery_id)
 SELECT $18, row_number() OVER (ORDER BY d.seq), d.id FROM deliveries d
 """
     + TOGETHER
-    + "WHERE (d.status IN ('dead', 'discarded') OR $19 AND d.status = 'done') AND "
+    + "WHERE (d.status IN ('dead', 'discarded') OR $19 AND d.status = 'done') AND d.note IS DISTINCT FROM 'erased' AND "
     + MATCHES
 )
 
@@ -125,23 +129,25 @@ _LIST: Final = _REPLAYS + "WHERE $1::uuid IS NULL OR r.id < $1 ORDER BY r.id DES
 _PLAN: Final = (
     "SELECT "
     + STATUS
-    + " AS status, t.name, count(*), min(e.received_at), max(e.received_at) FROM deliveries d"
+    + " AS status, t.name, count(*), min(e.received_at), max(e.received_at), d.note IS NOT DISTINCT FROM 'erased', "
+    + CHANGED
+    + " FROM deliveries d"
     + TOGETHER
     + "WHERE "
     + MATCHES
-    + "GROUP BY 1, 2"
+    + "GROUP BY 1, 2, 6, 7"
 )
 _SAMPLE: Final = (
     COLUMNS
     + "FROM deliveries d"
     + TOGETHER
-    + "WHERE (d.status IN ('dead', 'discarded') OR $18 AND d.status = 'done') AND "
+    + "WHERE (d.status IN ('dead', 'discarded') OR $18 AND d.status = 'done') AND d.note IS DISTINCT FROM 'erased' AND "
     + MATCHES
     + "ORDER BY d.seq LIMIT 5"
 )
 
 _LATEST: Final = """
-SELECT status, extract(epoch FROM last_replay_at + make_interval(secs => $2::float8) - now())::float8
+SELECT status, extract(epoch FROM last_replay_at + make_interval(secs => $2::float8) - now())::float8, note
 FROM deliveries WHERE id = $1
 """
 
@@ -150,6 +156,8 @@ _REPLAYABLE: Final = (DeliveryStatus.dead, DeliveryStatus.discarded)
 
 class Replays(Reader):
     """Makes replays, feeds them, and tells how far they are."""
+
+    finished: Notice[StoredReplay]
 
     async def make_replay(self, replay_id: bytes, order: ReplayOrder) -> StoredReplay:
         async with self.prudent(REPLAYING) as connection:
@@ -182,6 +190,8 @@ class Replays(Reader):
             planned = (await connection.execute(_ITEMS, asked)).rowcount
         if order.expected is not None and order.expected != planned:
             raise PlanChanged(f"The plan said {order.expected} deliveries; now it would be {planned}.")
+        if not planned:
+            raise NotReplayable(NOTHING, hint=NOTHING_HINT)
         return planned
 
     async def _run_one(self, connection: Connection, replay_id: bytes, order: ReplayOrder) -> None:
@@ -217,6 +227,8 @@ class Replays(Reader):
         return fed
 
     async def _feed(self, replay_id: bytes, open_at_most: int) -> int:
+        ended: StoredReplay | None = None
+        fed = 0
         async with self.prudent(REPLAYING) as connection:
             # One feeder at a time; the others leave it to him.
             mine = await rows(connection, _FEEDABLE, [Id(replay_id)])
@@ -227,12 +239,15 @@ class Replays(Reader):
             waiting = [delivery_id for delivery_id, was_fed in is_open if not was_fed]
             if not is_open:
                 await connection.execute(_FINISH, [Id(replay_id)])
-            if not waiting or not is_due:
-                return 0
-            if rate is not None:
-                waiting = waiting[: max(1, int(rate))]
-                await connection.execute(_WAIT, [Id(replay_id), len(waiting) / rate])
-            return await self._feed_batch(connection, replay_id, waiting, options, force)
+                ended = _replay(await one(connection, _GET, [Id(replay_id)]))
+            elif waiting and is_due:
+                if rate is not None:
+                    waiting = waiting[: max(1, int(rate))]
+                    await connection.execute(_WAIT, [Id(replay_id), len(waiting) / rate])
+                fed = await self._feed_batch(connection, replay_id, waiting, options, force)
+        if ended is not None:
+            self.finished(ended)
+        return fed
 
     async def _feed_batch(
         self, connection: Connection, replay_id: bytes, batch: Sequence[bytes], options: int, force: bool
@@ -253,7 +268,10 @@ class Replays(Reader):
                 raise NotWaiting("This replay is over already.")
             await connection.execute(_STEER, [Id(replay_id), state.value])
             await connection.execute(AUDIT, [actor, _ACTS[state], target, "{}"])
-            return _replay(await one(connection, _GET, [Id(replay_id)]))
+            steered = _replay(await one(connection, _GET, [Id(replay_id)]))
+        if state is ReplayState.aborted:
+            self.finished(steered)
+        return steered
 
     # -- looking -------------------------------------------------------------------------------
 
@@ -266,14 +284,15 @@ class Replays(Reader):
             asked = await parameters(connection, filter)
             found = await rows(connection, _PLAN, asked)
             sample = await rows(connection, _SAMPLE, [*asked, force])
-        meant = [row for row in found if _is_meant(row[0], force)]
+        meant = [row for row in found if _is_meant(row, force)]
         return ReplayPlan(
             total=sum(row[2] for row in meant),
             by_destination=_sums((row[1], row[2]) for row in meant),
             by_status=_sums((DeliveryStatus(row[0]), row[2]) for row in meant),
-            left_out=_sums((DeliveryStatus(row[0]), row[2]) for row in found if not _is_meant(row[0], force)),
+            left_out=_sums((DeliveryStatus(row[0]), row[2]) for row in found if not _is_meant(row, force)),
             oldest=min((row[3] for row in meant), default=None),
             newest=max((row[4] for row in meant), default=None),
+            changed=_sums((row[1], row[2]) for row in meant if row[6]),
             sample=[delivery(row) for row in sample],
         )
 
@@ -308,7 +327,9 @@ async def _say_why_not(connection: Connection, delivery_id: bytes, force: bool) 
     found = await rows(connection, _LATEST, [Id(delivery_id), REPLAY_PAUSE])
     if not found:
         raise NotFound(f"There is no delivery {show_id(Kind.delivery, delivery_id)}.")
-    [(status, left)] = found
+    [(status, left, note)] = found
+    if note == ERASED:
+        raise Erased
     if status == DeliveryStatus.done and not force:
         raise NotReplayable("This delivery is done.", hint="Say force to run it again all the same.")
     if status == DeliveryStatus.pending:
@@ -316,8 +337,9 @@ async def _say_why_not(connection: Connection, delivery_id: bytes, force: bool) 
     raise ReplayTooSoon(max(left or 0.0, 1.0))
 
 
-def _is_meant(status: str, force: bool) -> bool:
-    return status in _REPLAYABLE or (force and status == DeliveryStatus.done)
+def _is_meant(row: Sequence[Any], force: bool) -> bool:
+    """Of a row of the plan; what was erased is not."""
+    return not row[5] and (row[0] in _REPLAYABLE or (force and row[0] == DeliveryStatus.done))
 
 
 def _sums(pairs: Iterable[tuple[T, int]]) -> dict[T, int]:

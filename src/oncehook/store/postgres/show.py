@@ -35,14 +35,18 @@ from oncehook.store.postgres.matching import (
     OF_EVENT,
     STATUS,
     TOGETHER,
+    asked,
     means_nothing,
-    parameters,
+    parameters_without_body,
 )
 from oncehook.store.postgres.opening import rows
 from oncehook.store.postgres.wire import Connection, Id, Ids
 
 LOOKED_AT: Final = 20_000
 """Rows that one page of a list looks at, at most."""
+
+LOOKED_INTO: Final = 32 << 20
+"""Bytes of bodies that one page looks into, at most, where the filter asks for what they say."""
 
 COLUMNS: Final = (
     "SELECT d.id, d.event_id, s.name, t.name, e.type, e.key, e.subject, "
@@ -114,25 +118,45 @@ LEFT JOIN LATERAL (
 ) h ON true
 """
 _LIST: Final = _BESIDE + "WHERE " + MATCHES + "ORDER BY d.id DESC LIMIT $20"
+_LIST_SAYING: Final = _BESIDE + "WHERE " + MATCHES + "AND body_says(e.body, $21::jsonb) ORDER BY d.id DESC LIMIT $20"
 LISTS: Final = {
     "all": COLUMNS + "FROM " + _ALL + _LIST,
     "unfinished": COLUMNS + "FROM " + _UNFINISHED + _LIST,
     "leased": COLUMNS + "FROM " + _LEASED + _LIST,
     "subject": COLUMNS + "FROM " + _SUBJECT + _LIST,
 }
-# How far a page looked that found too little: the last row of as many as it may look at, if there are so many. Every
-# parameter has its type here too.
-_LAST_LOOKED: Final = """
+LISTS_SAYING: Final = {
+    "all": COLUMNS + "FROM " + _ALL + _LIST_SAYING,
+    "unfinished": COLUMNS + "FROM " + _UNFINISHED + _LIST_SAYING,
+    "leased": COLUMNS + "FROM " + _LEASED + _LIST_SAYING,
+    "subject": COLUMNS + "FROM " + _SUBJECT + _LIST_SAYING,
+}
+# Every parameter has its type, also where nothing is asked of it.
+_TYPED: Final = """
 WHERE (ROW($1::uuid[], $2::uuid, $3::smallint, $4::smallint, $5::text, $6::text, $7::text, $8::text, $9::text,
   $10::text, $11::text, $12::integer, $13::integer, $14::uuid, $15::timestamptz, $16::timestamptz, $17::text, $18::uuid,
   $20::bigint) IS NULL) IN (true, false)
-ORDER BY 1 DESC OFFSET $19 - 1 LIMIT 1
 """
+# How far a page looked that found too little: the last row of as many as it may look at, if there are so many.
+_LAST_LOOKED: Final = _TYPED + "ORDER BY 1 DESC OFFSET $19 - 1 LIMIT 1"
 FAR: Final = {
     "all": "SELECT d.id FROM " + _ALL + _LAST_LOOKED,
     "unfinished": "SELECT d.id FROM " + _UNFINISHED + _LAST_LOOKED,
     "leased": "SELECT d.id FROM " + _LEASED + _LAST_LOOKED,
     "subject": "SELECT e.id FROM " + _EVENTS_OF_SUBJECT + _LAST_LOOKED,
+}
+# How many rows a way brings, and how many of them before their bodies are more than a page looks into.
+_WEIGH: Final = """
+SELECT count(*), count(*) FILTER (WHERE upto <= $21::bigint)
+FROM (SELECT sum(length(e.body)) OVER (ORDER BY e.id DESC ROWS UNBOUNDED PRECEDING) AS upto FROM
+"""
+_ITS_EVENT: Final = " CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.id = d.event_id LIMIT 1) e"
+_WEIGHED: Final = _TYPED + ") w"
+WEIGH: Final = {
+    "all": _WEIGH + _ALL + _ITS_EVENT + _WEIGHED,
+    "unfinished": _WEIGH + _UNFINISHED + _ITS_EVENT + _WEIGHED,
+    "leased": _WEIGH + _LEASED + _ITS_EVENT + _WEIGHED,
+    "subject": _WEIGH + _EVENTS_OF_SUBJECT + _WEIGHED,
 }
 
 _GET: Final = COLUMNS + "FROM deliveries d" + TOGETHER + "WHERE d.id = $1"
@@ -157,7 +181,7 @@ _EVENTS_LEASED: Final = (
 )
 # `$21`: whether anything is asked of its deliveries. The text may stand in the event or in the delivery that meets the
 # other conditions.
-_EVENT_LIST: Final = (
+_EVENT_MATCHES: Final = (
     """
 CROSS JOIN LATERAL (SELECT * FROM sources s WHERE s.id = e.source_id LIMIT 1) s
 LEFT JOIN LATERAL (SELECT * FROM keys k WHERE k.hash = e.key_hash AND k.event_id = e.id LIMIT 1) k ON true
@@ -176,14 +200,23 @@ WHERE """
     + IN_EVENT
     + " OR "
     + IN_DELIVERY
-    + "))) ORDER BY e.id DESC LIMIT $20"
+    + ")))"
 )
+_EVENT_LIST: Final = _EVENT_MATCHES + " ORDER BY e.id DESC LIMIT $20"
+_EVENT_LIST_SAYING: Final = _EVENT_MATCHES + " AND body_says(e.body, $22::jsonb) ORDER BY e.id DESC LIMIT $20"
 EVENT_LISTS: Final = {
     "all": _LISTED + _EVENTS + _EVENT_LIST,
     "source": _LISTED + _EVENTS_OF_SOURCE + _EVENT_LIST,
     "subject": _LISTED + _EVENTS_OF_SUBJECT + _EVENT_LIST,
     "unfinished": _LISTED + _EVENTS_UNFINISHED + _EVENT_LIST,
     "leased": _LISTED + _EVENTS_LEASED + _EVENT_LIST,
+}
+EVENT_LISTS_SAYING: Final = {
+    "all": _LISTED + _EVENTS + _EVENT_LIST_SAYING,
+    "source": _LISTED + _EVENTS_OF_SOURCE + _EVENT_LIST_SAYING,
+    "subject": _LISTED + _EVENTS_OF_SUBJECT + _EVENT_LIST_SAYING,
+    "unfinished": _LISTED + _EVENTS_UNFINISHED + _EVENT_LIST_SAYING,
+    "leased": _LISTED + _EVENTS_LEASED + _EVENT_LIST_SAYING,
 }
 _DELIVERIES_OF: Final = (
     "SELECT e.id, t.name, "
@@ -200,6 +233,13 @@ EVENT_FAR: Final = {
     "subject": "SELECT e.id FROM " + _EVENTS_OF_SUBJECT + _LAST_LOOKED,
     "unfinished": "SELECT d.event_id FROM " + _UNFINISHED + _LAST_LOOKED,
     "leased": "SELECT d.event_id FROM " + _LEASED + _LAST_LOOKED,
+}
+EVENT_WEIGH: Final = {
+    "all": _WEIGH + _EVENTS + _WEIGHED,
+    "source": _WEIGH + _EVENTS_OF_SOURCE + _WEIGHED,
+    "subject": _WEIGH + _EVENTS_OF_SUBJECT + _WEIGHED,
+    "unfinished": _WEIGH + _UNFINISHED + _ITS_EVENT + _WEIGHED,
+    "leased": _WEIGH + _LEASED + _ITS_EVENT + _WEIGHED,
 }
 
 _UNFINISHED_STATUSES: Final = (DeliveryStatus.pending, DeliveryStatus.dead, DeliveryStatus.discarded)
@@ -220,11 +260,15 @@ class Lists(Reader):
         way = _way_to_deliveries(filter)
         cursor = None if before is None else Id(before)
         async with self.connection() as connection:
-            asked = [*await parameters(connection, filter), cursor, LOOKED_AT, limit + 1]
-            found = await rows(connection, LISTS[way], asked)
+            given = [*await parameters_without_body(connection, filter), cursor, LOOKED_AT, limit + 1]
+            if filter.body is None:
+                found = await rows(connection, LISTS[way], given)
+            else:
+                given = await _weighed(connection, WEIGH[way], given)
+                found = await rows(connection, LISTS_SAYING[way], [*given, asked(filter.body)])
             if len(found) > limit:
                 return Page([delivery(row) for row in found[:limit]], found[limit - 1][0])
-            far = await rows(connection, FAR[way], asked)
+            far = await rows(connection, FAR[way], given)
         return Page([delivery(row) for row in found], far[0][0] if far else None)
 
     async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
@@ -233,11 +277,16 @@ class Lists(Reader):
         way = _way_to_events(filter)
         cursor = None if before is None else Id(before)
         async with self.connection() as connection:
-            asked = [*await parameters(connection, filter), cursor, LOOKED_AT, limit + 1]
-            found = await rows(connection, EVENT_LISTS[way], [*asked, _asks_of_deliveries(filter)])
+            given = [*await parameters_without_body(connection, filter), cursor, LOOKED_AT, limit + 1]
+            asks = _asks_of_deliveries(filter)
+            if filter.body is None:
+                found = await rows(connection, EVENT_LISTS[way], [*given, asks])
+            else:
+                given = await _weighed(connection, EVENT_WEIGH[way], given)
+                found = await rows(connection, EVENT_LISTS_SAYING[way], [*given, asks, asked(filter.body)])
             if len(found) > limit:
                 return Page(await _listed(connection, found[:limit]), found[limit - 1][0])
-            far = await rows(connection, EVENT_FAR[way], asked)
+            far = await rows(connection, EVENT_FAR[way], given)
             return Page(await _listed(connection, found), far[0][0] if far else None)
 
     async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
@@ -326,6 +375,12 @@ def _asks_of_deliveries(filter: Filter) -> bool:
     asked: list[object] = [filter.ids, filter.destination, filter.status, filter.category, filter.note, filter.code]
     asked += [filter.attempts_above, filter.attempts_below, filter.replay_id]
     return any(one is not None for one in asked)
+
+
+async def _weighed(connection: Connection, statement: str, given: list[object]) -> list[object]:
+    """The parameters of a page that looks at fewer rows where their bodies are too large to look into all of them."""
+    [(there, fitting)] = await rows(connection, statement, [*given, LOOKED_INTO])
+    return given if fitting == there else [*given[:18], max(fitting, 1), *given[19:]]
 
 
 async def _listed(connection: Connection, found: Sequence[Sequence[Any]]) -> list[ListedEvent]:

@@ -66,9 +66,16 @@ DELETE FROM events e USING v WHERE e.id = v.id RETURNING e.id, e.source_id
 """
 )
 
+# Copies that came when the event had gone already go with the key that made them copies.
 _PRUNE_KEYS: Final = """
-DELETE FROM keys WHERE hash IN (
-  SELECT hash FROM keys WHERE expires_at < now() ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)
+WITH k AS (
+  DELETE FROM keys WHERE hash IN (
+    SELECT hash FROM keys WHERE expires_at < now() ORDER BY expires_at LIMIT $1 FOR UPDATE SKIP LOCKED)
+  RETURNING event_id
+), r AS (
+  DELETE FROM arrivals r USING k WHERE r.event_id = k.event_id AND NOT EXISTS (SELECT FROM events WHERE id = k.event_id)
+)
+SELECT count(*) FROM k
 """
 
 # Split requests that no event and no later arrival names any more. `$1`: where the last look ended.
@@ -98,8 +105,10 @@ WITH m AS MATERIALIZED (
   DELETE FROM replay_items i USING r WHERE i.replay_id = r.id
 ), a AS (
   DELETE FROM audit WHERE n IN (SELECT n FROM audit WHERE at < (SELECT before FROM m) ORDER BY n LIMIT $2) RETURNING 1
+), s AS (
+  DELETE FROM sessions WHERE ends_at <= now() RETURNING 1
 )
-SELECT (SELECT count(*) FROM k) + (SELECT count(*) FROM r) + (SELECT count(*) FROM a)
+SELECT (SELECT count(*) FROM k) + (SELECT count(*) FROM r) + (SELECT count(*) FROM a) + (SELECT count(*) FROM s)
 """
 
 _ROLL_UP: Final = """
@@ -123,6 +132,8 @@ WITH s AS MATERIALIZED (
   UPDATE heads SET leased = false, alone = false, upto = 0, carries = NULL, fence = nextval('fences'), due_at = now(),
     attempts = attempts - 1
   WHERE leased AND (SELECT count(*) FROM s) > 0 RETURNING 1
+), e AS (
+  DELETE FROM sessions
 )
 SELECT (SELECT count(*) FROM s), count(*) FROM u
 """
@@ -148,7 +159,7 @@ class Sweep(Reader):
         async with self.prudent(PRUNING) as connection:
             events = await self._prune_events(connection, keep_events, otherwise, limit)
             batches = await self._prune_batches(connection, min(spans))
-            keys = (await connection.execute(_PRUNE_KEYS, [limit])).rowcount
+            (keys,) = await one(connection, _PRUNE_KEYS, [limit])
             # Not with every batch: nothing there has an index by age.
             others = 0 if events or keys else (await one(connection, _PRUNE_OTHERS, [max(spans), limit]))[0]
         return Pruned(events, keys, batches, others)

@@ -1,6 +1,6 @@
 """The inbox in one SQLite file, behind the verbs of `Store`: one writer, readers beside it, a hold on the file.
 
-What is written stands in `intake`, `work`, `settle`, `replay` and `sweep`; what is read, in `look` and `show`.
+What is written stands in `intake`, `work`, `settle`, `replay`, `erase` and `sweep`; what is read, in `look` and `show`.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from pathlib import Path
 from typing import TypeVar
 
-from oncehook.deliveries import Filter, Lease, Pruned, Settle, Settlement, StoredWorker, Want
+from oncehook.deliveries import Expired, Filter, Lease, Pruned, Settle, Settlement, StoredWorker, Want
+from oncehook.erasure import EraseOrder, Erasure
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
     Engine,
     Intake,
     Rejection,
     SchemaState,
+    StoredSession,
     Verdict,
 )
 from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
@@ -27,15 +29,17 @@ from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
+    Notice,
     Numbers,
     Pending,
     Transaction,
     Wake,
     Watch,
     unheeded,
+    unnoticed,
     unwatched,
 )
-from oncehook.store.sqlite import opening, replay, settle, sweep, work
+from oncehook.store.sqlite import erase, opening, recipients, replay, sessions, settle, sweep, work
 from oncehook.store.sqlite.audit import write_audit
 from oncehook.store.sqlite.hold import Hold
 from oncehook.store.sqlite.intake import Micros, count, remember, to_micros
@@ -55,6 +59,8 @@ class SqliteStore(WorkReader):
         super().__init__(Path(path))
         self.watch: Watch = unwatched
         self.wake: Wake = unheeded
+        self.expired: Notice[Expired] = unnoticed
+        self.finished: Notice[StoredReplay] = unnoticed
         self.hold: Hold | None = None
         self._writer = Writer(
             self.path,
@@ -71,7 +77,8 @@ class SqliteStore(WorkReader):
 
     async def open(self, *, migrate: bool = True, write: bool = True) -> None:
         if write:
-            await asyncio.to_thread(self._prepare, migrate)
+            with opening.telling(self.path):
+                await asyncio.to_thread(self._prepare, migrate)
             self._writer.start()
         elif not self.path.exists():
             raise StoreUnavailable(f"There is no store at {self.path} yet.", hint="Start `oncehook serve` once.")
@@ -133,16 +140,24 @@ class SqliteStore(WorkReader):
 
     # -- work ----------------------------------------------------------------------------------
 
-    async def lease(self, wants: Sequence[Want]) -> list[Lease]:
-        leasing = asyncio.ensure_future(
-            self._writer.call(lambda c, now: work.Leasing(c, now, self._heartbeats).lease(wants))
-        )
+    async def lease(self, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
+        leasing = asyncio.ensure_future(self._lease(wants, worker))
         try:
             return await asyncio.shield(leasing)
         except asyncio.CancelledError:
             # Whoever asked has gone, and the leases may be committed all the same: nobody crashed, so give them back.
             leasing.add_done_callback(self._give_back)
             raise
+
+    async def _lease(self, wants: Sequence[Want], worker: str | None) -> list[Lease]:
+        def write(connection: sqlite3.Connection, now: Micros) -> tuple[list[Lease], list[Expired]]:
+            leasing = work.Leasing(connection, now, self._heartbeats, worker)
+            return leasing.lease(wants), leasing.expired
+
+        leases, taken_over = await self._writer.call(write)
+        for expired in taken_over:
+            self.expired(expired)
+        return leases
 
     def _give_back(self, leasing: asyncio.Future[list[Lease]]) -> None:
         if leasing.cancelled() or leasing.exception() is not None or not leasing.result():
@@ -163,9 +178,21 @@ class SqliteStore(WorkReader):
         return self._heartbeats.renew(leases, self._writer.now())
 
     async def settle(self, settlements: Sequence[Settlement]) -> set[int]:
-        ours = await self._writer.call(lambda c, now: settle.Settling(c, now).settle(settlements), wakes=True)
+        def write(connection: sqlite3.Connection, now: Micros) -> tuple[set[int], list[bytes]]:
+            settling = settle.Settling(connection, now)
+            return settling.settle(settlements), settling.replays_done
+
+        ours, finished = await self._writer.call(write, wakes=True)
         self._heartbeats.end(settlement.lease.fence for settlement in settlements)
+        await self._tell_finished(finished)
         return ours
+
+    async def _tell_finished(self, replays: Sequence[bytes]) -> None:
+        for replay_id in replays:
+            # They are finished whatever becomes of this: nobody hears of it then.
+            with suppress(StoreUnavailable):
+                if (finished := await self.get_replay(replay_id)) is not None:
+                    self.finished(finished)
 
     async def record_in(self, tx: object, intake: Intake) -> list[Verdict]:
         raise _no_transaction()
@@ -190,10 +217,19 @@ class SqliteStore(WorkReader):
         )
 
     async def feed_replays(self, open_at_most: int = 500) -> int:
-        return await self._writer.call(lambda c, now: replay.Replaying(c, now).feed(open_at_most), wakes=True)
+        def write(connection: sqlite3.Connection, now: Micros) -> tuple[int, list[bytes]]:
+            replaying = replay.Replaying(connection, now)
+            return replaying.feed(open_at_most), replaying.finished
+
+        fed, finished = await self._writer.call(write, wakes=True)
+        await self._tell_finished(finished)
+        return fed
 
     async def steer_replay(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
-        return await self._writer.call(lambda c, now: replay.steer(c, now, replay_id, state, actor), wakes=True)
+        steered = await self._writer.call(lambda c, now: replay.steer(c, now, replay_id, state, actor), wakes=True)
+        if state is ReplayState.aborted:
+            self.finished(steered)
+        return steered
 
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
         await self._writer.call(lambda c, now: replay.retry_now(c, now, delivery_id, actor), wakes=True)
@@ -201,6 +237,15 @@ class SqliteStore(WorkReader):
     async def discard(self, filter: Filter, actor: str, reason: str) -> int:
         ids = await self.read(lambda c: replay.dead_ones(c, filter))
         return await self._writer.call(lambda c, now: replay.discard(c, now, ids, actor, reason), wakes=True)
+
+    async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
+        batch = await self._writer.call(lambda c, now: erase.Erasing(c, now, order).erase(limit), wakes=True)
+        self._heartbeats.end(batch.fences)
+        await self._tell_finished(batch.finished)
+        return batch.erased
+
+    async def erasable(self, order: EraseOrder) -> Erasure:
+        return await self.read(lambda c: erase.erasable(c, order))
 
     async def pause(self, destination_id: int, actor: str, why: str) -> None:
         await self._writer.call(lambda c, now: settle.pause(c, now, destination_id, actor, why))
@@ -227,6 +272,9 @@ class SqliteStore(WorkReader):
             )
 
         return await self._writer.call(write)
+
+    async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
+        await self._writer.call(lambda c, now: recipients.note(c, now, addresses))
 
     def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         raise _no_transaction()
@@ -257,9 +305,24 @@ class SqliteStore(WorkReader):
         self._heartbeats.end_all()
         return ended
 
+    async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
+        await self._writer.call(lambda c, now: sessions.begin(c, now, session, seconds, at_most))
+
+    async def get_session(self, hash: bytes) -> StoredSession | None:
+        now = self.now()
+        return await self.read(lambda connection: sessions.get(connection, now, hash))
+
+    async def end_session(self, hash: bytes) -> None:
+        await self._writer.call(lambda connection, _: sessions.end(connection, hash))
+
+    async def inbox_number(self) -> int:
+        row = await self.read(lambda c: c.execute("SELECT value FROM marks WHERE name = 'inbox'").fetchone())
+        return int(row[0])
+
     async def ping(self) -> None:
         if not self._writer.is_started:
             raise StoreUnavailable("The store is not open for writing.")
+        self._writer.check_space()
         await self._writer.call(lambda connection, now: None)
 
     async def schema_state(self) -> SchemaState:

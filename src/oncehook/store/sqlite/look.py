@@ -18,7 +18,10 @@ from typing import Any, Final, TypeVar
 from oncehook import clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
+from oncehook.store.base import KEPT_ARRIVALS
 from oncehook.store.checks import Tally, conservation
+from oncehook.store.sqlite import bodies
+from oncehook.store.sqlite.copies import KEPT
 from oncehook.store.sqlite.intake import MINUTE, Micros
 
 T = TypeVar("T")
@@ -26,10 +29,10 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _EVENT: Final = """
 SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head), e.body,
-       e.batch_id, coalesce(k.copies, 1), e.rank, e.rank_scope
+       e.batch_id, coalesce(c.n, 1), e.rank, e.rank_scope
 FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
-LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
+LEFT JOIN copies c ON c.event_id = e.id
 """
 
 # A held head is rightly dead, and does not count among those it holds back; every other head is pending.
@@ -73,6 +76,7 @@ class Reader:
             connection = sqlite3.connect(
                 f"{self.path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
             )
+            bodies.teach(connection)
             self._local.connection = connection
             self._connections.append(connection)
         return connection
@@ -95,13 +99,7 @@ class Reader:
         return None if row is None else bytes(row[0])
 
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
-        rows = await self.read(
-            lambda c: c.execute(
-                "SELECT a.id, a.event_id, a.outcome, a.at, coalesce(a.head, b.head), a.body, a.batch_id"
-                " FROM arrivals a LEFT JOIN batches b ON b.id = a.batch_id WHERE a.event_id = ? ORDER BY a.at, a.id",
-                (event_id,),
-            ).fetchall()
-        )
+        rows = await self.read(lambda c: c.execute(KEPT, (event_id, KEPT_ARRIVALS)).fetchall())
         return [StoredArrival(r[0], r[1], Outcome(r[2]), moment(r[3]), r[4], r[5], r[6]) for r in rows]
 
     async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
@@ -154,7 +152,10 @@ def _check(connection: sqlite3.Connection) -> list[Check]:
         statuses={
             (d, s): n for d, s, n in rows("SELECT destination_id, status, count(*) FROM deliveries GROUP BY 1, 2")
         },
-        bad_keys=rows("SELECT count(*) FROM keys WHERE copies < 1 AND body_hash <> zeroblob(16)")[0][0],
+        bad_keys=rows(
+            "SELECT count(*) FROM keys k LEFT JOIN copies c ON c.event_id = k.event_id"
+            " WHERE coalesce(c.n, k.copies) < 1 AND body_hash <> zeroblob(16)"
+        )[0][0],
         lone_pending=rows(
             "SELECT count(*) FROM deliveries d WHERE d.status = 'pending'"
             " AND NOT EXISTS (SELECT 1 FROM heads h WHERE h.subject_key = coalesce(d.subject_key, d.id))"

@@ -18,6 +18,7 @@ from oncehook import clock, faults
 from oncehook.errors import StoreError, StoreUnavailable
 from oncehook.model import Engine
 from oncehook.store.migrate import steps_from
+from oncehook.store.sqlite import bodies
 
 log = logging.getLogger("oncehook.store")
 
@@ -32,15 +33,20 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 )
 
 
-def prepare_folder(path: Path) -> None:
-    """Make the folder and the file, readable by their owner only, and refuse a network file system."""
+def make_local_folder(path: Path, *, instead: str) -> None:
+    """Make the folder of a file, for its owner only. Raises StoreError on a network file system."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     kind = file_system(path.parent)
     if kind in NETWORK_FILE_SYSTEMS:
         raise StoreError(
             f"{path} is on a network file system ({kind}), where SQLite's locks do not hold.",
-            hint="Put the file on a local disk, or use PostgreSQL.",
+            hint=f"Put the file on a local disk, or use {instead}.",
         )
+
+
+def prepare_folder(path: Path) -> None:
+    """Make the folder and the file, readable by their owner only, and refuse a network file system."""
+    make_local_folder(path, instead="PostgreSQL")
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
@@ -78,7 +84,20 @@ def connect(path: Path) -> sqlite3.Connection:
         "PRAGMA journal_size_limit = 67108864",
     ):
         connection.execute(setting)
+    bodies.teach(connection)
     return connection
+
+
+@contextlib.contextmanager
+def telling(path: Path) -> Iterator[None]:
+    """While a file is opened: what the system or SQLite says against it, as a sentence about the store."""
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        said = (isinstance(error, OSError) and error.strerror) or error
+        raise StoreUnavailable(
+            f"{path} cannot be opened: {said}", hint="Check `store`, and who may write to that folder."
+        ) from error
 
 
 def warn_of_old_library(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> str | None:

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oncehook.deliveries import REPLAY_PAUSE, Filter, Options, Turn
-from oncehook.errors import NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
+from oncehook.erasure import ERASED
+from oncehook.errors import Erased, NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
 from oncehook.model import Kind, show_id
-from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
+from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, StoredReplay
 from oncehook.store.sqlite import find
 from oncehook.store.sqlite.audit import kept, write_audit
 from oncehook.store.sqlite.intake import Insert, Micros, count
-from oncehook.store.sqlite.settle import FINISH_REPLAY, destination_name, go_on
+from oncehook.store.sqlite.settle import destination_name, finish_replay, go_on
 from oncehook.store.sqlite.show import get_replay, is_replayable
 from oncehook.store.sqlite.work import NEVER, SECOND, micros
 
@@ -31,7 +32,8 @@ _ACTS: Final = {ReplayState.paused: "pause", ReplayState.running: "resume", Repl
 
 ITEMS: Final = Insert("INSERT INTO replay_items (replay_id, n, delivery_id)", 3)
 STANDING: Final = """
-SELECT id, event_id, destination_id, subject_key, status, run, seq, options, last_replay_at FROM deliveries WHERE id = ?
+SELECT id, event_id, destination_id, subject_key, status, run, seq, options, last_replay_at, note
+FROM deliveries WHERE id = ?
 """
 # What was fed comes first, because items are fed in their order.
 OPEN: Final = """
@@ -52,6 +54,7 @@ class Standing:
     seq: int
     options: int
     last_replay_at: Micros | None
+    note: str | None
 
     def rests_for(self, now: Micros) -> float:
         """Seconds until it may be replayed again."""
@@ -68,6 +71,7 @@ class Replaying:
         self.now = now
         (self.seq,) = connection.execute("SELECT value FROM marks WHERE name = 'seq'").fetchone()
         self.counts: Counter[tuple[int, int, str]] = Counter()
+        self.finished: list[bytes] = []
 
     # -- making ------------------------------------------------------------------------------------
 
@@ -78,6 +82,8 @@ class Replaying:
         if meant is not None:
             if order.expected is not None and order.expected != len(meant):
                 raise PlanChanged(f"The plan said {order.expected}, now it would be {len(meant)}.")
+            if not meant:
+                raise NotReplayable(NOTHING, hint=NOTHING_HINT)
             self._insert(replay_id, order, meant)
         else:
             single = self._single(order)
@@ -98,7 +104,9 @@ class Replaying:
         if len(matching) != 1:
             raise NotFound if not matching else NotReplayable("More than one delivery is meant; order a bulk replay.")
         single = Standing(*self.connection.execute(STANDING, matching).fetchone())
-        if not is_replayable(single.status, order.force):
+        if single.note == ERASED:
+            raise Erased
+        if not is_replayable(single.status, order.force, single.note):
             is_done = single.status == "done"
             raise NotReplayable(hint="It is done; order it with `force`." if is_done else "It is being worked on.")
         if (rest := single.rests_for(self.now)) > 0:
@@ -153,14 +161,16 @@ class Replaying:
             if rate is not None and handed:
                 self._put_off(replay_id, start + micros(len(handed) / rate))
             fed += len(handed)
-            self.connection.execute(FINISH_REPLAY, (replay_id, self.now))
+            if finish_replay(self.connection, self.now, replay_id):
+                self.finished.append(replay_id)
         self._write()
         return fed
 
     def _feed(self, replay_id: bytes, delivery_id: bytes, options: int, force: bool) -> bool:
         row = self.connection.execute(STANDING, (delivery_id,)).fetchone()
         standing = None if row is None else Standing(*row)
-        if standing is None or not is_replayable(standing.status, force) or standing.rests_for(self.now) > 0:
+        is_left = standing is None or not is_replayable(standing.status, force, standing.note)
+        if standing is None or is_left or standing.rests_for(self.now) > 0:
             self.connection.execute(
                 "UPDATE replay_items SET outcome = 'skipped' WHERE replay_id = ? AND delivery_id = ?",
                 (replay_id, delivery_id),
@@ -237,7 +247,7 @@ def _allowance(passed: Micros, rate: float) -> int:
 
 def bulk_meant(connection: sqlite3.Connection, order: ReplayOrder) -> list[bytes]:
     """The deliveries a bulk replay means, in order of commit."""
-    rows = [row for row in find.meant(connection, order.filter) if is_replayable(row[2], order.force)]
+    rows = [row for row in find.meant(connection, order.filter) if is_replayable(row[2], order.force, row[5])]
     return [row[0] for row in sorted(rows, key=lambda row: row[1])]
 
 

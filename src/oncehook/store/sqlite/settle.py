@@ -130,6 +130,7 @@ class Settling:
         self.replayed: list[tuple[Any, ...]] = []
         self.ranks: list[tuple[Any, ...]] = []
         self.later: list[tuple[Any, ...]] = []
+        self.replays_done: list[bytes] = []
         self.over: list[tuple[bytes, int, int, int]] = []
         """Lines whose head is finished: subject, row, how many still wait, turn."""
 
@@ -259,7 +260,7 @@ class Settling:
         LATER(connection, self.later)
         RANKS(connection, self.ranks)
         go_on(connection, self.now, self.over)
-        note_replayed(connection, self.now, self.replayed)
+        self.replays_done = note_replayed(connection, self.now, self.replayed)
         count(connection, self.now, self.counts)
 
 
@@ -293,11 +294,16 @@ def go_on(connection: sqlite3.Connection, now: Micros, over: Iterable[tuple[byte
         connection.execute(GONE, part + [None] * (_LOOKED_UP - len(part)))
 
 
-def note_replayed(connection: sqlite3.Connection, now: Micros, items: Sequence[tuple[Any, ...]]) -> None:
-    """Items of replays that have come to their end: (replay, delivery, outcome). A replay ends with its last one."""
+def note_replayed(connection: sqlite3.Connection, now: Micros, items: Sequence[tuple[Any, ...]]) -> list[bytes]:
+    """Items of replays that have come to their end: (replay, delivery, outcome). A replay ends with its last one;
+    returns those that do."""
     REPLAYED(connection, items)
-    for replay_id in {item[0] for item in items}:
-        connection.execute(FINISH_REPLAY, (replay_id, now))
+    return [one for one in {item[0] for item in items} if finish_replay(connection, now, one)]
+
+
+def finish_replay(connection: sqlite3.Connection, now: Micros, replay_id: bytes) -> bool:
+    """Finish a replay of which nothing is left; says whether that is so."""
+    return connection.execute(FINISH_REPLAY, (replay_id, now)).rowcount == 1
 
 
 def keep_emitted(connection: sqlite3.Connection, now: Micros, emits: Sequence[Emission]) -> None:

@@ -28,10 +28,11 @@ from oncehook.deliveries import (
     StoredDelivery,
     StoredWorker,
 )
+from oncehook.erasure import ERASED
 from oncehook.model import Mark
 from oncehook.replays import ReplayPlan, ReplayState, StoredReplay
 from oncehook.store.checks import LEVELS
-from oncehook.store.sqlite import find, work
+from oncehook.store.sqlite import find, recipients, work
 from oncehook.store.sqlite.intake import Micros, to_micros
 from oncehook.store.sqlite.look import Reader, moment, moment_or_none
 
@@ -212,6 +213,7 @@ def _find_deliveries(
         ones = [find.one_of(asked, one) for one in sorted(set(filter.ids), reverse=True)]
         found = [find.shown(row) for one in ones if one is not None for row in _rows(connection, one, 1)]
         return _page(found[: limit + 1], limit)
+    find.weigh(connection, asked, find.WEIGH_DELIVERIES[asked.way])
     found = [find.shown(row) for row in _rows(connection, asked, limit + 1)]
     far = None
     if len(found) <= limit:
@@ -220,7 +222,7 @@ def _find_deliveries(
 
 
 def _rows(connection: sqlite3.Connection, asked: find.Question, most: int) -> list[Any]:
-    return connection.execute(find.SHOW_DELIVERIES[asked.way], asked.values).fetchmany(most)
+    return connection.execute(find.SHOW_DELIVERIES[asked.statement], asked.values).fetchmany(most)
 
 
 def _find_events(connection: sqlite3.Connection, filter: Filter, before: bytes | None, limit: int) -> Page[ListedEvent]:
@@ -229,6 +231,7 @@ def _find_events(connection: sqlite3.Connection, filter: Filter, before: bytes |
     if filter.ids is not None:
         found = list(_events_of(connection, asked, filter.ids))[: limit + 1]
     else:
+        find.weigh(connection, asked, find.WEIGH_EVENTS[asked.way])
         found = list(_distinct(connection, asked, limit + 1))
         if len(found) <= limit:
             far = connection.execute(find.FAR_EVENT[asked.way], asked.values).fetchone()
@@ -239,12 +242,13 @@ def _find_events(connection: sqlite3.Connection, filter: Filter, before: bytes |
 def _events_of(connection: sqlite3.Connection, asked: find.Question, ids: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
     """Events that match by one of these deliveries."""
     seen: set[bytes] = set()
+    one_by_one = find.Question("all", asked.values).statement
     for delivery_id in sorted(set(ids), reverse=True):
         event_id = delivery_id[:14] + b"\x00\x00"
         if event_id in seen or not asked.values["low"] <= event_id < asked.values["high"]:
             continue
         bounds = {"low": event_id, "high": event_id + b"\x00", "only": delivery_id, "asks_deliveries": True}
-        for row in connection.execute(find.LIST_EVENTS["all"], asked.values | bounds).fetchall():
+        for row in connection.execute(find.LIST_EVENTS[one_by_one], asked.values | bounds).fetchall():
             seen.add(event_id)
             yield row
 
@@ -252,7 +256,7 @@ def _events_of(connection: sqlite3.Connection, asked: find.Question, ids: Sequen
 def _distinct(connection: sqlite3.Connection, asked: find.Question, most: int) -> list[tuple[Any, ...]]:
     """Rows of events, each once: a way through deliveries brings an event for each of them, one after the other."""
     found: list[tuple[Any, ...]] = []
-    for row in (cursor := connection.execute(find.LIST_EVENTS[asked.way], asked.values)):
+    for row in (cursor := connection.execute(find.LIST_EVENTS[asked.statement], asked.values)):
         if not found or found[-1][0] != row[0]:
             found.append(row)
         if len(found) == most:
@@ -363,7 +367,7 @@ def _cause(status: int | None, error: str | None, reason: str | None) -> str:
 def _plan(connection: sqlite3.Connection, filter: Filter, force: bool) -> ReplayPlan:
     taken, left_out = [], Counter[DeliveryStatus]()
     for row in find.meant(connection, filter):
-        if is_replayable(row[2], force):
+        if is_replayable(row[2], force, row[5]):
             taken.append(row)
         else:
             left_out[DeliveryStatus(row[2])] += 1
@@ -377,12 +381,15 @@ def _plan(connection: sqlite3.Connection, filter: Filter, force: bool) -> Replay
         left_out=dict(left_out),
         oldest=moment(min(times)) if times else None,
         newest=moment(max(times)) if times else None,
+        changed=recipients.changed(connection, ((row[0], row[3]) for row in taken)),
         sample=[one for one in sample if one is not None],
     )
 
 
-def is_replayable(status: str, force: bool) -> bool:
-    """Dead and discarded ones, done ones when that is asked for; never what is being worked on."""
+def is_replayable(status: str, force: bool, note: str | None) -> bool:
+    """Dead and discarded ones, done ones when that is asked for; never what is being worked on, or was erased."""
+    if note == ERASED:
+        return False
     return status in (DeliveryStatus.dead, DeliveryStatus.discarded) or (force and status == DeliveryStatus.done)
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from oncehook.deliveries import Pruned, StoredWorker
+from oncehook.store.sqlite import copies, sessions
 from oncehook.store.sqlite.intake import Micros, count
 from oncehook.store.sqlite.work import micros
 
@@ -28,7 +29,7 @@ SELECT e.id, e.received_at < ?3, e.received_at >= ?3 OR EXISTS (SELECT 1 FROM de
        AND d.id <= CAST(substr(e.id, 1, 14) || x'ffff' AS BLOB) AND d.status IN ('pending', 'dead'))
 FROM events e WHERE e.source_id = ?1 AND e.id > ?2 ORDER BY e.id LIMIT ?4
 """
-OLD_KEYS: Final = "SELECT rowid, expires_at < ?2 FROM keys WHERE rowid > ?1 ORDER BY rowid LIMIT ?3"
+OLD_KEYS: Final = "SELECT rowid, expires_at < ?2, event_id FROM keys WHERE rowid > ?1 ORDER BY rowid LIMIT ?3"
 ORPHANS: Final = """
 SELECT b.id, NOT EXISTS (SELECT 1 FROM events e WHERE e.batch_id = b.id)
        AND NOT EXISTS (SELECT 1 FROM arrivals a WHERE a.batch_id = b.id)
@@ -73,7 +74,8 @@ class Pruning:
             batches=self._prune_batches(connection, limit),
             others=self._prune_ranks(connection, cuts, cut, limit)
             + _prune_replays(connection, cut, limit)
-            + _prune_audit(connection, cut, limit),
+            + _prune_audit(connection, cut, limit)
+            + sessions.prune(connection, now),
         )
 
     def _prune_events(self, connection: sqlite3.Connection, now: Micros, cuts: Mapping[int, Micros], limit: int) -> int:
@@ -104,14 +106,16 @@ class Pruning:
         return found
 
     def _prune_keys(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
-        gone: list[tuple[int]] = []
+        gone: list[tuple[int, bytes]] = []
         for _ in range(_PAGES):
             rows = connection.execute(OLD_KEYS, (self._keys, now, limit)).fetchall()
-            gone = [(row,) for row, expired in rows if expired]
+            gone = [(row, event_id) for row, expired, event_id in rows if expired]
             self._keys = rows[-1][0] if len(rows) == limit else 0
             if gone or not self._keys:
                 break
-        connection.executemany("DELETE FROM keys WHERE rowid = ?", gone)
+        for row, event_id in gone:
+            connection.execute("DELETE FROM keys WHERE rowid = ?", (row,))
+            copies.forget_key(connection, event_id)
         return len(gone)
 
     def _prune_batches(self, connection: sqlite3.Connection, limit: int) -> int:
@@ -143,7 +147,7 @@ def _forget_event(connection: sqlite3.Connection, event_id: bytes, counts: Count
         counts[0, destination_id, status] -= 1
         counts[0, destination_id, "purged"] += 1
     connection.execute("DELETE FROM deliveries WHERE id > ? AND id <= ?", of_event)
-    connection.execute("DELETE FROM arrivals WHERE event_id = ?", (event_id,))
+    copies.forget_event(connection, event_id)
     connection.execute("DELETE FROM events WHERE id = ?", (event_id,))
 
 
@@ -199,6 +203,7 @@ def greet(connection: sqlite3.Connection, now: Micros, worker: StoredWorker) -> 
 def void_leases(connection: sqlite3.Connection, now: Micros) -> int:
     """After a restore: nobody who worked on the original has any right here (R69)."""
     connection.execute("UPDATE marks SET value = value + ? WHERE name = 'fence'", (_FENCES_RAISED,))
+    connection.execute("DELETE FROM sessions")
     return connection.execute(
         "UPDATE heads SET leased = 0, alone = 0, carries = NULL, upto = 0, attempts = attempts - 1, due_at = ?"
         " WHERE leased",

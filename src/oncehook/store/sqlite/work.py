@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from oncehook.deliveries import COVERED, AttemptOutcome, Lease, Options, Outlook, Turn, Want
+from oncehook.deliveries import COVERED, AttemptOutcome, Expired, Lease, Options, Outlook, Turn, Want
 from oncehook.model import Mark
 from oncehook.store.sqlite.intake import Insert, Micros, Update, count
 from oncehook.store.sqlite.look import moment
@@ -35,7 +35,7 @@ LEFT JOIN ranks r ON h.options & 4 AND r.destination_id = h.destination_id AND r
 """
 DUE: Final = (
     "SELECT h.rowid, h.subject_key, h.delivery_id, h.leased, h.fence, h.run, h.attempts, h.crashes, h.deaths, h.alone,"
-    " h.options, h.replay_id, h.carries, h.leased_at, h.waiting,"
+    " h.options, h.replay_id, h.carries, h.leased_at, h.waiting, h.worker,"
     + _EVENT_COLUMNS
     + "FROM heads h JOIN events e ON e.id = h.event_id"
     + _EVENT_TABLES
@@ -60,9 +60,9 @@ SELECT w.id, w.seq FROM (
 ) w CROSS JOIN events e ON e.id = w.event_id WHERE e.type = ?4 ORDER BY w.seq DESC LIMIT 1
 """
 TAKE: Final = Update(
-    "line, fence, due_at, leased_at, attempts, crashes, deaths, alone, carries, upto",
+    "line, fence, due_at, leased_at, attempts, crashes, deaths, alone, carries, upto, worker",
     "UPDATE heads SET leased = 1, fence = v.fence, due_at = v.due_at, leased_at = v.leased_at, attempts = v.attempts,"
-    " crashes = v.crashes, deaths = v.deaths, alone = v.alone, carries = v.carries, upto = v.upto"
+    " crashes = v.crashes, deaths = v.deaths, alone = v.alone, carries = v.carries, upto = v.upto, worker = v.worker"
     " FROM v WHERE heads.rowid = v.line",
 )
 SET_ASIDE: Final = Update(
@@ -121,16 +121,20 @@ class Heartbeats:
 class Leasing:
     """One round of leases, inside one transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats, worker: str | None = None
+    ) -> None:
         self.connection = connection
         self.now = now
         self.heartbeats = heartbeats
+        self.worker = worker
         (self.fence,) = connection.execute("SELECT value FROM marks WHERE name = 'fence'").fetchone()
         self.counts: Counter[tuple[int, int, str]] = Counter()
         self.taken: list[tuple[Any, ...]] = []
         self.aside: list[tuple[Any, ...]] = []
         self.prolonged: list[tuple[Any, ...]] = []
         self.crashed: list[tuple[Any, ...]] = []
+        self.expired: list[Expired] = []
 
     def lease(self, wants: Sequence[Want]) -> list[Lease]:
         """What each want may have now, in the order in which it became due."""
@@ -195,6 +199,7 @@ class Leasing:
         carries: bytes | None,
         leased_at: Micros,
         waiting: int,
+        worker: str | None,
         *event: Any,
     ) -> Lease | None:
         if leased:
@@ -204,7 +209,7 @@ class Leasing:
                 return None
             # Its holder is gone. The attempt is given back, and only a crash while it ran alone is held against it: in
             # company any of them may have been the one (DESIGN.md 8.3).
-            self._note_crash(want.destination_id, carries or head_id, fence, attempts, leased_at)
+            self._note_crash(want.destination_id, carries or head_id, fence, attempts, leased_at, worker)
             attempts, crashes, deaths = attempts - 1, crashes + 1, deaths + alone
             if crashes > want.trust and want.turn is not Turn.suspect:
                 self.aside.append((row, self.now, attempts, crashes, deaths))
@@ -217,7 +222,8 @@ class Leasing:
         self.fence += 1
         until = self.now + max(micros(want.lease), 1)
         is_alone = want.turn is Turn.suspect
-        self.taken.append((row, self.fence, until, self.now, attempts + 1, crashes, deaths, is_alone, carried, upto))
+        held = (self.fence, until, self.now, attempts + 1, crashes, deaths, is_alone, carried, upto, self.worker)
+        self.taken.append((row, *held))
         self.heartbeats.begin(self.fence, until)
         event_id, source_id, source, type_, key, subject, received_at, event_at, marks, *rest = event
         rank, rank_scope, highest_rank, head, body = rest
@@ -250,13 +256,16 @@ class Leasing:
             body,
         )
 
-    def _note_crash(self, destination_id: int, delivery_id: bytes, fence: int, n: int, leased_at: Micros) -> None:
+    def _note_crash(
+        self, destination_id: int, delivery_id: bytes, fence: int, n: int, leased_at: Micros, worker: str | None
+    ) -> None:
         (run,) = self.connection.execute("SELECT run FROM deliveries WHERE id = ?", (delivery_id,)).fetchone()
         self.crashed.append(
             (delivery_id, fence, run, n, leased_at, self.now, AttemptOutcome.crashed, None, None, None, None)
         )
         self.counts[0, destination_id, "crashed"] += 1
         self.heartbeats.end([fence])
+        self.expired.append(Expired(delivery_id, destination_id, fence, run, n, worker))
 
     def _newest(self, line: bytes, head_id: bytes, waiting: int, options: int, type_: str) -> tuple[bytes | None, int]:
         """The delivery that a coalesced attempt carries, when it is not the head, and the last number it covers."""

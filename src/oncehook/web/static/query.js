@@ -21,7 +21,9 @@ function point(step) {
   $("#q").setAttribute("aria-activedescendant", next.id);
 }
 
-const open = (yes) => { $("#query")?.classList.toggle("shut", !yes); $("#q")?.setAttribute("aria-expanded", String(yes)); };
+let closed = false;
+
+const open = (yes) => { closed = !yes; $("#query")?.classList.toggle("shut", !yes); $("#q")?.setAttribute("aria-expanded", String(yes)); };
 
 export function start() {
   document.addEventListener("keydown", (event) => {
@@ -33,6 +35,9 @@ export function start() {
     if (event.key === "Escape") open(false);
     if (event.key === "Enter") open(false);
   });
+  document.addEventListener("input", (event) => { if (event.target.id === "q") open(true); });
+  // The list that comes in after Enter brings a field that knows nothing of it.
+  document.addEventListener("htmx:afterSettle", () => { if (closed) open(false); });
   document.addEventListener("focusin", (event) => { if (event.target.id === "q") open(true); });
   document.addEventListener("focusout", (event) => { if (event.target.id === "q" && !event.relatedTarget?.closest("#complete")) open(false); });
   document.addEventListener("mousedown", (event) => {
