@@ -293,9 +293,7 @@ async def test_a_breaker_holds_work_back_without_burning_attempts(inbox: Inbox) 
     well = False
 
     async with Sink(lambda request: 200 if well else 404).open() as sink:
-        inbox.destination(
-            "n8n", url=sink.url, allow_private=True, concurrency=1, breaker={"failures": 3, "open": "2s"}
-        )
+        inbox.destination("n8n", url=sink.url, allow_private=True, concurrency=1, breaker={"failures": 3, "open": "2s"})
         inbox.route("app", "n8n")
         async with inbox.running():
             for n in range(20):
