@@ -151,12 +151,6 @@ async def test_a_single_replay_is_told_too(store: Store, finished: list[StoredRe
     assert [(told.id, told.done, told.bulk) for told in finished] == [(made.id, 1, False)]
 
 
-async def test_a_replay_of_nothing_is_done(store: Store, finished: list[StoredReplay]) -> None:
-    await replay_all(store)
-    await store.feed_replays()
-    assert [(told.planned, told.state) for told in finished] == [(0, ReplayState.done)]
-
-
 async def test_a_replay_that_is_aborted_is_told_once(store: Store, finished: list[StoredReplay]) -> None:
     await dead_letters(store, None, None)
     made = await replay_all(store)

@@ -306,7 +306,7 @@ def reaper_by_id_only() -> None:
 @mistake("attempt counted at completion")
 def attempt_counted_at_completion() -> None:
     """What counts is written down when the attempt is over; of one that never is, nothing is."""
-    at_lease = "line, fence, due_at, leased_at, attempts, crashes, deaths, alone, carries, upto"
+    at_lease = "line, fence, due_at, leased_at, attempts, crashes, deaths, alone, carries, upto, worker"
     everywhere(
         work.TAKE,
         Update(
@@ -324,7 +324,7 @@ def attempt_counted_at_completion() -> None:
     settle.Head.__init__ = counting  # type: ignore[method-assign]
     reword(
         postgres_lease.LEASE,
-        ("attempts = h.attempts + CASE WHEN q.leased THEN 0 ELSE 1 END", "attempts = h.attempts"),
+        ("attempts = h.attempts + (NOT q.aside)::integer - q.leased::integer", "attempts = h.attempts"),
         ("deaths = h.deaths + (q.leased AND q.alone)::integer", "deaths = h.deaths"),
     )
 
@@ -335,13 +335,13 @@ def zero_winner_rival_check() -> None:
     give = SqliteStore.lease
     here: dict[object, int] = {}
 
-    async def polite(self: SqliteStore, wants: Sequence[Want]) -> list[Lease]:
+    async def polite(self: SqliteStore, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
         me = object()
         here[me] = self.now()
         await asyncio.sleep(0)
         if any(other is not me and self.now() - at < TEN_SECONDS for other, at in here.items()):
             return []
-        return await give(self, wants)
+        return await give(self, wants, worker)
 
     SqliteStore.lease = polite  # type: ignore[method-assign]
 
@@ -349,11 +349,11 @@ def zero_winner_rival_check() -> None:
 @mistake("worker clock for expiry")
 def worker_clock_for_expiry() -> None:
     """The time by which leases end is the worker's own."""
-    reword(postgres_lease.LEASE, ("now()", "(now() + make_interval(secs => $8::float8))"))
+    reword(postgres_lease.LEASE, ("now()", "(now() + make_interval(secs => $9::float8))"))
     want = postgres_lease.wanted
 
-    def by_own_clock(wants: Sequence[Want], slot: int) -> list[Any]:
-        return [*want(wants, slot), clock.now() - time.time()]
+    def by_own_clock(wants: Sequence[Want], slot: int, worker: str | None = None) -> list[Any]:
+        return [*want(wants, slot, worker), clock.now() - time.time()]
 
     everywhere(want, by_own_clock)
 

@@ -1,0 +1,34 @@
+"""What holds for all tests: signals are heard, and what takes longest begins first."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+# A shell may have us ignore them (nohup, a job in the background), and processes that tests start would inherit that.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_LONG = (
+    "torture/test_torture",
+    "torture/test_seeded",
+    "torture/test_shortcut",
+    "acceptance/test_kill",
+    "docs/test_commands",
+)
+"""Files that take minutes. Begun last they would run alone, with every other lane at rest."""
+
+
+def _turn(path: Path) -> int:
+    place = path.relative_to(Path(__file__).parent).as_posix()
+    if place.startswith("ui/"):
+        return 2  # the browser keeps its event loop to itself
+    return 0 if place.startswith(_LONG) else 1
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order in which files are handed to the lanes."""
+    items.sort(key=lambda item: _turn(item.path))
