@@ -73,15 +73,12 @@ class Heartbeat:
     def _beat_until_stopped(self) -> None:
         while not self._stop.wait(self._interval):
             try:
-                self._beat()
+                self.beat()
             except Exception:  # whatever it is, the next beat must come
                 log.exception("heartbeat.failed")
 
     def beat(self) -> None:
-        """Beat now, out of turn. To be called on a thread."""
-        self._beat()
-
-    def _beat(self) -> None:
+        """Prolong what is due to be prolonged; also out of turn, and always on a thread."""
         now = clock.steady()
         # A copy: the loop adds and removes meanwhile.
         held = [h for h in list(self._held.values()) if now - h.renewed_at >= h.lease.seconds / BEATS]

@@ -142,7 +142,7 @@ class VirtualHeartbeat(Heartbeat):
         self._timer = loop.call_later(self._interval * loop.dice.uniform(1.0, 1.3), self._beat_and_go_on)
 
     def _beat_and_go_on(self) -> None:
-        self._beat()
+        self.beat()
         self._plan()
 
     def stop(self) -> None:

@@ -96,9 +96,9 @@ class Writer:
         self._waiting_bytes = 0
         self._calls: list[_Call] = []
         self._halves: deque[list[Pending]] = deque()
+        """Parts of a group in which the database refused something: each is tried alone."""
         self._expects_copies = False
         """The last group held some: copies come in storms."""
-        """Parts of a group in which the database refused something: each is tried alone."""
         self._busy = False
         """A commit is under way, or the next turn is planned already."""
         self._rest = asyncio.Event()
