@@ -1,11 +1,14 @@
-"""What holds for all tests: signals are heard, and what takes longest begins first."""
+"""What holds for all tests: signals are heard, ids follow the clock, and what takes longest begins first."""
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from oncehook import model
 
 # A shell may have us ignore them (nohup, a job in the background), and processes that tests start would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -20,6 +23,13 @@ _LONG = (
     "docs/test_commands",
 )
 """Files that take minutes. Begun last they would run alone, with every other lane at rest."""
+
+
+@pytest.fixture(autouse=True)
+def _ids_of_the_present() -> Iterator[None]:
+    """A test that moved the clock and took it back leaves no ids of that future to the next one."""
+    yield
+    model.start_ids_anew()
 
 
 def _turn(path: Path) -> int:

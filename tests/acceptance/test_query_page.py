@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from starlette.applications import Starlette
 
-from oncehook import Inbox
+from oncehook import Inbox, clock
 from oncehook.deliveries import Filter
 from tests.acceptance.desk_house import call
 
@@ -71,3 +71,12 @@ async def test_what_is_new_is_counted(inbox: Inbox, monkeypatch: pytest.MonkeyPa
     await look(inbox, f"/events/fresh?query={query}&after={first}")
     assert all(one.since is not None for one in asked if one.body)
     assert any(one.body for one in asked)
+
+
+async def test_what_is_new_is_counted_after_a_clock_was_set_right(inbox: Inbox) -> None:
+    """Ids go on from where a clock that ran a day ahead had brought them; the store's times do not."""
+    clock.forward(86_400)
+    first = await sent(inbox, b'{"id": 1}')
+    clock.forward(-86_400)
+    await sent(inbox, b'{"id": 2}')
+    assert "1 new event matches" in await look(inbox, f"/events/fresh?query=&after={first}")
