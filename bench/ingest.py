@@ -174,7 +174,8 @@ class Trial:
     def _tell(self, measured: Measured) -> None:
         figures = measured.figures
         self._progress.result(
-            f"{figures.per_second:,.0f} events/s, p50 {figures.p50_ms:.1f} ms, p99 {figures.p99_ms:.1f} ms"
+            f"{figures.per_second:,.0f} events/s, p50 {figures.p50_ms:.1f} ms, p99 {figures.p99_ms:.1f} ms, "
+            f"CPU {measured.server_cpu_us:.0f} + {measured.store_cpu_us:.0f} µs"
         )
 
 

@@ -26,7 +26,7 @@ class Patience:
 
     def watch(self, pending: Pending, budget: float) -> None:
         """Give up on this arrival when its budget is spent."""
-        loop = asyncio.get_running_loop()
+        loop = pending.future.get_loop()  # asking which one is running would cost a system call
         line = self._lines.get(budget)
         if line is None:
             line = self._lines[budget] = deque()

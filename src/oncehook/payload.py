@@ -1,8 +1,7 @@
 """The one reader of bodies: what a key rule sees and what a handler's `event.json()` sees come from here (S12).
 
-Bytes come in, Python values go out; whatever cannot be read raises `Unreadable` and nothing else (S11). Besides the
-whole parse there is `Glimpse`, which takes a few paths out of a body without building the rest, and says exactly
-what the whole parse would have said. Called by keys, receive and the event a handler is given.
+Bytes come in, Python values go out; whatever cannot be read raises `Unreadable` and nothing else (S11). Called by keys,
+receive and the event a handler is given.
 """
 
 from __future__ import annotations

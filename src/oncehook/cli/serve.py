@@ -11,7 +11,7 @@ import click
 from oncehook.cli import reload as reloading
 from oncehook.cli.hangup import Hangup
 from oncehook.cli.manners import voice
-from oncehook.cli.setup import Setup, config_option, from_app, from_settings
+from oncehook.cli.setup import Setup, config_option, from_app, from_settings, settle_in
 from oncehook.cli.showing import say
 from oncehook.errors import ConfigError
 from oncehook.logs import set_up_logging
@@ -81,6 +81,7 @@ async def _serve(setup: Setup, hangup: Hangup, work: bool, ui: bool, browse: boo
                 supervisor.reloading() if hangup.is_again else supervisor.stopping()
 
             def ready(address: str, link: str | None) -> None:
+                settle_in()
                 _greet(setup, address, link)
                 supervisor.ready(f"receiving on {address}")
                 hangup.ready()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -115,6 +116,13 @@ def address_of(server: ServerConfig) -> str:
     """Where commands on this machine find the server of these settings."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)  # noqa: S104 - told apart, not bound
     return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+
+
+def settle_in() -> None:
+    """Everything is loaded, and stays: the garbage collector need not walk through it again and again. Its pauses were
+    half of the slowest answers under load."""
+    gc.collect()
+    gc.freeze()
 
 
 def leave(inbox: Inbox) -> None:

@@ -12,7 +12,7 @@ import click
 
 from oncehook.cli.hangup import Hangup
 from oncehook.cli.manners import voice
-from oncehook.cli.setup import Setup, config_option, from_app, from_settings
+from oncehook.cli.setup import Setup, config_option, from_app, from_settings, settle_in
 from oncehook.cli.showing import say
 from oncehook.errors import ConfigError
 from oncehook.logs import set_up_logging
@@ -68,6 +68,7 @@ async def _work(
     running = setup.inbox.running(work=True, only=only, concurrency=concurrency)
     with hangup.heard():
         async with supervised() as supervisor, running, _probed(setup, listen):
+            settle_in()
             whom = ", ".join(only or setup.inbox.destinations)
             say([f"oncehook worker ready for {whom}"], err=True)
             supervisor.ready(f"working for {whom}")

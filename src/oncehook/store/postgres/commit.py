@@ -1,8 +1,9 @@
 """Group commit on PostgreSQL: arrivals join a line, a few connections write them in groups, one statement each.
 
 `GroupCommit.record` is called for every verified arrival; the verdicts come out through its future, after the
-commit. There is no timer: a connection that is free takes what waits now, and while it writes the next group
-gathers. A connection that is lost is opened again; while none can be, new arrivals are refused at once.
+commit. Nobody waits for a group to fill: a connection that is free takes what waits now, and while it writes the next
+group gathers, until it is worth a statement of its own. A connection that is lost is opened again; while none can be,
+new arrivals are refused at once.
 """
 
 from __future__ import annotations
@@ -30,6 +31,9 @@ log = logging.getLogger("oncehook.store")
 
 BATCH_BYTES: Final = 8 << 20
 """A group stops growing here: one huge body must not make its neighbours wait for a second one."""
+
+LATE: Final = 0.01
+"""Seconds after which nobody waits for a group that is being written: it may have met a lock, or a slow disk."""
 
 FIRST_WAIT: Final = 0.05
 LONGEST_WAIT: Final = 2.0
@@ -67,6 +71,7 @@ class GroupCommit:
         self.stopped = False
         self._waiting: deque[Pending] = deque()
         self._waiting_bytes = 0
+        self._writing = 0
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._batch = batch
@@ -86,8 +91,8 @@ class GroupCommit:
             raise StoreUnavailable("The store is not open.")
         if len(self._waiting) >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
             raise Overloaded
-        if self._is_unreachable():
-            raise StoreUnavailable("PostgreSQL cannot be reached.") from self._writers[0].unreachable
+        if (reason := self._writers[0].unreachable) and self._is_unreachable():
+            raise StoreUnavailable("PostgreSQL cannot be reached.") from reason
         pending = Pending(intake, self._loop.create_future())
         self._waiting.append(pending)
         self._waiting_bytes += pending.size
@@ -97,10 +102,17 @@ class GroupCommit:
     def _is_unreachable(self) -> bool:
         return all(writer.unreachable for writer in self._writers)
 
+    def _is_worthwhile(self) -> bool:
+        """A statement costs as much as some twenty of its rows, whatever is in it. So another one is begun beside those
+        under way only for as many arrivals as they hold."""
+        return len(self._waiting) >= self._writing or self.closing
+
     def take(self) -> list[Pending]:
         """The next group: what waits now, up to the limit, without those whose sender has gone."""
         batch: list[Pending] = []
         items = size = 0
+        if not self._is_worthwhile():
+            return batch
         while self._waiting and items < self._batch and size < BATCH_BYTES:
             pending = self._waiting.popleft()
             self._waiting_bytes -= pending.size
@@ -112,12 +124,35 @@ class GroupCommit:
         return batch
 
     def wake(self) -> None:
-        """Let one resting writer look at the line, if anything waits in it."""
-        while self._waiting and self._idle:
+        """Let one resting writer look at the line, if anything waits in it that is worth it."""
+        while self._waiting and self._idle and self._is_worthwhile():
             rest = self._idle.pop()
             if not rest.done():
                 rest.set_result(None)
                 return
+
+    @contextlib.contextmanager
+    def writing(self, batch: Sequence[Pending]) -> Iterator[None]:
+        """While inside, others gather, unless it takes too long."""
+        counted = len(batch)
+        self._writing += counted
+
+        def count_no_more() -> None:
+            nonlocal counted
+            self._writing -= counted
+            counted = 0
+
+        def leave_behind() -> None:
+            count_no_more()
+            self.wake()
+
+        assert self._loop is not None
+        timer = self._loop.call_later(LATE, leave_behind)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            count_no_more()
 
     @contextlib.contextmanager
     def resting(self, rest: asyncio.Future[None]) -> Iterator[None]:
@@ -200,7 +235,8 @@ class _Writer:
     async def _serve(self, link: _Link) -> None:
         while link.is_open() and not self._line.is_over():
             if batch := self._line.take():
-                await self._commit_or_refuse(link, batch)
+                with self._line.writing(batch):
+                    await self._commit_or_refuse(link, batch)
             elif not self._line.closing:
                 await self._rest(link)
 

@@ -6,6 +6,7 @@ by a constraint (an event has a body, and so has a conflict), nothing is written
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
@@ -19,7 +20,7 @@ class Familiar:
     """What one process has seen, latest last."""
 
     def __init__(self) -> None:
-        self._bodies: dict[bytes, bytes] = {}
+        self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
 
     def among(self, intakes: Sequence[Intake]) -> frozenset[bytes]:
         """The items that are most likely copies, by the event id they offer."""
@@ -38,7 +39,7 @@ class Familiar:
                 if item.key_hash is not None and verdict.outcome is not Outcome.conflict:
                     bodies[item.key_hash] = item.body_hash
         while len(bodies) > MOST:
-            del bodies[next(iter(bodies))]
+            bodies.popitem(last=False)
 
     def forget(self) -> None:
         """Something was not as it seemed."""
