@@ -57,8 +57,19 @@ class Postgres:
     def ask(self, query: str, database: str = "postgres") -> object:
         """First column of the first row of an answer, or None."""
         with psycopg.connect(self.uri(database), autocommit=True, options=SEARCH_PATH) as connection:
-            row = connection.execute(query.encode()).fetchone()
+            cursor = connection.execute(query.encode())
+            row = cursor.fetchone() if cursor.description else None
             return row[0] if row else None
+
+    def give_room(self) -> None:
+        """The settings that our documents advise for much traffic: checkpoints by time, not after every gigabyte."""
+        for setting in ("max_wal_size = '16GB'", "checkpoint_timeout = '15min'"):
+            self.ask(f"ALTER SYSTEM SET {setting}")
+        self.ask("SELECT pg_reload_conf()")
+
+    def rest(self) -> None:
+        """Write out what waits for that, so that what comes next is not slowed by what came before."""
+        self.ask("CHECKPOINT")
 
     def count(self, table: str, database: str) -> int:
         """Rows of a table."""

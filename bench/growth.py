@@ -1,6 +1,7 @@
 """Does it stay fast? Intake on a store that fills up, and leases beside a subject that has more and more waiting.
 
-Intake: the same load on an empty store and after each size, the product in one process on each engine. Leases: the same
+Intake: the same load on an empty store and after each size, the product in one process on each engine; PostgreSQL has
+room for its log (`Postgres.give_room`) and has written out the fill before each load. Leases: the same
 leases beside one subject with 1 to 100,000 deliveries waiting, in turn, so that a noisy machine touches all alike. Run
 by `scripts/bench growth`; talk on stderr, report on stdout, exit 1 when a check failed.
 """
@@ -63,6 +64,8 @@ def run_intake(one: Contestant, place: Place, settings: Settings, sizes: Sequenc
         for size in sizes:
             trial.fill(size - held)
             held = size
+            if place.postgres is not None:
+                place.postgres.rest()
             found.append(Size(size, trial.measure(f"load on {size:,} events").figures.per_second))
         return found
 
@@ -89,29 +92,31 @@ def run_leases(engine: str, shop: Shop, turns: int, progress: Progress) -> dict[
     return found
 
 
-def run_all_intake(settings: Settings, sizes: Sequence[int]) -> dict[str, list[Size]]:
+def run_all_intake(engines: Sequence[str], settings: Settings, sizes: Sequence[int]) -> dict[str, list[Size]]:
     """Every engine."""
-    chosen = [one for one in CONTESTANTS if has_mixes(one)]
+    chosen = [one for one in CONTESTANTS if has_mixes(one) and one.engine in engines]
     loads = len(sizes) + 1
     steps = 1 + len(chosen) * (1 + loads + PIECES * len(sizes))
     progress = Progress(steps)
     more = len(sizes) * math.ceil(settings.seconds) * settings.max_rate + (sizes[-1] if sizes else 0)
     with opened_place(chosen, settings, progress, more=more) as place:
+        if place.postgres is not None:
+            place.postgres.give_room()
         return {one.engine: run_intake(one, place, settings, sizes, progress) for one in chosen}
 
 
-def run_all_leases(folder: Path | None, turns: int) -> dict[str, dict[int, float]]:
+def run_all_leases(engines: Sequence[str], folder: Path | None, turns: int) -> dict[str, dict[int, float]]:
     """Every engine."""
     # Our own progress is what is told on stderr.
     logging.getLogger("oncehook").addHandler(logging.NullHandler())
-    progress = Progress(len(ENGINES) * (len(DEPTHS) + 1))
+    progress = Progress(len(engines) * (len(DEPTHS) + 1))
     home = Path(tempfile.mkdtemp(prefix="oncehook-growth-", dir=folder))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         postgres = Postgres(home)
         stack.callback(postgres.stop)
         shop = Shop(home, postgres, "", 0)
-        return {engine: run_leases(engine, shop, turns, progress) for engine in ENGINES}
+        return {engine: run_leases(engine, shop, turns, progress) for engine in engines}
 
 
 def targets(found: dict[str, Any]) -> list[Target]:
@@ -153,6 +158,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--events", type=int, action="append", metavar="N", help="a size of the store (repeat; default: 1000000)"
     )
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="only this (repeat)")
     parser.add_argument("--no-intake", action="store_true", help="leases only")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of each load (default: 5)")
     parser.add_argument("--turns", type=int, default=TURNS, help=f"turns of the leases (default: {TURNS})")
@@ -179,8 +185,9 @@ def main(words: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         sizes = [] if arguments.no_intake else sorted(arguments.events or [1_000_000])
-        leases = run_all_leases(arguments.folder, arguments.turns)
-        intake = run_all_intake(settings, sizes) if sizes else {}
+        engines = arguments.engine or ENGINES
+        leases = run_all_leases(engines, arguments.folder, arguments.turns)
+        intake = run_all_intake(engines, settings, sizes) if sizes else {}
     except BenchError as error:
         print(f"growth failed: {error}", file=sys.stderr)
         return 1

@@ -18,7 +18,6 @@ async def test_nothing_is_found_where_nothing_is(store: Store) -> None:
     assert await store.get_event(unknown) is None
     for question in (Filter(), Filter(source="orders"), Filter(source="nobody")):
         assert await store.find_events(question) == Page([], None)
-    assert await store.find_key(unknown) is None
     assert await store.arrivals_of(unknown) == []
     assert await store.batch_body(unknown) is None
     assert await store.recent_rejections() == []
@@ -68,13 +67,6 @@ async def test_a_listed_event_says_the_same_as_a_single_one(store: Store) -> Non
     assert event is not None
     assert (event.key, event.subject, event.head, event.copies) == ("a", "s", b"POST /split", 2)
     assert (listed.key, listed.subject, listed.size, listed.copies) == ("a", "s", len(event.body), 2)
-
-
-async def test_the_event_of_a_key(store: Store) -> None:
-    one = item("k")
-    assert one.key_hash is not None
-    [verdict] = await keep(store, one)
-    assert await store.find_key(one.key_hash) == verdict.event_id
 
 
 async def test_later_arrivals_come_oldest_first(ground: Ground, store: Store) -> None:

@@ -307,9 +307,6 @@ class Store(Protocol):
         `replay_id`, `ids`), an event matches when one delivery of it meets them all.
         """
 
-    async def find_key(self, key_hash: bytes) -> bytes | None:
-        """The event that stands for a key inside its window."""
-
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
         """Later arrivals of an event, oldest first; at most KEPT_ARRIVALS duplicates and as many conflicts."""
 

@@ -13,7 +13,7 @@ from typing import Final
 from oncehook.model import Intake, Item, Outcome, Verdict
 
 MOST: Final = 30_000
-"""Keys remembered: about 5 MB. Retries come within minutes; who comes later brings its body along, that is all."""
+"""Keys remembered: about 6 MB. Retries come within minutes; who comes later brings its body along, that is all."""
 
 
 class Familiar:

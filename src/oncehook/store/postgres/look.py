@@ -140,10 +140,6 @@ class Reader:
         found = await self.rows(_GET, [Id(event_id)])
         return _event(found[0]) if found else None
 
-    async def find_key(self, key_hash: bytes) -> bytes | None:
-        found = await self.rows("SELECT event_id FROM keys WHERE hash = $1 AND expires_at > now()", [Id(key_hash)])
-        return found[0][0] if found else None
-
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
         found = await self.rows(
             """

@@ -89,15 +89,6 @@ class Reader:
         """The time by which windows are measured. Who only reads has no better one than this machine's."""
         return int(clock.now() * 1_000_000)
 
-    async def find_key(self, key_hash: bytes) -> bytes | None:
-        now = self.now()
-        row = await self.read(
-            lambda c: c.execute(
-                "SELECT event_id FROM keys WHERE hash = ? AND expires_at > ?", (key_hash, now)
-            ).fetchone()
-        )
-        return None if row is None else bytes(row[0])
-
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
         rows = await self.read(lambda c: c.execute(KEPT, (event_id, KEPT_ARRIVALS)).fetchall())
         return [StoredArrival(r[0], r[1], Outcome(r[2]), moment(r[3]), r[4], r[5], r[6]) for r in rows]
