@@ -228,18 +228,35 @@ def draw_latency(folder: Path, look: Look, path: Path) -> None:
 
 def draw_growth(folder: Path, look: Look, path: Path) -> None:
     """What a lease costs as the line behind one subject grows."""
-    found = _read(folder, "growth")
-    title = "One lease beside a subject with a long line (µs per delivery)"
-    with drawn(look, path, height=3.0, title=title) as (axes,):
-        for (engine, costs), color in zip(found["leases"].items(), (look.ours, look.second), strict=True):
-            depths, values = list(costs), list(costs.values())
-            axes.plot(range(len(depths)), values, color=color, marker="o", markersize=4)
-            note = f"{ENGINES[engine]}, {values[-1] / values[0]:.2f}× as much"
-            axes.annotate(note, (len(depths) - 1, values[-1]), xytext=(8, -3), textcoords="offset points", color=color)
-        axes.set_xticks(range(len(depths)), [f"{int(depth):,} waiting" for depth in depths])
-        axes.set_xlim(-0.2, len(depths) - 0.1)
-        axes.set_ylim(0, max(value for costs in found["leases"].values() for value in costs.values()) * 1.25)
-        axes.grid(axis="y", color=look.faint, linewidth=0.6)
+    leases = _read(folder, "growth")["leases"]
+    with drawn(look, path, height=3.0, title="One lease beside a subject with a long line (µs per delivery)") as (
+        axes,
+    ):
+        names = [f"{int(depth):,} waiting" for depth in next(iter(leases.values()))]
+        lines(look, axes, {engine: list(costs.values()) for engine, costs in leases.items()}, names)
+
+
+def draw_filled(folder: Path, look: Look, path: Path) -> None:
+    """What a store takes in as it fills up."""
+    intake = _read(folder, "growth")["intake"]
+    with drawn(look, path, height=3.0, title="Webhooks taken in per second, by what the store holds already") as (
+        axes,
+    ):
+        names = [f"{size['events']:,} events" if size["events"] else "empty" for size in next(iter(intake.values()))]
+        lines(look, axes, {engine: [size["per_second"] for size in sizes] for engine, sizes in intake.items()}, names)
+
+
+def lines(look: Look, axes: Any, given: dict[str, list[float]], names: Sequence[str]) -> None:
+    """A line per engine over the same places, with its last value by its first."""
+    for (engine, values), color in zip(given.items(), (look.ours, look.second), strict=True):
+        axes.plot(range(len(names)), values, color=color, marker="o", markersize=4)
+        note = f"{ENGINES[engine]}, {values[-1] / values[0]:.2f}× as much"
+        axes.annotate(note, (len(names) - 1, values[-1]), xytext=(8, -3), textcoords="offset points", color=color)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.2, len(names) - 0.1)
+    axes.set_ylim(0, max(value for values in given.values() for value in values) * 1.25)
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+    axes.grid(axis="y", color=look.faint, linewidth=0.6)
 
 
 def draw_stack(folder: Path, look: Look, path: Path) -> None:
@@ -264,6 +281,7 @@ PLOTS: dict[str, tuple[str, str, Callable[[Path, Look, Path], None]]] = {
     "work": ("work", "contestants", draw_work),
     "latency": ("latency", "engines", draw_latency),
     "growth": ("growth", "leases", draw_growth),
+    "filled": ("growth", "intake", draw_filled),
     "stack": ("stack", "layers", draw_stack),
 }
 """Picture: the file and the figures in it that it needs, and who draws it."""
