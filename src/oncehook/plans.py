@@ -92,7 +92,7 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What to know before saying yes."""
-        said = [] if self.recipients and self.only_sends else self._what_receivers_see()
+        said = [] if self.goes_only_to("sender") else self._what_receivers_see()
         if any(recipient.kind == "sender" for recipient in self.recipients):
             said.append("Whoever got a message already gets it a second time: WhatsApp cannot tell.")
         said.append("Live traffic goes first; the order within a subject is kept among what is replayed.")
@@ -107,16 +107,18 @@ class Plan:
                 said.append(recipient.moved)
         return said
 
-    @property
-    def only_sends(self) -> bool:
-        """Whether it is all about messages to people."""
-        return all(recipient.kind == "sender" for recipient in self.recipients)
+    def goes_only_to(self, kind: str) -> bool:
+        """Whether all of it goes to destinations of this kind."""
+        return bool(self.recipients) and all(recipient.kind == kind for recipient in self.recipients)
 
     def _what_receivers_see(self) -> list[str]:
+        if self.goes_only_to("handler"):
+            key = "a new idempotency_key" if self.wish.fresh_id else "the same idempotency_key as before"
+            return [f"The handler gets the same event with {key}; its run tells that it is a replay."]
         fresh = "a new webhook-id" if self.wish.fresh_id else "the same webhook-id and Idempotency-Key as before"
         said = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
         if not self.wish.fresh_id:
-            said.append("A receiver that deduplicates may leave it out; fresh_id sends a new id.")
+            said.append("A receiver that deduplicates may leave it out; a fresh id (--fresh-id) would be new to it.")
         return said
 
 

@@ -433,6 +433,15 @@ async def test_a_plan_says_what_would_happen_and_does_nothing(either: House) -> 
     assert forced["expected_seconds"] is None
 
 
+async def test_a_plan_for_handlers_speaks_of_what_a_handler_sees(either: House) -> None:
+    await mixture(either.store)
+    for fresh, said in ((False, "the same idempotency_key"), (True, "a new idempotency_key")):
+        plan = await either.post("/replays/plan", {"query": "since:2h", "destination": "mail", "fresh_id": fresh})
+        assert [r["kind"] for r in plan["recipients"]] == ["handler"]
+        assert any(said in note for note in plan["notes"])
+        assert not any("webhook-id" in note for note in plan["notes"])
+
+
 async def test_a_plan_says_that_a_recipient_is_paused_or_failing(house: House) -> None:
     await dead_letters(house.store, None)
     await house.post("/destinations/crm/pause", {"reason": "deploy"})

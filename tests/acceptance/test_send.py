@@ -117,6 +117,8 @@ def test_list(development: Development) -> None:
     listed = {line.split()[0]: line for line in result.stdout.splitlines()}
     assert set(listed) == {"dev", *presets.names()}
     assert "invoice.paid" in listed["stripe"]
+    assert development.send("stripe", "--list").stdout.splitlines() == [listed["stripe"]]
+    assert isinstance(development.send("strype", "--list").exception, ConfigError)
 
 
 def test_a_preset_that_is_not_configured(

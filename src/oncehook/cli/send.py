@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # presets bring much with them: --help must not wait for that
 @click.option("--batch", is_flag=True, help="Several events in one request, where the provider batches (TYPE batch).")
 @click.option("--repeat", type=click.IntRange(1, 100_000), default=1, help="Send the very same hook this often.")
 @click.option("--bad-signature", is_flag=True, help="Sign it wrongly, to see it refused.")
-@click.option("--list", "listing", is_flag=True, help="Show what can be sent.")
+@click.option("--list", "listing", is_flag=True, help="Show what can be sent, or what to SOURCE.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per answer on stdout.")
 def command(
     source: str | None,
@@ -53,7 +53,8 @@ def command(
     """
     setup = from_app(app, config_file) if app else from_settings(config_file)
     if listing:
-        _list(setup.inbox.sources)
+        sources = setup.inbox.sources
+        _list(sources) if source is None else _list_one(source, _choose(sources, source, url or "anywhere"))
         return 0
     if source is None:
         raise click.UsageError("Which source? `oncehook send --list` shows them.")
@@ -129,11 +130,15 @@ def _said(fields: dict[str, Any], body: bytes) -> str:
     return f"{fields['event_id']}   {what}" if "event_id" in fields else str(what)
 
 
+def _list_one(name: str, source: Source) -> None:
+    click.echo(f"{name:<20} {', '.join(source.preset.samples) if source.preset else 'any type'}")
+
+
 def _list(sources: dict[str, Source]) -> None:
     from oncehook import presets
 
     for name, source in sources.items():
-        click.echo(f"{name:<20} {', '.join(source.preset.samples) if source.preset else 'any type'}")
+        _list_one(name, source)
     others = [name for name in presets.names() if name not in sources]
     if others:
         click.echo("Not configured here, with --to URL:", err=True)

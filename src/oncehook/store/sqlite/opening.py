@@ -106,7 +106,7 @@ def warn_of_old_library(version: tuple[int, int, int] = sqlite3.sqlite_version_i
         return None
     return (
         f"SQLite {'.'.join(map(str, version))} has the WAL-reset bug (fixed in 3.51.3): "
-        "never write to this file with another program while oncehook runs."
+        "never write to this file with another program while oncehook runs. Its own commands are safe."
     )
 
 
