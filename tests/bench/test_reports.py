@@ -49,7 +49,10 @@ def folder(tmp_path: Path) -> Path:
         "ingest": as_json(results()),
         "work": {"contestants": {name: {"jobs_per_second": speed} for name, speed in speeds.items()}},
         "latency": {"engines": {engine: [vars(one) for one in paces] for engine in latency.ENGINES}},
-        "growth": {"intake": {}, "leases": {e: {str(d): 20.0 for d in growth.DEPTHS} for e in growth.ENGINES}},
+        "growth": {
+            "intake": {e: [{"events": n, "per_second": 9.0} for n in (0, 1_000_000)] for e in growth.ENGINES},
+            "leases": {e: {str(d): 20.0 for d in growth.DEPTHS} for e in growth.ENGINES},
+        },
         "stack": {
             "sockets": 10.0,
             "layers": {engine: layers() for engine in stack.ENGINES},

@@ -199,10 +199,18 @@ async def _brake(world: World) -> None:
         await asyncio.sleep(0.5)
 
 
+def _stop(process: Process) -> int:
+    """Its exit code when it is asked to stop. One that was revived a moment ago is let come to its feet first: before
+    that nothing hears the signal, and it simply ends."""
+    with contextlib.suppress(AssertionError):
+        process.ready()
+    return process.stop()
+
+
 async def _settle(component: Component, world: World) -> Outcome:
     """Everybody stops, everything is worked off, and everything must add up."""
     fleet, senders = world.fleet, world.senders
-    codes = [await asyncio.to_thread(process.stop) for process in fleet.processes if process.is_running]
+    codes = [await asyncio.to_thread(_stop, process) for process in fleet.processes if process.is_running]
     await asyncio.to_thread(fleet.drain)
     sleepers = world.history.pids("freeze") | world.history.pids("nap")
     about = checker.Terms(frozen=sleepers | _paused(fleet), ambiguous=senders.ambiguous, may_fail=component.may_fail)
