@@ -114,11 +114,12 @@ class Plan:
     def _what_receivers_see(self) -> list[str]:
         if self.goes_only_to("handler"):
             key = "a new idempotency_key" if self.wish.fresh_id else "the same idempotency_key as before"
-            return [f"The handler gets the same event with {key}; its run tells that it is a replay."]
-        fresh = "a new webhook-id" if self.wish.fresh_id else "the same webhook-id and Idempotency-Key as before"
-        said = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
+            said = [f"The handler gets the same event with {key}; its run tells that it is a replay."]
+        else:
+            fresh = "a new webhook-id" if self.wish.fresh_id else "the same webhook-id and Idempotency-Key as before"
+            said = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
         if not self.wish.fresh_id:
-            said.append("A receiver that deduplicates may leave it out; a fresh id (--fresh-id) would be new to it.")
+            said.append("One that deduplicates may leave it out; a fresh id (--fresh-id) would be new to it.")
         return said
 
 

@@ -440,6 +440,7 @@ async def test_a_plan_for_handlers_speaks_of_what_a_handler_sees(either: House) 
         assert [r["kind"] for r in plan["recipients"]] == ["handler"]
         assert any(said in note for note in plan["notes"])
         assert not any("webhook-id" in note for note in plan["notes"])
+        assert any("fresh id" in note for note in plan["notes"]) is not fresh
 
 
 async def test_a_plan_says_that_a_recipient_is_paused_or_failing(house: House) -> None:

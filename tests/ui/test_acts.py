@@ -119,6 +119,17 @@ def test_the_server_wants_the_number_too(own_house: House) -> None:
     assert not own_house.do(desk.replays()).items
 
 
+def test_a_plan_for_a_handler_says_what_it_gets_and_offers_a_new_id(own_house: House) -> None:
+    dead_orders(own_house, 2)
+    cookie = {"cookie": own_house.login("operator")}
+    plan = "/replays/plan?query=status:dead"
+    same, new = (own_house.ask("GET", plan + more, headers=cookie).text for more in ("", "&fresh_id=1"))
+    for page, which in ((same, "the same"), (new, "a new")):
+        assert f"gets the same event with {which} <code>idempotency_key</code>" in page
+        assert "webhook-id" not in page
+    assert ("send a new id" in same, "send a new id" in new) == (True, False)
+
+
 def test_a_double_click_is_one_replay(own_house: House) -> None:
     dead_orders(own_house, 2)
     own_house.mood.ship = "mended"
