@@ -53,14 +53,16 @@ def command(
     """
     setup = from_app(app, config_file) if app else from_settings(config_file)
     if listing:
-        sources = setup.inbox.sources
-        _list(sources) if source is None else _list_one(source, _choose(sources, source, url or "anywhere"))
+        if source is None:
+            _list(setup.inbox.sources)
+        else:
+            _list_one(source, _choose(setup.inbox.sources, source, may_be_preset=True))
         return 0
     if source is None:
         raise click.UsageError("Which source? `oncehook send --list` shows them.")
     if batch and type not in (None, "batch"):
         raise click.UsageError("--batch is a type of its own: leave TYPE out.")
-    chosen = _choose(setup.inbox.sources, source, url)
+    chosen = _choose(setup.inbox.sources, source, may_be_preset=url is not None)
     target = url or f"{address_of(setup.config.server)}/in/{chosen.path}"
     arrival = _signed(chosen, "batch" if batch else type, file, target, bad_signature)
     answers = [_send_one(target, arrival, as_json) for _ in range(repeat)]
@@ -68,14 +70,14 @@ def command(
     return 0 if all(status in wanted for status in answers) else 1
 
 
-def _choose(sources: dict[str, Source], name: str, url: str | None) -> Source:
+def _choose(sources: dict[str, Source], name: str, *, may_be_preset: bool) -> Source:
     from oncehook import presets
 
     if name in sources:
         return sources[name]
     if name not in presets.names():
         raise ConfigError(f'There is no source "{name}".', hint=f"There are: {', '.join(sources)}.")
-    if url is None:
+    if not may_be_preset:
         raise ConfigError(
             f'"{name}" is a preset, but no source of these settings.', hint="Say where to send it with --to URL."
         )
