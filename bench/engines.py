@@ -83,8 +83,7 @@ class Postgres:
         """A fresh database for one contestant; gone afterwards."""
         with psycopg.connect(self.uri("postgres"), autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-            # What the last contestant left unwritten must not slow this one.
-            connection.execute("CHECKPOINT")
+        self.rest()
         try:
             yield self.uri(name)
         finally:

@@ -229,9 +229,8 @@ def draw_latency(folder: Path, look: Look, path: Path) -> None:
 def draw_growth(folder: Path, look: Look, path: Path) -> None:
     """What a lease costs as the line behind one subject grows."""
     leases = _read(folder, "growth")["leases"]
-    with drawn(look, path, height=3.0, title="One lease beside a subject with a long line (µs per delivery)") as (
-        axes,
-    ):
+    title = "One lease beside a subject with a long line (µs per delivery)"
+    with drawn(look, path, height=3.0, title=title) as (axes,):
         names = [f"{int(depth):,} waiting" for depth in next(iter(leases.values()))]
         lines(look, axes, {engine: list(costs.values()) for engine, costs in leases.items()}, names)
 
@@ -239,16 +238,17 @@ def draw_growth(folder: Path, look: Look, path: Path) -> None:
 def draw_filled(folder: Path, look: Look, path: Path) -> None:
     """What a store takes in as it fills up."""
     intake = _read(folder, "growth")["intake"]
-    with drawn(look, path, height=3.0, title="Webhooks taken in per second, by what the store holds already") as (
-        axes,
-    ):
+    title = "Webhooks taken in per second, by what the store holds already"
+    with drawn(look, path, height=3.0, title=title) as (axes,):
         names = [f"{size['events']:,} events" if size["events"] else "empty" for size in next(iter(intake.values()))]
         lines(look, axes, {engine: [size["per_second"] for size in sizes] for engine, sizes in intake.items()}, names)
 
 
 def lines(look: Look, axes: Any, given: dict[str, list[float]], names: Sequence[str]) -> None:
     """A line per engine over the same places, with its last value by its first."""
-    for (engine, values), color in zip(given.items(), (look.ours, look.second), strict=True):
+    colors = dict(zip(ENGINES, (look.ours, look.second), strict=True))
+    for engine, values in given.items():
+        color = colors[engine]
         axes.plot(range(len(names)), values, color=color, marker="o", markersize=4)
         note = f"{ENGINES[engine]}, {values[-1] / values[0]:.2f}× as much"
         axes.annotate(note, (len(names) - 1, values[-1]), xytext=(8, -3), textcoords="offset points", color=color)

@@ -97,6 +97,13 @@ def test_every_picture_is_drawn_light_and_dark(folder: Path) -> None:
     assert len({path.read_bytes() for path in made}) == len(made)
 
 
+def test_growth_of_one_engine_is_drawn(folder: Path) -> None:
+    found = json.loads((folder / "growth.json").read_text())
+    only = {part: {"postgres": found[part]["postgres"]} for part in ("intake", "leases")}
+    (folder / "growth.json").write_text(json.dumps(found | only))
+    assert {"growth", "filled"} <= {path.stem.partition("-")[0] for path in plots.draw_all(folder)}
+
+
 def test_what_was_not_measured_is_not_drawn(folder: Path) -> None:
     for name in ("work", "latency", "growth", "stack"):
         (folder / f"{name}.json").unlink()
