@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
@@ -22,12 +22,18 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "PATIENCE", "20s")
 
 
-@contextmanager
-def held_up(place: Place) -> Iterator[None]:
-    """Somebody holds the key "held", so that whatever is in its group waits."""
+@asynccontextmanager
+async def stuck(place: Place) -> AsyncIterator[tuple[PostgresStore, list[Pending]]]:
+    """A store that writes a group of four which cannot go on: somebody holds a key that is in it. Then it goes on."""
+    store = await place.open()
+    await keep(store, item("held"))
     with psycopg.connect(place.server.url) as foreign, foreign.transaction(force_rollback=True):
         foreign.execute(f"SELECT * FROM {place.schema}.keys FOR UPDATE")
-        yield
+        four = send(store, "held", "a", "b", "c")
+        await until(lambda: at_work(place) == 1)
+        yield store, four
+        assert not any(one.future.done() for one in four)
+    assert await accepted(four) == [False, True, True, True]
 
 
 def send(store: PostgresStore, *keys: str) -> list[Pending]:
@@ -47,47 +53,35 @@ async def accepted(arrivals: list[Pending]) -> list[bool]:
     return [verdict.outcome is Outcome.accepted for (verdict,) in verdicts]
 
 
-async def test_another_group_is_begun_for_as_many_as_are_being_written(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A statement has its price, whatever is in it: a handful behind a large group waits for that one's end."""
+@pytest.fixture
+def nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "LATE", 60.0)
-    store = await place.open()
-    await keep(store, item("held"))
-    with held_up(place):
-        first = send(store, "held", "a", "b", "c")
-        await until(lambda: at_work(place) == 1)
+
+
+@pytest.mark.usefixtures("nothing_is_late")
+async def test_another_group_is_begun_for_as_many_as_are_being_written(place: Place) -> None:
+    """A statement has its price, whatever is in it: a handful behind a large group waits for that one's end."""
+    async with stuck(place) as (store, four):
         few = send(store, "d", "e", "f")
         await asyncio.sleep(0.1)
         assert at_work(place) == 1
-        assert not any(one.future.done() for one in [*first, *few])
+        assert not any(one.future.done() for one in [*four, *few])
         enough = send(store, "g")
         assert await accepted([*few, *enough]) == [True] * 4
-    assert await accepted(first) == [False, True, True, True]
 
 
 async def test_nobody_waits_for_a_group_that_takes_too_long(place: Place) -> None:
     """R9"""
-    store = await place.open()
-    await keep(store, item("held"))
-    with held_up(place):
-        first = send(store, "held", "a", "b", "c")
-        await until(lambda: at_work(place) == 1)
+    async with stuck(place) as (store, _):
         assert await accepted(send(store, "d")) == [True]
-        assert not any(one.future.done() for one in first)
-    assert await accepted(first) == [False, True, True, True]
+    assert store._commit._writing == 0  # it was counted out once, though it was late and came to its end
 
 
-async def test_what_waits_behind_a_group_is_written_at_the_end(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("nothing_is_late")
+async def test_what_waits_behind_a_group_is_written_at_the_end(place: Place) -> None:
     """Too few to be begun for, and nothing more comes."""
-    monkeypatch.setattr(commit, "LATE", 60.0)
-    store = await place.open()
-    await keep(store, item("held"))
-    with held_up(place):
-        first = send(store, "held", "a", "b", "c")
-        await until(lambda: at_work(place) == 1)
+    async with stuck(place) as (store, _):
         few = send(store, "d")
         closing = asyncio.create_task(store.close())
         assert await accepted(few) == [True]
     await closing
-    assert await accepted(first) == [False, True, True, True]

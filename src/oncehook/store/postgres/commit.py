@@ -72,6 +72,7 @@ class GroupCommit:
         self._waiting: deque[Pending] = deque()
         self._waiting_bytes = 0
         self._writing = 0
+        """Arrivals that are being written, without those that take too long."""
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._batch = batch
