@@ -15,9 +15,12 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from typing import Any, Final
 
+import msgspec
+
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Headers
-from oncehook.payload import MISSING, BodyHash, Path, Redaction, Unreadable, parse, parse_form, text_of
+from oncehook.model import Arrival
+from oncehook.payload import BodyHash, Parse, Path, Redaction, parse, parser_of, text_of
+from oncehook.sight import Sight, header
 
 __all__ = [
     "DEFAULT_KEY",
@@ -43,130 +46,12 @@ DEFAULT_KEY: Final = [
 ]
 DEFAULT_TYPE: Final = ["$.type", "$.event"]
 
-JSON: Final = (b"content-type", b"application/json")
-JSON_UTF8: Final = (b"content-type", b"application/json; charset=utf-8")
-FORM: Final = "application/x-www-form-urlencoded"
 ALLOWED: Final = (
     "A place is header:Name, query:name, form:field, literal:text, or a JSONPath such as $.data.id; "
     "a list tries several places in order, and a list inside it joins its parts."
 )
 
 Parts = tuple[str, ...]
-
-
-# -- what a rule sees --------------------------------------------------------------------------
-
-
-def header(headers: Headers, name: bytes) -> str | None:
-    """The value of a header (its name in lower case); None when it is absent, empty, or there twice and not the same.
-
-    The quotes that the Idempotency-Key draft puts around its value are no part of it.
-    """
-    values = {value.strip() for key, value in headers if key == name}
-    return _header_text(name, values.pop()) if len(values) == 1 else None
-
-
-def _header_text(name: bytes, value: bytes) -> str | None:
-    text = value.strip().decode("latin-1")
-    if name == b"idempotency-key" and len(text) > 1 and text[0] == text[-1] == '"':
-        text = re.sub(r'\\(["\\])', r"\1", text[1:-1])
-    return text or None
-
-
-class Sight:
-    """What a rule sees of an arrival, each part read when it is first asked for.
-
-    A rule written in Python is called with one and returns the value, a tuple of parts, or None.
-    """
-
-    __slots__ = ("_data", "_form", "_head", "_loaded", "_query", "arrival", "body", "unparsed")
-
-    def __init__(self, arrival: Arrival, body: bytes, data: Any = MISSING) -> None:
-        self.arrival = arrival
-        self.body = body
-        """The bytes of the event: the arrival's own, or those of one part of it."""
-        self.unparsed = False
-        """JSON was asked for, and the body could not be read."""
-        self._data = data
-        self._loaded = data is not MISSING
-        self._head: dict[bytes, bytes] | None = None
-        self._form: dict[str, list[str]] | None = None
-        self._query: dict[str, list[str]] | None = None
-
-    @property
-    def data(self) -> Any:
-        """The parsed JSON body; None when it cannot be read, or is a form."""
-        if not self._loaded:
-            self._load()
-        return None if self._data is MISSING else self._data
-
-    @property
-    def media_type(self) -> str | None:
-        """The content type without its parameters."""
-        text = self.find_header(b"content-type")
-        return None if text is None else text.partition(";")[0].strip().lower()
-
-    def header(self, name: str) -> str | None:
-        """The value of a header; None when it is absent, empty, or there twice and not the same."""
-        return self.find_header(name.lower().encode("latin-1", "replace"))
-
-    def find_header(self, name: bytes) -> str | None:
-        """The same, by its name in lower case."""
-        if self._head is None:
-            self._head = dict(self.arrival.headers)
-        value = self._head.get(name)
-        if value is None:
-            return None
-        if len(self._head) != len(self.arrival.headers):
-            return header(self.arrival.headers, name)
-        return _header_text(name, value)
-
-    def query(self, name: str) -> str | None:
-        """The value of a query parameter; None when it is absent, empty, or there twice and not the same."""
-        if self._query is None:
-            self._query = _fields_of(self.arrival.query)
-        return _single(self._query, name)
-
-    def form(self, name: str) -> str | None:
-        """The value of a field of an urlencoded body; None as with `query`, and for every other content type."""
-        if self._form is None:
-            self._form = _fields_of(self.arrival.body) if self.media_type in (FORM, None) else {}
-        return _single(self._form, name)
-
-    def find(self, path: Path) -> Any:
-        """The first value a path leads to in the body, or MISSING."""
-        if not self._loaded:
-            self._load()
-        return MISSING if self._data is MISSING else path.first(self._data)
-
-    def _load(self) -> None:
-        self._loaded = True
-        if self._is_opaque():
-            return
-        try:
-            self._data = parse(self.body)
-        except Unreadable:
-            self.unparsed = True
-
-    def _is_opaque(self) -> bool:
-        """Forms and uploads are not ours to look into (S13); but `curl -d '{…}'` calls JSON a form."""
-        if JSON in self.arrival.headers or JSON_UTF8 in self.arrival.headers:  # told without a closer look
-            return False
-        media_type = self.media_type or ""
-        is_form = media_type == FORM and self.body.lstrip()[:1] not in (b"{", b"[")
-        return is_form or media_type.startswith("multipart/")
-
-
-def _fields_of(text: bytes) -> dict[str, list[str]]:
-    try:
-        return parse_form(text)
-    except Unreadable:
-        return {}
-
-
-def _single(fields: Mapping[str, list[str]], name: str) -> str | None:
-    values = fields.get(name, [])
-    return values[0] or None if values and values.count(values[0]) == len(values) else None
 
 
 # -- places ------------------------------------------------------------------------------------
@@ -354,8 +239,7 @@ class _Asked:
         return tuple(part.encode("utf-8", "backslashreplace").decode() for part in parts) if any(parts) else None
 
 
-@dataclass(slots=True)
-class Reading:
+class Reading(msgspec.Struct, gc=False):
     """What was read from one arrival, or from one part of it."""
 
     key: Parts | None
@@ -370,7 +254,7 @@ class Reading:
 class Rules:
     """The rules of one source, compiled together."""
 
-    __slots__ = ("_event_time", "_key", "_order", "_rank", "_rank_scope", "_subject", "_type")
+    __slots__ = ("_event_time", "_key", "_order", "_parse", "_rank", "_rank_scope", "_subject", "_type")
 
     def __init__(
         self,
@@ -390,10 +274,11 @@ class Rules:
         self._rank = _compile("rank", rank)
         self._rank_scope = _compile("rank_scope", rank_scope)
         self._order = self._rank.order if isinstance(self._rank, Rule) else None
+        self._parse = _parser((self._key, self._subject, self._type, self._event_time, self._rank, self._rank_scope))
 
     def read(self, arrival: Arrival) -> Reading:
         """Read a whole arrival from its bytes. No bytes make it raise; a bug in a rule written in Python may."""
-        return self._read(Sight(arrival, arrival.body))
+        return self._read(Sight(arrival, arrival.body, parse=self._parse))
 
     def read_data(self, arrival: Arrival, data: Any, body: bytes) -> Reading:
         """Read one part of a batch, already parsed; headers and query are those of the arrival it came in."""
@@ -430,6 +315,20 @@ def _compile(name: str, spec: Spec) -> Rule | _Asked | None:
             "A `key` made of literals alone would make every arrival a duplicate of the first.", hint=ALLOWED
         )
     return rule
+
+
+def _parser(rules: Sequence[Rule | _Asked | None]) -> Parse:
+    """The cheapest parser that gives all that these rules may look at."""
+    names = set()
+    for rule in rules:
+        if isinstance(rule, _Asked):
+            return parse
+        for path in rule.paths if rule is not None else ():
+            first = path.location[0] if path.location else None
+            if not isinstance(first, str):
+                return parse
+            names.add(first)
+    return parser_of(names)
 
 
 # -- values ------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from ipaddress import ip_address
 from typing import Any, Final, Protocol
 
@@ -74,8 +73,7 @@ class Witness(emit.Witness, Protocol):
         """An arrival could not be stored, and its sender was asked to try again."""
 
 
-@dataclass(slots=True)
-class Receipt:
+class Receipt(msgspec.Struct):
     """The answer to one arrival, for a route of one's own: the reply, and what it says."""
 
     reply: Reply
@@ -83,8 +81,7 @@ class Receipt:
     event_ids: list[str]
 
 
-@dataclass(slots=True)
-class Begun:
+class Begun(msgspec.Struct):
     """An arrival that the store has been asked to keep."""
 
     source: Source
@@ -350,7 +347,7 @@ def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
 
 def _odd(reading: Reading) -> Reading:
     """What is read from a part of the wrong shape: whatever stands where the key should be is not believed."""
-    return replace(reading, key=None, unparsed=True)
+    return msgspec.structs.replace(reading, key=None, unparsed=True)
 
 
 def is_direct(arrival: Arrival) -> bool:

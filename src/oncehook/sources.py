@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, Final
 
+import msgspec
+
 from oncehook import keys, units
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
@@ -32,8 +34,7 @@ class Odd:
     part: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """What the sender is told."""
 
     status: int

@@ -16,8 +16,8 @@ import pytest
 from oncehook import config, development, presets
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
-from oncehook.keys import header
 from oncehook.model import Arrival, Mark
+from oncehook.sight import header
 from oncehook.sources import Odd
 from oncehook.testing import send
 from oncehook.verify import Custom, Hmac, same

@@ -21,9 +21,10 @@ from typing import Any, Final, cast
 
 from oncehook import config, development, payload, presets, query, units
 from oncehook.errors import ConfigError, QueryInvalid, Rejected, SignatureInvalid
-from oncehook.keys import Rule, Rules, Sight, bounded
+from oncehook.keys import Rule, Rules, bounded
 from oncehook.model import Arrival, Headers, key_hash, pack_head, unpack_head
 from oncehook.receive import Receiver, is_direct
+from oncehook.sight import Sight
 from oncehook.sources import Network, Source
 from oncehook.web.peers import UNKNOWN, peer_finder, plain
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from oncehook import keys
 from oncehook.errors import ConfigError
-from oncehook.keys import DEFAULT_KEY, DEFAULT_TYPE, Reading, Rule, Rules, Sight, Spec, bounded, header, key_text
+from oncehook.keys import DEFAULT_KEY, DEFAULT_TYPE, Reading, Rule, Rules, Spec, bounded, key_text
 from oncehook.model import Arrival, key_hash
 from oncehook.payload import parse
+from oncehook.sight import Sight, header
 
 FORM = ("content-type", "application/x-www-form-urlencoded")
 
@@ -252,18 +253,24 @@ def test_a_missing_key_is_none_and_never_a_guess() -> None:
     assert reading == Reading(None, None, None, None, None, None, False)
 
 
-@pytest.mark.parametrize("body", [b"not json", b"", b'{"id": "\xff"}', b"[" * 100_000, b'{"id": 1, "x": 1e999}'])
+@pytest.mark.parametrize("body", [b"not json", b"", b'{"id": 1, "x": "\xff"}', b"[" * 100_000, b'{"id": 1e999}'])
 def test_a_body_that_cannot_be_read_is_marked(body: bytes) -> None:
     for subject in ("$.id", "$..id", lambda sight: sight.data and sight.data["id"]):
         reading = Rules(key="header:X-Id", subject=subject).read(arrive(body, ("X-Id", "a")))
         assert reading == Reading(("a",), None, None, None, None, None, True)
 
 
+def test_a_number_too_large_to_hold_is_no_matter_where_no_rule_looks() -> None:
+    body = b'{"id": 1, "x": 1e999}'
+    assert key_of("$.id", arrive(body)) == ("1",)
+    assert Rules(key="$.id", subject="$..id").read(arrive(body)).unparsed
+
+
 def test_a_body_nobody_asked_for_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(body: bytes) -> Any:
         raise AssertionError("the body was parsed")
 
-    monkeypatch.setattr(keys, "parse", refuse)
+    monkeypatch.setattr(keys, "parser_of", lambda names: refuse)
     rules = Rules(key=["header:X-Id", "query:id"], type="literal:x", subject="form:s")
     assert rules.read(arrive(b"not json", ("X-Id", "a"))) == Reading(("a",), None, "x", None, None, None, False)
     assert not Rules(key=["header:X-Id", "$.id"]).read(arrive(b"not json", ("X-Id", "a"))).unparsed

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.keys import FORM, Sight
+from oncehook.sight import FORM, Sight
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Hmac
 

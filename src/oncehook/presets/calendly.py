@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.keys import Sight
+from oncehook.sight import Sight
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Fields, Hmac
 

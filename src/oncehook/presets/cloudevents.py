@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
-from oncehook.keys import Reader, Sight, header
+from oncehook.keys import Reader
 from oncehook.model import Arrival
 from oncehook.payload import text_of
 from oncehook.presets import _batch
+from oncehook.sight import Sight, header
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Either, Token
 

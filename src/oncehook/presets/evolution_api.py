@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.keys import BodyHash, Rule, Sight
+from oncehook.keys import BodyHash, Rule
+from oncehook.sight import Sight
 from oncehook.sources import Preset, Sample, split_at
 from oncehook.verify import Either, Jwt, Token
 

@@ -5,7 +5,7 @@ Whatever the body says, fetch the payment or order by its id before acting on it
 
 from __future__ import annotations
 
-from oncehook.keys import Sight
+from oncehook.sight import Sight
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Fields, Hmac
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from oncehook.keys import Sight
 from oncehook.model import Arrival
 from oncehook.presets import _meta
+from oncehook.sight import Sight
 from oncehook.sources import Odd, Preset, Sample
 
 LISTS: Final = ("messaging", "standby", "changes")

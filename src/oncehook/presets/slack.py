@@ -10,8 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from oncehook import payload
-from oncehook.keys import Sight
 from oncehook.model import Arrival
+from oncehook.sight import Sight
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Hmac
 

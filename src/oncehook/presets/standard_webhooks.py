@@ -5,7 +5,7 @@ The secret says what it is: `whsec_…` is shared (v1), `whpk_…` the sender's 
 
 from __future__ import annotations
 
-from oncehook.keys import Sight
+from oncehook.sight import Sight
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Either, StandardWebhooks
 

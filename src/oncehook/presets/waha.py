@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.keys import Rule, Sight
+from oncehook.keys import Rule
+from oncehook.sight import Sight
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Hmac
 

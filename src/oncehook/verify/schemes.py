@@ -226,15 +226,15 @@ class _Signature(ABC):
         return reading.shows_header(self.header)(arrival)
 
     @abstractmethod
-    def _digest(self, key: bytes, message: bytes) -> bytes:
-        """The raw signature of a message."""
+    def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
+        """From a message to its raw signature with this key."""
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
-        keys = [self._load(secret) for secret in usable(secrets)]
+        digests = [self._prepare(self._load(secret)) for secret in usable(secrets)]
         address = self._address(url)
         window = self.tolerance if tolerance is None else tolerance
         check_tolerance(window)
-        templates, digest, encode, split = self._templates, self._digest, self._encode, self._splitter()
+        templates, encode, split = self._templates, self._encode, self._splitter()
         read, presented = reading.header(self.header), self._presented()
         read_timestamp, check_time = self._timestamp_reader(), self._time_check(window)
 
@@ -246,7 +246,7 @@ class _Signature(ABC):
             signatures = presented(pairs)
             timestamp = read_timestamp(arrival, pairs)
             messages = [template.render(arrival, timestamp, address) for template in templates]
-            expected = [encode(digest(key, message)) for message in messages for key in keys]
+            expected = [encode(digest(message)) for message in messages for digest in digests]
             if not matches_any(expected, signatures):
                 raise SignatureInvalid("mismatch")
             # only now, so that "stale" in the log always means: genuine, but late
@@ -266,7 +266,7 @@ class _Signature(ABC):
             message = self._templates[0].render(signed, timestamp, self._address(url))
         except SignatureInvalid:
             raise ConfigError(f"The draft lacks something that {self._templates[0].text!r} needs.") from None
-        value = self.prefix.encode() + self._encode(self._digest(self._load(secret), message))
+        value = self.prefix.encode() + self._encode(self._prepare(self._load(secret))(message))
         if self.fields:
             value = f"{self.fields.signature}=".encode() + value
         if self.fields and place == "field":
@@ -349,8 +349,15 @@ class _Signature(ABC):
 class Hmac(_Signature):
     """HMAC of a message in a header: most senders, and every plain scheme of one's own."""
 
-    def _digest(self, key: bytes, message: bytes) -> bytes:
-        return hmac.digest(key, message, self.algorithm)
+    def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
+        prepared = hmac.new(key, digestmod=self.algorithm)
+
+        def digest(message: bytes) -> bytes:
+            copy = prepared.copy()  # cheaper than to look up the algorithm and to take in the key each time
+            copy.update(message)
+            return copy.digest()
+
+        return digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,10 +369,13 @@ class Hash(_Signature):
     zero byte is refused, and the hole is closed.
     """
 
-    def _digest(self, key: bytes, message: bytes) -> bytes:
-        if b"\0" in message:
-            raise SignatureInvalid("malformed")
-        return hashlib.new(self.algorithm, key + message, usedforsecurity=True).digest()
+    def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
+        def digest(message: bytes) -> bytes:
+            if b"\0" in message:
+                raise SignatureInvalid("malformed")
+            return hashlib.new(self.algorithm, key + message, usedforsecurity=True).digest()
+
+        return digest
 
 
 # -- nothing -----------------------------------------------------------------------------------

@@ -8,9 +8,11 @@ from __future__ import annotations
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from itertools import chain
 from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from oncehook.model import Intake, Item, Outcome, Verdict, new_id
 from oncehook.store.base import UNSEEN
@@ -36,7 +38,7 @@ class Many:
         start = changed = 0
         for n, statement in self._statements:
             while len(rows) - start >= n:
-                values = [value for row in rows[start : start + n] for value in row]
+                values = list(chain.from_iterable(rows[start : start + n]))
                 changed += connection.execute(statement, values).rowcount
                 start += n
         return changed
@@ -116,8 +118,7 @@ class Known(NamedTuple):
     """The ends of its chains (see `copies`)."""
 
 
-@dataclass(slots=True)
-class Fold:
+class Fold(msgspec.Struct):
     """All items of one group that carry the same key: the first is the candidate, the others are its copies."""
 
     candidate: Item
@@ -175,13 +176,21 @@ class Group:
         """Write it all; the verdicts on each intake's items."""
         self._claim_keys(fold(self.batch))
         self._insert_copies()
-        self._insert_events()
-        self._insert_deliveries()
+        accepted = [(i, item) for i in self.batch for item in i.items if id(item) not in self.verdicts]
+        self._insert_batches()
+        self._insert_events(accepted)
+        self._insert_deliveries(accepted)
+        self._count("received", [i.source_id for i in self.batch for _ in i.items])
+        self._count("accepted", [i.source_id for i, _ in accepted])
         count(self.connection, self.now, self.counts)
-        return [[self._verdict(item) for item in intake.items] for intake in self.batch]
+        return [
+            [self.verdicts.get(id(item)) or Verdict(Outcome.accepted, item.event_id) for item in i.items]
+            for i in self.batch
+        ]
 
-    def _verdict(self, item: Item) -> Verdict:
-        return self.verdicts.get(id(item)) or Verdict(Outcome.accepted, item.event_id)
+    def _count(self, what: str, sources: Sequence[int]) -> None:
+        for source_id, n in Counter(sources).items():
+            self.counts[source_id, 0, what] += n
 
     def _claim_keys(self, folds: Sequence[Fold]) -> None:
         rows: list[tuple[Any, ...]] = [
@@ -268,57 +277,50 @@ class Group:
         for event_id in self.outgrown:
             copies.cut(self.connection, event_id)
 
-    def _insert_events(self) -> None:
-        rows = []
-        for intake in self.batch:
-            split = intake.raw is not None
-            batch_id, head = (intake.arrival_id, None) if split else (None, intake.headers)
-            if split:
+    def _insert_batches(self) -> None:
+        for i in self.batch:
+            if i.raw is not None:
                 self.connection.execute(
                     "INSERT INTO batches (id, source_id, received_at, head, body) VALUES (?,?,?,?,?)",
-                    (batch_id, intake.source_id, self.now, intake.headers, intake.raw),
+                    (i.arrival_id, i.source_id, self.now, i.headers, i.raw),
                 )
-            self.counts[intake.source_id, 0, "received"] += len(intake.items)
-            for i in intake.items:
-                if id(i) in self.verdicts:
-                    continue
-                self.counts[intake.source_id, 0, "accepted"] += 1
-                rows.append(
-                    (
-                        i.event_id,
-                        intake.source_id,
-                        i.type,
-                        i.key,
-                        i.subject,
-                        self.now,
-                        None if i.event_at is None else to_micros(i.event_at),
-                        int(i.marks),
-                        i.rank,
-                        i.rank_scope,
-                        i.body_hash,
-                        i.key_hash,
-                        batch_id,
-                        head,
-                        i.body,
-                    )
-                )
+
+    def _insert_events(self, accepted: Sequence[tuple[Intake, Item]]) -> None:
+        rows = [
+            (
+                item.event_id,
+                i.source_id,
+                item.type,
+                item.key,
+                item.subject,
+                self.now,
+                None if item.event_at is None else to_micros(item.event_at),
+                int(item.marks),
+                item.rank,
+                item.rank_scope,
+                item.body_hash,
+                item.key_hash,
+                None if i.raw is None else i.arrival_id,
+                i.headers if i.raw is None else None,
+                item.body,
+            )
+            for i, item in accepted
+        ]
         EVENTS(self.connection, rows)
 
-    def _insert_deliveries(self) -> None:
+    def _insert_deliveries(self, accepted: Sequence[tuple[Intake, Item]]) -> None:
         deliveries, heads = [], []
         fronts: set[bytes] = set()
-        for intake in self.batch:
-            for item in intake.items:
-                if id(item) in self.verdicts:
-                    continue
-                for planned in item.deliveries:
-                    self.seq += 1
-                    behind = planned.subject_key is not None and self._has_head(planned.subject_key, fronts)
-                    to, options = planned.destination_id, planned.options
-                    deliveries.append((planned.id, item.event_id, to, planned.subject_key, self.seq, behind, options))
-                    line = planned.subject_key or planned.id
-                    heads.append((line, to, self.now, planned.id, item.event_id, options))
-                    self.counts[0, planned.destination_id, "pending"] += 1
+        for _, item in accepted:
+            for planned in item.deliveries:
+                self.seq += 1
+                behind = planned.subject_key is not None and self._has_head(planned.subject_key, fronts)
+                to, options = planned.destination_id, planned.options
+                deliveries.append((planned.id, item.event_id, to, planned.subject_key, self.seq, behind, options))
+                line = planned.subject_key or planned.id
+                heads.append((line, to, self.now, planned.id, item.event_id, options))
+        for to, n in Counter([row[2] for row in deliveries]).items():
+            self.counts[0, to, "pending"] += n
         self.makes_work = bool(deliveries)
         DELIVERIES(self.connection, deliveries)
         HEADS(self.connection, heads)

@@ -10,9 +10,9 @@ import contextlib
 import logging
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from oncehook import clock, faults
 from oncehook.errors import StoreError, StoreUnavailable
@@ -68,6 +68,7 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
 
 def connect(path: Path) -> sqlite3.Connection:
     """The one connection that writes. Refuses a file that cannot do WAL."""
+    _spare_adapting()
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     connection.execute("PRAGMA page_size = 4096")  # before the first table; keys dirty a page each: small ones
     (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
@@ -86,6 +87,18 @@ def connect(path: Path) -> sqlite3.Connection:
         connection.execute(setting)
     bodies.teach(connection)
     return connection
+
+
+def _spare_adapting() -> None:
+    """Let `sqlite3` take bytes and None as they are.
+
+    For each of them it looks for an adapter, in vain, and raises and drops an AttributeError on the way: a seventh of
+    what it takes to store an arrival. So it is given adapters that hand back what they get, where there are none.
+    """
+    adapters: dict[type[Any], Callable[[Any], Any]] = {bytes: bytes, type(None): {}.get}
+    for kind, same in adapters.items():
+        if (kind, sqlite3.PrepareProtocol) not in sqlite3.adapters:
+            sqlite3.register_adapter(kind, same)
 
 
 @contextlib.contextmanager
