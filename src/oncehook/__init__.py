@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from oncehook import logs
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -42,6 +44,8 @@ __all__ = [
     "Sample",
     "once",
 ]
+
+logs.tell_details()  # here, because every part of us may log, and some are used alone
 
 
 def __getattr__(name: str) -> Any:

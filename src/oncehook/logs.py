@@ -1,9 +1,14 @@
-"""How log lines look: colour on a terminal, JSON elsewhere, and no way for a stranger's text to forge one (S35)."""
+"""How log lines look: colour on a terminal, JSON elsewhere, and no way for a stranger's text to forge one (S35).
+
+A line is a moment, `log.error("delivery.dead", extra={"fields": {…}})`. `serve` and `worker` render its fields; in a
+program with a logging of its own, a filter puts them into the message.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import IO, Any, Final
@@ -20,6 +25,7 @@ def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_peo
     colored = stream.isatty() and not os.environ.get("NO_COLOR")
     renderer: Callable[..., Any] = _Lines(colored) if people else structlog.processors.JSONRenderer(default=str)
     handler = logging.StreamHandler(stream)
+    handler.addFilter(_leave_details)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[
@@ -38,11 +44,11 @@ def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_peo
     return people
 
 
-_OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "fields", "color_message"})
+_OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime", "fields", "moment", "color_message"})
 
 
 def _add_fields(logger: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """What was logged along with the message: `extra={"fields": {…}}`, or plain extra values."""
+    """What was logged along with the message: the fields of a moment, or the extra values of anybody else's line."""
     record: logging.LogRecord = event["_record"]
     extra = {name: value for name, value in vars(record).items() if name not in _OWN and name[0] != "_"}
     return {**event, **extra, **getattr(record, "fields", {})}
@@ -85,10 +91,9 @@ class _Lines:
         ids = rest.pop("event_ids", ())
         # Ids stand last: they are long, and wanted only to be copied.
         rest["event_id"] = f"{ids[0]} and {len(ids) - 1} more" if ids else rest.pop("event_id", "")
-        parts += [f"{k}={_short(_words(v)) if k in ('key', 'subject') else _words(v)}" for k, v in rest.items() if v]
-        # A traceback may quote a stranger: its lines are set in, so that none can pass for one of ours.
-        trace = [f"    {plain(line)}" for line in str(event.get("exception", "")).splitlines()]
-        return "\n".join(["  ".join(parts), *trace])
+        told = {k: plain(_words(v)) for k, v in rest.items() if v}
+        parts += [f"{k}={_short(text) if k in ('key', 'subject') else text}" for k, text in told.items()]
+        return "\n".join(["  ".join(parts), *_set_in(str(event.get("exception", "")))])
 
     def _paint(self, moment: str, text: str, level: str) -> str:
         color = _COLORS.get(moment) or _COLORS.get(level)
@@ -110,7 +115,7 @@ def _attempt_words(event: Mapping[str, Any]) -> list[str]:
 def _words(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{n} {word}" for word, n in value.items())
-    return plain(str(value))
+    return str(value)
 
 
 def _short(text: str, width: int = 52) -> str:
@@ -121,3 +126,63 @@ def _short(text: str, width: int = 52) -> str:
 def plain(text: str) -> str:
     """Text in which nothing can move the cursor or end the line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _set_in(trace: str) -> list[str]:
+    """A traceback may quote a stranger: its lines are set in, so that none can pass for one of ours."""
+    return [f"    {plain(line)}" for line in trace.splitlines()]
+
+
+# -- in a program with a logging of its own ----------------------------------------------------
+
+LOGGERS: Final = (
+    "api", "arrival", "attempt", "bridge", "claims", "receive", "replay", "settings", "store", "sweep", "web", "worker",
+)  # fmt: skip
+"""By name, after `oncehook.`: a filter of `oncehook` itself would not be asked about their lines."""
+
+_TRACES: Final = logging.Formatter()
+_WORD: Final = re.compile(r"[\w.:/@+,-]+")
+
+
+def tell_details() -> None:
+    """Have whatever handler there is tell the fields of our lines beside their moment."""
+    for name in LOGGERS:
+        logging.getLogger(f"oncehook.{name}").addFilter(_add_details)
+
+
+class _Details:
+    """The fields of a moment, put into words only when somebody writes them down."""
+
+    def __init__(self, fields: Mapping[str, object]) -> None:
+        self._fields = fields
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={_quoted(value)}" for name, value in self._fields.items() if value not in (None, ""))
+
+
+def _quoted(value: object) -> str:
+    """As it is where it is one word; otherwise in quotes, which a stranger's text cannot close."""
+    text = ",".join(map(str, value)) if isinstance(value, list) else _words(value)
+    if _WORD.fullmatch(text):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{plain(escaped)}"'
+
+
+def _add_details(record: logging.LogRecord) -> bool:
+    """The fields go into the message; `moment` stays the bare word, for whoever counts or picks lines."""
+    if not hasattr(record, "moment"):  # it may have been through this in the process that it comes from
+        vars(record)["moment"] = record.msg
+        if fields := getattr(record, "fields", None):
+            # As an argument: what groups lines by their unformatted message finds one and the same per moment.
+            record.msg, record.args = f"{record.msg} %s", (_Details(fields),)
+        if record.exc_info:
+            record.exc_text = "\n".join(_set_in(_TRACES.formatException(record.exc_info)))
+    return True
+
+
+def _leave_details(record: logging.LogRecord) -> bool:
+    """The other way round, for our own handler: it renders the fields itself."""
+    if moment := getattr(record, "moment", None):
+        record.msg, record.args = moment, ()
+    return True

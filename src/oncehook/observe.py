@@ -138,7 +138,7 @@ class Observer:
         elif items:
             fields |= {"outcomes": dict(Counter(map(str, outcomes))), "event_ids": ids}
         self.audience.publish("arrival", fields)
-        log.log(level, "arrival.%s", outcome, extra={"fields": fields})
+        log.log(level, f"arrival.{outcome}", extra={"fields": fields})
 
     def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
         # An unknown source's name is a stranger's text: never a label, and never as it came.

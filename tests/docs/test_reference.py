@@ -83,8 +83,9 @@ def logged(path: Path) -> dict[str, str]:
         ):
             said = node.args[0] if node.args else None
             if isinstance(said, ast.Constant) and isinstance(said.value, str):
-                moment = said.value.partition(":")[0]
-                assert _MOMENT.fullmatch(moment), f"{path}: {said.value!r} is not the name of a moment"
+                moment = said.value
+                assert _MOMENT.fullmatch(moment), f"{path}: {moment!r} is not the name of a moment"
+                assert len(node.args) == 1, f"{path}: what is told of {moment!r} belongs in its fields"
                 found[moment] = _LEVELS.get(node.func.attr, node.func.attr)
     return found
 

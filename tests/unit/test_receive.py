@@ -16,9 +16,9 @@ from tests.kept import kept_events
 from oncehook import receive
 from oncehook.errors import SignatureInvalid, StoreUnavailable
 from oncehook.inbox import Inbox
-from oncehook.keys import Sight
 from oncehook.model import Arrival, Mark, Outcome, StoredEvent, unpack_head
 from oncehook.receive import is_direct
+from oncehook.sight import Sight
 from oncehook.sources import Odd, Preset, Reply, Source, build
 from oncehook.verify import Hmac, Nothing, Token
 from oncehook.web import health
@@ -30,7 +30,7 @@ REFUSAL = {"error": "Unknown source, or the signature does not match.", "code": 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was logged about arrivals; what the store says of its library depends on the machine."""
-    return [record.message for record in caplog.records if record.name != "oncehook.store"]
+    return [vars(record)["moment"] for record in caplog.records if record.name != "oncehook.store"]
 
 
 @pytest.fixture

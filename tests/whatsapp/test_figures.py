@@ -180,7 +180,7 @@ async def test_it_is_told_once_a_day_in_the_log_and_stands_in_the_metrics(
                 await fill(inbox, "whatsapp", MANY)
                 for _ in range(3):
                     await watch()
-                told = [record for record in caplog.records if record.message == "watermark.crossed"]
+                told = [record for record in caplog.records if vars(record).get("moment") == "watermark.crossed"]
                 assert len(told) == day
                 assert vars(told[-1])["fields"] == {"watermark": "daily_volume.whatsapp", "level": MANY, "limit": 50}
                 assert b'oncehook_watermark_crossed{watermark="daily_volume.whatsapp"} 1.0' in await inbox.metrics()

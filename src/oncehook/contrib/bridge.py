@@ -234,8 +234,7 @@ def _body(headers: Headers, read: Read, cap: int) -> bytes:
 
 def _put_off(source: Source | None, error: OncehookError) -> Reply:
     """Nothing of ours is the sender's fault: it tries again, and whoever reads the log learns what to do."""
-    # In the line itself: the host's logging knows nothing of our fields.
-    log.error("bridge.failed: %s %s", error, error.hint)
+    log.error("bridge.failed", extra={"fields": {"code": error.code, "error": str(error), "hint": error.hint}})
     return try_again(source)
 
 

@@ -222,7 +222,7 @@ class _Writer:
                 link = _Link(*await self._line.connect(), self._line.familiar)
             except (psycopg.Error, OSError, StoreError) as error:
                 if self.unreachable is None:
-                    log.error("store.unreachable", extra={"error": str(error)})
+                    log.error("store.unreachable", extra={"fields": {"error": str(error)}})
                 self.unreachable = error
                 await asyncio.sleep(wait * clock.chance.uniform(0.5, 1.0))
                 wait = min(wait * 2, LONGEST_WAIT)
@@ -255,7 +255,7 @@ class _Writer:
             refuse(batch, _unavailable(error))
             if not isinstance(error, Exception):
                 raise
-            log.error("store.failed", extra={"error": str(error), "group": len(batch)})
+            log.error("store.failed", extra={"fields": {"error": str(error), "group": len(batch)}})
             if not _is_passing(error):
                 link.drop()
 
@@ -269,7 +269,8 @@ class _Writer:
             if blame is _Blame.store:
                 raise
             if len(batch) == 1:
-                log.error("store.refused", extra={"error": str(error), "arrival": batch[0].intake.arrival_id.hex()})
+                fields = {"error": str(error), "arrival": batch[0].intake.arrival_id.hex()}
+                log.error("store.refused", extra={"fields": fields})
                 refuse(batch, _unavailable(error))
                 return
         else:

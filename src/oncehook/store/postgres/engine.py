@@ -257,7 +257,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
             try:
                 await self._tell(settlements, answer)
             except StoreUnavailable as error:
-                log.warning("store.followed_up_late", extra={"error": str(error)})
+                log.warning("store.followed_up_late", extra={"fields": {"error": str(error)}})
             if answer.made_due or answer.held_back:
                 self.made_due()
 

@@ -109,7 +109,7 @@ class Bell:
             finally:
                 guard.cancel()
         except (psycopg.Error, OSError, StoreError) as error:
-            log.debug("store.notify_failed", extra={"error": str(error)})
+            log.debug("store.notify_failed", extra={"fields": {"error": str(error)}})
             if self._caller is not None:
                 self._caller.pgconn.finish()
                 self._caller = None
@@ -138,6 +138,6 @@ class Bell:
                         if notification.pid != self._own_pid:
                             self._wake()
             except (psycopg.Error, OSError, StoreError) as error:
-                log.debug("store.listen_failed", extra={"error": str(error)})
+                log.debug("store.listen_failed", extra={"fields": {"error": str(error)}})
             await asyncio.sleep(wait * clock.chance.uniform(0.5, 1.0))
             wait = min(wait * 2, LONGEST_WAIT)

@@ -310,7 +310,7 @@ class Writer:
             self._plan_turn()
 
     def _fail(self, intakes: Sequence[Pending], calls: Sequence[_Call], error: Exception) -> None:
-        log.error("store.failed", extra={"error": str(error), "group": len(intakes)})
+        log.error("store.failed", extra={"fields": {"error": str(error), "group": len(intakes)}})
         failure = StoreUnavailable(f"The store could not write: {error}")
         failure.__cause__ = error
         refuse(intakes, failure)
@@ -358,7 +358,7 @@ class Writer:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
         except sqlite3.Error as error:
-            log.error("store.rollback_failed", extra={"error": str(error)})
+            log.error("store.rollback_failed", extra={"fields": {"error": str(error)}})
 
     def _break(self, why: str) -> None:
         """Stop writing. A failed fsync may have lost pages that the cache still shows as clean: never go on with this
@@ -386,7 +386,7 @@ class Writer:
                 await asyncio.to_thread(self._reopen)
             except Exception as error:
                 self.broken = f"The database cannot be opened ({error})."
-                log.error("store.broken", extra={"error": str(error)})
+                log.error("store.broken", extra={"fields": {"error": str(error)}})
             else:
                 self.broken = None
                 log.warning("store.reopened")
