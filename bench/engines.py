@@ -4,7 +4,6 @@ Everything lives in the folder of the run and is stopped by its own process id. 
 PostgreSQL and Redis (Valkey) come as Python packages, so a bare machine can run the benchmark.
 """
 
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
 import os

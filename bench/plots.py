@@ -4,7 +4,6 @@ Takes the folder that `bench.whole` filled with JSON; draws what it finds there 
 start at zero and carry their figures; the product is the only one in colour. Run by `scripts/bench plots FOLDER`.
 """
 
-# mypy: disable-error-code="import-untyped,import-not-found,unused-ignore"
 from __future__ import annotations
 
 import argparse
@@ -92,8 +91,8 @@ def drawn(
     look: Look, path: Path, *, height: float, title: str, panels: int = 1, rows: Sequence[int] = (1,)
 ) -> Iterator[list[Any]]:
     """Axes on a figure that is saved at the end: panels beside one another, or rows of these heights."""
-    colors = {"text.color": look.ink, "axes.labelcolor": look.ink, "xtick.color": look.ink, "ytick.color": look.ink}
-    with plt.rc_context({**colors, "font.size": 10, "font.family": "sans-serif"}):
+    inks: dict[Any, str] = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), look.ink)
+    with plt.rc_context({**inks, "font.size": 10, "font.family": "sans-serif"}):
         figure, grid = plt.subplots(
             len(rows),
             panels,

@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -289,7 +290,7 @@ def run(seconds: float, folder: Path | None) -> dict[str, Any]:
             store = fresh_store(engine, place, room, stack)
             url = f"sqlite:{store}" if engine == "sqlite" else store
             pids = place.store_pids(engine)
-            best = _run_quietly(lambda requests, url=url, pids=pids: receive_groups(url, requests, pids), prepared)
+            best = _run_quietly(partial(receive_groups, url, store_pids=pids), prepared)
             layers[engine] = replace(best, http=http)
     whole = whole_product(seconds, folder)
     return {

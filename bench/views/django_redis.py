@@ -4,11 +4,11 @@ Settings, middleware and applications are those that `startproject` writes, with
 database stay open between requests.
 """
 
-# mypy: disable-error-code="import-untyped, untyped-decorator, misc"
 from __future__ import annotations
 
 import json
 import os
+from datetime import datetime
 from urllib.parse import parse_qs, urlsplit
 
 import django
@@ -63,9 +63,9 @@ seen = redis.Redis.from_url(os.environ.get("BENCH_REDIS", "redis://127.0.0.1"))
 class Event(models.Model):
     """One row per key."""
 
-    key = models.CharField(max_length=200, unique=True)
-    body = models.BinaryField()
-    received_at = models.DateTimeField(auto_now_add=True)
+    key: models.CharField[str, str] = models.CharField(max_length=200, unique=True)
+    body: models.BinaryField[bytes, bytes] = models.BinaryField()
+    received_at: models.DateTimeField[datetime, datetime] = models.DateTimeField(auto_now_add=True)
 
     class Meta:
         app_label = "inbox"

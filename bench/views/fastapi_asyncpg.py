@@ -1,6 +1,5 @@
 """The competent view: FastAPI and a raw asyncpg upsert, one transaction each, a pool of 20; served by uvicorn."""
 
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
 import asyncio

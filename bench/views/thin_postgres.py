@@ -1,6 +1,5 @@
 """The thin reference on PostgreSQL: bare ASGI, one row per event, group commit over two connections, nothing else."""
 
-# mypy: disable-error-code="import-untyped"
 from __future__ import annotations
 
 import asyncio

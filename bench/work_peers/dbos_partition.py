@@ -1,6 +1,5 @@
 """DBOS with a partitioned queue: each subject is a partition, and a partition runs one workflow at a time."""
 
-# mypy: disable-error-code="import-untyped,import-not-found"
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """PgQueuer with no-op jobs in batches of 200, set up as its tuning guide says: a connection of its own, `autovac`."""
 
-# mypy: disable-error-code="import-untyped,import-not-found"
 from __future__ import annotations
 
 import asyncpg

@@ -1,6 +1,5 @@
 """procrastinate, one job at a time per subject: every job has its subject as `lock`."""
 
-# mypy: disable-error-code="import-untyped,import-not-found"
 from __future__ import annotations
 
 import uvloop

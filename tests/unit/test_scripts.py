@@ -1,0 +1,66 @@
+"""What the scripts share: they say what takes a while, and are quiet otherwise."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SLOW = 'patiently "building" sleep 1.5'
+
+
+def sourced(command: str) -> list[str]:
+    return ["bash", "-c", f"source {ROOT}/scripts/env && {command}"]
+
+
+def on_a_terminal(command: str) -> str:
+    ours, theirs = pty.openpty()
+    subprocess.run(sourced(command), stderr=theirs, check=False, timeout=30)
+    os.close(theirs)
+    said = b""
+    try:
+        while read := os.read(ours, 1024):
+            said += read
+    except OSError:  # nobody is left at the other end
+        pass
+    os.close(ours)
+    return said.decode()
+
+
+def test_on_a_terminal_the_seconds_are_counted_in_one_line() -> None:
+    said = on_a_terminal(SLOW)
+    assert "building … 0 s\rbuilding … 1 s" in said
+    assert said.count("\n") == 1
+    assert said.endswith("\n")
+
+
+def test_elsewhere_it_is_said_once() -> None:
+    assert subprocess.run(sourced(SLOW), capture_output=True, check=True).stderr == b"building\n"
+
+
+def test_what_fails_ends_the_script_and_says_why() -> None:
+    ended = subprocess.run(sourced('patiently "building" ls /no-such; echo on'), capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert "no-such" in ended.stderr
+    assert not ended.stdout
+
+
+def test_nothing_is_said_when_everything_is_there(tmp_path: Path) -> None:
+    """A clone whose environment has what it should have."""
+    clone = tmp_path / "clone"
+    (clone / "scripts").mkdir(parents=True)
+    (clone / "scripts" / "env").write_text((ROOT / "scripts" / "env").read_text())
+    for name in ("requirements/run.txt", "pyproject.toml", "package-lock.json"):
+        (clone / name).parent.mkdir(exist_ok=True)
+        (clone / name).write_text("as it is")
+    python = clone / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] && echo the-same\nexit 0\n')
+    python.chmod(0o755)
+    setting_up = ["bash", "-c", f"source {clone}/scripts/env && set_up run"]
+    first = subprocess.run(setting_up, capture_output=True, text=True, check=True)
+    assert first.stderr == "installing what requirements/run.txt names into .venv\n"
+    second = subprocess.run(setting_up, capture_output=True, text=True, check=True)
+    assert (second.stdout, second.stderr) == ("", "")
