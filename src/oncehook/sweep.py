@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Final, Protocol
 
 from oncehook import clock
-from oncehook.deliveries import StoredWorker
+from oncehook.deliveries import STRAY_HINT, StoredWorker
 from oncehook.errors import StoreUnavailable
 from oncehook.replays import StoredReplay
 from oncehook.store.base import Store
@@ -23,6 +23,8 @@ from oncehook.watermarks import Watermark
 log = logging.getLogger("oncehook.sweep")
 
 Measure = Callable[[], Awaitable[Sequence[Watermark]]]
+Strays = Callable[[], Awaitable[Mapping[str, int]]]
+"""How many deliveries wait for each destination that nobody knows."""
 
 FEEDING: Final = 0.05
 RESTING: Final = 1.0
@@ -53,6 +55,7 @@ class Sweep:
         keep_events: Mapping[int, float],
         otherwise: float,
         measure: Measure,
+        strays: Strays | None,
         worker: Callable[[], StoredWorker | None],
         write_rejections: Callable[[], Awaitable[None]],
     ) -> None:
@@ -61,6 +64,7 @@ class Sweep:
         self._keep_events = keep_events
         self._otherwise = otherwise
         self._measure = measure
+        self._strays = strays
         self._worker = worker
         self._write_rejections = write_rejections
         self._hungry = asyncio.Event()
@@ -112,11 +116,19 @@ class Sweep:
             log.warning("sweep.rescued", extra={"fields": {"subjects": found}})
 
     async def _feed_for_ever(self) -> None:
+        # First what was asked for while nobody was there: what it leads nowhere with waits from then on.
+        await self._try(self._store.feed_replays)
+        await self._try(self._tell_strays)
         while not self._stopping.is_set():
             self._hungry.clear()
             fed = await self._try(self._store.feed_replays)
             if not self._stopping.is_set():
                 await _rest(self._hungry, FEEDING if fed else RESTING)
+
+    async def _tell_strays(self) -> None:
+        for name, waiting in (await self._strays() if self._strays else {}).items():
+            fields = {"destination": name, "waiting": waiting, "hint": STRAY_HINT}
+            log.warning("destination.unknown", extra={"fields": fields})
 
     async def _greet(self) -> None:
         worker = self._worker()

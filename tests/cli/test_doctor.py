@@ -16,6 +16,7 @@ from typing import Any
 
 import psycopg
 
+from oncehook import Event, Inbox
 from tests import certificates
 from tests.servers import fresh_schema, shared_postgres
 
@@ -132,3 +133,19 @@ async def test_postgresql_takes_a_write(tmp_path: Path) -> None:
     assert code == 1
     assert (found["schema"]["ok"], found["writable"]["ok"]) == (True, False), found
     assert "permission denied" in found["writable"]["detail"]
+
+
+async def test_who_waits_for_nobody_is_a_warning(tmp_path: Path) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path}/oncehook.db")
+
+    @inbox.on("app")
+    async def ship(event: Event) -> None: ...
+
+    async with inbox.running(work=False):
+        await inbox.emit("app", "t", {})
+    code, found = await doctor(tmp_path)
+    assert (code, found["waiting"]["warning"]) == (0, True)
+    assert found["waiting"]["detail"] == '1 for "ship", which nobody here knows'
+    (tmp_path / "oncehook.toml").write_text(destination("ship", "http://127.0.0.1:9/"))
+    _, found = await doctor(tmp_path)
+    assert "waiting" not in found

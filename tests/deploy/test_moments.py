@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -65,6 +66,44 @@ async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -
     (over,) = moments(lines, "replay.done")
     assert (over["level"], over["replay_id"], over["state"]) == ("info", show_id(Kind.replay, replay.id), "done")
     assert [over[name] for name in ("planned", "done", "dead", "skipped", "actor")] == [1, 0, 1, 0, "somebody"]
+
+
+@pytest.mark.parametrize("bulk", [False, True], ids=["single", "bulk"])
+async def test_who_waits_for_nobody_is_told_at_the_start(tmp_path: Path, lines: io.StringIO, bulk: bool) -> None:
+    """A replay was asked for while nothing ran, and by the next start its destination has another name."""
+
+    def make(name: str) -> Inbox:
+        inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+
+        @inbox.on("app", name=name)
+        async def handle(event: Event) -> None:
+            raise GiveUp("never")
+
+        return inbox
+
+    async with make("ship").running() as inbox:
+        for n in range(3):
+            await inbox.emit("app", "t", {}, key=str(n))
+        await inbox.drain()
+        dead = (await inbox.desk.deliveries(Filter(status=DeliveryStatus.dead))).items
+    command = make("ship")
+    await command.store.open()
+    if bulk:
+        await command.desk.start_replay(command.desk.wish("status:dead"), actor="cli")
+    else:
+        await command.desk.replay_one(dead[0].id, actor="cli")
+    await command.store.close()
+    if not bulk:
+        async with make("send").running(work=False):
+            await asyncio.sleep(0.1)
+        assert not moments(lines, "destination.unknown"), "who only receives need not know"
+    async with make("send").running() as inbox:
+        while not (told := moments(lines, "destination.unknown")):
+            await asyncio.sleep(0.01)
+        assert await inbox.desk.strays() == {"ship": 3 if bulk else 1}
+    (line,) = told
+    assert (line["level"], line["destination"], line["waiting"]) == ("warning", "ship", 3 if bulk else 1)
+    assert "oncehook serve module:inbox" in line["hint"]
 
 
 async def test_an_aborted_replay_says_so_once(tmp_path: Path, lines: io.StringIO) -> None:

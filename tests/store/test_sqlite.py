@@ -6,6 +6,7 @@ import asyncio
 import logging
 import re
 import resource
+import shutil
 import sqlite3
 import stat
 from contextlib import closing
@@ -15,7 +16,7 @@ import pytest
 
 from oncehook import clock
 from oncehook.deliveries import Filter
-from oncehook.errors import StoreError, StoreHeld, StoreUnavailable
+from oncehook.errors import MigrationNeeded, StoreError, StoreHeld, StoreUnavailable
 from oncehook.store.sqlite import SqliteStore, opening
 from oncehook.store.sqlite.hold import Hold, holder
 from tests.store.making import enrolled, intake, item
@@ -38,6 +39,25 @@ async def test_the_file_is_opened_so_that_it_keeps_its_promises(tmp_path: Path) 
     assert stat.S_IMODE((tmp_path / "new" / "inbox.db-lock").stat().st_mode) == 0o600
 
 
+async def test_values_pass_as_they_are_and_nobodys_adapter_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mine(value: bytes) -> bytes:
+        return value
+
+    monkeypatch.setattr(sqlite3, "adapters", {(bytes, sqlite3.PrepareProtocol): mine})
+    given: dict[type, object] = {}
+    monkeypatch.setattr(sqlite3, "register_adapter", given.__setitem__)
+    opening.disconnect(opening.connect(tmp_path / "one.db"))
+    assert list(given) == [type(None)]
+    monkeypatch.undo()
+    with closing(opening.connect(tmp_path / "two.db")) as connection:
+        values = [b"", b"\x00\xff", None, bytearray(b"x"), "", 1, 0.5]
+        assert [connection.execute("SELECT ?", (value,)).fetchone()[0] for value in values] == values
+        same = b"not a copy"
+        assert sqlite3.adapt(same) is same
+
+
 async def test_an_old_library_is_named_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -48,7 +68,7 @@ async def test_an_old_library_is_named_at_start(
         store = SqliteStore(tmp_path / "inbox.db")
         await store.open()
         await store.close()
-    assert [record.message for record in caplog.records] == ["store.old_library"]
+    assert [vars(record).get("moment") for record in caplog.records] == ["store.old_library"]
 
 
 async def test_one_process_writes_and_the_next_is_told_who(tmp_path: Path) -> None:
@@ -68,6 +88,42 @@ async def test_one_process_writes_and_the_next_is_told_who(tmp_path: Path) -> No
     finally:
         await first.close()
     assert holder(tmp_path / "inbox.db") is None
+
+
+async def test_who_reads_writes_nothing_and_leaves_the_log_alone(tmp_path: Path) -> None:
+    """Also when the last one closes it: the WAL-reset bug needs a second one that writes or tidies up."""
+    left, names = tmp_path / "left", ("inbox.db", "inbox.db-wal")
+    left.mkdir()
+    store = SqliteStore(tmp_path / "inbox.db")
+    await store.open()
+    try:
+        await store.enroll(["orders"], [])
+        await store.audit("somebody", "act", "target", {})
+        for name in names:  # as a process that was killed leaves them
+            shutil.copy(tmp_path / name, left)
+    finally:
+        await store.close()
+    before = [(left / name).read_bytes() for name in names]
+    reader = SqliteStore(left / "inbox.db")
+    await reader.open(write=False)
+    assert [line.actor for line in await reader.audit_log()] == ["somebody"]
+    assert set((await reader.numbers()).sources) == {"orders"}
+    with pytest.raises(StoreHeld, match="reading only"):
+        await reader.audit("somebody", "act", "target", {})
+    with pytest.raises(StoreHeld, match="reading only"):
+        reader.record(intake(item("o1")))
+    await reader.close()
+    assert [(left / name).read_bytes() for name in names] == before
+    assert not (left / "inbox.db-lock").exists()
+
+
+async def test_who_reads_wants_a_schema_it_knows(tmp_path: Path) -> None:
+    (tmp_path / "inbox.db").touch()
+    reader = SqliteStore(tmp_path / "inbox.db")
+    with pytest.raises(MigrationNeeded):
+        await reader.open(write=False)
+    await reader.close()
+    assert (tmp_path / "inbox.db").stat().st_size == 0
 
 
 async def test_a_look_at_the_lock_does_not_keep_a_server_from_starting(tmp_path: Path) -> None:
@@ -152,7 +208,7 @@ async def test_after_a_failed_write_only_the_disk_is_believed(tmp_path: Path, ca
         while store._writer.broken is not None:
             await asyncio.sleep(0.01)
         assert store._writer._connection is not suspect
-        assert "store.reopened" in [record.message for record in caplog.records]
+        assert "store.reopened" in [vars(record).get("moment") for record in caplog.records]
         (verdict,) = await store.record(intake(item("lost"))).future
         assert verdict.outcome == "accepted"
     finally:

@@ -1,7 +1,8 @@
 """The JSON API as commands speak it: every command that looks or acts asks through `Api`, and through nothing else.
 
 Three lines lead to it, and a command cannot tell them apart: HTTP to the server that is named (`--server`), HTTP to the
-process that writes this SQLite file, and, when no server is needed or runs, the same routes called in this process.
+process that writes this SQLite file, and, when no server is needed or runs, the same routes called in this process. A
+program that writes the file and serves no API is read beside; what acts is refused then.
 """
 
 from __future__ import annotations
@@ -20,20 +21,24 @@ from urllib.parse import quote, urlencode, urlsplit
 import click
 
 from oncehook.cli.manners import voice
-from oncehook.cli.setup import config_option, from_app, from_settings
+from oncehook.cli.setup import OTHER_STORE, config_option, from_app, from_settings
+from oncehook.cli.showing import say
 from oncehook.errors import ConfigError, StoreHeld
 from oncehook.logs import plain
 
 if TYPE_CHECKING:  # whoever asks brings nearly everything with them: a command's --help must not wait for that
-    from oncehook.cli.lines import Answer, Headers, Line, Wire
-    from oncehook.config import Config
+    from oncehook.cli.lines import Answer, Beside, Headers, Line, Wire
+    from oncehook.config import Loaded
     from oncehook.inbox import Inbox
-    from oncehook.store.base import Store
+    from oncehook.store.sqlite.hold import Holder
 
 T = TypeVar("T")
 PREFIX: Final = "/api/v1/"
 MOST: Final = 200
 """Items that one page may have."""
+
+SETTLED: Final = 2.0
+"""Seconds after which whoever writes a file has its address, is done with it, or is a program that stays."""
 
 TOKEN_ENV: Final = "ONCEHOOK_TOKEN"  # noqa: S105 - the variable's name
 
@@ -82,28 +87,38 @@ class Where:
         """The way to the API that holds."""
         return self._line(self._beside)
 
-    def live(self) -> Line:
-        """The same for whoever stays: a SQLite file is not kept from the server that may want it."""
-        return self._line(self._beside_server)
+    def live(self, *, or_read: bool = False) -> Line:
+        """The same for whoever stays: a SQLite file is not kept from the server that may want it.
 
-    def _line(self, beside: Callable[[Store, Inbox | None], Line]) -> Line:
+        With `or_read` a program that has no address is read beside; otherwise it is nobody to listen to.
+        """
+        return self._line(functools.partial(self._beside_server, or_read=or_read))
+
+    def _line(self, beside: Callable[[Path, Inbox | None, bool], Line]) -> Line:
         from oncehook.assembly import open_store
         from oncehook.cli.lines import Inside
-        from oncehook.model import Engine
+        from oncehook.store.sqlite import SqliteStore
 
         if self.server is not None:
             return self._named(self.server)
         inbox = from_app(self.app, self.config_file).inbox if self.app else None
-        store = inbox.store if inbox else open_store(self._settings().store)
-        if store.engine is Engine.sqlite:
-            return beside(store, inbox)
-        return Inside(inbox or self._inbox())
+        if inbox is not None:
+            store, is_named = inbox.store, True
+        else:
+            settings = self._settings()
+            store, is_named = open_store(settings.config.store), settings.where("store") != "default"
+        if not isinstance(store, SqliteStore):
+            return Inside(inbox or self._inbox())
+        if not store.path.exists():
+            also = "" if is_named else f" {OTHER_STORE}"
+            raise Unreachable(f"There is no store at {store.path} yet.", hint=f"Start one with `oncehook serve`.{also}")
+        return beside(store.path, inbox, is_named)
 
-    def _settings(self) -> Config:
+    def _settings(self) -> Loaded:
         """Enough to find the store: an app that is not named here may have the rest."""
         from oncehook.config import load
 
-        return load(self.config_file, secrets=False, whole=False).config
+        return load(self.config_file, secrets=False, whole=False)
 
     def _named(self, server: str) -> Line:
         from oncehook.cli.lines import Wire
@@ -126,60 +141,72 @@ class Where:
     def _inbox(self) -> Inbox:
         return from_settings(self.config_file).inbox
 
-    def _beside(self, store: Store, inbox: Inbox | None) -> Line:
+    def _beside(self, path: Path, inbox: Inbox | None, is_named: bool) -> Line:
         """SQLite: the process that writes the file, or nobody but us."""
+        held = _holder(path)
+        for _ in range(5):
+            if held is not None:
+                break
+            try:
+                return self._inside(path, inbox, is_named)
+            except StoreHeld:  # somebody was quicker
+                held = _holder(path)
+        return self._wire(held) if held and held.address else self._reading(path, inbox, held)
+
+    def _beside_server(self, path: Path, inbox: Inbox | None, is_named: bool, *, or_read: bool) -> Line:
+        """SQLite: the process that writes the file, which must be there."""
+        held = _holder(path)
+        if held is None:
+            raise Unreachable(f"Nobody serves {path} now.", hint="Start it with: oncehook serve")
+        if held.address:
+            return self._wire(held)
+        if or_read:
+            return self._reading(path, inbox, held)
+        raise Unreachable(f"Process {held.pid} writes {path}, and has no address to listen at.")
+
+    def _wire(self, held: Holder) -> Wire:
+        from oncehook.cli.lines import Wire
+
+        return Wire(_reachable(held.address), self._token() if self.token_env else held.token)
+
+    def _inside(self, path: Path, inbox: Inbox | None, is_named: bool) -> Line:
         from oncehook.cli.lines import Inside
 
-        path = _existing(store)
-        pid: int | None = None
-        for _ in range(20):
-            pid, wire = self._holder(path)
-            if wire is not None:
-                return wire
-            if pid is None:
-                try:
-                    return Inside(inbox or self._inbox())
-                except StoreHeld:
-                    pass
-            # Another command is at it, or a server that has not opened its door yet.
-            threading.Event().wait(0.1)
-        raise _without_address(pid, path)
+        line = Inside(inbox or self._inbox())
+        if not is_named and line.is_empty():
+            say([f"nothing is kept in {path} yet. {OTHER_STORE}"], err=True)
+        return line
 
-    def _beside_server(self, store: Store, inbox: Inbox | None) -> Line:
-        """SQLite: the process that writes the file, which must be there."""
-        path = _existing(store)
-        pid, wire = self._holder(path)
-        if wire is not None:
-            return wire
-        if pid is not None:
-            raise _without_address(pid, path)
-        raise Unreachable(f"Nobody serves {path} now.", hint="Start it with: oncehook serve")
+    def _reading(self, path: Path, inbox: Inbox | None, held: Holder | None) -> Line:
+        """SQLite: what the process that writes the file has written, which it cannot be asked about."""
+        from oncehook.cli.lines import Beside
+        from oncehook.config import load
+        from oncehook.inbox import Inbox
 
-    def _holder(self, path: Path) -> tuple[int | None, Wire | None]:
-        """Which process writes the file, and the way to it where it has an address."""
-        from oncehook.cli.lines import Wire
-        from oncehook.store.sqlite.hold import holder
+        pid = held.pid if held else 0
+        if inbox is None:
+            say([f"reading {path} beside process {pid}; what it defines is known with --app module:inbox"], err=True)
+            inbox = Inbox.from_config(load(self.config_file).config)  # not the development inbox: `serve` alone is that
+        return Beside(inbox, pid, path)
 
+
+def _holder(path: Path) -> Holder | None:
+    """Which process writes the file. One that has just begun is waited for: another command is done in a moment, and a
+    server opens its door."""
+    from oncehook.store.sqlite.hold import holder
+
+    for _ in range(round(SETTLED / 0.1)):
         held = holder(path)
-        if held is None:
-            return None, None
-        token = self._token() if self.token_env else held.token
-        return held.pid, Wire(_reachable(held.address), token) if held.address else None
+        if held is None or held.address or held.age > SETTLED:
+            break
+        threading.Event().wait(0.1)
+    return held
 
 
-def _existing(store: Store) -> Path:
-    from oncehook.store.sqlite import SqliteStore
-
-    assert isinstance(store, SqliteStore)
-    if not store.path.exists():
-        raise Unreachable(f"There is no store at {store.path} yet.", hint="Start one with: oncehook serve")
-    return store.path
-
-
-def _without_address(pid: int | None, path: Path) -> Unreachable:
+def _cannot_act(line: Beside) -> Unreachable:
     return Unreachable(
-        f"Process {pid or 0} writes {path}, and has no address to ask it at.",
-        hint="Work with `oncehook serve`, which has one, or stop that process first.",
+        f"Process {line.pid} writes {line.path}, and takes nothing from commands: they can only look beside it.",
+        hint="Act in that program: mount inbox.dashboard(…), or call inbox.desk. Or stop it, and ask again.",
     )
 
 
@@ -232,10 +259,17 @@ class Api:
         assert self._line is not None
         return self._line
 
-    def live(self) -> Line:
+    def live(self, *, or_read: bool = False) -> Line:
         """The way there for whoever stays, looked for anew with each call: a server that was started again is found."""
-        self._take(self._where.live())
+        self._take(self._where.live(or_read=or_read))
         return self.line
+
+    def check_may_act(self) -> None:
+        """Raise Unreachable where all that can be done is to look."""
+        from oncehook.cli.lines import Beside
+
+        if isinstance(self.line, Beside):
+            raise _cannot_act(self.line)
 
     def _take(self, line: Line) -> None:
         if self._line is not None:
@@ -305,6 +339,8 @@ class Api:
         said = _fields(answer.body)
         if said is None or "error" not in said:
             raise self._stranger()
+        if said.get("code") == StoreHeld.code:
+            self.check_may_act()
         hint = str(said.get("hint", ""))
         if answer.status == 401:
             hint = f"Put a token into {TOKEN_ENV}, or name the variable that holds one with --token-env."

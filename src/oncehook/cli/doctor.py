@@ -94,7 +94,7 @@ async def _examine_store(inbox: Inbox) -> list[Check]:
             return [_behind(state, inbox.migrates), *_examine_file(store)]
         await store.open(migrate=False, write=False)
         checks = [Check("schema", True, f"version {state.current} of {state.target}"), *await store.check()]
-        return [*checks, *_examine_file(store), *await _examine_server(store)]
+        return [*checks, *await _examine_strays(inbox), *_examine_file(store), *await _examine_server(store)]
     except OncehookError as error:
         return [Check("store", False, str(error), error.hint)]
     finally:
@@ -108,6 +108,16 @@ def _behind(state: SchemaState, migrates: bool) -> Check:
         return Check("schema", True, "nothing is kept here yet", "The first `oncehook serve` makes it.", warning=True)
     detail = f"version {state.current} of {state.target}: the next start brings it up to date"
     return Check("schema", True, detail, "To do it now, run: oncehook db migrate", warning=True)
+
+
+async def _examine_strays(inbox: Inbox) -> list[Check]:
+    from oncehook.deliveries import STRAY_HINT
+
+    strays = await inbox.desk.strays()
+    return [
+        Check("waiting", True, f'{number:,} for "{name}", which nobody here knows', STRAY_HINT, warning=True)
+        for name, number in strays.items()
+    ]
 
 
 async def _examine_server(store: Store) -> list[Check]:

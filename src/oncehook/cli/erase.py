@@ -39,7 +39,7 @@ def command(api: Api, subject: str, source: str | None, reason: str, dry_run: bo
         return 0
     if found["events"]:
         say(_lines(found), err=True)
-        confirm("erase it for good?", yes=yes)
+        confirm(api, "erase it for good?", yes=yes)
     erased = _erase(api, {**asked, "reason": reason}, found["events"])
     say([document(erased)] if as_json else [f"erased {count(erased['events'], 'event')}"])
     if not as_json:

@@ -42,10 +42,9 @@ def command(api: Api, source: str, url: str, types: tuple[str, ...], timeout: fl
 
     Sent as a destination would send it: the body as received, webhook-id, and a signature by the secret it prints.
     """
-    api.live()
+    moments = feed(api)
     _check(api, source)
     relay = Relay(api, source, url, types, timeout)
-    moments = feed(api)
     say([f"forwarding {source} to {url}; Ctrl-C ends", f"  secret  {relay.secret}"], err=True)
     with contextlib.suppress(KeyboardInterrupt):
         _follow(moments, relay, as_json)

@@ -1,5 +1,7 @@
 """The lines that lead to the JSON API: HTTP to a server, or the same routes called in this process.
 
+Beside a process that writes a SQLite file and serves no API, they are called on the file itself, opened for reading.
+
 `api` takes one of them when the first question is asked, and nobody else does: what is imported here is nearly
 everything there is.
 """
@@ -13,12 +15,16 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
 from oncehook import sending
+from oncehook.deliveries import Filter
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival, Engine
+from oncehook.store.base import Numbers
+from oncehook.store.sqlite import SqliteStore
 
 Headers = Mapping[str, str]
 
@@ -117,11 +123,25 @@ class Inside:
         self._store = inbox.store
         self._runner = asyncio.Runner()
         try:
-            self._runner.run(_open(inbox))
+            self._runner.run(self._open(inbox))
         except BaseException:
             self._runner.close()
             raise
         self._app = _routes(inbox)
+
+    async def _open(self, inbox: Inbox) -> None:
+        """Open the store, and let every name have its number."""
+        # Whoever only wants to look must not change the schema under those who work.
+        await inbox.store.open(migrate=False)
+        try:
+            _number(inbox, await inbox.store.enroll(inbox.sources, inbox.destinations))
+        except BaseException:
+            await inbox.store.close()
+            raise
+
+    def is_empty(self) -> bool:
+        """Whether no event is kept."""
+        return not self._runner.run(self._store.find_events(Filter(), limit=1)).items
 
     def ask(self, method: str, target: str, headers: Headers, body: bytes) -> Answer:
         return self._runner.run(_call(self._app, method, target, headers, body))
@@ -137,19 +157,37 @@ class Inside:
         return "this process"
 
 
-async def _open(inbox: Inbox) -> None:
-    """Open the store, and let every name have its number."""
-    # Whoever only wants to look must not change the schema under those who work.
-    await inbox.store.open(migrate=False)
-    try:
-        numbers = await inbox.store.enroll(inbox.sources, inbox.destinations)
-    except BaseException:
-        await inbox.store.close()
-        raise
+class Beside(Inside):
+    """The same beside a process that writes a SQLite file and has no address: what only looks is answered.
+
+    The file is opened for reading. Nothing is written to it, and its log is left alone, also by the last who closes it.
+    """
+
+    def __init__(self, inbox: Inbox, pid: int, path: Path) -> None:
+        super().__init__(inbox)
+        self.is_alone = False
+        self.pid, self.path = pid, path
+
+    async def _open(self, inbox: Inbox) -> None:
+        store = inbox.store
+        assert isinstance(store, SqliteStore)
+        try:
+            await store.open(migrate=False, write=False)
+            _number(inbox, await store.numbers())
+        except BaseException:
+            await store.close()
+            raise
+
+    def __str__(self) -> str:
+        return f"{self.path}, beside process {self.pid}"
+
+
+def _number(inbox: Inbox, numbers: Numbers) -> None:
+    """Give every name its number; one that the store has never heard of has none."""
     for source in inbox.sources.values():
-        source.number = numbers.sources[source.name]
+        source.number = numbers.sources.get(source.name, 0)
     for destination in inbox.destinations.values():
-        destination.number = numbers.destinations[destination.name]
+        destination.number = numbers.destinations.get(destination.name, 0)
 
 
 def _routes(inbox: Inbox) -> Callable[..., Any]:

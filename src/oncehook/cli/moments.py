@@ -2,7 +2,7 @@
 
 `feed` gives `tail` and `forward` one of two: `Heard` reads the server's stream on a thread of its own and connects
 again when it ends; `Looked` compares the latest events and deliveries once a second, where no server is named and the
-store is PostgreSQL. Both hand out moments when `take` is called.
+store is PostgreSQL, or a program writes the SQLite file and serves no API. Both hand out moments when `take` is called.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def feed(api: Api) -> Feed:
     """The feed that there is. Raises Unreachable where nobody could tell anything."""
     from oncehook.cli.lines import Wire
 
-    return Heard(api) if isinstance(api.live(), Wire) else Looked(api)
+    return Heard(api) if isinstance(api.live(or_read=True), Wire) else Looked(api)
 
 
 # -- from a server -----------------------------------------------------------------------------

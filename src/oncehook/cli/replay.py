@@ -131,13 +131,14 @@ def command(
     say(plan_lines(plan), err=True)
     if wait and api.line.is_alone:
         raise Unreachable("Nobody works here, so there is nothing to wait for.", hint="Start `oncehook serve` first.")
-    confirm("replay now?", yes=yes)
+    confirm(api, "replay now?", yes=yes)
     made = _start(api, wish, plan, reason, request_key)
     return _follow(api, made, as_json) if wait else _told(api, made, as_json)
 
 
-def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal; elsewhere only --yes is a yes. Without one nothing happens."""
+def confirm(api: Api, question: str, *, yes: bool) -> None:
+    """Ask on a terminal; elsewhere only --yes is a yes. Without one nothing happens, nor where nothing can be done."""
+    api.check_may_act()
     if yes:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):

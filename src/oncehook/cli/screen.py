@@ -112,6 +112,7 @@ class Screen:
         return [*event_lines(self._api.get(at("events", event_id))), "", *body]
 
     def _ask(self, fields: dict[str, Any], event_id: str) -> None:
+        self._api.check_may_act()
         ids = [fields["delivery_id"]] if "delivery_id" in fields else [event_id]
         plan = self._api.post("replays/plan", {"ids": ids})
         if not plan["total"]:

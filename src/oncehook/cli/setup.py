@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -19,6 +19,9 @@ from oncehook.errors import ConfigError
 if TYPE_CHECKING:  # settings and inbox bring everything with them: a command's --help must not wait for that
     from oncehook.config import Config, Loaded, ServerConfig
     from oncehook.inbox import Inbox
+
+OTHER_STORE: Final = "A program's own store is found with --app module:inbox, another one by ONCEHOOK_STORE."
+"""Said where nothing names a store, and nothing is in the usual one."""
 
 config_option = click.option(
     "--config",

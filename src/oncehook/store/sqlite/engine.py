@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from oncehook.deliveries import Expired, Filter, Lease, Pruned, Settle, Settlement, StoredWorker, Want
 from oncehook.erasure import EraseOrder, Erasure
-from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook.errors import ConfigError, StoreHeld, StoreUnavailable
 from oncehook.model import (
     Engine,
     Intake,
@@ -24,7 +24,7 @@ from oncehook.model import (
     StoredSession,
     Verdict,
 )
-from oncehook.replays import ReplayOrder, ReplayState, StoredReplay
+from oncehook.replays import ReplayOrder, ReplayState, Seen, StoredReplay
 from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,
@@ -43,6 +43,7 @@ from oncehook.store.sqlite import erase, opening, recipients, replay, sessions, 
 from oncehook.store.sqlite.audit import write_audit
 from oncehook.store.sqlite.hold import Hold
 from oncehook.store.sqlite.intake import Micros, count, remember, to_micros
+from oncehook.store.sqlite.look import numbers
 from oncehook.store.sqlite.show import WorkReader
 from oncehook.store.sqlite.writer import Writer
 
@@ -80,8 +81,11 @@ class SqliteStore(WorkReader):
             with opening.telling(self.path):
                 await asyncio.to_thread(self._prepare, migrate)
             self._writer.start()
-        elif not self.path.exists():
+            return
+        if not self.path.exists():
             raise StoreUnavailable(f"There is no store at {self.path} yet.", hint="Start `oncehook serve` once.")
+        self._writer = _Onlooker(self.path)
+        await self.read(lambda c: migrations.steps_from(Engine.sqlite, opening.version(c), migrate=False))
 
     def _prepare(self, migrate: bool) -> None:
         opening.prepare_folder(self.path)
@@ -170,7 +174,7 @@ class SqliteStore(WorkReader):
     def _given_back(self, giving: asyncio.Future[set[int]]) -> None:
         self._giving_back.discard(giving)
         if not giving.cancelled() and (error := giving.exception()) is not None:
-            log.warning("store.leases_not_given_back", extra={"error": str(error)})
+            log.warning("store.leases_not_given_back", extra={"fields": {"error": str(error)}})
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
         if not self._writer.is_started:
@@ -234,9 +238,9 @@ class SqliteStore(WorkReader):
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
         await self._writer.call(lambda c, now: replay.retry_now(c, now, delivery_id, actor), wakes=True)
 
-    async def discard(self, filter: Filter, actor: str, reason: str) -> int:
+    async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
         ids = await self.read(lambda c: replay.dead_ones(c, filter))
-        return await self._writer.call(lambda c, now: replay.discard(c, now, ids, actor, reason), wakes=True)
+        return await self._writer.call(lambda c, now: replay.discard(c, now, ids, actor, reason, seen), wakes=True)
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
         batch = await self._writer.call(lambda c, now: erase.Erasing(c, now, order).erase(limit), wakes=True)
@@ -266,10 +270,7 @@ class SqliteStore(WorkReader):
             connection.executemany(
                 "INSERT OR IGNORE INTO destinations (name) VALUES (?)", [(n,) for n in destination_names]
             )
-            return Numbers(
-                dict(connection.execute("SELECT name, id FROM sources")),
-                dict(connection.execute("SELECT name, id FROM destinations")),
-            )
+            return numbers(connection)
 
         return await self._writer.call(write)
 
@@ -333,6 +334,16 @@ class SqliteStore(WorkReader):
     async def size(self) -> int:
         files = (self.path, self.path.with_name(self.path.name + "-wal"))
         return sum(file.stat().st_size for file in files if file.exists())
+
+
+class _Onlooker(Writer):
+    """In the writer's place where the store is opened for reading: it writes nothing."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, unwatched, unheeded, max_waiting=0, max_waiting_bytes=0)
+
+    def _check(self) -> None:
+        raise StoreHeld("The store is open for reading only.")
 
 
 def _no_transaction() -> ConfigError:

@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+from oncehook import clock
 from oncehook.errors import StoreHeld
 
 
@@ -24,6 +25,8 @@ class Holder:
     pid: int
     address: str = ""
     token: str = ""
+    age: float = 0.0
+    """Seconds since it took the file, or said where it can be reached."""
 
 
 def _lock_path(database: Path) -> Path:
@@ -83,7 +86,8 @@ def holder(database: Path) -> Holder | None:
 def _read(path: Path) -> Holder:
     try:
         fields = json.loads(path.read_text() or "{}")
-        return Holder(int(fields["pid"]), str(fields["address"]), str(fields["token"]))
+        age = clock.now() - path.stat().st_mtime
+        return Holder(int(fields["pid"]), str(fields["address"]), str(fields["token"]), age)
     except (OSError, ValueError, KeyError):
         return Holder(0)
 

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from oncehook import clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
-from oncehook.store.base import KEPT_ARRIVALS
+from oncehook.store.base import KEPT_ARRIVALS, Numbers
 from oncehook.store.checks import Tally, conservation
 from oncehook.store.sqlite import bodies
 from oncehook.store.sqlite.copies import KEPT
@@ -81,6 +81,10 @@ class Reader:
             self._connections.append(connection)
         return connection
 
+    async def numbers(self) -> Numbers:
+        """The numbers of all names that have one."""
+        return await self.read(numbers)
+
     async def get_event(self, event_id: bytes) -> StoredEvent | None:
         rows = await self.read(lambda c: c.execute(_EVENT + "WHERE e.id = ?", (event_id,)).fetchall())
         return _event(rows[0]) if rows else None
@@ -121,6 +125,14 @@ class Reader:
     async def check(self) -> list[Check]:
         """The conservation laws over one snapshot, and the file's own integrity."""
         return await self.read(_check)
+
+
+def numbers(connection: sqlite3.Connection) -> Numbers:
+    """The numbers of all names that have one."""
+    return Numbers(
+        dict(connection.execute("SELECT name, id FROM sources")),
+        dict(connection.execute("SELECT name, id FROM destinations")),
+    )
 
 
 @contextlib.contextmanager
@@ -166,6 +178,11 @@ def _check(connection: sqlite3.Connection) -> list[Check]:
 def moment(micros: int) -> datetime:
     """A stored time as an aware datetime."""
     return EPOCH + timedelta(microseconds=micros)
+
+
+def micros_at(moment: datetime) -> Micros:
+    """The same time as it is stored, to the microsecond."""
+    return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 def moment_or_none(micros: int | None) -> datetime | None:

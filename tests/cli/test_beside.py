@@ -1,0 +1,285 @@
+"""Commands beside a program that writes the SQLite file and serves no API, and where there is no store to speak of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oncehook.store.sqlite import SqliteStore
+from oncehook.store.sqlite.hold import Hold
+from tests.acceptance.test_desk_cli import Done, Sink, at_a_terminal
+from tests.cli.conftest import Process
+from tests.contrib.running import free_port, post
+
+Begin = Callable[..., Process]
+Run = Callable[..., Done]
+
+APP = """
+from fastapi import FastAPI
+
+from oncehook import Event, GiveUp, Inbox
+
+inbox = Inbox("sqlite:./oncehook.db")
+inbox.source("orders", verify="none", key="$.id", subject="$.customer", type="$.type")
+
+
+@inbox.on("orders")
+async def ship(event: Event) -> None:
+    raise GiveUp("out of stock")
+
+
+app = FastAPI(lifespan=inbox.lifespan)
+app.mount("/hooks", inbox.asgi())
+"""
+
+
+@dataclass
+class Program:
+    """Somebody's application, which has the store and no dashboard."""
+
+    folder: Path
+    port: int
+    pid: int
+    event_id: str = ""
+
+    def send(self, key: str) -> str:
+        answer = post(f"http://127.0.0.1:{self.port}/hooks/orders", {"id": key, "customer": "c1", "type": "order.paid"})
+        assert answer.said == (200, "accepted")
+        return str(answer.json["event_id"])
+
+    def rows(self, statement: str) -> list[tuple[Any, ...]]:
+        with contextlib.closing(sqlite3.connect(f"file:{self.folder}/oncehook.db?mode=ro", uri=True)) as store:
+            return store.execute(statement).fetchall()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+    folder, port = tmp_path_factory.mktemp("program"), free_port()
+    (folder / "app.py").write_text(APP)
+    command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port)]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        while "Uvicorn running" not in (folder / "log").read_text():
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.05)
+        program = Program(folder, port, process.pid)
+        program.event_id = program.send("o1")
+        while program.rows("SELECT status FROM deliveries") != [("dead",)]:
+            time.sleep(0.05)
+        yield program
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    said = (folder / "log").read_text()
+    assert ("Application shutdown complete" in said, "Traceback" in said) == (True, False), said
+
+
+@pytest.fixture
+def program(served: Program, monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
+    """In its folder; the application's module is loaded anew by every command that names it."""
+    monkeypatch.chdir(served.folder)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    yield served
+    sys.modules.pop("app", None)
+
+
+KNOWN = ("--app", "app:inbox")
+
+
+@pytest.mark.parametrize(
+    ("command", "shows"),
+    [
+        (("events",), "ship:dead"),
+        (("events", "status:dead", "--json"), "order.paid"),
+        (("show", "EVENT"), "out of stock"),
+        (("show", "EVENT", "--body"), '"customer"'),
+        (("dead",), "GiveUp: out of stock"),
+        (("stats", "--by", "destination"), "ship"),
+        (("sources", *KNOWN), "/in/orders"),
+        (("destinations", *KNOWN), "app.ship"),
+        (("export",), '"body": {"id": "o1"'),
+        (("replay", "--list"), "planned"),
+        (("replay", "EVENT", "--dry-run", *KNOWN), "app.ship"),
+        (("dead", "discard", "status:dead", "--reason", "old", "--dry-run"), "1"),
+        (("erase", "--subject", "c1", "--source", "orders", "--dry-run", *KNOWN), "1 event"),
+        (("doctor",), "process PID"),
+        (("db", "status"), "version"),
+    ],
+)
+def test_who_only_looks_is_answered(program: Program, run: Run, command: tuple[str, ...], shows: str) -> None:
+    done = run(*(program.event_id if word == "EVENT" else word for word in command))
+    assert done.code == 0, done
+    assert shows.replace("PID", str(program.pid)) in done.out
+
+
+def test_it_is_said_who_writes_and_how_to_know_more(program: Program, run: Run) -> None:
+    without = run("destinations")
+    assert (without.code, f"beside process {program.pid}" in without.err, "--app" in without.err) == (0, True, True)
+    assert "app.ship" not in without.out
+    assert "beside" not in run("destinations", *KNOWN).err
+    assert not run("sources", "-q").err
+    assert "whatsapp-cloud" not in run("sources").out, "those of the development inbox are not the program's"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("replay", "EVENT", "--yes"),
+        ("replay", "--query", "status:dead", "--yes", "--request-key", "k"),
+        ("replay", "--abort", "rpl_" + "0" * 32),
+        ("dead", "discard", "status:dead", "--reason", "old", "--yes"),
+        ("erase", "--subject", "c1", "--reason", "asked for", "--yes"),
+        ("pause", "ship", *KNOWN),
+        ("resume", "ship", *KNOWN),
+        ("import", "keys", "KEYS", "--source", "orders", *KNOWN),
+    ],
+    ids=" ".join,
+)
+def test_what_acts_is_refused_and_says_where_to_act(program: Program, run: Run, command: tuple[str, ...]) -> None:
+    (program.folder / "keys.txt").write_text("o2\n")
+    words = {"EVENT": program.event_id, "KEYS": "keys.txt"}
+    before = (
+        program.rows("SELECT * FROM deliveries"),
+        program.rows("SELECT * FROM audit"),
+        program.rows("SELECT * FROM keys"),
+    )
+    done = run(*(words.get(word, word) for word in command))
+    assert (done.code, done.out) == (3, ""), done
+    assert f"Process {program.pid} writes oncehook.db" in done.err
+    assert "inbox.dashboard" in done.err
+    assert before == (
+        program.rows("SELECT * FROM deliveries"),
+        program.rows("SELECT * FROM audit"),
+        program.rows("SELECT * FROM keys"),
+    )
+
+
+def test_nobody_is_asked_about_what_cannot_be_done(program: Program) -> None:
+    code, said = at_a_terminal(program.folder, ["replay", program.event_id], "y\n")
+    assert (code, "replay now?" in said) == (3, False), said
+
+
+def test_what_happens_is_seen_by_looking(program: Program, begin: Begin, sink: Sink) -> None:
+    tail = begin(program.folder, "tail")
+    forward = begin(program.folder, "forward", "orders", "--to", f"http://127.0.0.1:{sink.port}/", *KNOWN)
+    tail.wait_for("watching", "err")
+    forward.wait_for("forwarding", "err")
+    sent = program.send("o9")
+    tail.wait_for(f"{sent}  orders order.paid  → ship  dead")
+    forward.wait_for("→ 200")
+    assert [json.loads(body)["id"] for body in sink.bodies] == ["o9"]
+    assert (tail.end(), forward.end()) == (0, 0)
+
+
+def test_a_program_writes_on_while_it_is_read(program: Program) -> None:
+    """Many read and leave beside it: what it was told to keep is there, once each, and the file is sound."""
+    reading = [
+        subprocess.Popen(
+            [sys.executable, "-m", "oncehook", command],
+            cwd=program.folder, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )
+        for command in ("events", "dead", "export", "stats")
+    ]  # fmt: skip
+    sent = []
+    for n in itertools.count():
+        sent.append(program.send(f"w{n}"))
+        if n >= 50 and all(one.poll() is not None for one in reading):
+            break
+    for one in reading:
+        _, said = one.communicate()
+        assert one.returncode == 0, said
+    kept = {f"evt_{id_.hex()}" for (id_,) in program.rows("SELECT id FROM events WHERE key LIKE 'w%'")}
+    assert kept == set(sent)
+    assert program.rows("PRAGMA integrity_check") == [("ok",)]
+
+
+# -- who has just begun --------------------------------------------------------------------------
+
+
+def make_store(path: Path) -> None:
+    async def make() -> None:
+        store = SqliteStore(path)
+        await store.open()
+        await store.close()
+
+    asyncio.run(make())
+
+
+def test_a_server_that_begins_is_waited_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_store(tmp_path / "oncehook.db")
+    run("events")  # what it brings with it is loaded: the next one looks at once
+    hold = Hold(tmp_path / "oncehook.db")
+    opens = threading.Timer(0.5, hold.announce, ("http://127.0.0.1:1", "a token"))
+    opens.start()
+    done = run("events")
+    opens.join()
+    hold.release()
+    assert (done.code, "http://127.0.0.1:1" in done.err) == (3, True), done
+
+
+def test_a_command_that_is_at_it_is_waited_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_store(tmp_path / "oncehook.db")
+    run("events")  # what it brings with it is loaded: the next one looks at once
+    hold = Hold(tmp_path / "oncehook.db")
+    ends = threading.Timer(0.5, hold.release)
+    ends.start()
+    done = run("replay", "--abort", "rpl_" + "0" * 32)
+    ends.join()
+    assert (done.code, "no such thing" in done.err) == (1, True), done
+
+
+# -- no store to speak of ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [("events",), ("dead",), ("stats",), ("tail",), ("export",)], ids=" ".join)
+def test_no_store_and_nothing_that_names_one(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*command)
+    assert (done.code, done.out) == (3, "")
+    assert re.search(r"no store at oncehook\.db yet\.\n.*oncehook serve.*--app module:inbox.*ONCEHOOK_STORE", done.err)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "oncehook.toml").write_text('store = "sqlite:./mine.db"\n')
+    named = run(*command)
+    assert (named.code, "mine.db" in named.err, "--app" in named.err) == (3, True, False)
+    assert [one.name for one in tmp_path.iterdir()] == ["oncehook.toml"]
+
+
+def test_an_empty_store_that_nothing_names(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_store(tmp_path / "oncehook.db")
+    done = run("dead")
+    assert (done.code, done.out) == (0, "")
+    assert re.search(r"nothing is kept in oncehook\.db yet\. .*--app module:inbox", done.err)
+    assert "--app" not in run("dead", "-q").err
+    monkeypatch.setenv("ONCEHOOK_STORE", "sqlite:./oncehook.db")
+    assert "--app" not in run("dead").err
+    monkeypatch.delenv("ONCEHOOK_STORE")
+
+    async def emit() -> None:
+        from oncehook import Inbox
+
+        async with Inbox("sqlite:./oncehook.db").running() as inbox:
+            await inbox.emit("app", "t", {})
+
+    asyncio.run(emit())
+    assert "--app" not in run("dead").err
