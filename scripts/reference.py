@@ -236,7 +236,7 @@ ACTORS: Final = {
 ADVICE: Final = {
     "BodyTooLarge": "Ask for less in one request.",
     "KeyMissing": "Give the call a key.",
-    "LinkUsed": "Log in with the token, or start the server again for a new link.",
+    "LinkUsed": "Log in with the token, or press *Print a one-time link* on the login page.",
     "address_forbidden": "The address is private. If it is meant, list its network in the destination's `allow_private`.",
     "already_done": "Nothing: take the result it carries.",
     "bad_request": "Read the sentence; it names the field or parameter.",

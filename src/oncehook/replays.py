@@ -46,6 +46,10 @@ class ReplayOrder:
     about: Mapping[str, object] = field(default_factory=dict)
     """The order in the words in which it was given, to be shown."""
 
+    def audited(self, count: int) -> dict[str, object]:
+        """What the audit log says of it, when it has found so many."""
+        return {"count": count, "reason": self.reason, "bulk": self.bulk, **self.about}
+
 
 @dataclass(slots=True, frozen=True)
 class StoredReplay:
@@ -70,10 +74,21 @@ class StoredReplay:
 
 
 @dataclass(slots=True, frozen=True)
+class Seen:
+    """What somebody has been shown, and says yes to."""
+
+    count: int
+    at: datetime
+    """When, by the store's clock."""
+
+
+@dataclass(slots=True, frozen=True)
 class ReplayPlan:
     """What a replay would do, before anybody confirms it."""
 
     total: int
+    at: datetime
+    """When it was made, by the store's clock."""
     by_destination: Mapping[str, int] = field(default_factory=dict)
     by_status: Mapping[DeliveryStatus, int] = field(default_factory=dict)
     left_out: Mapping[DeliveryStatus, int] = field(default_factory=dict)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from oncehook.deliveries import Category, DeliveryStatus, Filter, Options, Settle, Settlement
-from oncehook.errors import NotFound, NotReplayable, NotWaiting
-from oncehook.model import new_id
-from oncehook.replays import ReplayState
+from oncehook.errors import NotFound, NotReplayable, NotWaiting, PlanChanged
+from oncehook.model import Kind, new_id, show_id
+from oncehook.replays import ReplayState, Seen
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
+    dead,
     dead_letters,
     deliver_one,
     done,
@@ -42,6 +43,37 @@ async def test_discard_closes_dead_letters_and_nothing_else(store: Store) -> Non
     assert (level.dead, level.discarded) == (0, 7)
 
 
+async def test_only_what_was_seen_is_discarded(ground: Ground, store: Store) -> None:
+    """What dies after the plan, or dies anew, stays; what has been replayed meanwhile is simply no longer there."""
+    stays, revived, again = await dead_letters(store, None, None, None)
+    late = await deliver_one(store)
+    plan = await store.plan_replay(Filter(status=DeliveryStatus.dead), force=False)
+    ground.forward(90)
+    for one in (revived, again):
+        await replay(store, one)
+    leases = {lease.delivery_id: lease for lease in await take(store)}
+    await settle(store, dead(leases[late]), dead(leases[again]), done(leases[revived]))
+    seen = Seen(plan.total, plan.at)
+    assert seen.count == 3
+    assert await store.discard(Filter(status=DeliveryStatus.dead), "ann", "old", seen) == 1
+    assert await statuses(store, [stays, revived, again, late]) == ["discarded", "done", "dead", "dead"]
+    [line] = await store.audit_log(limit=1)
+    assert (line.target, line.detail) == (show_id(Kind.delivery, stays), {"count": 1, "reason": "old"})
+
+
+async def test_nothing_is_discarded_when_more_were_dead_by_then_than_were_seen(store: Store) -> None:
+    """One that was about to be written down when the plan looked."""
+    made = await dead_letters(store, None, None)
+    plan = await store.plan_replay(Filter(), force=False)
+    with pytest.raises(PlanChanged, match="said 1, now it would be 2"):
+        await store.discard(Filter(), "ann", "old", Seen(1, plan.at))
+    assert await statuses(store, made) == ["dead", "dead"]
+    assert [line.act for line in await store.audit_log()] == []
+    assert await store.discard(Filter(), "ann", "old", Seen(2, plan.at)) == 2
+    [line] = await store.audit_log(limit=1)
+    assert (line.target, line.detail) == ("2 deliveries", {"count": 2, "reason": "old"})
+
+
 async def test_retry_now(ground: Ground, store: Store) -> None:
     made = await deliver_one(store, "s")
     behind = await deliver_one(store, "s")
@@ -71,8 +103,8 @@ async def test_retry_now_is_nothing_for_the_dead(store: Store) -> None:
 async def test_every_act_leaves_its_line(store: Store) -> None:
     """R49, S34: who, what, about what."""
     [one, two, three] = await dead_letters(store, None, None, None)
-    ordered = await replay(store, one, reason="fixed")
-    bulk = await replay_all(store, Filter(ids=[two]), reason="fixed too")
+    ordered = await replay(store, one, reason="fixed", about={"query": "id:one", "rate": None})
+    bulk = await replay_all(store, Filter(ids=[two]), reason="fixed too", force=True)
     await store.steer_replay(bulk.id, ReplayState.paused, "bob")
     await store.steer_replay(bulk.id, ReplayState.running, "bob")
     await store.steer_replay(bulk.id, ReplayState.aborted, "bob")
@@ -87,12 +119,18 @@ async def test_every_act_leaves_its_line(store: Store) -> None:
     acts = ["replay", "replay", "pause", "resume", "abort", "discard", "retry", "pause", "resume", "login"]
     assert [line.act for line in lines] == acts
     assert all(line.target for line in lines)
-    assert ordered.id.hex() in lines[0].target + str(lines[0].detail)
-    assert "fixed" in str(lines[0].detail)
-    assert "test" in str(lines[5].detail)
-    assert one.hex() in lines[6].target
-    assert "mail" in lines[7].target
-    assert (lines[9].act, lines[9].target, lines[9].detail) == ("login", "dashboard", {"from": "10.0.0.1"})
+    replays = [show_id(Kind.replay, ordered.id), *[show_id(Kind.replay, bulk.id)] * 4]
+    deliveries = [show_id(Kind.delivery, three), show_id(Kind.delivery, one)]
+    assert [line.target for line in lines] == [*replays, *deliveries, "mail", "mail", "dashboard"]
+    assert [line.detail for line in lines] == [
+        {"count": 1, "reason": "fixed", "bulk": False, "query": "id:one", "rate": None},
+        {"count": 1, "reason": "fixed too", "bulk": True},
+        {}, {}, {},
+        {"count": 1, "reason": "test"},
+        {},
+        {"reason": "why"}, {},
+        {"from": "10.0.0.1"},
+    ]  # fmt: skip
     assert [line.n for line in lines] == sorted({line.n for line in lines})
     newest = await store.audit_log(limit=3)
     assert [line.actor for line in newest] == ["fay", "eve", "eve"]

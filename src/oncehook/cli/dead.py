@@ -46,15 +46,15 @@ def _row(cause: Mapping[str, Any]) -> list[str]:
 @speaks
 def discard(api: Api, query: tuple[str, ...], reason: str, dry_run: bool, yes: bool, as_json: bool) -> int:
     """Close all dead letters that match QUERY, without replay. They can still be replayed later."""
-    # A plan counts, and fixes what is meant: what dies while the question is on the screen is not closed with it.
+    # A plan counts, and stands for what it has shown: what dies while the question is on the screen is not closed.
     plan = api.post("replays/plan", {"query": " ".join([*query, "status:dead"])})
     if dry_run:
         say([document({"matching": plan["total"], "query": plan["query"]})] if as_json else [str(plan["total"])])
         return 0
     if plan["total"]:
         say(_shown(plan), err=True)
-        confirm("discard them?", yes=yes)
-        answer = api.post("dead/discard", {"query": plan["query"], "reason": reason})
+        confirm(api, "discard them?", yes=yes)
+        answer = api.post("dead/discard", {"plan": plan["plan"], "reason": reason})
     else:
         answer = {"discarded": 0}
     say([document(answer) if as_json else f"discarded {answer['discarded']}"])

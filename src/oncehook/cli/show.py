@@ -94,9 +94,9 @@ def _delivery_of(api: Api, kind: str, id: str) -> dict[str, Any] | None:
 
 def _event_of(api: Api, kind: str, id: str) -> str:
     """The event that is meant: what it came with first has its number. Stores have no index of later arrivals."""
-    event_id = f"evt_{id.partition('_')[2]}"
     if kind == "evt":
         return id
+    event_id, came = f"evt_{id.partition('_')[2]}", show_moment(_came(id).replace(microsecond=0))
     try:
         api.get(at("events", event_id))
     except (Misused, Unreachable):
@@ -104,7 +104,7 @@ def _event_of(api: Api, kind: str, id: str) -> str:
     except Failed as error:
         raise Failed(
             f"No event began with {text(id)}, or it is gone.",
-            hint=f"A later arrival is found by its event: oncehook show evt_… --arrival {text(id)}",
+            hint=f"It came at {came}. A later arrival is found by its event: oncehook show evt_… --arrival {text(id)}",
         ) from error
     return event_id
 
@@ -112,17 +112,24 @@ def _event_of(api: Api, kind: str, id: str) -> str:
 def _of_attempt(api: Api, attempt_id: str) -> dict[str, Any]:
     """The delivery of an attempt: its id begins as the attempt's does, which is with the moment the event came."""
     digits = attempt_id.partition("_")[2].replace("-", "")
-    try:
-        came = datetime.fromtimestamp(int(digits[:12], 16) / 1000, UTC)
-        query = f"since:{show_moment(came - _NEAR)} until:{show_moment(came + _NEAR)}"
-    except (ValueError, OverflowError):
-        raise Misused(f"{text(attempt_id)} is no id.") from None
+    came = _came(attempt_id)
+    query = f"since:{show_moment(came - _NEAR)} until:{show_moment(came + _NEAR)}"
     for delivery in api.pages("deliveries", query=query):
         if delivery["id"][4:20] == digits[:16]:
             tries = api.get(at("deliveries", delivery["id"], "attempts"))["items"]
             if any(one["id"] == attempt_id for one in tries):
                 return delivery
     raise Failed("There is no such attempt, or no longer.", hint="It is shown with its delivery (dlv_…).")
+
+
+def _came(id: str) -> datetime:
+    """The moment that an id begins with. Raises Misused."""
+    digits = id.partition("_")[2].replace("-", "")
+    try:
+        came = datetime.fromtimestamp(int(digits[:12], 16) / 1000, UTC)
+    except (ValueError, OverflowError):
+        raise Misused(f"{text(id)} is no id.") from None
+    return min(came, datetime.max.replace(tzinfo=UTC) - _NEAR)  # so that there is something after it
 
 
 # -- an event ----------------------------------------------------------------------------------

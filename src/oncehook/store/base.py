@@ -45,7 +45,7 @@ from oncehook.model import (
     StoredSession,
     Verdict,
 )
-from oncehook.replays import ReplayOrder, ReplayPlan, ReplayState, StoredReplay
+from oncehook.replays import ReplayOrder, ReplayPlan, ReplayState, Seen, StoredReplay
 
 T = TypeVar("T", contravariant=True)
 
@@ -271,8 +271,12 @@ class Store(Protocol):
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
         """Make a delivery that waits for its next attempt due now. Raises NotFound, or NotWaiting."""
 
-    async def discard(self, filter: Filter, actor: str, reason: str) -> int:
-        """Close dead letters without replay; a held subject goes on. Returns how many; others are left alone."""
+    async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
+        """Close dead letters without replay; a held subject goes on. Returns how many; others are left alone.
+
+        With `seen`, only those that were dead by then; raises PlanChanged when these are more than were seen (some
+        were about to be written down as dead at that very moment).
+        """
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
         """Erase one short batch of a subject's events (S37); call again while it says it found some.

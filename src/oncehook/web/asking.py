@@ -78,10 +78,11 @@ class Reason(Body, frozen=True):
 
 
 class DiscardMatching(Body, frozen=True):
-    """Which dead letters to close, and why."""
+    """Which dead letters to close, as a plan has shown them or by a query; and why."""
 
-    query: str
     reason: str
+    query: str = ""
+    plan: str | None = None
 
 
 B = TypeVar("B", bound=Body)

@@ -9,9 +9,10 @@ from typing import Final
 
 from starlette.responses import Response
 
-from oncehook.deliveries import Cause, DeliveryStatus, Filter, StoredAttempt, StoredDelivery
-from oncehook.errors import BadRequest, NotFound
+from oncehook.deliveries import Cause, DeliveryStatus, StoredAttempt, StoredDelivery
+from oncehook.errors import NotFound, PlanChanged
 from oncehook.model import Kind, show_id
+from oncehook.plans import Wish
 from oncehook.query import fixed, quoted
 from oncehook.web import drawing
 from oncehook.web.visit import Visit
@@ -97,7 +98,9 @@ async def ask_discard(visit: Visit) -> Response:
         "discard.html",
         delivery=delivery,
         count=1,
-        query="",
+        plan=None,
+        note="",
+        reason="",
         action=f"/deliveries/{visit.request.path_params['id']}/discard",
     )
 
@@ -111,25 +114,37 @@ async def discard(visit: Visit) -> Response:
 
 async def ask_discard_many(visit: Visit) -> Response:
     """The dialog before a group is closed: how many, and which."""
-    meant = await _dead_of(visit)
-    plan = await visit.desk.plan(visit.desk.wish(fixed(meant)))
-    count = plan.by_status.get(DeliveryStatus.dead, 0)
+    return await _show_discard(visit, await _dead_of(visit))
+
+
+async def _show_discard(visit: Visit, wish: Wish, note: str = "", reason: str = "") -> Response:
+    plan = await visit.desk.plan(wish)
     return await visit.dialog(
-        "discard.html", delivery=None, count=count, query=fixed(meant), action="/dead/discard", sample=plan.sample
+        "discard.html",
+        status=409 if note else 200,
+        delivery=None,
+        count=plan.by_status.get(DeliveryStatus.dead, 0),
+        plan=plan,
+        query=fixed(wish.filter),
+        action="/dead/discard",
+        note=note,
+        reason=reason,
     )
 
 
 async def discard_many(visit: Visit) -> Response:
-    """Close all dead letters that a query means, with its times as the dialog fixed them."""
+    """Close the dead letters that the dialog has shown. When there are more of them, they are shown first."""
     form = await visit.form()
-    meant = visit.desk.read(form.get("query", ""))
-    if meant.status is not DeliveryStatus.dead:
-        raise BadRequest("Only dead letters can be discarded.", hint="The query must say status:dead.")
-    await visit.desk.discard_matching(meant, actor=visit.actor, reason=form.get("reason", ""))
+    token, reason = form.get("plan", ""), form.get("reason", "")
+    try:
+        await visit.desk.discard_planned(token, actor=visit.actor, reason=reason)
+    except PlanChanged as changed:
+        wish, _ = visit.desk.planned(token)
+        return await _show_discard(visit, wish, note=str(changed), reason=reason)
     return visit.back("/dead", "discard")
 
 
-async def _dead_of(visit: Visit) -> Filter:
+async def _dead_of(visit: Visit) -> Wish:
     """What the address means: a query, or events and deliveries by their ids; of these the dead ones."""
     ids = visit.many("ids")
     text = visit.parameter("query")
@@ -137,4 +152,4 @@ async def _dead_of(visit: Visit) -> Filter:
         text = f"{text} status:dead".strip()
     if ids:
         text = " ".join([text, *[f"id:{show_id(Kind.delivery, one)}" for one in await visit.desk.named(ids)]])
-    return visit.desk.wish(text).filter
+    return visit.desk.wish(text)

@@ -94,10 +94,14 @@ async def list_causes(ask: Ask) -> dict[str, Any]:
 
 async def discard_matching(ask: Ask) -> answers.Discarded:
     body = await ask.body(DiscardMatching)
-    meant = ask.desk.read(body.query)
-    return answers.Discarded(
-        discarded=await ask.desk.discard_matching(meant, actor=ask.actor, reason=body.reason),
-    )
+    if body.plan is None:
+        meant = ask.desk.read(body.query)
+        closed = await ask.desk.discard_matching(meant, actor=ask.actor, reason=body.reason)
+    elif body.query:
+        raise _says_already()
+    else:
+        closed = await ask.desk.discard_planned(body.plan, actor=ask.actor, reason=body.reason)
+    return answers.Discarded(discarded=closed)
 
 
 # -- replays -----------------------------------------------------------------------------------
@@ -125,14 +129,19 @@ async def start_replay(ask: Ask) -> answers.Replayed:
     if body.plan is None:
         wish, expected = await _wish(ask, body), None
     else:
-        wish, expected = ask.desk.planned(body.plan)
+        wish, seen = ask.desk.planned(body.plan)
+        expected = seen.count
         if body != StartReplay(plan=body.plan, rate=body.rate, fresh_id=body.fresh_id, reason=body.reason):
-            raise BadRequest("A plan says already what is meant.", hint="For other deliveries, plan anew.")
+            raise _says_already()
         wish = replace(wish, fresh_id=body.fresh_id or wish.fresh_id, rate=rate(body.rate) or wish.rate)
     made = await ask.desk.start_replay(
         wish, actor=ask.actor, reason=body.reason, request_key=ask.request_key(), expected=expected
     )
     return answers.Replayed(replay_id=show_id(Kind.replay, made.id))
+
+
+def _says_already() -> BadRequest:
+    return BadRequest("A plan says already what is meant.", hint="For other deliveries, plan anew.")
 
 
 async def _wish(ask: Ask, body: Choose) -> Wish:
@@ -330,7 +339,14 @@ ENDPOINTS: Final[Sequence[Endpoint]] = (
         listed=True,
         parameters=(("destination", "Only this one's."),),
     ),
-    _post("/dead/discard", discard_matching, answers.Discarded, "Close all that match.", body=DiscardMatching),
+    _post(
+        "/dead/discard",
+        discard_matching,
+        answers.Discarded,
+        "Close what a plan has shown, or all that match.",
+        body=DiscardMatching,
+        refusals=(409,),
+    ),
     _post("/replays/plan", plan_replay, answers.Plan, "What a replay would do.", body=Choose, refusals=(404,)),
     _post(
         "/replays",

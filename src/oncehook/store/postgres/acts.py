@@ -10,8 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from oncehook.deliveries import Filter
-from oncehook.errors import NotFound, NotWaiting
+from oncehook.errors import NotFound, NotWaiting, PlanChanged
 from oncehook.model import Kind, new_id, show_id
+from oncehook.replays import Seen
 from oncehook.store.postgres.look import REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, TOGETHER, means_nothing, parameters
 from oncehook.store.postgres.opening import one, rows
@@ -41,7 +42,8 @@ _DEAD: Final = (
 _DISCARD: Final = """
 WITH i AS MATERIALIZED (
   SELECT d.id, d.destination_id, coalesce(d.subject_key, d.id) AS line FROM deliveries d
-  WHERE d.id = ANY($1) AND d.status = 'dead' ORDER BY d.id FOR UPDATE
+  WHERE d.id = ANY($1) AND d.status = 'dead' AND ($3::timestamptz IS NULL OR d.settled_at <= $3)
+  ORDER BY d.id FOR UPDATE
 ), u AS (
   UPDATE deliveries d SET status = 'discarded', reason = $2, settled_at = now() FROM i WHERE d.id = i.id
 ), l AS MATERIALIZED (
@@ -67,7 +69,7 @@ WITH i AS MATERIALIZED (
   FROM i, (VALUES ('dead', -1), ('discarded', 1)) AS w(what, sign) GROUP BY i.destination_id, w.what, w.sign
   ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
 )
-SELECT count(*) FROM i
+SELECT count(*), (array_agg(id))[1] FROM i
 """
 
 # Sorted, as intake locks them; what has lapsed is taken over, what stands is left alone.
@@ -112,17 +114,19 @@ class Acts(Reader):
             raise NotWaiting("This delivery does not wait for its next attempt.")
         self.made_due()
 
-    async def discard(self, filter: Filter, actor: str, reason: str) -> int:
+    async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
         if means_nothing(filter):
             return 0
-        reason = storable(reason)
+        by = None if seen is None else seen.at
         async with self.prudent(REPLAYING) as connection:
             meant = [row[0] for row in await rows(connection, _DEAD, await parameters(connection, filter))]
             if not meant:
                 return 0
-            (closed,) = await one(connection, _DISCARD, [Ids(meant), reason])
+            closed, first = await one(connection, _DISCARD, [Ids(meant), storable(reason), by])
+            if seen is not None and closed > seen.count:
+                raise PlanChanged(f"The plan said {seen.count}, now it would be {closed}.")
             if closed:
-                target = show_id(Kind.delivery, meant[0]) if len(meant) == 1 else "deliveries"
+                target = show_id(Kind.delivery, first) if closed == 1 else f"{closed} deliveries"
                 await connection.execute(AUDIT, [actor, "discard", target, said({"count": closed, "reason": reason})])
         await self.execute(RESCUE)  # a line that went on while an arrival joined it
         self.made_due()

@@ -213,7 +213,7 @@ class Replays(Reader):
         about = said(order.about)
         kept = [Id(replay_id), key, about, order.actor, reason, _options(order), order.force, order.rate, order.bulk]
         await connection.execute(_MAKE, [*kept, planned])
-        detail = said({"count": planned, "reason": reason, **order.about})
+        detail = said(order.audited(planned))
         await connection.execute(AUDIT, [order.actor, "replay", show_id(Kind.replay, replay_id), detail])
         return _replay(await one(connection, _GET, [Id(replay_id)]))
 
@@ -276,17 +276,18 @@ class Replays(Reader):
     # -- looking -------------------------------------------------------------------------------
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
-        if means_nothing(filter):
-            return ReplayPlan(0)
         async with self.connection(LONG) as connection, connection.transaction():
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            await connection.execute(_PATIENTLY)
+            [at, _] = await one(connection, _PATIENTLY)
+            if means_nothing(filter):
+                return ReplayPlan(0, at)
             asked = await parameters(connection, filter)
             found = await rows(connection, _PLAN, asked)
             sample = await rows(connection, _SAMPLE, [*asked, force])
         meant = [row for row in found if _is_meant(row, force)]
         return ReplayPlan(
             total=sum(row[2] for row in meant),
+            at=at,
             by_destination=_sums((row[1], row[2]) for row in meant),
             by_status=_sums((DeliveryStatus(row[0]), row[2]) for row in meant),
             left_out=_sums((DeliveryStatus(row[0]), row[2]) for row in found if not _is_meant(row, force)),
@@ -306,7 +307,7 @@ class Replays(Reader):
         return Page([_replay(row) for row in found[:limit]], found[limit - 1][0] if is_more else None)
 
 
-_PATIENTLY: Final = "SELECT set_config('statement_timeout', '55s', true)"
+_PATIENTLY: Final = "SELECT now(), set_config('statement_timeout', '55s', true)"
 
 _FEEDABLE: Final = """
 SELECT rate, options, force, next_at <= now() FROM replays WHERE id = $1 AND state = 'running' FOR UPDATE SKIP LOCKED

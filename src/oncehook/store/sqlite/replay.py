@@ -17,10 +17,11 @@ from oncehook.deliveries import REPLAY_PAUSE, Filter, Options, Turn
 from oncehook.erasure import ERASED
 from oncehook.errors import Erased, NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
 from oncehook.model import Kind, show_id
-from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, StoredReplay
+from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, Seen, StoredReplay
 from oncehook.store.sqlite import find
 from oncehook.store.sqlite.audit import kept, write_audit
 from oncehook.store.sqlite.intake import Insert, Micros, count
+from oncehook.store.sqlite.look import micros_at
 from oncehook.store.sqlite.settle import destination_name, finish_replay, go_on
 from oncehook.store.sqlite.show import get_replay, is_replayable
 from oncehook.store.sqlite.work import NEVER, SECOND, micros
@@ -34,6 +35,11 @@ ITEMS: Final = Insert("INSERT INTO replay_items (replay_id, n, delivery_id)", 3)
 STANDING: Final = """
 SELECT id, event_id, destination_id, subject_key, status, run, seq, options, last_replay_at, note
 FROM deliveries WHERE id = ?
+"""
+DEAD: Final = """
+SELECT d.id, d.destination_id, h.subject_key, h.rowid, h.waiting, h.turn FROM deliveries d LEFT JOIN heads h
+  ON h.subject_key = coalesce(d.subject_key, d.id) AND h.delivery_id = d.id
+WHERE d.id = ? AND d.status = 'dead' AND d.settled_at <= ?
 """
 # What was fed comes first, because items are fed in their order.
 OPEN: Final = """
@@ -139,10 +145,8 @@ class Replaying:
             ),
         )
         ITEMS(self.connection, [(replay_id, n, delivery_id) for n, delivery_id in enumerate(meant, 1)])
-        detail = {"reason": order.reason, "planned": len(meant), "bulk": order.bulk, "order": dict(order.about)}
-        if not order.bulk:
-            detail["delivery"] = show_id(Kind.delivery, meant[0])
-        write_audit(self.connection, self.now, order.actor, "replay", show_id(Kind.replay, replay_id), detail)
+        target = show_id(Kind.replay, replay_id)
+        write_audit(self.connection, self.now, order.actor, "replay", target, order.audited(len(meant)))
 
     # -- feeding -----------------------------------------------------------------------------------
 
@@ -296,35 +300,30 @@ def retry_now(connection: sqlite3.Connection, now: Micros, delivery_id: bytes, a
     write_audit(connection, now, actor, "retry", show_id(Kind.delivery, delivery_id), {})
 
 
-def discard(connection: sqlite3.Connection, now: Micros, ids: Sequence[bytes], actor: str, reason: str) -> int:
-    """Close those of these that are dead letters; a held subject goes on."""
+def discard(
+    connection: sqlite3.Connection, now: Micros, ids: Sequence[bytes], actor: str, reason: str, seen: Seen | None
+) -> int:
+    """Close those of these that are dead letters, and were so when they were seen; a held subject goes on."""
+    by = NEVER if seen is None else micros_at(seen.at)
+    dead = [row for one in ids if (row := connection.execute(DEAD, (one, by)).fetchone()) is not None]
+    if seen is not None and len(dead) > seen.count:
+        raise PlanChanged(f"The plan said {seen.count}, now it would be {len(dead)}.")
     counts: Counter[tuple[int, int, str]] = Counter()
-    discarded: list[bytes] = []
     over: list[tuple[Any, ...]] = []
-    for delivery_id in ids:
-        row = connection.execute(
-            "SELECT d.destination_id, h.subject_key, h.rowid, h.waiting, h.turn FROM deliveries d LEFT JOIN heads h"
-            " ON h.subject_key = coalesce(d.subject_key, d.id) AND h.delivery_id = d.id"
-            " WHERE d.id = ? AND d.status = 'dead'",
-            (delivery_id,),
-        ).fetchone()
-        if row is None:
-            continue
-        destination_id, line, *held = row
+    for delivery_id, destination_id, line, *held in dead:
         connection.execute(
             "UPDATE deliveries SET status = 'discarded', reason = ?2 WHERE id = ?1", (delivery_id, kept(reason))
         )
-        discarded.append(delivery_id)
         if line is not None:
             over.append((line, *held))
         counts[0, destination_id, "dead"] -= 1
         counts[0, destination_id, "discarded"] += 1
-    if discarded:
+    if dead:
         go_on(connection, now, over)
         count(connection, now, counts)
-        target = show_id(Kind.delivery, discarded[0]) if len(discarded) == 1 else f"{len(discarded)} deliveries"
-        write_audit(connection, now, actor, "discard", target, {"reason": reason, "count": len(discarded)})
-    return len(discarded)
+        target = show_id(Kind.delivery, dead[0][0]) if len(dead) == 1 else f"{len(dead)} deliveries"
+        write_audit(connection, now, actor, "discard", target, {"reason": reason, "count": len(dead)})
+    return len(dead)
 
 
 def dead_ones(connection: sqlite3.Connection, filter: Filter) -> list[bytes]:

@@ -129,7 +129,8 @@ class WorkReader(Reader):
         return _causes(rows)
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
-        return await self.read(lambda c: _plan(c, filter, force))
+        at = self.now()  # before it looks: what dies meanwhile was not seen
+        return await self.read(lambda c: _plan(c, at, filter, force))
 
     async def get_replay(self, replay_id: bytes) -> StoredReplay | None:
         return await self.read(lambda c: get_replay(c, replay_id))
@@ -364,7 +365,7 @@ def _cause(status: int | None, error: str | None, reason: str | None) -> str:
 # -- replays ---------------------------------------------------------------------------------------
 
 
-def _plan(connection: sqlite3.Connection, filter: Filter, force: bool) -> ReplayPlan:
+def _plan(connection: sqlite3.Connection, at: Micros, filter: Filter, force: bool) -> ReplayPlan:
     taken, left_out = [], Counter[DeliveryStatus]()
     for row in find.meant(connection, filter):
         if is_replayable(row[2], force, row[5]):
@@ -376,6 +377,7 @@ def _plan(connection: sqlite3.Connection, filter: Filter, force: bool) -> Replay
     sample = [get_delivery(connection, row[0]) for row in taken[:5]]
     return ReplayPlan(
         total=len(taken),
+        at=moment(at),
         by_destination=dict(Counter(row[3] for row in taken)),
         by_status=dict(Counter(DeliveryStatus(row[2]) for row in taken)),
         left_out=dict(left_out),
