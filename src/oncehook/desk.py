@@ -29,9 +29,9 @@ from oncehook.deliveries import (
 from oncehook.destinations.base import Destination
 from oncehook.erasing import Erasing
 from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon
-from oncehook.model import Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, key_hash, new_id
+from oncehook.model import Engine, Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, key_hash, new_id
 from oncehook.plans import Plan, Wish, draw_up, ended, some_id, some_ids, unseal
-from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, StoredReplay
+from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, Seen, StoredReplay
 from oncehook.routes import Route
 from oncehook.shown import (
     ShownArrival,
@@ -190,11 +190,23 @@ class Desk:
 
     async def discard_matching(self, filter: Filter, *, actor: str, reason: str) -> int:
         """Close all dead letters that match; others are left alone."""
+        return await self._discard_many(filter, actor, reason)
+
+    async def discard_planned(self, token: str, *, actor: str, reason: str) -> int:
+        """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where that cannot
+        be told.
+        """
+        wish, seen = self.planned(token)
+        if wish.filter.status is not DeliveryStatus.dead:
+            raise BadRequest("Only dead letters can be discarded.", hint="The query must say status:dead.")
+        return await self._discard_many(wish.filter, actor, reason, seen)
+
+    async def _discard_many(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
         _check_reason(reason)
         if not reason.strip():
             raise BadRequest("Say why: many dead letters are closed only with a reason.")
         _check_meant(filter)
-        return await self._store.discard(filter, actor, reason)
+        return await self._store.discard(filter, actor, reason, seen)
 
     # -- replays -------------------------------------------------------------------------------
 
@@ -272,8 +284,8 @@ class Desk:
             raise NotReplayable(NOTHING, hint=NOTHING_HINT)
         return await self._make(wish, actor, reason, request_key, expected=expected)
 
-    def planned(self, token: str) -> tuple[Wish, int]:
-        """The wish that a plan was made for, and how many it found."""
+    def planned(self, token: str) -> tuple[Wish, Seen]:
+        """The wish that a plan was made for, and how many it has shown when."""
         return unseal(token, self._now())
 
     async def _make(
@@ -297,12 +309,18 @@ class Desk:
             bulk=bulk,
             request_key=request_key,
             expected=expected,
-            about=wish.about(),
+            about={**wish.about(), "to": await self._goes_to(wish)},
         )
         made = await self._store.make_replay(new_id(), order)
         if bulk:
             self._nudge()
         return made
+
+    async def _goes_to(self, wish: Wish) -> list[str]:
+        """The destinations of what is replayed."""
+        if wish.filter.destination is not None:
+            return [wish.filter.destination]
+        return list((await self._store.plan_replay(wish.filter, force=wish.force)).by_destination)
 
     async def replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
         """Replays, newest first."""
@@ -442,6 +460,14 @@ class Desk:
             watermarks=await self.watermarks(),
             crossings=await self._store.crossings(),
         )
+
+    async def strays(self) -> dict[str, int]:
+        """How many deliveries wait for each destination that is known neither here nor to a worker elsewhere."""
+        # Workers that a SQLite file speaks of are this process, or have died.
+        workers = [] if self._store.engine is Engine.sqlite else await self._store.workers()
+        known = {*self._destinations, *(name for worker in workers for name in worker.destinations)}
+        levels = await self._store.levels()
+        return {name: level.pending for name, level in levels.items() if level.pending and name not in known}
 
     async def levels(self) -> Mapping[str, Level]:
         """How every destination stands, also one that is no longer configured."""

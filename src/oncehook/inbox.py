@@ -58,6 +58,7 @@ class Inbox(Layout):
         self._ready_until = 0.0
         self._receiver: Receiver | None = None
         self._worker: Worker | None = None
+        self._mounts: list[Mount] = []
         self._sweep: Sweep | None = None
         self._started_at = clock.now_utc()
 
@@ -102,7 +103,7 @@ class Inbox(Layout):
             self._take_numbers(await self.store.enroll(self.sources, self.destinations))
             build = Receiver if self.traces is None else self.traces.receiver
             self._receiver = build(self.sources, self.store, self._deliveries, self.observer, self._revive)
-            self._sweep = self._new_sweep()
+            self._sweep = self._new_sweep(works=work)
             if at_work:
                 await self.store.note_recipients({d.number: digest(d.address.encode()) for d in at_work})
                 at_work = at_work if self.traces is None else [self.traces.destination(d) for d in at_work]
@@ -114,13 +115,14 @@ class Inbox(Layout):
             raise
         self._sweep.start()
 
-    def _new_sweep(self) -> Sweep:
+    def _new_sweep(self, *, works: bool) -> Sweep:
         return Sweep(
             self.store,
             self.observer,
             keep_events={s.number: s.keep_events for s in self.sources.values() if s.keep_events is not None},
             otherwise=self.retention.keep_events,
             measure=self.desk.watermarks,
+            strays=self.desk.strays if works else None,
             worker=self._as_worker,
             write_rejections=self._write_rejections,
         )
@@ -207,7 +209,8 @@ class Inbox(Layout):
         """An ASGI application to mount in another: `app.mount("/hooks", inbox.asgi())` gives POST /hooks/{source}."""
         from oncehook.web.ingest import Mount
 
-        return Mount(self)
+        self._mounts.append(made := Mount(self))
+        return made
 
     def dashboard(self, *, authorize: Authorize) -> ASGIApp:
         """The dashboard, to mount in another application: `app.mount("/inbox", inbox.dashboard(authorize=is_staff))`.
@@ -218,7 +221,7 @@ class Inbox(Layout):
         from oncehook.web.pages import dashboard
 
         self.observer.audience = stream = Stream()
-        return dashboard(self.desk, stream, authorize=authorize)
+        return dashboard(self.desk, stream, authorize=authorize, ways_in=self._mounts)
 
     async def receive(
         self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""

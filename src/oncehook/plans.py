@@ -1,7 +1,8 @@
 """A replay before it is made: what is asked for, its plan, and the token that stands for a plan.
 
 The desk plans and starts replays with these; the store fixes their items and workers work them off. A token holds the
-whole plan (its query with fixed times, its options, its number), so that no plan has to be kept anywhere.
+whole plan (its query with fixed times, its options, its number, its moment), so that no plan has to be kept anywhere.
+Who discards many dead letters says yes to such a plan, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -21,11 +22,12 @@ from oncehook.deliveries import DeliveryStatus, Filter, Level, StoredDelivery
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest
 from oncehook.model import Kind, read_id, show_id
-from oncehook.replays import ReplayPlan
+from oncehook.replays import ReplayPlan, Seen
 from oncehook.whatsapp.outgoing import Preview
 
 MOST_IDS: Final = 500
 """Deliveries that may be named one by one."""
+BEHIND: Final = "Live traffic goes first; the order within a subject is kept among what is replayed."
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,18 @@ class Recipient:
         many = "This was" if self.changed == self.count == 1 else f"{self.changed:,} of {self.count:,} were"
         return f"{many} first delivered to another address than {self.destination} has now."
 
+    @property
+    def warnings(self) -> list[str]:
+        """What stands against replaying to it now."""
+        said = []
+        if self.kind == "gone":
+            said.append(f"{self.destination} is no longer configured: nobody would work these.")
+        elif self.paused:
+            said.append(f"{self.destination} is paused: nothing is sent before it is resumed.")
+        elif self.failing:
+            said.append(f"{self.destination} is failing right now: these may become dead letters again.")
+        return [*said, self.moved] if self.changed else said
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -92,20 +106,20 @@ class Plan:
     @property
     def notes(self) -> list[str]:
         """What to know before saying yes."""
-        said = [] if self.goes_only_to("sender") else self._what_receivers_see()
+        return [*self.visible, BEHIND, *self.warnings]
+
+    @property
+    def visible(self) -> list[str]:
+        """What those who get it see of it."""
+        said = []
         if any(recipient.kind == "sender" for recipient in self.recipients):
             said.append("Whoever got a message already gets it a second time: WhatsApp cannot tell.")
-        said.append("Live traffic goes first; the order within a subject is kept among what is replayed.")
-        for recipient in self.recipients:
-            if recipient.kind == "gone":
-                said.append(f"{recipient.destination} is no longer configured: nobody would work these.")
-            elif recipient.paused:
-                said.append(f"{recipient.destination} is paused: nothing is sent before it is resumed.")
-            elif recipient.failing:
-                said.append(f"{recipient.destination} is failing right now.")
-            if recipient.changed:
-                said.append(recipient.moved)
-        return said
+        return said if self.goes_only_to("sender") else [*said, *self._what_receivers_see()]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What stands against it now."""
+        return [said for recipient in self.recipients for said in recipient.warnings]
 
     def goes_only_to(self, kind: str) -> bool:
         """Whether all of it goes to destinations of this kind."""
@@ -133,7 +147,7 @@ def draw_up(
     """The plan of a wish: what the store has counted, and whom it would reach."""
     counts = counted.by_destination
     return Plan(
-        token=seal(wish, counted.total),
+        token=seal(wish, Seen(counted.total, counted.at)),
         wish=wish,
         total=counted.total,
         recipients=[
@@ -236,25 +250,29 @@ class _Token(msgspec.Struct, array_like=True, frozen=True):
     fresh_id: bool
     rate: float | None
     total: int
+    at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-def seal(wish: Wish, total: int) -> str:
+def seal(wish: Wish, seen: Seen) -> str:
     """The token that stands for a plan."""
-    token = _Token(1, query.fixed(wish.filter), wish.force, wish.fresh_id, wish.rate, total)
+    token = _Token(2, query.fixed(wish.filter), wish.force, wish.fresh_id, wish.rate, seen.count, seen.at)
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")
 
 
-def unseal(token: str, now: datetime) -> tuple[Wish, int]:
-    """The wish and the number that a token stands for. It grants nothing: its holder needs the right all the same."""
+def unseal(token: str, now: datetime) -> tuple[Wish, Seen]:
+    """The wish that a token stands for, and what its plan has shown.
+
+    It grants nothing: its holder needs the right all the same.
+    """
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         held = msgspec.json.decode(raw, type=_Token)
         wish = Wish(query.parse(held.query, now), held.force, held.fresh_id, held.rate)
     except (binascii.Error, ValueError, msgspec.MsgspecError, BadRequest):
         raise _not_a_plan() from None
-    if held.version != 1 or held.total < 0 or (held.rate is not None and held.rate <= 0):
+    if held.version != 2 or held.total < 0 or (held.rate is not None and held.rate <= 0):
         raise _not_a_plan()
-    return wish, held.total
+    return wish, Seen(held.total, held.at)
 
 
 def _not_a_plan() -> BadRequest:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Final
 
 from oncehook.backoff import Policy
-from oncehook.deliveries import Level, StoredDelivery, StoredWorker
+from oncehook.deliveries import Breaker, Level, StoredDelivery, StoredWorker
 from oncehook.destinations.base import Destination
 from oncehook.model import Outcome, SchemaState, StoredEvent, unpack_head
 from oncehook.routes import Route
@@ -86,6 +86,8 @@ class ShownSource:
     title: str | None
     address: str
     """The path to give the provider."""
+    public_url: str | None
+    """The whole address that is registered with the provider, where the settings say it."""
     hidden: bool
     """The address is unguessable: whoever may only look is not shown it."""
     verifier: str
@@ -120,6 +122,28 @@ class ShownDestination:
     """What happened in the last 24 hours."""
     breaker: str
     """`closed`, `open`, or `half_open` when its time has passed and nothing was tried yet."""
+    holding: Breaker
+    """When it is held back, and for how long."""
+
+    @property
+    def state(self) -> str:
+        """How it stands, in the one word that all faces use: `paused`, `held_back`, `failing` or `ready`."""
+        if self.level.paused_at is not None:
+            return "paused"
+        if self.breaker != "closed":
+            return "held_back"
+        return "failing" if self.level.failures else "ready"
+
+    @property
+    def streak(self) -> str:
+        """What its failures in a row mean, and what comes next; empty where there are none."""
+        failures, held = self.level.failures, span(self.holding.open)
+        if not failures:
+            return ""
+        said = f"{failures:,} {'delivery has' if failures == 1 else 'deliveries have'} failed since the last success."
+        if self.breaker != "closed":
+            return f"{said} One trial decides: after a success everything goes on, else it waits for another {held}."
+        return f"{said} At {self.holding.failures:,} nothing is sent for {held}, then one trial decides."
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +171,8 @@ def show_source(
         preset=source.preset.name if source.preset else None,
         title=source.preset.title if source.preset else None,
         address=f"/in/{source.path}",
+        # A development source is registered at no provider: it is wherever the server listens.
+        public_url=None if source.loopback_only else source.public_url,
         hidden=source.path != source.name,
         verifier=verifier_name(source.scheme),
         unverified=isinstance(source.scheme, Nothing),
@@ -179,6 +205,7 @@ def show_destination(
         level=level,
         figures=figures,
         breaker=breaker(level, now),
+        holding=terms.breaker,
     )
 
 

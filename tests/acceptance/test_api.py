@@ -16,8 +16,11 @@ from urllib.parse import quote
 
 import pytest
 
+from oncehook import clock
 from oncehook.deliveries import Category, Evidence, Filter, Settle, Settlement
 from oncehook.model import Kind, new_id, show_id
+from oncehook.plans import seal, unseal
+from oncehook.replays import Seen
 from oncehook.watermarks import Limits
 from oncehook.web import access as access_module
 from oncehook.web.endpoints import ENDPOINTS
@@ -35,6 +38,7 @@ from tests.store.making import (
     record,
     retry,
     settle,
+    statuses,
     take_one,
 )
 
@@ -398,6 +402,25 @@ async def test_dead_letters_are_gathered_by_cause_and_discarded_together(either:
     assert await either.post(path, {"query": "to:mail", "reason": "old"}) == {"discarded": 2}
     assert (await either.get(f"/deliveries/{dlv(found['done'][0])}"))["status"] == "done"
     assert len((await either.get("/deliveries?query=status:dead"))["items"]) == 6
+
+
+async def test_a_discard_by_plan_closes_what_was_shown(either: House) -> None:
+    made = await dead_letters(either.store, None, None)
+    plan = await either.post("/replays/plan", {"query": "status:dead"})
+    later = await dead_letters(either.store, None)
+    path, order = "/dead/discard", {"plan": plan["plan"], "reason": "old"}
+    assert await either.refused("POST", path, {"plan": plan["plan"]}) == (400, "bad_request")
+    assert await either.refused("POST", path, {**order, "query": "status:dead"}) == (400, "bad_request")
+    assert await either.refused("POST", path, {**order, "plan": "no plan"}) == (400, "bad_request")
+    others = await either.post("/replays/plan", {"query": "to:crm"})
+    assert await either.refused("POST", path, {**order, "plan": others["plan"]}) == (400, "bad_request")
+    wish, seen = unseal(plan["plan"], clock.now_utc())
+    fewer = seal(wish, Seen(1, seen.at))  # one was dead by then that was not seen
+    assert await either.refused("POST", path, {**order, "plan": fewer}) == (409, "plan_changed")
+    assert await statuses(either.store, [*made, *later]) == ["dead"] * 3
+    assert await either.post(path, order) == {"discarded": 2}
+    assert await statuses(either.store, [*made, *later]) == ["discarded", "discarded", "dead"]
+    assert await either.post(path, order) == {"discarded": 0}
 
 
 async def test_neighbours_of_a_subject_come_in_order(either: House) -> None:

@@ -347,6 +347,15 @@ def test_dead_letters_are_grouped_and_discarded(desk: Desk) -> None:
     assert desk.run("dead", "discard", "status:done", "--reason", "x", "--yes").code == 2
 
 
+def test_what_dies_while_it_asks_is_not_discarded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk.die("a", "b")
+    monkeypatch.setattr("oncehook.cli.dead.confirm", lambda *_, **__: desk.die("c"))
+    done = desk.good("dead", "discard", "status:dead", "--reason", "test orders")
+    assert "2 dead letters" in done.err
+    assert done.out == "discarded 2\n"
+    assert desk.stand() == {"a": "discarded", "b": "discarded", "c": "dead"}
+
+
 def test_pause_and_resume(desk: Desk) -> None:
     assert "paused (night shift)" in desk.good("pause", "crm", "--reason", "night shift").out
     desk.send("o1")
@@ -356,6 +365,8 @@ def test_pause_and_resume(desk: Desk) -> None:
     assert not desk.sink.bodies
     assert "ready" in desk.good("resume", "crm").out
     desk.wait_for("done", "o1")
+    desk.die("o2")
+    assert "failing (1 failure in a row)" in desk.good("destinations").out
     nobody = desk.run("pause", "crn")
     assert (nobody.code, nobody.out) == (1, "")
     assert 'Did you mean "crm"?' in nobody.err
@@ -430,6 +441,8 @@ def test_a_later_arrival_is_found_by_its_event(desk: Desk) -> None:
         unknown = desk.run(*arguments)
         assert (unknown.code, unknown.out) == (1, "")
         assert f"oncehook show evt_… --arrival {conflict['id']}" in unknown.err
+        assert f"It came at {conflict['at'][:16]}" in unknown.err
+    assert desk.run("show", "arr_of-nothing").code == 2
     for arguments in (("--arrival", "arr_" + "0" * 32), ("--arrival", "arr_" + "0" * 32, "--raw")):
         stranger = desk.run("show", event_id, *arguments)
         assert (stranger.code, stranger.out, "no longer" in stranger.err) == (1, "", True), stranger
@@ -449,6 +462,7 @@ def test_texts_are_compared_line_by_line(desk: Desk) -> None:
         (("show", "rpl_" + "0" * 32), 1),
         (("show", "att_" + "0" * 32), 1),
         (("show", "att_nonsense"), 2),
+        (("show", "att_e677d21fdbff" + "0" * 20), 1),  # the last millisecond that there is
         (("show", "evt_../../stats"), 1),
         (("show", "evt_0?limit=1"), 1),
         (("show", "nonsense"), 2),
@@ -574,20 +588,6 @@ def test_looking_neither_makes_a_store_nor_changes_its_schema(
     behind = run("events")
     assert (behind.code, behind.out) == (1, "")
     assert "oncehook db migrate" in behind.err
-
-
-def test_who_holds_the_file_and_serves_nothing_is_named(
-    run: Callable[..., Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from oncehook.store.sqlite.hold import Hold
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "oncehook.db").touch()
-    hold = Hold(tmp_path / "oncehook.db")
-    done = run("events")
-    hold.release()
-    assert (done.code, done.out) == (3, "")
-    assert f"Process {os.getpid()} writes oncehook.db" in done.err
 
 
 class Forgetful(socketserver.ThreadingTCPServer):

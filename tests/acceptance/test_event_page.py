@@ -13,17 +13,47 @@ import pytest
 from starlette.applications import Starlette
 
 from oncehook import Inbox
+from oncehook.testing import send
 from tests.acceptance.desk_house import Answer, call
+from tests.testing.test_plugin import good, run
 
-BODY = b'{"id": 1, "note": "\\"\'</button><script>alert(1)</script>"}'
+APP = """
+import json
+from pathlib import Path
+
+from oncehook import Inbox
+from oncehook.whatsapp import MetaCloud
+
+inbox = Inbox("sqlite:./shop.db")
+inbox.source("orders", verify="none", key="$.id", type="$.type")
+inbox.source("github", preset="github", secret="of-github")
+inbox.destination("crm", url="https://crm.example/hooks")
+inbox.route("orders", "crm")
+inbox.sender("answers", MetaCloud("106540352242922", "a-token"))
+inbox.route("answers", "answers")
+
+
+def note(event):
+    told = {"type": event.type, "body": event.body.decode(), "key": event.key, "subject": event.subject}
+    with Path("seen").open("a") as seen:
+        seen.write(json.dumps(told) + "\\n")
+
+
+for source in ("orders", "github", "app"):
+    inbox.on(source, name=f"note-{source}")(note)
+"""
+BODY = b'{"id": 1, "type": "paid", "note": "\\"\'</button><script>alert(1)</script>"}'
 
 
 @pytest.fixture
-async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
-    made = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
-    made.source("orders", verify="none", key="$.id")
-    async with made.running(work=False):
-        yield made
+async def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Inbox]:
+    """That of the program `app.py`, which tests that are copied import."""
+    (tmp_path / "app.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    program: dict[str, Any] = {}
+    exec(APP, program)
+    async with program["inbox"].running(work=False):
+        yield program["inbox"]
 
 
 async def look(inbox: Inbox, path: str, role: str | None = "viewer") -> Answer:
@@ -42,39 +72,49 @@ async def sent(inbox: Inbox) -> str:
     return receipt.event_ids[0]
 
 
-async def run(fixture: str, calls: list[tuple[Any, ...]]) -> None:
-    """Run a test that was copied, with an inbox that only writes down what it is asked."""
-
-    class Recorded:
-        async def send(self, source: str, *, body: bytes) -> None:
-            calls.append(("send", source, body))
-
-        async def emit(self, source: str, type: str, payload: bytes, *, key: str, subject: str) -> None:
-            calls.append(("emit", source, type, payload, key, subject))
-
-        async def drain(self) -> None:
-            calls.append(("drain",))
-
-    names: dict[str, Any] = {}
-    exec(fixture, names)
-    (test,) = [value for name, value in names.items() if name.startswith("test_")]
-    await test(Recorded())
+def run_copied(folder: Path, text: str) -> list[dict[str, Any]]:
+    """Run a test as it was copied, beside the program it imports; what the program's handler was given by it."""
+    seen = folder / "seen"
+    seen.unlink(missing_ok=True)
+    assert good(run(folder, text), 1)
+    return [json.loads(line) for line in seen.read_text().splitlines()] if seen.exists() else []
 
 
-async def test_an_event_is_copied_as_a_test_with_its_very_bytes(inbox: Inbox) -> None:
-    calls: list[tuple[Any, ...]] = []
+async def test_an_event_is_copied_as_a_test_that_runs(inbox: Inbox, tmp_path: Path) -> None:
     page = await look(inbox, f"/events/{await sent(inbox)}")
-    await run(copied(page)[-1], calls)
-    assert calls == [("send", "orders", BODY), ("drain",)]
     assert b"<script>alert" not in page.body
+    text = copied(page)[-1]
+    assert run_copied(tmp_path, text) == [{"type": "paid", "body": BODY.decode(), "key": "1", "subject": None}]
+    assert "inbox.recorded('crm')" in text  # else the test would call it
 
 
-async def test_an_event_of_ones_own_is_emitted_by_its_test_and_has_no_command(inbox: Inbox) -> None:
+async def test_a_type_that_is_in_a_header_is_kept_by_the_test(inbox: Inbox, tmp_path: Path) -> None:
+    [answer] = await send(inbox, "github", "pull_request.opened")
+    [seen] = run_copied(tmp_path, copied(await look(inbox, f"/events/{answer.json()['event_id']}"))[-1])
+    assert seen["type"] == "pull_request.opened"
+
+
+async def test_a_large_body_is_read_from_where_it_was_downloaded_to(inbox: Inbox, tmp_path: Path) -> None:
+    body = b'{"id": 2, "type": "paid", "note": "%s"}' % (b"x" * 5000)
+    event_id = (await inbox.receive("orders", {}, body)).event_ids[0]
+    saved = await look(inbox, f"/events/{event_id}/body")
+    name = saved.headers["content-disposition"].partition('filename="')[2].rstrip('"')
+    (tmp_path / name).write_bytes(saved.body)
+    [seen] = run_copied(tmp_path, copied(await look(inbox, f"/events/{event_id}"))[-1])
+    assert seen["body"].encode() == body
+
+
+async def test_an_event_of_ones_own_is_emitted_by_its_test_and_has_no_command(inbox: Inbox, tmp_path: Path) -> None:
     event_id = await inbox.emit("app", "order.paid", {"id": 1}, key="k'1", subject="o1")
-    calls: list[tuple[Any, ...]] = []
-    (fixture,) = copied(await look(inbox, f"/events/{event_id}"))
-    await run(fixture, calls)
-    assert calls == [("emit", "app", "order.paid", b'{"id":1}', "k'1", "o1"), ("drain",)]
+    (text,) = copied(await look(inbox, f"/events/{event_id}"))
+    assert run_copied(tmp_path, text) == [{"type": "order.paid", "body": '{"id":1}', "key": "k'1", "subject": "o1"}]
+
+
+async def test_a_test_sends_no_message(inbox: Inbox, tmp_path: Path) -> None:
+    event_id = await inbox.emit("answers", "message.text", {"to": "5511988880142", "text": "Hi"}, key="1")
+    (text,) = copied(await look(inbox, f"/events/{event_id}"))
+    assert run_copied(tmp_path, text) == []
+    assert "\n    inbox.drain()" not in text
 
 
 async def test_an_event_is_opened_as_json_that_no_browser_takes_for_a_page(inbox: Inbox) -> None:
@@ -84,6 +124,6 @@ async def test_an_event_is_opened_as_json_that_no_browser_takes_for_a_page(inbox
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert "sandbox" in answer.headers["content-security-policy"]
     told = json.loads(answer.body)
-    assert (told["id"], told["source"], told["key"], told["deliveries"]) == (event_id, "orders", "1", [])
+    assert (told["id"], told["source"], told["key"], len(told["deliveries"])) == (event_id, "orders", "1", 2)
     assert f'/events/{event_id}/json"' in (await look(inbox, f"/events/{event_id}")).body.decode()
     assert (await look(inbox, f"/events/{event_id}/json", None)).status != 200

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from html import unescape
 
 from playwright.sync_api import expect
 
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.model import Kind, read_id
+from oncehook.plans import seal
 from oncehook.replays import ReplayState
 from tests.ui.conftest import Enter
 from tests.ui.house import House
@@ -69,6 +72,7 @@ def test_many_are_replayed_with_progress(own_house: House, enter: Enter) -> None
     dialog.get_by_role("button", name="Replay 45 deliveries to ship").click()
     card = page.locator(".run-card")
     expect(card).to_contain_text("running")
+    expect(card).to_contain_text("45 deliveries to ship")
     expect(page.locator("#rail .badge.busy")).to_have_text("1")
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(card).to_contain_text("paused")
@@ -80,6 +84,7 @@ def test_many_are_replayed_with_progress(own_house: House, enter: Enter) -> None
     expect(page.get_by_role("dialog")).to_contain_text("What is done stays done")
     page.get_by_role("button", name=re.compile("Abort")).click()
     expect(page.locator("table")).to_contain_text("aborted")
+    expect(page.locator("table")).to_contain_text("to ship")
     (replay,) = own_house.do(own_house.inbox.desk.replays()).items
     assert replay.state is ReplayState.aborted
     assert 0 < replay.done < 45
@@ -125,9 +130,15 @@ def test_a_plan_for_a_handler_says_what_it_gets_and_offers_a_new_id(own_house: H
     plan = "/replays/plan?query=status:dead"
     same, new = (own_house.ask("GET", plan + more, headers=cookie).text for more in ("", "&fresh_id=1"))
     for page, which in ((same, "the same"), (new, "a new")):
-        assert f"gets the same event with {which} <code>idempotency_key</code>" in page
+        assert f"gets the same event with {which} idempotency_key" in page
         assert "webhook-id" not in page
-    assert ("send a new id" in same, "send a new id" in new) == (True, False)
+    assert ("Send a fresh id" in same, "Send a fresh id" in new) == (True, False)
+    desk = own_house.inbox.desk
+    own_house.do(desk.pause("ship", actor="ana"))
+    said = own_house.do(desk.plan(desk.wish("status:dead"))).notes
+    page = unescape(own_house.ask("GET", plan, headers=cookie).text)
+    assert any("is paused" in note for note in said)
+    assert [note for note in said if note not in page] == []
 
 
 def test_a_double_click_is_one_replay(own_house: House) -> None:
@@ -182,11 +193,39 @@ def test_retry_discard_pause_and_resume(own_house: House, enter: Enter) -> None:
     page.get_by_role("button", name="Pause ship").click()
     expect(page.locator("#ship")).to_contain_text("stocktaking")
     page.locator("#ship").get_by_role("button", name="Resume").click()
-    expect(page.locator("#ship .state.box")).to_have_text("working")
+    expect(page.locator("#ship .state.box")).to_have_text("ready")
 
     page.goto(own_house.url + "/system")
     for act in ("login", "retry", "discard", "pause", "resume"):
         expect(page.locator("#audit tbody")).to_contain_text(act)
+
+
+def test_what_dies_while_the_dialog_is_open_is_not_discarded(own_house: House, enter: Enter) -> None:
+    dead_orders(own_house, 2)
+    page = enter(own_house)
+    page.goto(own_house.url + "/dead")
+    page.get_by_role("link", name="Discard 2").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Reason").fill("digital goods need no address")
+    own_house.order("dead_late", digital=True)
+    own_house.settle()
+    dialog.get_by_role("button", name="Discard 2 deliveries").click()
+    expect(page.locator("#main")).to_contain_text("1 delivery has given up")
+    assert (own_house.levels()["ship"].discarded, own_house.levels()["ship"].dead) == (2, 1)
+
+
+def test_more_than_were_shown_are_shown_before_they_are_discarded(own_house: House) -> None:
+    dead_orders(own_house, 2)
+    headers = {"cookie": own_house.login("operator"), **OURS}
+    desk = own_house.inbox.desk
+    wish, seen = desk.planned(own_house.do(desk.plan(desk.wish("status:dead"))).token)
+    form = {"plan": seal(wish, replace(seen, count=1)), "reason": "no <address>"}
+    answer = own_house.ask("POST", "/dead/discard", form=form, headers=headers)
+    assert answer.status == 409
+    assert "The plan said 1, now it would be 2." in answer.text
+    assert "Discard 2 deliveries" in answer.text
+    assert 'value="no &lt;address&gt;"' in answer.text
+    assert own_house.levels()["ship"].discarded == 0
 
 
 def test_a_group_is_discarded_with_a_reason(own_house: House, enter: Enter) -> None:

@@ -91,7 +91,7 @@ def test_new_events_are_announced_and_come_when_asked_for(own_house: House, ente
     own_house.order("two")
     own_house.receive("stripe")
     # A page asks at every tick, and every 20 s in case one was lost.
-    expect(page.locator("#fresh")).to_contain_text("1 new event matches", timeout=30_000)
+    expect(page.locator("#fresh")).to_contain_text("1 new event matches", timeout=5_000)
     expect(page.locator("#list tbody tr")).to_have_count(1)
     page.get_by_role("link", name="1 new event").click()
     expect(page.locator("#list tbody tr")).to_have_count(2)

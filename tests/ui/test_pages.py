@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ PAGES = {
 PICTURED = ("overview", "events", "event", "dead")
 PICTURES = Path(__file__).parents[2] / "docs/screenshots"
 WIDE = {"width": 1440, "height": 900}
+STANDING = re.compile(r'<span class="state [^"]*"(?: title="([^"]*)")?>.*?</svg>(.*?)<')
 PHONE = {"width": 390, "height": 844}
 
 
@@ -160,6 +162,50 @@ def test_nothing_is_wider_than_a_small_screen(house: House, enter: Enter, tmp_pa
             if over > 0:
                 wide[name, width] = over
     assert not wide
+
+
+def test_a_small_laptop_shows_things_in_one_line(house: House, enter: Enter) -> None:
+    page = enter(house, viewport={"width": 1280, "height": 900})
+    waiting = found(house, "destination:n8n status:pending attempts:>1")
+    page.goto(f"{house.url}/events/{waiting}")
+    bar = page.locator("#detail .row.wrap").first
+    assert bar.bounding_box()["height"] < 40  # type: ignore[index]
+    assert not page.locator("#lanes").evaluate("(one) => one.scrollWidth - one.clientWidth")
+    page.goto(f"{house.url}/events/{waiting}?tab=deliveries")
+    page.locator("td.said .state").first.evaluate("(one) => one.append(' the ledger of the warehouse hung up again')")
+    assert not page.locator("#detail .tbl-wrap").first.evaluate("(one) => one.scrollWidth - one.clientWidth")
+    page.goto(f"{house.url}/destinations")
+    assert page.locator("#billing .steps li").count() == 9
+    assert page.locator("#billing .steps").bounding_box()["height"] < 30  # type: ignore[index]
+
+
+def test_a_destination_says_how_it_stands_and_what_comes_next(own_house: House) -> None:
+    cookie = {"cookie": own_house.login("viewer")}
+
+    def standing(name: str) -> set[tuple[str, str]]:
+        """The words of both pages, and what they explain."""
+        told = set()
+        for path, place in (("/", f'destinations#{name}"'), ("/destinations", f'id="{name}"')):
+            page = own_house.ask("GET", path, headers=cookie).text
+            found = STANDING.search(page, page.index(place))
+            assert found
+            told.add((found[2], found[1] or ""))
+        return told
+
+    own_house.order("well")
+    own_house.settle()
+    assert standing("ship") == {("ready", "")}
+    own_house.order("bad", digital=True)
+    own_house.settle()
+    next_ = "1 delivery has failed since the last success. At 1,000 nothing is sent for 30 s, then one trial decides."
+    assert standing("ship") == {("failing", next_)}
+    own_house.moods["/billing"] = (422, b"no")
+    for _ in range(10):
+        own_house.receive("stripe", None)
+    own_house.settle()
+    [(word, why)] = standing("billing")
+    assert (word, "One trial decides" in why) == ("held back", True)
+    assert own_house.do(own_house.inbox.desk.destination("billing")).state == "held_back"
 
 
 def test_the_theme_is_chosen_and_kept(house: House, enter: Enter) -> None:

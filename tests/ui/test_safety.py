@@ -156,6 +156,16 @@ def test_a_viewer_sees_no_acts(shop: House, enter: Enter) -> None:
         expect(page.locator("main").get_by_text(re.compile("Replay|Discard…|Pause…"))).to_have_count(0)
 
 
+def test_whoever_may_not_do_that_can_come_as_somebody_else(shop: House, enter: Enter) -> None:
+    page = enter(shop, "viewer")
+    page.goto(shop.url + "/destinations/ship/pause")
+    expect(page.locator("main")).to_contain_text("That needs the role operator; yours is viewer.")
+    page.get_by_role("button", name="Log in as somebody else").click()
+    expect(page.get_by_label("Password")).to_be_visible()
+    stranger = shop.ask("POST", "/login/link", headers={**OURS, "x-forwarded-for": "192.0.2.1"})
+    assert (stranger.status, re.findall(r'<a [^>]*href="([^"]*)"', stranger.text)) == (403, ["/login"])
+
+
 def test_an_unguessable_address_is_not_for_viewers(shop: House) -> None:
     for role, is_shown in (("viewer", False), ("operator", True)):
         assert (HIDDEN in shop.ask("GET", "/sources", headers={"cookie": shop.login(role)}).text) == is_shown

@@ -16,7 +16,7 @@ from oncehook.destinations.base import Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
 from oncehook.plans import Wish, command, draw_up, ended, seal, show_rate, unseal
-from oncehook.replays import ReplayPlan
+from oncehook.replays import ReplayPlan, Seen
 from oncehook.shown import MASK, request_of, schedule, span
 from oncehook.watermarks import Limits, measure
 
@@ -35,10 +35,10 @@ EVENT, DELIVERY = b"\1" * 16, b"\2" * 16
         st.booleans(),
         st.none() | st.floats(0.001, 1000),
     ),
-    st.integers(0, 10**9),
+    st.builds(Seen, st.integers(0, 10**9), st.datetimes(timezones=st.just(UTC))),
 )
-def test_a_token_holds_the_whole_plan(wish: Wish, total: int) -> None:
-    assert unseal(seal(wish, total), NOW) == (wish, total)
+def test_a_token_holds_the_whole_plan(wish: Wish, seen: Seen) -> None:
+    assert unseal(seal(wish, seen), NOW) == (wish, seen)
 
 
 @given(st.text() | st.binary().map(lambda raw: base64.urlsafe_b64encode(raw).decode()))
@@ -78,7 +78,7 @@ def test_a_plan_takes_as_long_as_the_slower_rate_wants(
 ) -> None:
     """Eight for a destination that may have a rate of its own, two for one that is gone."""
     crm = HttpDestination("crm", "https://crm.example/", terms=Terms(rate=allowed))
-    counted = ReplayPlan(10, {"crm": 8, "old": 2})
+    counted = ReplayPlan(10, NOW, {"crm": 8, "old": 2})
     plan = draw_up(Wish(Filter(), rate=asked), counted, {"crm": crm}, {"crm": Level(failures=1)}, {})
     assert plan.expected_seconds == seconds
     assert [(one.destination, one.kind, one.failing) for one in plan.recipients] == [

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from oncehook.cli.api import Api, at, json_option, speaks
-from oncehook.cli.showing import document, say, state, table, text
+from oncehook.cli.showing import count, document, say, state, table, text
 from oncehook.units import words
 
 _HEAD = ("name", "kind", "address", "state", "pending", "leased", "dead", "oldest due", "retry")
@@ -37,11 +37,13 @@ def _row(found: Mapping[str, Any]) -> list[str]:
 
 
 def _state(found: Mapping[str, Any]) -> str:
-    if found["paused"]:
-        return state("paused", text(found["paused_why"] or "") or None)
-    if found["breaker"] != "closed":
-        return state("open", f"{found['failures']} failures in a row")
-    return "ready"
+    word, failures = found["state"], found["failures"]
+    notes = {
+        "paused": text(found["paused_why"] or ""),
+        "held_back": f"{count(failures, 'failure')} in a row",
+        "failing": f"{count(failures, 'failure')} in a row",
+    }
+    return state(word.replace("_", " "), notes.get(word))
 
 
 @click.command("pause")

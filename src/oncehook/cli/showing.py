@@ -31,7 +31,8 @@ COLORS: Final = {
     "dead": "red",
     "crashed": "red",
     "aborted": "red",
-    "open": "red",
+    "failing": "yellow",
+    "held back": "red",
 }
 WIDEST: Final = 48
 """Characters of a stranger's text in a column."""

@@ -282,7 +282,9 @@ class Recipient(Answer, frozen=True):
 
 
 class Plan(Answer, frozen=True):
-    """What a replay would do. `plan` stands for it: hand it to POST replays to have exactly that done."""
+    """What a replay would do. `plan` stands for it: hand it to POST replays to have exactly that done, or to
+    POST dead/discard to close what it has shown.
+    """
 
     plan: str
     total: int

@@ -226,7 +226,7 @@ async def event(visit: Visit) -> Response:
         near=near,
         message=next(iter((await visit.desk.previews(shown.deliveries)).values()), None),
         curl=_curl(shown, visit.origin),
-        fixture=_fixture(shown),
+        fixture=_fixture(shown, await _kinds(visit, shown)),
         attempt_state=timeline.attempt_state,
         answer=timeline.answer,
         **await _detail(visit, shown, arrivals, tab),
@@ -309,18 +309,28 @@ def _curl(shown: ShownEvent, origin: str) -> str | None:
     return shlex.join([*words, origin + shown.request.target.partition("?")[0]])
 
 
-def _fixture(shown: ShownEvent) -> str:
-    """A test that begins with this event, for the pytest plugin's `inbox`."""
+async def _kinds(visit: Visit, shown: ShownEvent) -> dict[str, str]:
+    """The destinations this event has gone to, and of what kind each is."""
+    known = {one.name: one.kind for one in await visit.desk.destinations()}
+    return {one.destination: known[one.destination] for one in shown.deliveries if one.destination in known}
+
+
+def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
+    """A test that begins with this event, for the pytest plugin's `inbox`. Nothing is sent to the world by it."""
     kept = shown.event
     small = len(kept.body) <= 4096
-    body = repr(kept.body) if small else 'Path("body.bin").read_bytes()'
+    body = repr(kept.body) if small else f'Path("{show_id(Kind.event, kept.id)}.bin").read_bytes()'
     name = re.sub(r"[^0-9a-z]+", "_", f"{kept.source} {kept.type}".lower(), flags=re.ASCII).strip("_")
-    lines = [] if small else ["from pathlib import Path", "", ""]
-    call = f"send({kept.source!r}, body={body})"
+    kind = f", {kept.type!r}" if kept.type else ""  # with it come the headers in which some senders say what it is
+    call = f"send({kept.source!r}{kind}, body={body})"
     if shown.request.method == "EMIT":
         call = f"emit({kept.source!r}, {kept.type!r}, {body}, key={kept.key!r}, subject={kept.subject!r})"
-    lines += [f"async def test_{name[:60]}(inbox):", f"    await inbox.{call}", "    await inbox.drain()"]
-    return "\n".join(lines) + "\n"
+    recorded = [f"inbox.recorded({one!r})" for one, kind in kinds.items() if kind == "http"]
+    senders = [one for one, kind in kinds.items() if kind == "sender"]
+    drain = [f"# inbox.drain() once a stand-in takes the messages of {' and '.join(senders)}"]
+    steps = ["inbox.use(app.inbox)", *recorded, f"inbox.{call}", *(drain if senders else ["inbox.drain()"])]
+    imports = [*([] if small else ["from pathlib import Path", ""]), "import app  # the module that has your inbox"]
+    return "\n".join([*imports, "", "", f"def test_{name[:60]}(inbox):", *(f"    {step}" for step in steps), ""])
 
 
 async def as_json(visit: Visit) -> Response:

@@ -19,7 +19,8 @@ from oncehook.web.timeline import Story, answer
 from oncehook.web.views import took
 
 LEFT: Final = 120.0
-WIDTH: Final = 1120.0
+WIDTH: Final = 1040.0
+"""As much as a small laptop shows without scrolling."""
 COLUMNS: Final = 18
 """Moments that fit; of more, the latest."""
 NARROWEST: Final = 96.0
@@ -80,6 +81,11 @@ class Lanes:
     tries: list[Try] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     nexts: list[Next] = field(default_factory=list)
+
+    @property
+    def is_long(self) -> bool:
+        """Whether there is more than fits: it is not drawn smaller then, but scrolled."""
+        return self.width > WIDTH
 
 
 @dataclass(slots=True)

@@ -16,6 +16,7 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from oncehook.desk import Desk
 from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
@@ -26,7 +27,7 @@ from oncehook.web.latency import Latency
 from oncehook.web.live import Stream
 from oncehook.web.session import Door, check_same_origin
 from oncehook.web.views import STATIC
-from oncehook.web.visit import SAFE, Frames, Visit, html, root_of
+from oncehook.web.visit import SAFE, WAY_IN, Frames, Visit, html, root_of
 
 log = logging.getLogger("oncehook.web")
 
@@ -197,7 +198,7 @@ class Desktop:
 
     def _to_the_door(self, request: Request) -> Response:
         if self._door.is_hosted:
-            return _bare(request, Forbidden("This page is not for you."), 403)
+            return self._bare(request, NotForYou(), 403)
         if request.headers.get("hx-request"):  # a script cannot log in: have the whole page go there
             return Response(status_code=401, headers={**SAFE, "HX-Redirect": f"{root_of(request)}/login"})
         if request.method == "GET" and request.url.path.rstrip("/") in (root_of(request), ""):
@@ -260,22 +261,36 @@ class Desktop:
         answer: Response | None = None
         if visit is not None and not isinstance(error, StoreError):
             try:
-                answer = await visit.dialog("error.html", status=status, error=error, code=status)
+                answer = await visit.dialog("error.html", status=status, error=error, code=status, is_known=True)
             except StoreError:
                 answer = None
         if answer is None:
-            answer = _bare(request, error, status)
+            answer = self._bare(request, error, status)
         if isinstance(error, Refused) and error.retry_after is not None:
             answer.headers["Retry-After"] = str(int(error.retry_after) + 1)
         return answer
 
+    def _bare(self, request: Request, error: OncehookError, status: int) -> Response:
+        """The same for somebody of whom it is not known what they may see."""
+        shown = {"error": error, "code": status, "is_known": False, "is_hosted": self._door.is_hosted}
+        return html(request, "error.html", status, base="bare.html", said="", back=_back(request), **shown)
 
-def _bare(request: Request, error: OncehookError, status: int) -> Response:
-    return html(request, "error.html", status, base="bare.html", said="", error=error, code=status)
+
+def _back(request: Request) -> str:
+    """The page of this site that they come from; empty when they come from elsewhere."""
+    came = request.headers.get("referer", "")
+    scheme, _, rest = came.partition("://")
+    return came if scheme in ("http", "https") and rest.partition("/")[0] == request.headers.get("host") else ""
 
 
 async def _nowhere(visit: Visit) -> Response:
     raise NotFound("There is no such page.")
+
+
+class NotForYou(Forbidden):
+    """This page is not for you."""
+
+    hint = "Go back, or sign in to the application around it as somebody who may see it."
 
 
 class WrongPassword(Refused):
@@ -312,6 +327,23 @@ def routes(desk: Desk, door: Door, live: Stream, guide: Guide | None = None) -> 
     return Desktop(desk, door, live, guide).routes()
 
 
-def dashboard(desk: Desk, live: Stream, *, authorize: Authorize) -> Starlette:
-    """The dashboard as an application, to be mounted in another one under any prefix; that one decides who comes in."""
-    return Starlette(routes=routes(desk, Door(Access(), authorize=authorize), live))
+class _Hosted(Starlette):
+    """The dashboard inside another application. It learns from that one's routes where hooks come in."""
+
+    def __init__(self, own: list[BaseRoute], ways_in: Sequence[object]) -> None:
+        super().__init__(routes=own)
+        self._ways_in = ways_in
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        around = getattr(scope.get("app"), "routes", ())  # of Starlette and FastAPI; others do not tell
+        mounts = [one.path for one in around if isinstance(one, Mount) and one.app in self._ways_in]
+        scope[WAY_IN] = scope.get("app_root_path", "") + mounts[0] if mounts else None
+        await super().__call__(scope, receive, send)
+
+
+def dashboard(desk: Desk, live: Stream, *, authorize: Authorize, ways_in: Sequence[object] = ()) -> Starlette:
+    """The dashboard as an application, to be mounted in another one under any prefix; that one decides who comes in.
+
+    `ways_in` are the applications that take hooks in, which the other one may have mounted beside it.
+    """
+    return _Hosted(routes(desk, Door(Access(), authorize=authorize), live), ways_in)

@@ -14,11 +14,12 @@ from oncehook import clock
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import BadRequest, PlanChanged
 from oncehook.model import Kind, show_id
-from oncehook.plans import Plan, Wish, command
+from oncehook.plans import BEHIND, Plan, Wish, command
 from oncehook.query import fixed
 from oncehook.replays import ReplayState, StoredReplay
 from oncehook.web import drawing
 from oncehook.web.asking import cursor, rate
+from oncehook.web.views import names
 from oncehook.web.visit import Visit
 
 TYPED_ABOVE: Final = 100
@@ -62,6 +63,12 @@ class Run:
     def title(self) -> str:
         """What it is about, in a few words."""
         return str(self.replay.about.get("query", "")) or "one delivery"
+
+    @property
+    def to(self) -> str:
+        """The destinations it goes to; empty where that was not written down yet."""
+        known = self.replay.about.get("to")
+        return names(known) if isinstance(known, list) else ""
 
 
 async def replays(visit: Visit) -> Response:
@@ -152,6 +159,7 @@ async def _show(visit: Visit, wish: Wish, ids: Sequence[str], query: str, note: 
         choices=await _choices(visit, one),
         again=[("ids", one_id) for one_id in ids] + ([("query", query)] if query else []),
         rates=RATES,
+        behind=BEHIND,
         to=", ".join(recipient.destination for recipient in made.recipients),
         policy=visit.desk.policy(one.destination) if one else None,
     )
@@ -191,7 +199,8 @@ async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
 async def start(visit: Visit) -> Response:
     """Confirm a plan. When the set has changed meanwhile, the new plan is shown instead."""
     form = await visit.form()
-    wish, expected = visit.desk.planned(form.get("plan", ""))
+    wish, seen = visit.desk.planned(form.get("plan", ""))
+    expected = seen.count
     _check_typed(form.get("typed"), wish, expected)
     reason, key = form.get("reason", ""), form.get("request_key") or None
     one = await _only(visit, wish)

@@ -56,6 +56,7 @@ class Destination(Answer, frozen=True):
     dead: int
     discarded: int
     oldest_due: float | None
+    state: str
     paused: bool
     paused_at: datetime | None
     paused_by: str | None

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import groupby
 from typing import Final
 
 from starlette.responses import Response
@@ -56,9 +57,9 @@ async def sources(visit: Visit) -> Response:
 
 def _source_card(visit: Visit, source: ShownSource, line: Spark, turned_away: Sequence[Rejection]) -> SourceCard:
     mine = [one for one in turned_away if one.source == source.name]
-    may_see = not source.hidden or visit.identity.role >= Role.operator
-    # Inside another application, only that one knows where it has mounted the way in.
-    address = f"…/{source.address.removeprefix('/in/')}" if visit.door.is_hosted else visit.origin + source.address
+    address = source.public_url or f"{visit.way_in}/{source.address.removeprefix('/in/')}"
+    is_secret = source.hidden or "?" in address  # a query may hold a token
+    may_see = not is_secret or visit.identity.role >= Role.operator
     reasons = Counter(one.reason for one in mine).most_common(5)
     has_samples = bool(visit.desk.trials.samples(source.name))
     return SourceCard(source, address if may_see else None, line, reasons, mine[:10], has_samples)
@@ -89,11 +90,12 @@ class DestinationCard:
 
     @property
     def steps(self) -> Sequence[str]:
-        """The waits between attempts, in words."""
+        """The waits between attempts, in words; those that are alike together."""
         if self.policy is None:
             return []
-        waits = list(self.policy.waits or self.policy.in_words())
-        return [span(wait) for wait in waits[:12]]
+        waits = map(span, self.policy.waits or self.policy.in_words())
+        alike = [(wait, len(list(run))) for wait, run in groupby(waits)]
+        return [wait if times == 1 else f"{wait} ×{times}" for wait, times in alike[:12]]
 
 
 async def destinations(visit: Visit) -> Response:

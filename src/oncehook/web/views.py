@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from oncehook.deliveries import DeliveryStatus, Level, StoredDelivery
+from oncehook.deliveries import DeliveryStatus, StoredDelivery
 from oncehook.model import Kind, Mark, show_id
 from oncehook.shown import span
 
@@ -67,7 +67,6 @@ def _templates() -> Environment:
         "utc": utc,
         "as_json": as_json,
         "state": state_of,
-        "standing": standing,
         "iso": iso,
         "evidence": evidence,
     }
@@ -181,17 +180,6 @@ def state_of(delivery: StoredDelivery) -> str:
     if delivery.status is DeliveryStatus.pending and delivery.attempts:
         return "retry"
     return str(delivery.status)
-
-
-def standing(level: Level, breaker: str) -> tuple[str, str]:
-    """How a destination stands: the stylesheet's word, and ours."""
-    if level.paused_at is not None:
-        return "paused", "paused"
-    if breaker == "open":
-        return "open", "breaker open"
-    if breaker == "half_open":
-        return "half-open", "breaker half-open"
-    return ("retry", "failing") if level.failures else ("ok", "working")
 
 
 def evidence(answer: bytes) -> str:

@@ -46,6 +46,8 @@ SAFE: Final[Mapping[str, str]] = {
 """A stranger's text is on nearly every page (S30)."""
 
 FRESH: Final = 1.0
+WAY_IN: Final = "oncehook.way_in"
+"""In a request's scope: where hooks come in, as far as the application around the dashboard tells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,14 @@ class Visit(Ask):
         """Scheme and host under which this visitor knows us."""
         scheme = "https" if self.door.is_https(self.request) else "http"
         return f"{scheme}://{self.request.headers.get('host', '')}"
+
+    @property
+    def way_in(self) -> str:
+        """The address before the name of a source. To be shown only: the host in it is the visitor's word."""
+        if not self.door.is_hosted:
+            return f"{self.origin}/in"
+        path = self.request.scope.get(WAY_IN)
+        return f"{self.origin}/…" if path is None else f"{self.origin}{path}"
 
     @property
     def is_fragment(self) -> bool:

@@ -82,7 +82,7 @@ class OhChart extends HTMLElement {
     this.tip.className = "tip";
     this.tip.hidden = true;
     this.u = new uPlot({
-      width: this.plot.clientWidth, height: this.plot.clientHeight, series, legend: { show: false }, padding: [8, 14, 0, 0],
+      width: this.plot.clientWidth, height: this.plot.clientHeight, series, legend: { show: false }, padding: [8, 24, 0, 0],
       cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
       scales: { x: { time: false, range: [-0.6, x.length - 0.4] }, y: this.upright() },
       axes: [

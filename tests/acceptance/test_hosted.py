@@ -1,0 +1,102 @@
+"""The dashboard inside another application: what it knows of that one, and what it offers whom (UX.md 4)."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from oncehook import Inbox
+from tests.acceptance.desk_house import call
+from tests.wire import Answer
+
+NAMES = [f"handler-{n}" for n in range(9)]
+
+
+@pytest.fixture
+async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
+    made = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
+    made.source("orders", verify="none", key="$.id")
+    made.source("hidden", verify="none", key="$.id", path="k7_Qm2ZxN4vT9sLdR1wYhE")
+    made.source("square", preset="square", secret="s", public_url="https://shop.example/hooks/square")
+    made.source("twilio", preset="twilio", secret="s", public_url="https://shop.example/hooks/twilio?token=t")
+    for name in NAMES:
+        made.on("orders", name=name)(print)
+    async with made.running():
+        yield made
+
+
+def around(inbox: Inbox, role: str | None = "viewer", *, with_hooks: bool = True) -> Starlette:
+    """An application that has mounted the dashboard, and the way in, too."""
+    desk = Mount("/staff/inbox", inbox.dashboard(authorize=cast("Any", lambda request: role)))
+    return Starlette(routes=[desk, Mount("/hooks", inbox.asgi())] if with_hooks else [desk])
+
+
+async def ask(app: Starlette, path: str, **headers: str) -> Answer:
+    named = {"host": "shop.example", **headers}
+    return await call(app, "GET", "/staff/inbox" + path, b"", named, "203.0.113.7")
+
+
+async def addresses(app: Starlette, **headers: str) -> list[str]:
+    """What is given to providers."""
+    page = (await ask(app, "/sources", **headers)).body.decode()
+    return [html.unescape(one) for one in re.findall(r'this address</span><div class="cmd"><code[^>]*>([^<]*)<', page)]
+
+
+SECRET = "a secret address, for operators"
+
+
+async def test_sources_show_their_whole_address(inbox: Inbox) -> None:
+    registered = "https://shop.example/hooks/square"
+    assert await addresses(around(inbox)) == ["http://shop.example/hooks/orders", SECRET, registered, SECRET]
+    assert await addresses(around(inbox, "operator")) == [
+        "http://shop.example/hooks/orders",
+        "http://shop.example/hooks/k7_Qm2ZxN4vT9sLdR1wYhE",
+        registered,
+        "https://shop.example/hooks/twilio?token=t",
+    ]
+
+
+async def test_where_the_way_in_is_not_told_that_is_left_open(inbox: Inbox, tmp_path: Path) -> None:
+    assert (await addresses(around(inbox, with_hooks=False)))[0] == "http://shop.example/…/orders"
+    other = Inbox(f"sqlite:{tmp_path / 'other.db'}")
+    beside = around(inbox, with_hooks=False)
+    beside.routes.append(Mount("/theirs", other.asgi()))
+    assert (await addresses(beside))[0] == "http://shop.example/…/orders"
+
+
+async def test_a_host_is_a_strangers_text(inbox: Inbox) -> None:
+    page = await ask(around(inbox), "/sources", host='x"><script>alert(1)</script>')
+    assert page.status == 200
+    assert b"<script>alert" not in page.body
+
+
+async def test_whoever_may_see_nothing_is_offered_nothing_that_is_forbidden(inbox: Inbox) -> None:
+    for came, back in {
+        "": None,
+        "http://shop.example/account": "http://shop.example/account",
+        "http://evil.example/": None,
+        "http://shop.example.evil.example/": None,
+        "javascript://shop.example/%0aalert(1)": None,
+    }.items():
+        page = await ask(around(inbox, None), "/events", **({"referer": came} if came else {}))
+        links = re.findall(r'<a [^>]*href="([^"]*)"', page.body.decode())
+        assert (page.status, links) == (403, [back] if back else [])
+
+
+async def test_whoever_may_not_do_that_is_offered_what_they_may_see(inbox: Inbox) -> None:
+    page = (await ask(around(inbox), "/destinations/handler-1/pause")).body.decode()
+    assert "That needs the role operator; yours is viewer." in page
+    assert re.search(r'<a class="btn primary" href="/staff/inbox/">Overview</a>', page)
+    assert "/logout" not in page  # there is nothing to log out of
+
+
+async def test_a_worker_is_shown_with_all_that_it_works_for(inbox: Inbox) -> None:
+    page = (await ask(around(inbox), "/system")).body.decode()
+    assert re.findall(r'<span class="dlv">([^<]*)</span>', page) == NAMES
