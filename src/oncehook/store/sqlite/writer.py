@@ -295,15 +295,17 @@ class Writer:
         self._blocked_since = None
         if error is not None:
             self._fail(work.intakes, work.calls, error)
-        else:
-            self._seq = work.seq
-            self._watch("commit", clock.perf() - work.started)
-            answer(work.intakes, work.verdicts)
-            for call in work.calls:
-                _resolve(call)
-            if work.wakes:
-                self._wake()
-        self._go_on()
+            self._go_on()
+            return
+        self._seq = work.seq
+        self._watch("commit", clock.perf() - work.started)
+        # The next group first: while the disk works on it, the loop answers this one.
+        self._turn()
+        answer(work.intakes, work.verdicts)
+        for call in work.calls:
+            _resolve(call)
+        if work.wakes:
+            self._wake()
 
     def _go_on(self) -> None:
         if self.broken is None:
