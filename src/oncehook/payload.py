@@ -21,6 +21,9 @@ from oncehook.errors import ConfigError
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 250_000
 MAX_FIELDS: Final = 1000
+MAX_GLANCE: Final = 4096
+"""Bytes of a body of which only parts need be built. What is not built is checked neither for UTF-8 nor for numbers of
+too many digits: this has no room for one, and must be ASCII."""
 
 MISSING: Final = msgspec.UNSET
 """Nothing stands there. JSON's own null is None."""
@@ -58,7 +61,7 @@ Parse = Callable[[bytes], Any]
 def parser_of(names: Collection[str]) -> Parse:
     """Like `parse`, for who looks at these members of an object and no others: the rest is checked, but not built.
 
-    That takes a quarter of the time. One thing escapes it: a number too large to hold, where nobody looks at it.
+    That takes a quarter of the time. One thing escapes it: a number like 1e999, too large to hold, where nobody looks.
     """
     if not all(name.isascii() for name in names):  # msgspec does not find the others
         return parse
@@ -66,7 +69,7 @@ def parser_of(names: Collection[str]) -> Parse:
     decode = msgspec.json.Decoder(members).decode
 
     def parse_members(body: bytes) -> Any:
-        if not body.isascii():  # what is not built is not checked for UTF-8
+        if len(body) > MAX_GLANCE or not body.isascii():
             return parse(body)
         _check_extent(body)
         try:
