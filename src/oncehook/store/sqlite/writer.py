@@ -1,9 +1,10 @@
 """Everything that writes to a SQLite store: one connection, one transaction at a time, group commit.
 
 Arrivals gather while a commit runs. When it is done, all that waits is inserted on the event loop and committed on a
-thread, so that a slow disk holds up no one else; then those of the last commit get their answers. Inserting on a thread too would be slower: with every step SQLite lets
-go of the interpreter's lock, and two busy threads then spend more time passing it to and fro than working. No lock
-decides anything here: order of commit, order of `seq` and order of arrival are the same thing.
+thread, so that a slow disk holds up no one else; then those of the last commit get their answers. Inserting on a thread
+too would be slower: with every step SQLite lets go of the interpreter's lock, and two busy threads then spend more time
+passing it to and fro than working. No lock decides anything here: order of commit, order of `seq` and order of arrival
+are the same thing.
 """
 
 from __future__ import annotations
