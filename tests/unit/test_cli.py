@@ -240,6 +240,16 @@ def test_flags_lie_over_settings(folder: Path) -> None:
         assert address.startswith("http://localhost:")
 
 
+def test_who_is_told_that_it_is_ready_may_stop_it(folder: Path) -> None:
+    """R56: in order, however soon."""
+    code = (
+        "import os, signal; from oncehook.cli import main, serve; "
+        "serve._greet = lambda *_: os.kill(os.getpid(), signal.SIGTERM); main(['serve', '--port', '0'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment(folder), timeout=60)
+    assert done.returncode == 0
+
+
 def test_the_development_inbox(tmp_path: Path) -> None:
     with serving(tmp_path, "--port", "0") as address:
         sent = run(tmp_path, "send", "dev", "hello", "--repeat", "2", "--json", "--to", f"{address}/in/dev")

@@ -54,15 +54,24 @@ class Face:
         return self._rest(scope, receive, send)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn, but a signal ends it with 0 and tells us first."""
+class _Quiet(uvicorn.Server):
+    """uvicorn that leaves signals to somebody else."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Server(_Quiet):
+    """uvicorn, but a signal ends it with 0 and tells us first, also one that comes before it has begun."""
 
     def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_stop = on_stop
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def heeding_signals(self) -> Iterator[None]:
+        """While the block runs, a signal stops it in order."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._signalled)
@@ -176,14 +185,6 @@ async def _served_beside(
         listener.close()
 
 
-class _Quiet(uvicorn.Server):
-    """uvicorn that leaves signals to somebody else."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 async def serve(
     app: Callable[..., Awaitable[Any]],
     *,
@@ -206,9 +207,10 @@ async def serve(
     listener = listen(host, port)
     watch = asyncio.create_task(guard.watch())
     shown = f"[{host}]" if ":" in host else host
-    on_ready(f"http://{shown}:{listener.getsockname()[1]}")
     try:
-        await server.serve(sockets=[listener])
+        with server.heeding_signals():  # from before the first word on: who is told that it is ready may stop it
+            on_ready(f"http://{shown}:{listener.getsockname()[1]}")
+            await server.serve(sockets=[listener])
     finally:
         watch.cancel()
         listener.close()
