@@ -15,6 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import structs
+
 from oncehook import clock, model, receive
 from oncehook.claims import postgres as postgres_claims
 from oncehook.claims import redis as redis_claims
@@ -258,7 +260,7 @@ def synchronous_normal() -> None:
 def client_error_on_storage_error() -> None:
     """Something went wrong with this request: 400."""
     put_off = Receiver.put_off
-    Receiver.put_off = lambda self, source, error: replace(put_off(self, source, error), status=400)  # type: ignore[method-assign]
+    Receiver.put_off = lambda self, source, error: structs.replace(put_off(self, source, error), status=400)  # type: ignore[method-assign]
 
 
 # -- leases ------------------------------------------------------------------------------------
