@@ -236,9 +236,11 @@ class Observer:
 
     def watermark(self, mark: Watermark) -> None:
         """A watermark has just been crossed, or is back."""
-        fields = {"watermark": mark.name, "level": mark.level, "limit": mark.limit}
-        self.audience.publish("watermark", {**fields, "crossed": mark.crossed})
+        told = {"watermark": mark.name, "level": mark.level, "limit": mark.limit, "crossed": mark.crossed}
+        self.audience.publish("watermark", told)
         moment = "watermark.crossed" if mark.crossed else "watermark.back"
+        # Not `level`: of a line that is its own.
+        fields = {"watermark": mark.name, "measured": mark.level, "limit": mark.limit}
         log.log(logging.WARNING if mark.crossed else logging.INFO, moment, extra={"fields": fields})
 
     def watermarks(self, marks: Sequence[Watermark]) -> None:

@@ -57,7 +57,8 @@ def test_nothing_is_said_when_everything_is_there(tmp_path: Path) -> None:
         (clone / name).write_text("as it is")
     python = clone / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\n[ "$1" = -c ] && echo the-same\nexit 0\n')
+    # It reads what it is given, as the real one does: whoever writes to a pipe that nobody reads dies of it.
+    python.write_text('#!/bin/sh\n[ "$1" = -c ] && cat > /dev/null && echo the-same\nexit 0\n')
     python.chmod(0o755)
     setting_up = ["bash", "-c", f"source {clone}/scripts/env && set_up run"]
     first = subprocess.run(setting_up, capture_output=True, text=True, check=True)

@@ -182,7 +182,7 @@ async def test_it_is_told_once_a_day_in_the_log_and_stands_in_the_metrics(
                     await watch()
                 told = [record for record in caplog.records if vars(record).get("moment") == "watermark.crossed"]
                 assert len(told) == day
-                assert vars(told[-1])["fields"] == {"watermark": "daily_volume.whatsapp", "level": MANY, "limit": 50}
+                assert vars(told[-1])["fields"] == {"watermark": "daily_volume.whatsapp", "measured": MANY, "limit": 50}
                 assert b'oncehook_watermark_crossed{watermark="daily_volume.whatsapp"} 1.0' in await inbox.metrics()
                 clock.forward(86_400.0)
                 await watch()
