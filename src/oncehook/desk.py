@@ -188,9 +188,13 @@ class Desk:
             raise NotWaiting(f"Only a dead letter can be discarded; this one is {delivery.status}.")
         return delivery
 
-    async def discard_matching(self, filter: Filter, *, actor: str, reason: str) -> int:
-        """Close all dead letters that match; others are left alone."""
-        return await self._discard_many(filter, actor, reason)
+    async def discard_matching(self, filter: Filter, *, actor: str, reason: str, seen: Seen | None = None) -> int:
+        """Close all dead letters that match; others are left alone. With `seen`, none that nobody has been shown."""
+        _check_reason(reason)
+        if not reason.strip():
+            raise BadRequest("Say why: many dead letters are closed only with a reason.")
+        _check_meant(filter)
+        return await self._store.discard(filter, actor, reason, seen)
 
     async def discard_planned(self, token: str, *, actor: str, reason: str) -> int:
         """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where that cannot
@@ -199,14 +203,7 @@ class Desk:
         wish, seen = self.planned(token)
         if wish.filter.status is not DeliveryStatus.dead:
             raise BadRequest("Only dead letters can be discarded.", hint="The query must say status:dead.")
-        return await self._discard_many(wish.filter, actor, reason, seen)
-
-    async def _discard_many(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
-        _check_reason(reason)
-        if not reason.strip():
-            raise BadRequest("Say why: many dead letters are closed only with a reason.")
-        _check_meant(filter)
-        return await self._store.discard(filter, actor, reason, seen)
+        return await self.discard_matching(wish.filter, actor=actor, reason=reason, seen=seen)
 
     # -- replays -------------------------------------------------------------------------------
 
