@@ -261,7 +261,7 @@ def _compile(text: str) -> _Query:
 
     try:
         return jsonpath_rfc9535.compile(text)  # type: ignore[return-value]
-    except jsonpath_rfc9535.JSONPathError as error:
+    except (jsonpath_rfc9535.JSONPathError, OverflowError) as error:  # the latter for a number like 1e999
         raise ConfigError(
             f'The place "{text}" is not a JSONPath: {error}.',
             hint="A path looks like $.data.id, $.items[0].id or $['event-data'].id (RFC 9535).",

@@ -490,6 +490,7 @@ def test_what_is_shown_is_bounded_and_what_is_hashed_is_not() -> None:
         ("?$.id", 'The place "?$.id" cannot be optional'),
         ("$.event-data.id", 'The place "$.event-data.id" is not a JSONPath'),
         (["$.id", "$.["], 'The place "$.[" is not a JSONPath'),
+        ("$[?1e999@.a==1]", 'The place "$[?1e999@.a==1]" is not a JSONPath'),
         ([], "at least one place"),
         ([[]], "A composite of no parts"),
         ([["$.a", ["$.b", "$.c"]]], "stands inside another one"),
