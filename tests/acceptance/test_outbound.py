@@ -856,6 +856,7 @@ async def test_whatever_a_server_says_a_call_ends_and_the_next_one_gets_its_own_
         if "honest" in asked.headers:
             writer.write(answer(200, number.encode()))
             return
+        told = said[number] = asyncio.Event()
         lying, ends = lie(dice), dice.random()
         cuts = sorted(dice.randrange(len(lying) + 1) for _ in range(dice.randrange(4)))
         for start, end in zip([0, *cuts], [*cuts, len(lying)], strict=True):
@@ -864,19 +865,19 @@ async def test_whatever_a_server_says_a_call_ends_and_the_next_one_gets_its_own_
             await asyncio.sleep(0)
         if ends < 0.5:
             writer.close()
-        said[number].set()
+        told.set()
 
     async with facing(mislead) as (outbound, api):
 
         async def one(number: str) -> None:
-            said[number] = asyncio.Event()
             headers = {"number": number}
             try:
                 got = await call(outbound, api, headers=headers, within=0.2, again=dice.random() < 0.5)
                 assert 200 <= got.status <= 999
             except Unanswered:
                 pass
-            await said[number].wait()
+            if number in said:  # on a busy machine its time may be over before it was asked
+                await said[number].wait()
             await settled()
             mine = await call(outbound, api, headers={**headers, "honest": "1"}, within=30, again=True)
             assert mine == Answer(200, number.encode())
