@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Final, Literal
 
-from oncehook import __version__, clock, query, shown, stats, watermarks
+from oncehook import __version__, clock, model, query, shown, stats, watermarks
 from oncehook.backoff import Policy
 from oncehook.deliveries import (
     Audited,
@@ -29,7 +29,7 @@ from oncehook.deliveries import (
 from oncehook.destinations.base import Destination
 from oncehook.erasing import Erasing
 from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon
-from oncehook.model import Engine, Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, key_hash, new_id
+from oncehook.model import Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, key_hash, new_id
 from oncehook.plans import Plan, Wish, draw_up, ended, some_id, some_ids, unseal
 from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, Seen, StoredReplay
 from oncehook.routes import Route
@@ -317,6 +317,9 @@ class Desk:
         """The destinations of what is replayed."""
         if wish.filter.destination is not None:
             return [wish.filter.destination]
+        if wish.filter.ids:  # read off the ids: a copy that revives its event waits for this
+            numbers = {model.destination_of(one) for one in wish.filter.ids}
+            return [one.name for one in self._destinations.values() if one.number in numbers]
         return list((await self._store.plan_replay(wish.filter, force=wish.force)).by_destination)
 
     async def replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
@@ -458,14 +461,6 @@ class Desk:
             crossings=await self._store.crossings(),
         )
 
-    async def strays(self) -> dict[str, int]:
-        """How many deliveries wait for each destination that is known neither here nor to a worker elsewhere."""
-        # Workers that a SQLite file speaks of are this process, or have died.
-        workers = [] if self._store.engine is Engine.sqlite else await self._store.workers()
-        known = {*self._destinations, *(name for worker in workers for name in worker.destinations)}
-        levels = await self._store.levels()
-        return {name: level.pending for name, level in levels.items() if level.pending and name not in known}
-
     async def levels(self) -> Mapping[str, Level]:
         """How every destination stands, also one that is no longer configured."""
         return await self._store.levels()
@@ -474,6 +469,10 @@ class Desk:
         """When a destination's deliveries are tried again; None for one that is no longer configured."""
         found = self._destinations.get(destination)
         return None if found is None else found.terms.retry
+
+    def kinds(self, destinations: Iterable[str]) -> dict[str, str]:
+        """Of what kind these are, without those that are no longer configured."""
+        return {name: self._destinations[name].kind for name in destinations if name in self._destinations}
 
     async def arrival_body(self, event_id: bytes, arrival_id: bytes) -> bytes | None:
         """The body of a later arrival, where it differs from the event's own."""

@@ -439,6 +439,23 @@ async def test_a_copy_revives_a_dead_letter_where_its_source_says_so(inbox: Inbo
     assert (again.outcome, calls, delivery.status, delivery.run) == ("duplicate", 2, DeliveryStatus.done, 2)
 
 
+async def test_one_delivery_is_replayed_without_a_plan(inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whom it goes to stands in its id; a sender may be waiting for it (`revive_dead`)."""
+
+    @inbox.on("orders", retry=[])
+    def ship(event: Event) -> None:
+        raise ValueError("broken")
+
+    inbox.source("orders", verify="none", key="$.id", loopback_only=False)
+    async with inbox.running():
+        first = await inbox.receive("orders", {}, b'{"id": "o-1"}')
+        await inbox.drain()
+        delivery, _ = await look(inbox, first.event_ids[0])
+        monkeypatch.setattr(inbox.store, "plan_replay", None)
+        made = await inbox.desk.replay_one(delivery.id, actor="ana")
+        assert made.about["to"] == ["ship"]
+
+
 async def test_heartbeats_come_from_a_thread_of_their_own(inbox: Inbox) -> None:
     threads: set[str] = set()
     renew = inbox.store.renew

@@ -226,7 +226,7 @@ async def event(visit: Visit) -> Response:
         near=near,
         message=next(iter((await visit.desk.previews(shown.deliveries)).values()), None),
         curl=_curl(shown, visit.origin),
-        fixture=_fixture(shown, await _kinds(visit, shown)),
+        fixture=_fixture(shown, visit.desk.kinds(one.destination for one in shown.deliveries)),
         attempt_state=timeline.attempt_state,
         answer=timeline.answer,
         **await _detail(visit, shown, arrivals, tab),
@@ -307,12 +307,6 @@ def _curl(shown: ShownEvent, origin: str) -> str | None:
     text = body.decode("utf-8", "replace")
     words += ["--data-binary", text if len(body) <= 4096 and text.encode() == body else "@body.bin"]
     return shlex.join([*words, origin + shown.request.target.partition("?")[0]])
-
-
-async def _kinds(visit: Visit, shown: ShownEvent) -> dict[str, str]:
-    """The destinations this event has gone to, and of what kind each is."""
-    known = {one.name: one.kind for one in await visit.desk.destinations()}
-    return {one.destination: known[one.destination] for one in shown.deliveries if one.destination in known}
 
 
 def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
