@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum, IntFlag, StrEnum
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from oncehook.clauses import Clause
 from oncehook.model import Intake, Mark, Verdict
@@ -439,10 +439,6 @@ class Level:
     """In a row, as the breaker counts them."""
     open_until: datetime | None = None
     """The breaker is open: nothing is tried before."""
-
-
-STRAY_HINT: Final = "Define it again, or start the program that does, as in: oncehook serve module:inbox"
-"""What to do when deliveries wait for a destination that nobody knows."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -122,7 +122,7 @@ class Inbox(Layout):
             keep_events={s.number: s.keep_events for s in self.sources.values() if s.keep_events is not None},
             otherwise=self.retention.keep_events,
             measure=self.desk.watermarks,
-            strays=self.desk.strays if works else None,
+            works_for=self.destinations if works else None,
             worker=self._as_worker,
             write_rejections=self._write_rejections,
         )

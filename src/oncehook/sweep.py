@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import Final, Protocol
 
 from oncehook import clock
-from oncehook.deliveries import STRAY_HINT, StoredWorker
+from oncehook.deliveries import StoredWorker
 from oncehook.errors import StoreUnavailable
+from oncehook.model import Engine
 from oncehook.replays import StoredReplay
 from oncehook.store.base import Store
 from oncehook.watermarks import Watermark
@@ -23,8 +24,9 @@ from oncehook.watermarks import Watermark
 log = logging.getLogger("oncehook.sweep")
 
 Measure = Callable[[], Awaitable[Sequence[Watermark]]]
-Strays = Callable[[], Awaitable[Mapping[str, int]]]
-"""How many deliveries wait for each destination that nobody knows."""
+
+STRAY_HINT: Final = "Define it again, or start the program that does, as in: oncehook serve module:inbox"
+"""What to do when deliveries wait for a destination that nobody knows."""
 
 FEEDING: Final = 0.05
 RESTING: Final = 1.0
@@ -55,7 +57,7 @@ class Sweep:
         keep_events: Mapping[int, float],
         otherwise: float,
         measure: Measure,
-        strays: Strays | None,
+        works_for: Collection[str] | None,
         worker: Callable[[], StoredWorker | None],
         write_rejections: Callable[[], Awaitable[None]],
     ) -> None:
@@ -64,7 +66,7 @@ class Sweep:
         self._keep_events = keep_events
         self._otherwise = otherwise
         self._measure = measure
-        self._strays = strays
+        self._works_for = works_for
         self._worker = worker
         self._write_rejections = write_rejections
         self._hungry = asyncio.Event()
@@ -126,7 +128,9 @@ class Sweep:
                 await _rest(self._hungry, FEEDING if fed else RESTING)
 
     async def _tell_strays(self) -> None:
-        for name, waiting in (await self._strays() if self._strays else {}).items():
+        if self._works_for is None:  # here deliveries are only taken in
+            return
+        for name, waiting in (await strays(self._store, self._works_for)).items():
             fields = {"destination": name, "waiting": waiting, "hint": STRAY_HINT}
             log.warning("destination.unknown", extra={"fields": fields})
 
@@ -160,3 +164,12 @@ async def _rest(until: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await until.wait()
+
+
+async def strays(store: Store, known: Collection[str]) -> dict[str, int]:
+    """How many deliveries wait for each destination that is known neither here nor to a worker elsewhere."""
+    # Workers that a SQLite file speaks of are this process, or have died.
+    workers = [] if store.engine is Engine.sqlite else await store.workers()
+    known = {*known, *(name for worker in workers for name in worker.destinations)}
+    levels = await store.levels()
+    return {name: level.pending for name, level in levels.items() if level.pending and name not in known}

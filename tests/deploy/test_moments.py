@@ -17,6 +17,7 @@ from oncehook.deliveries import DeliveryStatus, Filter, Lease, Options, Turn
 from oncehook.logs import set_up_logging
 from oncehook.model import Kind, Mark, new_id, show_id
 from oncehook.replays import ReplayState
+from oncehook.sweep import strays
 
 ALWAYS = {"source", "outcome", "duration_s", "event_id", "key", "subject"}
 OF_ATTEMPTS = ALWAYS | {"destination", "delivery_id", "attempt", "run", "worker"}
@@ -100,7 +101,7 @@ async def test_who_waits_for_nobody_is_told_at_the_start(tmp_path: Path, lines: 
     async with make("send").running() as inbox:
         while not (told := moments(lines, "destination.unknown")):
             await asyncio.sleep(0.01)
-        assert await inbox.desk.strays() == {"ship": 3 if bulk else 1}
+        assert await strays(inbox.store, inbox.destinations) == {"ship": 3 if bulk else 1}
     (line,) = told
     assert (line["level"], line["destination"], line["waiting"]) == ("warning", "ship", 3 if bulk else 1)
     assert "oncehook serve module:inbox" in line["hint"]

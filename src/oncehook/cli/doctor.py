@@ -111,12 +111,11 @@ def _behind(state: SchemaState, migrates: bool) -> Check:
 
 
 async def _examine_strays(inbox: Inbox) -> list[Check]:
-    from oncehook.deliveries import STRAY_HINT
+    from oncehook.sweep import STRAY_HINT, strays
 
-    strays = await inbox.desk.strays()
     return [
         Check("waiting", True, f'{number:,} for "{name}", which nobody here knows', STRAY_HINT, warning=True)
-        for name, number in strays.items()
+        for name, number in (await strays(inbox.store, inbox.destinations)).items()
     ]
 
 
