@@ -71,6 +71,25 @@ async def test_an_old_library_is_named_at_start(
     assert [vars(record).get("moment") for record in caplog.records] == ["store.old_library"]
 
 
+async def test_the_next_group_is_begun_before_the_last_is_answered(tmp_path: Path) -> None:
+    """While the disk works on it, the loop has time for the answers."""
+    store = SqliteStore(tmp_path / "inbox.db")
+    await store.open()
+    try:
+        await enrolled(store)
+        writer = store._writer
+        first = store.record(intake(item("a")))
+        while writer._waiting:
+            await asyncio.sleep(0)
+        second = store.record(intake(item("b")))  # its commit cannot have been heard of: that takes a turn of the loop
+        left: list[int] = []
+        first.future.add_done_callback(lambda _: left.append(len(writer._waiting)))
+        await asyncio.gather(first.future, second.future)
+    finally:
+        await store.close()
+    assert left == [0]
+
+
 async def test_one_process_writes_and_the_next_is_told_who(tmp_path: Path) -> None:
     first, second = SqliteStore(tmp_path / "inbox.db"), SqliteStore(tmp_path / "inbox.db")
     await first.open()
