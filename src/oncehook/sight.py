@@ -36,7 +36,8 @@ def _header_text(name: bytes, value: bytes) -> str | None:
 class Sight:
     """What a rule sees of an arrival, each part read when it is first asked for.
 
-    A rule written in Python is called with one and returns the value, a tuple of parts, or None.
+    A rule written in Python is called with one and returns the value, a tuple of parts, or None. `parse` may give
+    less of a body than there is, where no such rule looks and the others need no more.
     """
 
     __slots__ = ("_data", "_form", "_head", "_loaded", "_parse", "_query", "arrival", "body", "unparsed")
