@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from html import unescape
 
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, Page, expect
 
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.model import Kind, read_id
@@ -200,12 +200,17 @@ def test_retry_discard_pause_and_resume(own_house: House, enter: Enter) -> None:
         expect(page.locator("#audit tbody")).to_contain_text(act)
 
 
+def asked_to_discard(house: House, enter: Enter, count: int) -> tuple[Page, Locator]:
+    """The page of dead letters with so many of them, and the dialog that closes all."""
+    dead_orders(house, count)
+    page = enter(house)
+    page.goto(house.url + "/dead")
+    page.get_by_role("link", name=f"Discard {count}").click()
+    return page, page.get_by_role("dialog")
+
+
 def test_what_dies_while_the_dialog_is_open_is_not_discarded(own_house: House, enter: Enter) -> None:
-    dead_orders(own_house, 2)
-    page = enter(own_house)
-    page.goto(own_house.url + "/dead")
-    page.get_by_role("link", name="Discard 2").click()
-    dialog = page.get_by_role("dialog")
+    page, dialog = asked_to_discard(own_house, enter, 2)
     dialog.get_by_label("Reason").fill("digital goods need no address")
     own_house.order("dead_late", digital=True)
     own_house.settle()
@@ -229,11 +234,7 @@ def test_more_than_were_shown_are_shown_before_they_are_discarded(own_house: Hou
 
 
 def test_a_group_is_discarded_with_a_reason(own_house: House, enter: Enter) -> None:
-    dead_orders(own_house, 3)
-    page = enter(own_house)
-    page.goto(own_house.url + "/dead")
-    page.get_by_role("link", name="Discard 3").click()
-    dialog = page.get_by_role("dialog")
+    page, dialog = asked_to_discard(own_house, enter, 3)
     dialog.get_by_role("button", name="Discard 3 deliveries").click()
     expect(dialog).to_be_visible()  # a reason is required
     dialog.get_by_label("Reason").fill("digital goods need no address")
