@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import psycopg
@@ -48,9 +46,3 @@ class Place:
             " AND (query LIKE '%counter_slot%' OR query LIKE '%unnest($1::uuid[]%') ORDER BY pid"
         )
         return [pid for (pid,) in rows]
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """Wait until something is so; the test's own time limit is the only one."""
-    while not happened():
-        await asyncio.sleep(0.01)

@@ -40,7 +40,8 @@ from tests.store.making import (
     take,
     take_one,
 )
-from tests.store.place import Place, until
+from tests.store.place import Place
+from tests.waiting import until
 
 ACCEPTED, DUPLICATE, CONFLICT = Outcome.accepted, Outcome.duplicate, Outcome.conflict
 

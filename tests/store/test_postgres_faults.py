@@ -23,7 +23,8 @@ from oncehook.store.postgres.opening import is_alive
 from tests.servers import Postgres
 from tests.store.conftest import failed_checks
 from tests.store.making import enrolled, intake, item, keep, outcomes, record, record_all
-from tests.store.place import Place, until
+from tests.store.place import Place
+from tests.waiting import until
 
 ACCEPTED, DUPLICATE = Outcome.accepted, Outcome.duplicate
 CRM = ("crm", 1)

@@ -13,7 +13,8 @@ from oncehook.model import Outcome
 from oncehook.store.base import Pending
 from oncehook.store.postgres import PostgresStore, commit, opening
 from tests.store.making import intake, item, keep
-from tests.store.place import Place, until
+from tests.store.place import Place
+from tests.waiting import until
 
 
 @pytest.fixture(autouse=True)

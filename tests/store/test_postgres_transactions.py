@@ -28,7 +28,8 @@ from tests.store.making import (
     take,
     take_one,
 )
-from tests.store.place import Place, until
+from tests.store.place import Place
+from tests.waiting import until
 
 Handler = Callable[[PostgresStore, Lease, list[str], Settlement | None], Awaitable[None]]
 

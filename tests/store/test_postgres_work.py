@@ -43,7 +43,8 @@ from tests.store.making import (
     take,
     take_one,
 )
-from tests.store.place import Place, until
+from tests.store.place import Place
+from tests.waiting import until
 
 # -- plans -------------------------------------------------------------------------------------
 

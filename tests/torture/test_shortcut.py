@@ -35,6 +35,7 @@ from tests.torture.fuzz_pair import (
     without_ids,
 )
 from tests.torture.fuzz_wire import CORPUS, damaged, padded, pieces, post
+from tests.waiting import until
 from tests.wire import Client
 
 SEED = int(os.environ.get("TORTURE_SEED", "1"))
@@ -338,12 +339,6 @@ async def test_what_was_put_off_leaves_the_connection_in_step(
         answers = await ask(one, [large[:30_000], large[30_000:40_000], large[40_000:], post("next")])
         assert [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]] == [b"503", b"200", b"200"]
         assert [row[1] for row in one.kept()] == ["next"]
-
-
-async def until(happened: Callable[[], bool]) -> None:
-    """Wait until something is so; the test's own time limit is the only one."""
-    while not happened():
-        await asyncio.sleep(0.01)
 
 
 @every_loop

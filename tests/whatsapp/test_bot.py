@@ -9,7 +9,7 @@ import asyncio
 import importlib.util
 import re
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,7 @@ from oncehook.testing.standins import MetaStandIn, Tunnel
 from oncehook.whatsapp.storage import S3Files
 from tests.acceptance.conftest import make_engine
 from tests.contrib.running import ROOT, Database, Example, database
+from tests.waiting import until
 from tests.whatsapp.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, fresh_prefix, shared_s3
 
 __all__ = ["database"]
@@ -125,11 +126,6 @@ class Served:
     async def deliver(self, name: str, *hooks: Any, **how: Any) -> list[Answer]:
         answers: list[Answer] = await self.standin(name).deliver(f"{self.url}/in/{name}", *hooks, **how)
         return answers
-
-
-async def until(is_so: Callable[[], object]) -> None:
-    while not is_so():  # the test's own time limit ends this
-        await asyncio.sleep(0.01)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -15,7 +15,7 @@ from oncehook import Event
 from oncehook.config import load
 from oncehook.inbox import Inbox
 from tests.acceptance.sink import Sink
-from tests.store.place import until
+from tests.waiting import until
 
 SECRETS = {
     "NEW": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
