@@ -35,26 +35,32 @@ class _Held:
 
 
 class Heartbeat:
-    """Keeps leases alive until they are let go. `lost` is called on the heartbeat's own thread."""
+    """Keeps leases alive until they are let go. `lost` is called on threads of the heartbeat's own."""
 
     def __init__(self, store: Store, lost: Callable[[Lease], None], shortest: float) -> None:
         self._store = store
         self._lost = lost
         self._interval = shortest / BEATS
         self._held: dict[int, _Held] = {}
+        self._unanswered: list[_Held] = []
+        """What the last try asked for, until it is answered."""
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads = [
+            threading.Thread(target=self._beat_until_stopped, name="oncehook-heartbeat", daemon=True),
+            threading.Thread(target=self._mind_until_stopped, name="oncehook-heartbeat-mind", daemon=True),
+        ]
 
     def start(self) -> None:
         """Begin to beat."""
-        self._thread = threading.Thread(target=self._beat_until_stopped, name="oncehook-heartbeat", daemon=True)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """Stop; leases that are still held run out by themselves."""
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
 
     def hold(self, lease: Lease, asked_at: float, ends_at: float | None) -> None:
         """Keep this lease from now on. `asked_at`: when it was asked for, by the steady clock.
@@ -77,6 +83,14 @@ class Heartbeat:
             except Exception:  # whatever it is, the next beat must come
                 log.exception("heartbeat.failed")
 
+    def _mind_until_stopped(self) -> None:
+        """A try may hang for longer than its leases last: their holder must not wait for it (R33)."""
+        while not self._stop.wait(self._interval / 2):
+            try:
+                self._give_up(self._unanswered)
+            except Exception:  # whatever it is, the next look must come
+                log.exception("heartbeat.failed")
+
     def beat(self) -> None:
         """Prolong what is due to be prolonged; also out of turn, and always on a thread."""
         now = clock.steady()
@@ -86,13 +100,17 @@ class Heartbeat:
         wanted = [h for h in held if h.ends_at is None or now < h.ends_at]
         if wanted:
             self._renew(wanted, now)
+        self._give_up(held)
+
+    def _give_up(self, held: list[_Held]) -> None:
         for h in held:
             # A thread that has no lease goes on all the same, and somebody would begin beside it: when the store is
             # back before anybody has looked, its lease is still there to be had.
-            if h.ends_at is not None and self._is_over(h) and self.let_go(h.lease):
+            if h.ends_at is not None and self._is_over(h) and not h.lease.is_settling and self.let_go(h.lease):
                 self._lost(h.lease)
 
     def _renew(self, wanted: list[_Held], now: float) -> None:
+        self._unanswered = wanted
         try:
             ours = self._store.renew([h.lease for h in wanted])
         except StoreError as error:
@@ -103,6 +121,7 @@ class Heartbeat:
                 h.renewed_at = now
             elif not h.lease.is_settling and self.let_go(h.lease):
                 self._lost(h.lease)
+        self._unanswered = []
 
     def _is_over(self, h: _Held) -> bool:
         """One beat before it may belong to somebody else."""

@@ -4,18 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from oncehook import clock, faults
+from oncehook.deliveries import Lease
+from oncehook.errors import StoreUnavailable
+from oncehook.heartbeat import BEATS, Heartbeat
 from oncehook.model import Outcome
+from oncehook.store.base import Store
 from oncehook.store.sqlite import SqliteStore
 from tests.store.making import deliver_one, done, enrolled, intake, item, settle, take, take_one
 from tests.store.place import Place
 
 HOUR = 3600.0
+
+
+class Silent:
+    """A store that gives a heartbeat no answer before it is let."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.may_answer = threading.Event()
+
+    def renew(self, leases: Sequence[Lease]) -> set[int]:
+        self.asked.set()
+        assert self.may_answer.wait(60)
+        raise StoreUnavailable("no answer")
+
+
+async def test_a_worker_is_told_in_time_though_its_heartbeat_waits_for_an_answer(place: Place) -> None:
+    """R33: a try that hangs must not outlast the lease, or its holder goes on beside a successor."""
+    store, silent, told = await place.open(), Silent(), threading.Event()
+    await deliver_one(store, "a")
+    lease = await take_one(store, lease=1.2)
+    heartbeat = Heartbeat(cast("Store", silent), lambda lost: told.set(), lease.seconds)
+    asked_at = clock.steady()
+    heartbeat.hold(lease, asked_at, asked_at + HOUR)
+    heartbeat.start()
+    try:
+        await asyncio.to_thread(silent.asked.wait)
+        assert await asyncio.to_thread(told.wait, 20), "nobody was told as long as the store did not answer"
+        assert clock.steady() >= asked_at + lease.seconds * (1 - 1 / BEATS)
+        assert len(heartbeat) == 0
+    finally:
+        silent.may_answer.set()
+        await asyncio.to_thread(heartbeat.stop)
 
 
 class Gate:
@@ -30,7 +67,7 @@ class Gate:
 
     def strike(self) -> None:
         self.reached.set()
-        assert self.opened.wait(30)
+        assert self.opened.wait(60)
 
 
 async def test_during_the_commit_nobody_is_answered_and_a_copy_is_no_second_event(
