@@ -26,7 +26,7 @@ class Engine:
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """Read the store from outside, with the database's own client."""
         if self.name == "sqlite":
-            with closing(sqlite3.connect(self.folder / "inbox.db")) as connection:
+            with closing(sqlite3.connect(self.folder / "inbox.db", timeout=60)) as connection:
                 return connection.execute(statement).fetchall()
         url, _, schema = self.url.partition("?schema=")
         with psycopg.connect(url, options=f"-csearch_path={schema}") as connection:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,10 +26,13 @@ subject = "$.customer"
 budget = "20s"
 """
 
+PATIENCE = 90
+"""Seconds for which the end of a process is waited for: stopping in order may take it 25 of them."""
+
 
 @dataclass
 class Receiver:
-    """One `oncehook serve` process on a port of its own."""
+    """One `oncehook serve` process on a port of its own, which stays its own between two starts."""
 
     folder: Path
     store: str
@@ -40,6 +45,7 @@ class Receiver:
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = self.folder / "oncehook.toml"
         settings.write_text(self.config.format(store=self.store))
+        self.port = self.port or self._port_of_its_own()
         arguments = [
             *command,
             sys.executable,
@@ -58,18 +64,30 @@ class Receiver:
                 stderr=log,
                 cwd=self.folder,
             )
-        self.port = self._wait_until_ready()
+        self._wait_until_ready()
         return self
+
+    def _port_of_its_own(self) -> int:
+        """Bound here and listened to by nobody: whoever looks for a free port while the server is down finds another.
+
+        The server may bind it beside us, since both say SO_REUSEADDR.
+        """
+        held = socket.socket()
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        port: int = held.getsockname()[1]
+        weakref.finalize(self, os.close, held.detach())
+        return port
 
     @property
     def log(self) -> Path:
         return self.folder / "log"
 
-    def _wait_until_ready(self) -> int:
+    def _wait_until_ready(self) -> None:
         assert self.process is not None
         while self.process.poll() is None:
-            if found := re.search(r"ready on http://[^ ]+:(\d+)", self.log.read_text()):
-                return int(found[1])
+            if re.search(rf"ready on http://\S+:{self.port}\b", self.log.read_text()):
+                return
             time.sleep(0.01)
         raise AssertionError(f"the server ended with {self.process.returncode}: {self.log.read_text()}")
 
@@ -95,7 +113,7 @@ class Receiver:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(30)
+        code = self.process.wait(PATIENCE)
         for client in self.clients:
             client.close()
         return code
@@ -103,7 +121,7 @@ class Receiver:
     def wait(self) -> int:
         """Until it ends by itself."""
         assert self.process is not None
-        code = self.process.wait(30)
+        code = self.process.wait(PATIENCE)
         for client in self.clients:
             client.close()
         return code

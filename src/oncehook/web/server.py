@@ -68,22 +68,26 @@ class _Server(_Quiet):
     def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_stop = on_stop
+        self._heard: set[int] = set()
 
     @contextlib.contextmanager
     def heeding_signals(self) -> Iterator[None]:
         """While the block runs, a signal stops it in order."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._signalled, number)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _signalled(self) -> None:
-        if self.should_exit:
-            self.force_exit = True
+    def _signalled(self, number: int) -> None:
+        if number in self._heard:  # force_exit is for uvicorn only: the rest would still stop in its own time
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self._heard.add(number)
+        self.force_exit = self.should_exit
         self.should_exit = True
         self._on_stop()
 
@@ -237,7 +241,8 @@ def _settings(app: Callable[..., Awaitable[Any]], protocol: type[HttpToolsProtoc
 def listen(host: str, port: int) -> socket.socket:
     """An open socket on this address. Raises OSError when it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family)
+    # Named as TCP: only then does asyncio send the small writes of its connections at once.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
