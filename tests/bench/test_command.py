@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -9,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pytest
 
+from oncehook import clock
+from oncehook.cli import bench as command
 from tests.servers import shared_postgres
 
 
 def bench(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "oncehook", "bench", "--seconds", "0.2", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    typed = [sys.executable, "-m", "oncehook", "bench", "--seconds", "0.2", *words]
+    return subprocess.run(typed, capture_output=True, text=True, timeout=120, check=False)
 
 
 def check(found: dict[str, Any], store: str) -> None:
@@ -41,6 +45,13 @@ def test_for_people(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "events/s" in done.stdout
     assert "deliveries/s, one at a time per subject" in done.stdout
+
+
+async def test_everybody_sends_although_the_machine_is_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = itertools.count()
+    monkeypatch.setattr(clock, "perf", lambda: float(next(seconds)))
+    found = await command._take_in(f"sqlite:{tmp_path}/bench.db", command._Traffic(), 0.1)
+    assert found["events"] == 1 + command.SENDERS
 
 
 def schemas(url: str) -> set[str]:

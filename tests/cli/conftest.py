@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import pty
 import signal
@@ -42,6 +43,7 @@ class Process:
             reader.start()
 
     def _read(self, to: str, descriptor: int) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a piece may end in the middle of a character
         while True:
             try:
                 piece = os.read(descriptor, 65536)
@@ -49,7 +51,7 @@ class Process:
                 return
             if not piece:
                 return
-            setattr(self, to, getattr(self, to) + piece.decode(errors="replace"))
+            setattr(self, to, getattr(self, to) + decoder.decode(piece))
 
     def type(self, keys: str) -> None:
         assert self.keyboard is not None
@@ -65,7 +67,7 @@ class Process:
         """Stop it as a person would; returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(30)
+        code = self.process.wait()
         for reader in self._readers:
             reader.join()
         for stream in (self.process.stdout, self.process.stderr):

@@ -22,7 +22,7 @@ from pathlib import Path
 from oncehook import Event, Inbox
 
 inbox = Inbox("sqlite:./app.db")
-inbox.source("shop", verify="none", key="$.idempotency_key")
+inbox.source("shop", verify="none", key="$.idempotency_key", budget="90s")
 inbox.route("shop", "crm")
 
 @inbox.on("shop", name="ship")
@@ -37,6 +37,7 @@ port = 0
 [source.partner]
 verify = "none"
 key = "$.idempotency_key"
+budget = "90s"
 [destination.crm]
 url = "http://127.0.0.1:PORT/hooks"
 allow_private = true
@@ -137,7 +138,7 @@ def test_a_route_of_the_file_that_leads_nowhere_is_told_at_the_start(tmp_path: P
     program = "import asyncio, app; asyncio.run(app.inbox.start())"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path, timeout=60)
     assert done.returncode == 1
-    assert 'oncehook.toml:13: there is no destination "shop_"; did you mean "ship"?' in done.stderr
+    assert 'oncehook.toml:14: there is no destination "shop_"; did you mean "ship"?' in done.stderr
 
 
 TWICE = {
@@ -202,7 +203,7 @@ def test_the_file_alone_is_not_the_whole(tmp_path: Path) -> None:
     write(tmp_path)
     alone = command(tmp_path, "config", "check")
     assert (alone.returncode, alone.stdout) == (1, "")
-    assert 'oncehook.toml:13: there is no destination "ship"' in alone.stderr
+    assert 'oncehook.toml:14: there is no destination "ship"' in alone.stderr
     assert "oncehook serve app:inbox" in alone.stderr
     for words in (("config", "show"), ("db", "status")):
         assert "there is no destination" not in command(tmp_path, *words).stderr

@@ -11,7 +11,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from typing import Any
 
 import pytest
 
-from oncehook.store.sqlite import SqliteStore
-from oncehook.store.sqlite.hold import Hold
+from oncehook.cli import api
+from oncehook.store.sqlite import SqliteStore, hold
+from oncehook.store.sqlite.hold import Hold, Holder, holder
 from tests.acceptance.test_desk_cli import Done, Sink, at_a_terminal
 from tests.cli.conftest import Process
-from tests.contrib.running import free_port, post
+from tests.contrib.running import post
 
 Begin = Callable[..., Process]
 Run = Callable[..., Done]
@@ -35,7 +35,7 @@ from fastapi import FastAPI
 from oncehook import Event, GiveUp, Inbox
 
 inbox = Inbox("sqlite:./oncehook.db")
-inbox.source("orders", verify="none", key="$.id", subject="$.customer", type="$.type")
+inbox.source("orders", verify="none", key="$.id", subject="$.customer", type="$.type", budget="90s")
 
 
 @inbox.on("orders")
@@ -69,23 +69,23 @@ class Program:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
-    folder, port = tmp_path_factory.mktemp("program"), free_port()
+    folder = tmp_path_factory.mktemp("program")
     (folder / "app.py").write_text(APP)
-    command = [sys.executable, "-m", "uvicorn", "app:app", "--port", str(port)]
+    command = [sys.executable, "-m", "uvicorn", "app:app", "--port", "0"]
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
-        while "Uvicorn running" not in (folder / "log").read_text():
+        while not (ready := re.search(r"Uvicorn running on http://127\.0\.0\.1:(\d+) ", (folder / "log").read_text())):
             assert process.poll() is None, (folder / "log").read_text()
             time.sleep(0.05)
-        program = Program(folder, port, process.pid)
+        program = Program(folder, int(ready[1]), process.pid)
         program.event_id = program.send("o1")
         while program.rows("SELECT status FROM deliveries") != [("dead",)]:
             time.sleep(0.05)
         yield program
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait()
     said = (folder / "log").read_text()
     assert ("Application shutdown complete" in said, "Traceback" in said) == (True, False), said
 
@@ -221,28 +221,36 @@ def make_store(path: Path) -> None:
     asyncio.run(make())
 
 
+def after_a_look(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> None:
+    """Let something happen as soon as a command has seen that somebody has just taken the file."""
+    left = [then]
+
+    def looked(path: Path) -> Holder | None:
+        seen = holder(path)
+        if left:
+            assert seen is not None
+            left.pop()()
+        return seen
+
+    monkeypatch.setattr(hold, "holder", looked)
+    monkeypatch.setattr(api, "SETTLED", 3600.0)  # however long it takes us
+
+
 def test_a_server_that_begins_is_waited_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_store(tmp_path / "oncehook.db")
-    run("events")  # what it brings with it is loaded: the next one looks at once
-    hold = Hold(tmp_path / "oncehook.db")
-    opens = threading.Timer(0.5, hold.announce, ("http://127.0.0.1:1", "a token"))
-    opens.start()
+    begins = Hold(tmp_path / "oncehook.db")
+    after_a_look(monkeypatch, lambda: begins.announce("http://127.0.0.1:1", "a token"))
     done = run("events")
-    opens.join()
-    hold.release()
+    begins.release()
     assert (done.code, "http://127.0.0.1:1" in done.err) == (3, True), done
 
 
 def test_a_command_that_is_at_it_is_waited_for(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     make_store(tmp_path / "oncehook.db")
-    run("events")  # what it brings with it is loaded: the next one looks at once
-    hold = Hold(tmp_path / "oncehook.db")
-    ends = threading.Timer(0.5, hold.release)
-    ends.start()
+    after_a_look(monkeypatch, Hold(tmp_path / "oncehook.db").release)
     done = run("replay", "--abort", "rpl_" + "0" * 32)
-    ends.join()
     assert (done.code, "no such thing" in done.err) == (1, True), done
 
 

@@ -19,15 +19,21 @@ import psycopg
 from oncehook import Event, Inbox
 from tests import certificates
 from tests.servers import fresh_schema, shared_postgres
+from tests.waiting import until
 
 certificate = certificates.fixture("localhost")
 
 
-async def doctor(folder: Path, *arguments: str, **env: str) -> tuple[int, dict[str, dict[str, Any]]]:
+PATIENT = "from oncehook.cli import doctor, main; doctor.REACH_SECONDS = 120.0; main()"
+
+
+async def doctor(
+    folder: Path, *arguments: str, program: tuple[str, ...] = ("-m", "oncehook"), **env: str
+) -> tuple[int, dict[str, dict[str, Any]]]:
     """Exit code, and what was found: by the name of the check, or of the destination."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("ONCEHOOK_")}
     run = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "oncehook", "doctor", "--json", *arguments,
+        sys.executable, *program, "doctor", "--json", *arguments,
         cwd=folder, env={**ours, **env}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
     out, _ = await run.communicate()
@@ -84,6 +90,7 @@ async def test_destinations_are_connected_to_and_asked_nothing(tmp_path: Path) -
         )
         code, found = await doctor(tmp_path)
         assert silent.most == 2, "all of them at once"
+        await until(lambda: door.heard)
     assert code == 0, "a destination that is away is no reason to fail: deliveries wait for it"
     assert found["there"]["detail"] == "there: connected"
     assert not found["there"]["warning"]
@@ -103,7 +110,7 @@ async def test_tls_is_looked_at_and_the_app_counts(tmp_path: Path, certificate: 
             f"inbox.destination('known', url='https://localhost:{door.port}/', allow_private=True,"
             f" ca=Path({str(certificate[0])!r}))\n"
         )
-        code, found = await doctor(tmp_path, "app:inbox")
+        code, found = await doctor(tmp_path, "app:inbox", program=("-c", PATIENT))
     assert code == 0
     assert found["known"]["detail"] == "known: connected"
     assert (found["stranger"]["warning"], "not trusted" in found["stranger"]["detail"]) == (True, True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -12,8 +11,8 @@ from pathlib import Path
 
 from tests.cli.conftest import Process
 
-ORDERS = 'store = "sqlite:./inbox.db"\n[server]\nport = {port}\n[source.orders]\nverify = "none"\n'
-MORE = ORDERS + '[source.more]\nverify = "none"\n'
+ORDERS = 'store = "sqlite:./inbox.db"\n[server]\nport = {port}\n[source.orders]\nverify = "none"\nbudget = "90s"\n'
+MORE = ORDERS + '[source.more]\nverify = "none"\nbudget = "90s"\n'
 WORK = """
 [destination.first]
 url = "http://127.0.0.1:9/"
@@ -33,23 +32,17 @@ def post(address: str, source: str, key: str) -> str:
         return str(error.code)
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def settings(folder: Path, text: str, port: int = 0) -> None:
     (folder / "oncehook.toml").write_text(text.replace("{port}", str(port)))
 
 
 def test_good_settings_are_taken(tmp_path: Path, begin: Callable[..., Process]) -> None:
-    port = free_port()
-    settings(tmp_path, ORDERS, port)
-    served, address = begin(tmp_path, "serve"), f"http://127.0.0.1:{port}"
+    settings(tmp_path, ORDERS)
+    served = begin(tmp_path, "serve")
     served.wait_for("ready on", "err")
+    address = served.err.split("ready on ")[1].split()[0]
     assert (post(address, "orders", "a"), post(address, "more", "a")) == ("accepted", "401")
-    settings(tmp_path, MORE, port)
+    settings(tmp_path, MORE, int(address.rpartition(":")[2]))  # and it is found where it was
     served.process.send_signal(signal.SIGHUP)
     served.wait_for("ready on", "err", times=2)
     assert (post(address, "orders", "a"), post(address, "more", "a")) == ("duplicate", "accepted")

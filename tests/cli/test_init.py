@@ -87,7 +87,7 @@ def test_on_a_terminal_it_asks_three_questions(folder: Path, begin: Callable[...
     asking.type("\n")
     asking.wait_for("Which store?")
     asking.type("\n")
-    asking.process.wait(20)
+    asking.process.wait()
     assert asking.end() == 0
     settings = load(folder / "oncehook.toml", secrets=False).config
     assert (list(settings.source), settings.store) == (["stripe", "github"], "sqlite:./oncehook.db")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,13 +102,14 @@ def test_keys(here: Desk, begin: Begin) -> None:
     tail.type("n")
     tail.wait_for("nothing was done")
     assert here.stand() == {"o1": "dead"}, "one key alone replays nothing"
+    asked = tail.out.count("[y/N]")
     tail.type("r")
-    tail.wait_for("[y/N]", times=2)
+    tail.wait_for("[y/N]", times=asked + 1)
     tail.type("y")
     tail.wait_for("rpl_")
     here.wait_for("done", "o1")
     tail.type("q")
-    assert tail.process.wait(20) == 0
+    assert tail.process.wait() == 0
     assert tail.end() == 0
     assert tail.out.rstrip().endswith("\x1b[?25h\x1b[?1049l"), "the terminal is given back"
     assert event_id in tail.out
@@ -188,6 +191,17 @@ def test_it_is_signed_as_a_destination_would(here: Desk, begin: Begin, app: Sink
     assert head["webhook-id"] == head["idempotency-key"] == sent["event_id"] == json.loads(forward.out)["event_id"]
     assert head["oncehook-subject"] == "%C3%B6%2042"
     assert head["content-type"] == "application/json"
+
+
+def test_who_is_told_that_ctrl_c_ends_it_may_end_it(here: Desk) -> None:
+    """However soon."""
+    code = (
+        "import signal; from oncehook.cli import forward, main; "
+        "forward.say = lambda *_, **__: signal.raise_signal(signal.SIGINT); main()"
+    )
+    words = [sys.executable, "-c", code, "forward", "orders", "--to", "http://127.0.0.1:1/"]
+    ended = subprocess.run(words, cwd=here.receiver.folder, stderr=subprocess.PIPE, text=True)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_forward_knows_its_sources(here: Desk) -> None:

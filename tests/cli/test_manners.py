@@ -12,6 +12,7 @@ import click
 import pytest
 from click.shell_completion import ShellComplete
 
+from oncehook import clock
 from oncehook.cli import COMMANDS, cli
 from oncehook.cli.progress import Progress
 from tests.acceptance.test_desk_cli import EVERY, PAGE, Desk
@@ -135,7 +136,8 @@ def test_progress_is_for_terminals_only(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr() == ("", "")
 
 
-def test_progress_without_an_end_counts() -> None:
+def test_progress_without_an_end_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "perf", lambda: 7.0)
     bar = Progress("pruning", unit="events")
     bar.reach(1500)
     assert bar.line() == "pruning  1,500 events  0s"

@@ -14,12 +14,19 @@ APP = """
 from oncehook import Event, Inbox
 
 inbox = Inbox("sqlite:./app.db")
-inbox.source("orders", verify="none")
+inbox.source("orders", verify="none", budget="90s")
 
 @inbox.on("orders")
 async def handle(event: Event) -> None:
     print("VERSION", event.key, flush=True)
 """
+
+
+def change(app: Path, text: str) -> None:
+    """Write the program in one moment: half of it would be a change of its own."""
+    whole = app.with_suffix(".new")
+    whole.write_text(text)
+    whole.replace(app)
 
 
 def post(address: str, key: str) -> str:
@@ -39,15 +46,15 @@ def test_a_change_starts_it_anew(tmp_path: Path, begin: Callable[..., Process]) 
     served = begin(tmp_path, "serve", "app:inbox", "--reload", "--port", "0")
     assert post(address_of(served, 1), "a") == "accepted"
     served.wait_for("one a")
-    app.write_text(APP.replace("VERSION", "two  "))
+    change(app, APP.replace("VERSION", "two  "))
     address = address_of(served, 2)
     assert "app.py changed; starting again" in served.err
     assert post(address, "a") == "duplicate", "the same store, taken up by the next process"
     assert post(address, "b") == "accepted"
     served.wait_for("two   b")
-    app.write_text("this is no Python")
+    change(app, "this is no Python")
     served.wait_for("SyntaxError", "err")
-    app.write_text(APP.replace("VERSION", "three"))
+    change(app, APP.replace("VERSION", "three"))
     assert post(address_of(served, 3), "c") == "accepted"
     served.wait_for("three c")
     assert served.end() == 0

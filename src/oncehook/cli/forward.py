@@ -45,8 +45,8 @@ def command(api: Api, source: str, url: str, types: tuple[str, ...], timeout: fl
     moments = feed(api)
     _check(api, source)
     relay = Relay(api, source, url, types, timeout)
-    say([f"forwarding {source} to {url}; Ctrl-C ends", f"  secret  {relay.secret}"], err=True)
     with contextlib.suppress(KeyboardInterrupt):
+        say([f"forwarding {source} to {url}; Ctrl-C ends", f"  secret  {relay.secret}"], err=True)
         _follow(moments, relay, as_json)
     return 0
 
