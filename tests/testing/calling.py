@@ -26,7 +26,7 @@ def call(
     headers: Mapping[str, str] | None = None,
     *,
     method: str = "POST",
-    timeout: float = 20.0,
+    timeout: float = 60.0,
 ) -> Said:
     """One request on a connection of its own; a body that is not bytes goes as JSON."""
     parts = urlsplit(url)

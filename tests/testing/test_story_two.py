@@ -25,7 +25,7 @@ async def test_one_execution_on_attempt_two(inbox: Trial, cut: bool) -> None:
         Tunnel(n8n.url, copies=1, flap_every=2, flap_first=True, cut=cut) as way_out,
     ):
         inbox.source("whatsapp", preset="evolution-api", secret=evolution.secret)
-        inbox.destination("n8n", url=f"{way_out.url}/webhook/whatsapp", retry="quick", allow_private=True)
+        inbox.destination("n8n", url=f"{way_out.url}/webhook/whatsapp", retry=["1m"], allow_private=True)
         inbox.route("whatsapp", "n8n")
         async with (
             inbox.served() as url,
@@ -42,7 +42,7 @@ async def test_one_execution_on_attempt_two(inbox: Trial, cut: bool) -> None:
             [waiting] = await inbox.deliveries("n8n")
             assert (waiting.status, waiting.attempts) == ("pending", 1)
 
-            inbox.clock.forward("10s")
+            inbox.clock.forward("2m")
             await inbox.drain()
 
         [execution] = n8n.executions
@@ -67,10 +67,12 @@ store = "{{store}}"
 preset = "whatsapp-cloud"
 secret = {{{{ env = "META_APP_SECRET" }}}}
 verify_token = {{{{ env = "META_VERIFY_TOKEN" }}}}
+budget = "60s"
 
 [destination.n8n]
 url = "{way_out.url}/webhook/whatsapp"
 retry = ["0.1s", "0.1s"]
+timeout = "60s"
 allow_private = true
 
 [[route]]

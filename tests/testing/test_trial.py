@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,7 +13,9 @@ import pytest
 from oncehook import Event, GiveUp, Inbox, RetryLater, clock, presets
 from oncehook.errors import ConfigError
 from oncehook.model import new_id
+from oncehook.sources import build
 from oncehook.testing import BlockingTrial, Trial
+from oncehook.verify.schemes import Nothing
 
 # -- sending -----------------------------------------------------------------------------------
 
@@ -53,6 +57,21 @@ async def test_a_body_of_ones_own(inbox: Trial) -> None:
     assert (await inbox.send("orders", body={"id": 7})).json()["status"] == "accepted"
     assert (await inbox.send("orders", body={"id": 7})).json()["status"] == "duplicate"
     assert (await inbox.send("orders", body={"id": 7, "x": 1})).json()["status"] == "conflict"
+
+
+async def test_a_sender_waits_however_long_it_takes(inbox: Trial, oncehook_store: str) -> None:
+    """A test that somebody else's machine holds up for a moment must not fail by a 503."""
+    source = build("orders", scheme=Nothing(), key="$.id", budget=0.05)
+    inbox.add(source)
+    await inbox.start()
+    with contextlib.closing(sqlite3.connect(oncehook_store.removeprefix("sqlite:"), isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        sending = asyncio.create_task(inbox.send("orders", body={"id": 7}))
+        await asyncio.wait([sending], timeout=0.5)
+        assert not sending.done()
+    assert (await sending).json()["status"] == "accepted"
+    inbox.take_back()
+    assert source.budget == 0.05
 
 
 async def test_what_is_not_there_is_told(inbox: Trial) -> None:

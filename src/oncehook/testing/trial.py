@@ -23,6 +23,7 @@ from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival, Engine, Headers
 from oncehook.receive import Receipt
+from oncehook.sources import Source
 from oncehook.testing.arrivals import Answer, hand_over, signed
 from oncehook.worker import Worker
 
@@ -33,7 +34,7 @@ LOOK: Final = 0.002
 """Seconds between two looks whether everything that is due is done."""
 
 UNLIMITED: Final = 3600.0
-"""Seconds that an attempt may take to end when its worker stops: as long as the test itself."""
+"""Seconds that a sender waits, and that an attempt may take to end when its worker stops: as long as the test."""
 
 
 class TrialClock:
@@ -76,9 +77,17 @@ class Trial(Inbox):
         super().__init__(store)
         self.clock = TrialClock(self)
         self._standing_in: list[tuple[Inbox, dict[str, Any]]] = []
+        self._budgets: list[tuple[Source, float]] = []
         self._last: Arrival | None = None
 
     # -- setting up ----------------------------------------------------------------------------
+
+    def add(self, source: Source) -> Source:
+        """See Inbox. Until the test is over, its sender waits: a busy machine must not make a 503 of a 200."""
+        super().add(source)
+        self._budgets.append((source, source.budget))
+        source.budget = UNLIMITED
+        return source
 
     def use(self, inbox: Inbox) -> None:
         """Test a program's own inbox: its sources, handlers, destinations and routes, on the store of this test.
@@ -140,6 +149,9 @@ class Trial(Inbox):
     def take_back(self) -> None:
         """Return to the present, and give back the inboxes that were used."""
         self.clock.take_back()
+        while self._budgets:
+            source, budget = self._budgets.pop()
+            source.budget = budget
         while self._standing_in:
             inbox, state = self._standing_in.pop()
             inbox.__dict__ = state
