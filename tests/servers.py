@@ -8,6 +8,7 @@ A test that stops or restarts a server starts one of its own: `with Postgres() a
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import importlib.util
 import os
@@ -26,7 +27,10 @@ from typing import Any
 
 import psycopg
 
-_START_SECONDS = 30
+_START_SECONDS = 120
+_STOP_SECONDS = 60
+_PORTS = range(20_000, 32_000)
+"""Below those that outgoing connections are given: nobody gets one by chance while its server is away for a moment."""
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
@@ -73,7 +77,7 @@ class Postgres:
             return
         self._process.send_signal(signal.SIGQUIT if immediate else signal.SIGINT)
         try:
-            self._process.wait(timeout=20)
+            self._process.wait(timeout=_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -126,14 +130,18 @@ class Postgres:
     def _wait_until_it_answers(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + _START_SECONDS
-        while True:
-            try:
-                psycopg.connect(self.url, connect_timeout=2).close()
-                return
-            except psycopg.OperationalError as error:
-                if self._process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"PostgreSQL did not start: {self._log.read_text()}") from error
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"PostgreSQL did not start: {self._log.read_text()}")
             time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        """Whether it is this server that answers: one of another test session may have been quicker to the port."""
+        try:
+            with psycopg.connect(self.url, connect_timeout=10) as connection:
+                return connection.execute("SHOW data_directory").fetchone() == (str(self._data),)
+        except psycopg.OperationalError:
+            return False
 
 
 @functools.cache
@@ -178,7 +186,8 @@ def _package() -> Path:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    while True:
+        port = secrets.choice(_PORTS)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port

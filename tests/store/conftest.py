@@ -2,6 +2,9 @@
 
 `ground` is that place: it opens further stores on it, moves the store's clock, and speaks SQL past the store,
 to look at what is really there or to damage it.
+
+Nobody here is in a hurry: a machine that stands still for seconds in the middle of a statement is no fault of the
+store's. A test of what gives up, and when, asks for `impatient`, or sets the one limit that it is about.
 """
 
 from __future__ import annotations
@@ -19,11 +22,16 @@ import pytest
 from oncehook import clock
 from oncehook.model import Check
 from oncehook.store.base import Store
-from oncehook.store.postgres import PostgresStore
+from oncehook.store.postgres import PostgresStore, commit, heartbeat, hot, opening
+from oncehook.store.postgres import look as postgres_look
 from oncehook.store.sqlite import SqliteStore
+from oncehook.store.sqlite import writer as sqlite_writer
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import enrolled
 from tests.store.place import Place
+
+_SOON = opening.PATIENCE
+_CLOCKS = ("now", "statement_timestamp", "clock_timestamp")
 
 
 class Ground(ABC):
@@ -34,6 +42,9 @@ class Ground(ABC):
     """What a process of its own needs to open the same store."""
     damaged = False
 
+    def __init__(self) -> None:
+        self._changes = pytest.MonkeyPatch()
+
     @abstractmethod
     def make(self, **options: Any) -> Store: ...
 
@@ -43,8 +54,14 @@ class Ground(ABC):
     @abstractmethod
     def forward(self, seconds: float) -> None: ...
 
-    @abstractmethod
-    def remove(self) -> None: ...
+    def stand_still(self) -> None:
+        """From now on time passes only by `forward`: however long a test takes, for the store it takes no time."""
+        now, steady = clock.now() - clock._skew, clock.steady() - clock._skew
+        self._changes.setattr(clock, "now", lambda: now + clock._skew)
+        self._changes.setattr(clock, "steady", lambda: steady + clock._skew)
+
+    def remove(self) -> None:
+        self._changes.undo()
 
     def damage(self, statement: str) -> None:
         """Change what is kept, so that the books no longer balance."""
@@ -56,6 +73,7 @@ class SqliteGround(Ground):
     engine = "sqlite"
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self.path = folder / "oncehook.db"
         self.address = str(self.path)
         self._moved = 0.0
@@ -64,7 +82,7 @@ class SqliteGround(Ground):
         return SqliteStore(self.path, **options)
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        with contextlib.closing(sqlite3.connect(self.path, timeout=10, isolation_level=None)) as connection:
+        with contextlib.closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as connection:
             return connection.execute(statement, parameters).fetchall()
 
     def forward(self, seconds: float) -> None:
@@ -72,6 +90,7 @@ class SqliteGround(Ground):
         self._moved += seconds
 
     def remove(self) -> None:
+        super().remove()
         clock.forward(-self._moved)
 
 
@@ -81,6 +100,7 @@ class PostgresGround(Ground):
     engine = "postgres"
 
     def __init__(self) -> None:
+        super().__init__()
         self.schema = fresh_schema()
         self.url = shared_postgres().url
         self.address = f"{self.url}?schema={self.schema}"
@@ -89,11 +109,20 @@ class PostgresGround(Ground):
         self.sql(f"SET search_path = {self.schema}")
         self.sql("CREATE TABLE shift (by interval NOT NULL)")
         self.sql("INSERT INTO shift VALUES ('0')")
-        for clock_function in ("now", "statement_timestamp", "clock_timestamp"):
-            self.sql(
-                f"CREATE FUNCTION {self.schema}.{clock_function}() RETURNS timestamptz LANGUAGE sql STABLE AS"
-                f" 'SELECT pg_catalog.{clock_function}() + (SELECT by FROM {self.schema}.shift)'"
-            )
+        for function in _CLOCKS:
+            self._tell_time(function, f"pg_catalog.{function}()")
+
+    def _tell_time(self, function: str, time: str) -> None:
+        self.sql(
+            f"CREATE OR REPLACE FUNCTION {self.schema}.{function}() RETURNS timestamptz LANGUAGE sql STABLE AS"
+            f" $$SELECT {time} + (SELECT by FROM {self.schema}.shift)$$"
+        )
+
+    def stand_still(self) -> None:
+        super().stand_still()
+        [(now,)] = self.sql("SELECT pg_catalog.now()")
+        for function in _CLOCKS:
+            self._tell_time(function, f"timestamptz '{now.isoformat()}'")
 
     def make(self, **options: Any) -> Store:
         return PostgresStore(self.url, schema=self.schema, search_path=f"{self.schema}, pg_catalog", **options)
@@ -106,8 +135,35 @@ class PostgresGround(Ground):
         self.sql("UPDATE shift SET by = by + make_interval(secs => $1)", seconds)
 
     def remove(self) -> None:
+        super().remove()
+        self.sql("SET lock_timeout = '60s'")  # a test that was stopped half-way may still hold what it locked
         self.sql(f"DROP SCHEMA {self.schema} CASCADE")
         self._connection.close()
+
+
+@pytest.fixture(autouse=True)
+def _patient() -> Iterator[None]:
+    """Whoever waits for an answer or for a lock waits long: its holder may be held up itself."""
+    with pytest.MonkeyPatch.context() as change:  # a test that undoes its own changes leaves these alone
+        for module in (opening, commit):
+            change.setattr(module, "PATIENCE", "60s")
+        for module in (commit, hot):
+            change.setattr(module, "SILENCE", 60.0)
+        for statement in ("_SETTLE", "_HEAT"):
+            change.setattr(opening, statement, getattr(opening, statement).replace("'5s'", "'60s'"))
+        change.setitem(opening.DEFAULTS, "connect_timeout", "60")
+        change.setattr(commit, "CLOSE_SECONDS", 60.0)
+        change.setattr(heartbeat, "SHORTEST", 60.0)
+        change.setattr(postgres_look, "PATIENCE", 60.0)
+        change.setattr(sqlite_writer, "PATIENCE", 60.0)
+        yield
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in life: who meets a lock on PostgreSQL gives up soon."""
+    for module in (opening, commit):
+        monkeypatch.setattr(module, "PATIENCE", _SOON)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

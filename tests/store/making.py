@@ -98,13 +98,13 @@ def intake(*items: Item, source_id: int = 1, head: bytes = HEAD, raw: bytes | No
 async def record(store: Store, *intakes: Intake) -> list[Verdict]:
     """Record these at once, in one go of the loop, and wait for the verdict on each item."""
     pending = [store.record(one) for one in intakes]
-    return [verdict for one in pending for verdict in await asyncio.wait_for(one.future, 20)]
+    return [verdict for one in pending for verdict in await one.future]
 
 
 async def record_all(store: Store, intakes: Sequence[Intake]) -> list[list[Verdict] | BaseException]:
     """The same, with the failures among the answers."""
     pending = [store.record(one).future for one in intakes]
-    return await asyncio.wait_for(asyncio.gather(*pending, return_exceptions=True), 20)
+    return await asyncio.gather(*pending, return_exceptions=True)
 
 
 async def keep(store: Store, *items: Item, source_id: int = 1, head: bytes = HEAD) -> list[Verdict]:

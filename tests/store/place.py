@@ -26,6 +26,11 @@ class Place:
         cursor = self.connection.execute(statement)
         return cursor.fetchall() if cursor.description else []
 
+    def tidy(self, how: str = "ANALYZE") -> None:
+        """Statistics of what is here; not of all that other tests have made on this server."""
+        tables = self.sql(f"SELECT tablename FROM pg_tables WHERE schemaname = '{self.schema}'")
+        self.sql(f"{how} {', '.join(table for (table,) in tables)}")
+
     async def open(self, **options: Any) -> PostgresStore:
         store = PostgresStore(options.pop("url", self.url), schema=self.schema, **options)
         self.stores.append(store)
@@ -36,6 +41,7 @@ class Place:
     async def remove(self) -> None:
         for store in self.stores:
             await store.close()
+        self.sql("SET lock_timeout = '60s'")  # a test that was stopped half-way may still hold what it locked
         self.sql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
         self.connection.close()
 

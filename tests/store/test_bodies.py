@@ -11,7 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from oncehook.clauses import SIGNS, Clause, read_number
@@ -329,10 +329,12 @@ def is_close(clause: Clause, value: Any) -> bool:
 
 
 Says = Callable[..., bool]
+# How long anything takes says nothing about it.
+MANY = settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @given(asked=bodies_and_clauses(), ascii_only=st.booleans())
-@settings(max_examples=400, deadline=None)
+@MANY
 @example(asked=({"a": 10}, Clause(("a",), "=", "10.0")), ascii_only=True)
 @example(asked=({"a": 2**63 - 1}, Clause(("a",), ">", str(2**63 - 2))), ascii_only=True)
 def test_engines_agree_with_a_model(
@@ -350,7 +352,7 @@ def test_engines_agree_with_a_model(
 
 
 @given(body=st.binary(max_size=60) | st.text('{}[]":,\\u0d8a 1e-.tfn\0\x80', max_size=40).map(str.encode))
-@settings(max_examples=400, deadline=None)
+@MANY
 def test_nothing_is_raised(sqlite_says: Says, postgres_says: Says, body: bytes) -> None:
     try:
         value = json.loads(body.decode())

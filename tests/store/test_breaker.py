@@ -28,7 +28,7 @@ from tests.store.making import (
 
 # -- the breaker -------------------------------------------------------------------------------
 
-THREE = Breaker(3, 30.0)
+THREE = Breaker(3, 300.0)
 
 
 async def open_breaker(store: Store) -> list[bytes]:
@@ -51,7 +51,7 @@ async def test_failures_over_different_deliveries_open_the_breaker(store: Store)
     assert await take(store) == []
     outlook = await store.outlook([1])
     assert outlook.due_in is not None
-    assert 25 < outlook.due_in <= 30
+    assert 200 < outlook.due_in <= 300
     assert {(await look(store, one)).attempts for one in made} == {0, 1}
 
 
@@ -102,7 +102,7 @@ async def test_the_breakers_are_of_one_destination(store: Store) -> None:
 
 async def test_half_open_gives_one_probe(ground: Ground, store: Store) -> None:
     await open_breaker(store)
-    ground.forward(31)
+    ground.forward(301)
     probes = await asyncio.gather(*[take(store, limit=4, probe=20.0) for _ in range(4)])
     assert sorted(map(len, probes)) == [0, 0, 0, 1]
     assert await take(store, probe=20.0) == []
@@ -112,7 +112,7 @@ async def test_half_open_gives_one_probe(ground: Ground, store: Store) -> None:
 
 async def test_a_probe_that_goes_well_closes_it(ground: Ground, store: Store) -> None:
     await open_breaker(store)
-    ground.forward(31)
+    ground.forward(301)
     probe = await take_one(store)
     await settle(store, done(probe, breaker=THREE))
     level = (await store.levels())["crm"]
@@ -122,11 +122,11 @@ async def test_a_probe_that_goes_well_closes_it(ground: Ground, store: Store) ->
 
 async def test_a_probe_that_fails_opens_it_again(ground: Ground, store: Store) -> None:
     await open_breaker(store)
-    ground.forward(31)
+    ground.forward(301)
     await settle(store, failed(await take_one(store, probe=1.0), THREE))
     ground.forward(5)
     assert await take(store) == []
-    ground.forward(26)
+    ground.forward(296)
     assert len(await take(store)) == 1
 
 

@@ -310,11 +310,11 @@ async def test_a_key_past_its_window_is_taken_over(ground: Ground, store: Store)
 
 
 async def test_a_duplicate_does_not_prolong_the_window(ground: Ground, store: Store) -> None:
-    await keep(store, item("k", keep=60))
-    ground.forward(50)
-    await keep(store, item("k", keep=60))
-    ground.forward(20)
-    assert outcomes(await keep(store, item("k", keep=60))) == [ACCEPTED]
+    await keep(store, item("k", keep=600))
+    ground.forward(500)
+    assert outcomes(await keep(store, item("k", keep=600))) == [DUPLICATE]
+    ground.forward(200)
+    assert outcomes(await keep(store, item("k", keep=600))) == [ACCEPTED]
 
 
 async def test_keys_outlive_their_events(ground: Ground, store: Store) -> None:

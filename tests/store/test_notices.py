@@ -74,14 +74,14 @@ async def test_each_lease_that_is_taken_over_is_told(ground: Ground, store: Stor
 
 async def test_what_is_settled_or_kept_alive_is_not_told(ground: Ground, store: Store, expired: list[Expired]) -> None:
     await deliver(store, None, None)
-    [ended, kept] = await take(store, lease=10.0)
+    [ended, kept] = await take(store, lease=100.0)
     await settle(store, done(ended))
-    ground.forward(8)
+    ground.forward(60)
     assert store.renew([kept]) == {kept.fence}
-    ground.forward(8)
+    ground.forward(60)
     assert await take(store) == []
     await settle(store, done(kept))
-    ground.forward(8)
+    ground.forward(60)
     assert await take(store) == []
     assert expired == []
 

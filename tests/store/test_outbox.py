@@ -41,7 +41,6 @@ from tests.store.making import (
     take_one,
 )
 from tests.store.place import Place
-from tests.waiting import until
 
 ACCEPTED, DUPLICATE, CONFLICT = Outcome.accepted, Outcome.duplicate, Outcome.conflict
 
@@ -352,14 +351,12 @@ async def test_the_callers_commit_wakes_workers_elsewhere(place: Place) -> None:
     store.wake = woken.set
     await store.open()
     writer = await place.open()
-    listening = f"SELECT pid FROM pg_stat_activity WHERE application_name = '{place.schema}' AND query ILIKE '%LISTEN%'"
-    await until(lambda: bool(place.sql(listening)))
-    await asyncio.sleep(0.1)
+    await woken.wait()  # as soon as it listens: for what was called before
     woken.clear()
     async with await psycopg.AsyncConnection.connect(place.server.url) as connection:
         await writer.record_in(connection, intake(item("k", to=[CRM])))
         assert not woken.is_set()
-    await asyncio.wait_for(woken.wait(), 20)
+    await woken.wait()
 
 
 async def test_without_a_transaction_it_is_refused(place: Place) -> None:

@@ -153,11 +153,13 @@ async def test_the_schema_may_stand_in_the_address(place: Place) -> None:
 
 async def test_two_schemas_know_nothing_of_each_other(place: Place) -> None:
     one = await place.open()
-    other = PostgresStore(place.server.url, schema=fresh_schema())
+    schema = fresh_schema()
+    other = PostgresStore(place.server.url, schema=schema)
     await other.open()
     await enrolled(other)
     assert outcomes([*await keep(one, item("k")), *await keep(other, item("k"))]) == [ACCEPTED, ACCEPTED]
     await other.close()
+    place.sql(f"DROP SCHEMA {schema} CASCADE")
 
 
 async def test_a_search_path_in_the_address_that_leads_here_is_left_alone(place: Place) -> None:
@@ -255,7 +257,7 @@ async def fill(place: Place, store: PostgresStore) -> None:
             for n in range(start, start + 2000)
         ]
         await record_all(store, [intake(one) for one in items])
-    place.sql("ANALYZE")
+    place.tidy()
 
 
 async def test_the_intake_statement_scans_no_table(place: Place) -> None:

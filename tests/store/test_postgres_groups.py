@@ -11,16 +11,10 @@ import pytest
 
 from oncehook.model import Outcome
 from oncehook.store.base import Pending
-from oncehook.store.postgres import PostgresStore, commit, opening
+from oncehook.store.postgres import PostgresStore, commit
 from tests.store.making import intake, item, keep
 from tests.store.place import Place
 from tests.waiting import until
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group that meets a lock stays one group, however slow this machine is."""
-    monkeypatch.setattr(opening, "PATIENCE", "20s")
 
 
 @asynccontextmanager
@@ -50,7 +44,7 @@ def at_work(place: Place) -> int:
 
 
 async def accepted(arrivals: list[Pending]) -> list[bool]:
-    verdicts = [await asyncio.wait_for(one.future, 20) for one in arrivals]
+    verdicts = [await one.future for one in arrivals]
     return [verdict.outcome is Outcome.accepted for (verdict,) in verdicts]
 
 

@@ -77,6 +77,7 @@ async def test_order_of_commit_is_order_of_seq(place: Place) -> None:
     assert failed_checks(await stores[0].check()) == []
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_a_foreign_lock_blocks_only_its_own_subject(place: Place) -> None:
     store = await place.open()
     await keep(store, item("first", subject="blocked", to=[CRM]))

@@ -15,7 +15,7 @@ import pytest
 from oncehook.deliveries import Breaker, DeliveryStatus, Filter, Options, Settle, Settlement, Turn, Want
 from oncehook.errors import StoreUnavailable
 from oncehook.model import delivery_id, new_id
-from oncehook.store.postgres import PostgresStore, notify, opening, show
+from oncehook.store.postgres import PostgresStore, heartbeat, notify, opening, show
 from oncehook.store.postgres.lease import LEASE, OUTLOOK, RENEW, wanted
 from oncehook.store.postgres.matching import parameters
 from oncehook.store.postgres.settle import REFIND, RESCUE, SETTLE, settled
@@ -57,7 +57,7 @@ async def fill(place: Place, store: PostgresStore) -> None:
             for n in range(start, start + 2000)
         ]
         await record_all(store, [intake(one) for one in items])
-    place.sql("ANALYZE")
+    place.tidy()
 
 
 async def hot_plan(place: Place, statement: str) -> str:
@@ -73,42 +73,34 @@ async def hot_plan(place: Place, statement: str) -> str:
         return "\n".join(str(line) for (line,) in await cursor.fetchall())
 
 
-@pytest.mark.parametrize("filled", [False, True])
-@pytest.mark.parametrize(
-    ("statement", "indexes"),
-    [
-        (
-            LEASE,
-            {"heads_due", "heads_pkey", "deliveries_waiting", "events_pkey", "destination_state_pkey", "ranks_pkey"},
-        ),
-        (
-            SETTLE,
-            {"heads_pkey", "deliveries_waiting", "deliveries_pkey", "replay_items_pkey", "destination_state_pkey"},
-        ),
-        (RENEW, {"heads_pkey"}),
-        (OUTLOOK, {"heads_due", "destination_state_pkey"}),
-        (REFIND, {"deliveries_waiting"}),
-    ],
-    ids=["lease", "settle", "renew", "outlook", "refind"],
-)
-async def test_work_is_nothing_but_probes(place: Place, statement: str, indexes: set[str], filled: bool) -> None:
+HOT: list[tuple[str, set[str]]] = [
+    (LEASE, {"heads_due", "heads_pkey", "deliveries_waiting", "events_pkey", "destination_state_pkey", "ranks_pkey"}),
+    (SETTLE, {"heads_pkey", "deliveries_waiting", "deliveries_pkey", "replay_items_pkey", "destination_state_pkey"}),
+    (RENEW, {"heads_pkey"}),
+    (OUTLOOK, {"heads_due", "destination_state_pkey"}),
+    (REFIND, {"deliveries_waiting"}),
+]
+
+
+async def test_work_is_nothing_but_probes(place: Place) -> None:
     """R44: whatever the statistics say, or do not say yet."""
     store = await place.open()
-    if filled:
-        await fill(place, store)
-    plan = await hot_plan(place, statement)
-    assert indexes <= set(re.findall(r"Scan using (\w+)", plan))
-    for scan in ("Seq Scan", "Bitmap", "Hash Join", "Merge Join", "Materialize"):
-        assert scan not in plan
-    # what is sorted is never a table
-    for sort in re.findall(r"Sort Key: (\w+)\.", plan):
-        assert not sort.startswith("h")
-
-
-async def test_the_sweep_looks_only_at_heads_that_are_lost(place: Place) -> None:
-    store = await place.open()
+    await hot_plans_are_probes(place)
     await fill(place, store)
+    await hot_plans_are_probes(place)
+    # the sweep looks only at heads that are lost
     assert "heads_lost" in await hot_plan(place, RESCUE)
+
+
+async def hot_plans_are_probes(place: Place) -> None:
+    for statement, indexes in HOT:
+        plan = await hot_plan(place, statement)
+        assert indexes <= set(re.findall(r"Scan using (\w+)", plan)), plan
+        for scan in ("Seq Scan", "Bitmap", "Hash Join", "Merge Join", "Materialize"):
+            assert scan not in plan, plan
+        # what is sorted is never a table
+        for sort in re.findall(r"Sort Key: (\w+)\.", plan):
+            assert not sort.startswith("h"), plan
 
 
 async def pages_of_a_lease(place: Place) -> int:
@@ -127,7 +119,7 @@ async def test_a_deep_subject_costs_a_lease_nothing(place: Place) -> None:
     """R44: 100,000 that wait behind one head, in no index that a lease reads."""
     store = await place.open()
     await deliver(store, "deep", *[f"s{n}" for n in range(100)])
-    place.sql("VACUUM ANALYZE")
+    place.tidy("VACUUM ANALYZE")
     before = await pages_of_a_lease(place)
     place.sql(
         """
@@ -137,7 +129,7 @@ async def test_a_deep_subject_costs_a_lease_nothing(place: Place) -> None:
         """
     )
     place.sql("UPDATE heads SET waiting = 100000 WHERE subject_key = (SELECT subject_key FROM deliveries LIMIT 1)")
-    place.sql("VACUUM ANALYZE")
+    place.tidy("VACUUM ANALYZE")
     assert await pages_of_a_lease(place) <= before + 5
 
 
@@ -155,13 +147,20 @@ LISTS: list[tuple[Filter, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("filter", "what", "index"), LISTS, ids=lambda one: str(one)[:60])
-async def test_every_list_has_its_index(place: Place, filter: Filter, what: str, index: str) -> None:
+async def test_every_list_has_its_index(place: Place) -> None:
     store = await place.open()
     await keep(store, *[item(f"other{n}", source="payments") for n in range(30)], source_id=2)
     await fill(place, store)
     place.sql("UPDATE deliveries SET status = 'done' WHERE seq % 200 > 0")
-    place.sql("ANALYZE")
+    place.tidy()
+    for question, what, index in LISTS:
+        plan = await plan_of_list(place, question, what)
+        assert index in plan, (question, what)
+        assert "Seq Scan on events" not in plan, (question, what)
+        assert "Seq Scan on deliveries" not in plan, (question, what)
+
+
+async def plan_of_list(place: Place, filter: Filter, what: str) -> str:
     if what == "deliveries":
         statement = show.LISTS[show._way_to_deliveries(filter)]
     else:
@@ -170,10 +169,7 @@ async def test_every_list_has_its_index(place: Place, filter: Filter, what: str,
         asked = [*await parameters(connection, filter), Id(new_id()), show.LOOKED_AT, 51]
         asked += [] if what == "deliveries" else [show._asks_of_deliveries(filter)]
         cursor = await connection.execute(f"EXPLAIN (COSTS OFF) {statement}", asked)
-        plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
-    assert index in plan
-    assert "Seq Scan on events" not in plan
-    assert "Seq Scan on deliveries" not in plan
+        return "\n".join(str(line) for (line,) in await cursor.fetchall())
 
 
 async def test_a_list_that_finds_nothing_says_how_far_it_looked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,8 +397,7 @@ async def listening(place: Place) -> tuple[PostgresStore, asyncio.Event]:
     store.wake = woken.set
     place.stores.append(store)
     await store.open()
-    await until(lambda: bool(listeners(place)))
-    await asyncio.sleep(0.02)
+    await woken.wait()  # as soon as it listens: for what was called before
     woken.clear()
     return store, woken
 
@@ -452,14 +447,16 @@ async def test_notifications_are_few(place: Place) -> None:
     """At once when there was none lately, then one for all that came meanwhile."""
     store = await place.open()
     with psycopg.connect(place.server.url, autocommit=True) as ear:
+        heard: list[psycopg.Notify] = []
+        ear.add_notify_handler(heard.append)
         ear.execute(f"LISTEN {notify.channel(place.schema)}")
         began = asyncio.get_running_loop().time()
         for _ in range(60):
             await deliver_one(store)
         took = asyncio.get_running_loop().time() - began
-        await asyncio.sleep(3 * notify.PAUSE)
-        heard = len(list(ear.notifies(timeout=0)))
-    assert 2 <= heard <= took / notify.PAUSE + 2
+        await until(lambda: not store._bell._calling)
+        ear.execute("SELECT 1")  # before the answer comes all that was called by now
+    assert 2 <= len(heard) <= took / notify.PAUSE + 2
 
 
 async def test_who_only_receives_does_not_listen(place: Place) -> None:
@@ -517,6 +514,7 @@ async def test_a_connection_that_breaks_in_a_statement_cannot_tell(place: Place)
     await settle(store, done(lease))
 
 
+@pytest.mark.usefixtures("impatient")
 async def test_settling_waits_for_a_lock_only_a_while(place: Place) -> None:
     store = await place.open()
     await deliver_one(store, "s")
@@ -532,16 +530,18 @@ async def test_settling_waits_for_a_lock_only_a_while(place: Place) -> None:
 # -- heartbeats --------------------------------------------------------------------------------
 
 
-async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place) -> None:
+async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """R32: it waits no longer than a sixth of the lease, and the next one tries anew."""
     store = await place.open()
     await deliver_one(store)
     lease = await take_one(store, lease=1.2)
     with rival(place) as other:
         other.execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE")
+        monkeypatch.setattr(heartbeat, "SHORTEST", 0.1)
         with pytest.raises(StoreUnavailable):
             await asyncio.to_thread(store.renew, [lease])
         other.rollback()
+    monkeypatch.undo()  # the next one has time
     assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
 
 

@@ -1,8 +1,8 @@
 """T1: any order of arrivals, leases, settlements, crashes, replays and prunings, held against a model in plain Python.
 
 The model says what each verb must answer and how every delivery must stand; Hypothesis looks for a way to prove one of
-the two wrong. The same rules run on both engines. Time moves in steps that never fall on the end of a lease or a wait,
-so what really passes meanwhile decides nothing.
+the two wrong. The same rules run on both engines. Time stands still but for steps that never fall on the end of a lease
+or a wait, so what really passes meanwhile decides nothing.
 """
 
 from __future__ import annotations
@@ -363,12 +363,14 @@ class House:
         self._ahead = 0.0
         if engine == "postgres":
             self.ground = PostgresGround()
+            self.ground.stand_still()
             self.runner.run(self._open())
 
     def begin(self) -> None:
         if self.engine == "sqlite":
             self._folder = tempfile.TemporaryDirectory()
             self.ground = SqliteGround(Path(self._folder.name))
+            self.ground.stand_still()
             self.runner.run(self._open())
             return
         for table in (

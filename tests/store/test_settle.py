@@ -128,6 +128,7 @@ async def test_a_status_code_of_any_size_is_kept_or_left_out(store: Store) -> No
 
 async def test_a_retry_waits(ground: Ground, store: Store) -> None:
     await deliver_one(store)
+    ground.stand_still()
     await settle(store, retry(await take_one(store), 30.0))
     assert await take(store) == []
     ground.forward(29)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import re
 import resource
@@ -145,12 +146,25 @@ async def test_who_reads_wants_a_schema_it_knows(tmp_path: Path) -> None:
     assert (tmp_path / "inbox.db").stat().st_size == 0
 
 
-async def test_a_look_at_the_lock_does_not_keep_a_server_from_starting(tmp_path: Path) -> None:
+async def test_a_look_at_the_lock_does_not_keep_a_server_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = Hold(tmp_path / "inbox.db")
-    asyncio.get_running_loop().call_later(0.08, asked.release)
+    flock, refused = fcntl.flock, []
+
+    def until_refused(descriptor: int, operation: int) -> None:
+        try:
+            flock(descriptor, operation)
+        except OSError:
+            refused.append(operation)
+            asked.release()
+            raise
+
+    monkeypatch.setattr(fcntl, "flock", until_refused)
     store = SqliteStore(tmp_path / "inbox.db")
     await store.open()
     await store.close()
+    assert len(refused) == 1
 
 
 @pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs", "9p"])

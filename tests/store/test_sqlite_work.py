@@ -9,8 +9,7 @@ import shutil
 import sqlite3
 import stat
 import threading
-import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import delivery_id, new_id
 from oncehook.store import migrate
 from oncehook.store.sqlite import SqliteStore, find, opening, reserve
-from tests.store.conftest import failed_checks
+from tests.store.conftest import SqliteGround, failed_checks
 from tests.store.making import (
     CRM,
     deliver,
@@ -46,7 +45,14 @@ from tests.store.making import settle as settle_all
 
 
 @pytest.fixture
-async def inbox(tmp_path: Path) -> AsyncIterator[SqliteStore]:
+def ground(tmp_path: Path) -> Iterator[SqliteGround]:
+    made = SqliteGround(tmp_path)
+    yield made
+    made.remove()
+
+
+@pytest.fixture
+async def inbox(ground: SqliteGround, tmp_path: Path) -> AsyncIterator[SqliteStore]:
     store = SqliteStore(tmp_path / "inbox.db")
     await store.open()
     await enrolled(store)
@@ -57,7 +63,7 @@ async def inbox(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 def rows(store: SqliteStore, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
-    with closing(sqlite3.connect(store.path, timeout=10, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(store.path, timeout=60, isolation_level=None)) as connection:
         return connection.execute(statement, parameters).fetchall()
 
 
@@ -73,34 +79,32 @@ async def test_a_heartbeat_writes_nothing(inbox: SqliteStore) -> None:
         assert beside.execute("PRAGMA data_version").fetchone() == (before,)
 
 
-async def test_a_blocked_loop_loses_no_lease(inbox: SqliteStore) -> None:
+async def test_a_blocked_loop_loses_no_lease(ground: SqliteGround, inbox: SqliteStore) -> None:
     """R32: the heartbeat comes from a thread, and nobody but this process could take the lease."""
     await deliver(inbox, None, None)
-    first, second = await take(inbox, lease=0.2)
-    stop = threading.Event()
+    first, second = await take(inbox, lease=100.0)
 
     def beat() -> None:
-        while not stop.wait(0.02):
+        for _ in range(3):
+            ground.forward(60)
             inbox.renew([first])
 
     thread = threading.Thread(target=beat)
     thread.start()
-    time.sleep(0.5)  # the loop stands still, longer than the lease
+    thread.join()  # the loop stands still, longer than the lease
     assert await take(inbox) == []  # the one without heartbeat is a suspect now
     assert ids(await take(inbox, turn=Turn.suspect)) == [second.delivery_id]
-    stop.set()
-    await asyncio.to_thread(thread.join)
     await settle_all(inbox, done(first))
     assert not await inbox.settle([done(second)])
 
 
-async def test_renewed_leases_do_not_stand_in_the_way(inbox: SqliteStore) -> None:
+async def test_renewed_leases_do_not_stand_in_the_way(ground: SqliteGround, inbox: SqliteStore) -> None:
     """They are the first in the queue, and more than are asked for: those behind them are found all the same."""
     await deliver(inbox, *[None] * 30)
-    held = await take(inbox, lease=0.05)
-    await asyncio.sleep(0.1)
+    held = await take(inbox, lease=100.0)
+    ground.forward(101)
     waiting = await deliver(inbox, None, None)
-    assert len(inbox.renew([Lease(**{**fields(lease), "seconds": 60.0}) for lease in held])) == 30
+    assert len(inbox.renew([Lease(**{**fields(lease), "seconds": 600.0}) for lease in held])) == 30
     assert ids(await take(inbox, limit=1)) == waiting[:1]
     assert ids(await take(inbox, limit=5)) == waiting[1:]
     outlook = await inbox.outlook([1])
@@ -113,11 +117,11 @@ def fields(lease: Lease) -> dict[str, Any]:
     return {name: getattr(lease, name) for name in Lease.__slots__}
 
 
-async def test_a_lease_that_is_over_is_forgotten(inbox: SqliteStore) -> None:
+async def test_a_lease_that_is_over_is_forgotten(ground: SqliteGround, inbox: SqliteStore) -> None:
     await deliver(inbox, None, None, None)
-    one, two, three = await take(inbox, lease=0.01)
+    one, two, three = await take(inbox, lease=10.0)
     await settle_all(inbox, done(one))
-    await asyncio.sleep(0.05)
+    ground.forward(11)
     await take(inbox)
     assert inbox.renew([one, two, three]) == set()
     assert inbox._heartbeats._until == {}
