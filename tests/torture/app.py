@@ -113,3 +113,4 @@ def fare(event: Event) -> None:
 
 if "SHOP_STORE" in os.environ:
     inbox = make(os.environ)
+    Ledger(os.environ["SHOP_STORE"], Path(os.environ["SHOP_LEDGER"])).watch()

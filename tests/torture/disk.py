@@ -70,7 +70,7 @@ class Disk(Component):
                 await self._limit(world)
             if world.senders.answers["503"] > before:
                 world.seen.add("disk_full")
-            more = await world.passing(0.1, 0.6)
+            more = await world.passing(0.1, 0.6, reached="disk_full" in world.seen)
 
     async def _grow(self, world: World) -> None:
         """Let a table outgrow a segment of the log; from then on every order is large."""

@@ -23,8 +23,9 @@ from tests.torture.app import make
 from tests.torture.ledger import Entry, Ledger
 from tests.wire import Client, signed
 
-HANG = 60.0
-"""Seconds after which something that must come is given up for lost. Far from any figure that is promised."""
+HANG = 150.0
+"""Seconds after which something that must come is given up for lost: far from any figure that is promised, and a little
+less than a test may take, so that one that waits in vain can say for what."""
 
 READY = r"oncehook (?:worker ready|ready on http://[^ ]+:(\d+))"
 
@@ -38,7 +39,7 @@ def until(holds: Callable[[], Any], what: str) -> Any:
     ends_at = time.monotonic() + HANG
     while not (found := holds()):
         assert time.monotonic() < ends_at, f"waited in vain: {what}"
-        time.sleep(0.1)
+        time.sleep(0.05)
     return found
 
 
@@ -198,14 +199,19 @@ class Fleet:
 
     def drain(self) -> None:
         """Have a worker do everything that is left."""
-        last, left, changed_at = self.worker("last", "--drain").launch(), -1, time.monotonic()
-        while last.is_running:
-            before, left = left, self.left()
-            changed_at = changed_at if before == left else time.monotonic()
-            assert time.monotonic() < changed_at + HANG, f"{left} are left, and none of them is worked: {last.text()}"
-            time.sleep(0.1)
+        last = self.worker("last", "--drain").launch()
+        self._watch(lambda left: not last.is_running, last.text)
         assert last.wait() == 0, last.text()
         assert self.left() == 0, "the drain ended, and something was left"
+
+    def _watch(self, is_over: Callable[[int], bool], said: Callable[[], str] = str) -> None:
+        """Wait until it is over. However long that takes: as long as ever fewer are left, somebody works."""
+        least, changed_at = self.left(), time.monotonic()
+        while not is_over(left := self.left()):
+            if left < least:
+                least, changed_at = left, time.monotonic()
+            assert time.monotonic() < changed_at + HANG, f"{left} are left, and none of them is worked: {said()}"
+            time.sleep(0.05)
 
     def left(self) -> int:
         """Deliveries that are not settled yet."""
@@ -214,7 +220,7 @@ class Fleet:
 
     def finish(self) -> None:
         """Wait until the processes that run have settled everything."""
-        until(lambda: self.left() == 0, "everything settled")
+        self._watch(lambda left: left == 0)
 
     @property
     def shortest_wait(self) -> float:

@@ -11,7 +11,7 @@ import contextlib
 import re
 import socket
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,10 +27,12 @@ from oncehook.web.guard import Guard, Guarded, Limits
 from oncehook.web.ingest import Ingest
 from oncehook.web.peers import peer_finder
 from oncehook.web.shortcut import Shortcut
+from tests.waiting import until
 from tests.wire import SECRET, request
 
 WAYS = ("short", "long")
-LIMITS = Limits(head_seconds=3, body_seconds=3.5)
+LIMITS = Limits(head_seconds=60, body_seconds=60)
+"""Nobody is too slow by chance, on a machine that is. Whose time is to be up is told so: `Served.impatient`."""
 LAST = request("GET", "/livez", b"", {"Connection": "close"})
 """Said after everything else: it is answered if, and only if, the connection was kept and is in step."""
 
@@ -86,11 +88,23 @@ class Served:
     ingest: Ingest
     uvicorn: server._Quiet
     said: dict[int, list[bytes]]
+    saying: int = 0
+    """Talks that have not said everything yet."""
 
     @property
     def connections(self) -> list[Guarded]:
         """Those that are open, as the server sees them."""
         return list(self.guard._open)
+
+    @contextlib.contextmanager
+    def impatient(self) -> Iterator[None]:
+        """Whoever has a request or an answer unfinished now has had time enough."""
+        limits = self.guard.limits
+        self.guard.limits = replace(limits, head_seconds=0, body_seconds=0)
+        try:
+            yield
+        finally:
+            self.guard.limits = limits
 
     def kept(self) -> list[tuple[Any, ...]]:
         """Everything that arrivals have left, but for ids and times."""
@@ -202,10 +216,12 @@ async def hear(line: socket.socket) -> bytes:
 
 async def ask(one: Served, pieces: Sequence[bytes], *, last: bytes = LAST) -> bytes:
     """Say this, and then the last word; everything that is answered before the other end hangs up."""
+    one.saying += 1
     line = await dial(one.port)
     with closing(line):
         port = line.getsockname()[1]
         await say(line, [*pieces, last] if last else pieces)
+        one.saying -= 1
         await hear(line)
     return without_ids(b"".join(one.said.pop(port, [])))
 
@@ -229,6 +245,19 @@ def without_ids(answers: bytes) -> bytes:
 async def talk(pair: tuple[Served, Served], pieces: Sequence[bytes], *, last: bytes = LAST) -> list[bytes]:
     """What each of the two answers to the same bytes."""
     return list(await asyncio.gather(*(ask(one, pieces, last=last) for one in pair)))
+
+
+async def talks_at_once(pair: tuple[Served, Served], many: Sequence[Sequence[bytes]]) -> list[list[bytes]]:
+    """Many at once. Who has said everything and hears nothing has left a request unfinished: we do not wait for the
+    patience with that to run out by itself."""
+    answers = asyncio.gather(*(talk(pair, pieces) for pieces in many))
+    while not all(one.saying for one in pair):  # they begin in the same turn
+        await asyncio.sleep(0)
+    await until(lambda: not any(one.saying for one in pair))
+    for pause in (0.0,) * 20 + (0.05,) + (0.0,) * 20:  # until all of it is read, too
+        await asyncio.sleep(pause)
+    with pair[0].impatient(), pair[1].impatient():
+        return await answers
 
 
 def quick(**changed: Any) -> Limits:

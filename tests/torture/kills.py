@@ -31,11 +31,8 @@ class Kills(Component):
             await nemesis.strike_between_commit_and_answer(receiver)
             await asyncio.to_thread(until, lambda process=receiver: not process.is_running, "its end after a commit")
             await nemesis.revive(receiver)
-        watch = asyncio.create_task(nemesis.watch())
-        try:
+        async with nemesis.watching():
             # Before the storm: in it there are always others that must run alone first.
             await nemesis.poison(senders)
             await nemesis.rage(max(world.ends_at - time.monotonic(), 2.0))
-        finally:
-            watch.cancel()
         await nemesis.revive_all()

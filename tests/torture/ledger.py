@@ -2,7 +2,8 @@
 
 `begin` and `end` of every attempt are lines at the end of one file, as with any system that knows nothing of us: a line
 is one write, so it outlives its process and stands where it happened. Effects of transactional handlers go through the
-store's transaction, into a table of the test's own. Tests read both.
+store's transaction, into a table of the test's own. Processes also write down when they were held up by the machine
+(`watch`). Tests read all of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import errno
 import json
 import os
 import sqlite3
+import threading
 import time
+from collections import defaultdict
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +40,20 @@ class Entry:
     attempt: int
 
 
+TICK, SLEPT = 0.02, 0.1
+"""Seconds between two looks at the time, and between which it must have stood still."""
+
+Sleep = tuple[float, float]
+"""From when to when a process did not run."""
+
+
 class Ledger:
     """The ledger that belongs to a store, kept in a file."""
 
     def __init__(self, store: str, path: Path) -> None:
         self.path = path
-        self._descriptor = -1
+        self.sleeps = path.with_name(f"{path.name}-slept")
+        self._descriptors: dict[Path, int] = {}
         self.move(store)
 
     def move(self, store: str) -> None:
@@ -55,7 +66,8 @@ class Ledger:
     def create(self) -> None:
         """Make the file and the table of effects, once."""
         # Longer than a page from the start: a limit on file sizes then refuses a line, and never tears one.
-        self.path.write_bytes(b"\n" * 8192)
+        for path in (self.path, self.sleeps):
+            path.write_bytes(b"\n" * 8192)
         if not self.is_sqlite:
             with closing(self._connect()) as connection:
                 connection.execute(f"CREATE SCHEMA {self._schema}")
@@ -64,18 +76,40 @@ class Ledger:
     def note(self, moment: str, event: Event) -> None:
         """Write down that an attempt is here."""
         row = [os.getpid(), event.destination, moment, event.key, event.subject, event.fence, event.attempt]
-        if self._descriptor < 0:
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        self._write(self.path, time.time(), *row)
+
+    def watch(self) -> None:
+        """Have a thread write down when this process did not run for a while: a machine may hold it up, as the nemesis
+        does, and nobody else would know."""
+        threading.Thread(target=self._watch, name="watch", daemon=True).start()
+
+    def _watch(self) -> None:
+        looked_at = time.time()
+        while True:
+            time.sleep(TICK)
+            before, looked_at = looked_at, time.time()
+            if looked_at - before > SLEPT:
+                self._write(self.sleeps, os.getpid(), before, looked_at)
+
+    def _write(self, path: Path, *row: object) -> None:
+        if path not in self._descriptors:
+            self._descriptors[path] = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         try:
-            os.write(self._descriptor, json.dumps([time.time(), *row]).encode() + b"\n")
+            os.write(self._descriptors[path], json.dumps(row).encode() + b"\n")
         except OSError as error:
             if error.errno != errno.EFBIG:  # the test itself forbids this process to write: it sees less, that is all
                 raise
 
     def entries(self) -> list[Entry]:
         """All of it, in the order in which it was written."""
-        lines = self.path.read_bytes()[8192:].splitlines()
-        return [Entry(n, *json.loads(line)) for n, line in enumerate(lines, 1)]
+        return [Entry(n, *row) for n, row in enumerate(_rows(self.path), 1)]
+
+    def slept(self) -> dict[int, list[Sleep]]:
+        """When each process was held up."""
+        found: defaultdict[int, list[Sleep]] = defaultdict(list)
+        for pid, start, end in _rows(self.sleeps):
+            found[pid].append((start, end))
+        return found
 
     def written(self) -> list[str]:
         """The keys of all effects of transactional handlers."""
@@ -84,3 +118,7 @@ class Ledger:
 
     def _connect(self) -> Any:
         return psycopg.connect(self._store, autocommit=True, options=f"-csearch_path={self._schema}")
+
+
+def _rows(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes()[8192:].splitlines()]

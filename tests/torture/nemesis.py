@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from tests.torture.fleet import Fleet, Process, until
 from tests.torture.history import History
@@ -58,11 +59,22 @@ class Nemesis:
         await asyncio.gather(*under_way)
         await self.revive_all()
 
-    async def watch(self) -> None:
-        """Start again whoever fell, for ever: a supervisor."""
-        while True:
-            await asyncio.sleep(0.1)
-            await self.revive_all()
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """A supervisor: whoever falls is started again. What it has begun it ends, or two would be started."""
+        over = asyncio.Event()
+
+        async def watch() -> None:
+            while not over.is_set():
+                await asyncio.sleep(0.1)
+                await self.revive_all()
+
+        task = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            over.set()
+            await task
 
     async def revive_all(self) -> None:
         while fallen := self._fallen():

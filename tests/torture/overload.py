@@ -47,7 +47,7 @@ class Overload(Component):
         watch = asyncio.create_task(self._watch(world, before))
         await flood.offer(2 * capacity)
         watch.cancel()
-        if world.senders.answers["503"] + world.senders.answers["nothing"]:
+        if flood.is_too_much():
             world.seen.add("overloaded")
         grown = {process.name: _memory(process) - before[process.name] for process in world.fleet.processes}
         world.extra["overload"] = {
@@ -58,6 +58,7 @@ class Overload(Component):
         }
         wrong = [f"{name} grew by {n >> 20} MB" for name, n in grown.items() if n > GROWTH]
         world.wrong += wrong + ([f"the log has {_log(world) >> 20} MB"] if _log(world) > LOG else [])
+        world.senders.resting.set()  # or there would always be something left
         await asyncio.to_thread(world.fleet.finish)
 
     async def _watch(self, world: World, before: dict[str, int]) -> None:
@@ -91,7 +92,7 @@ class Flood:
         """So many a second, whether they are answered or not."""
         under_way: set[asyncio.Task[None]] = set()
         started, first = time.monotonic(), self._n
-        while time.monotonic() < self._world.ends_at and self._n < MOST:
+        while self._world.has_time(reached=self.is_too_much()) and self._n < MOST:
             due = first + (time.monotonic() - started) * rate
             while self._n < min(due, MOST) and len(under_way) < AT_ONCE:
                 under_way.add(task := asyncio.create_task(self._send()))
@@ -102,6 +103,10 @@ class Flood:
             await asyncio.wait(under_way)
         for client in self._free:
             client.close()
+
+    def is_too_much(self) -> bool:
+        """Somebody was refused, or got no answer."""
+        return bool(self._world.senders.answers["503"] + self._world.senders.answers["nothing"])
 
     async def _send(self) -> None:
         world, senders = self._world, self._world.senders

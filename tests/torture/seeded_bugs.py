@@ -160,8 +160,9 @@ def claim_held_24_h() -> None:
 
 
 def _hold_for_a_day(backend: Any) -> None:
-    claim = backend.claim
+    claim, renew = backend.claim, backend.renew
     backend.claim = lambda self, key, token, payload, ttl: claim(self, key, token, payload, DAY)
+    backend.renew = lambda self, key, token, ttl: renew(self, key, token, DAY)
 
 
 @mistake("key cleared before commit")

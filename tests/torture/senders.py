@@ -77,6 +77,16 @@ class Senders:
             n += 1
             await asyncio.sleep(self._chance.uniform(0, 2 * pause))
 
+    async def send_what_is_rare(self) -> None:
+        """What chance would send in most runs: one that fails, one with two bodies, one twice at once."""
+        await self.send("rare-failing", None, fails=1)
+        await self.send("rare-conflict", None)
+        await self.contradict(self.sent["rare-conflict"])
+        while not (self.overlapped or self.resting.is_set()):
+            order: Order = {"id": f"rare-twice-{self.tries}", "subject": None}
+            self.sent[order["id"]] = order
+            await self._twice_at_once(order)
+
     async def _as_chance_has_it(self, order: Order) -> None:
         dice = self._chance.random()
         if dice < 0.03:  # one that never tries again
@@ -105,8 +115,7 @@ class Senders:
 
     # -- ways of sending -----------------------------------------------------------------------
 
-    async def _deliver(self, order: Order) -> None:
-        first = True
+    async def _deliver(self, order: Order, *, first: bool = True) -> None:
         while (answer := await self.attempt(order)) is None:
             first = False
             await asyncio.sleep(0.1)
@@ -119,7 +128,7 @@ class Senders:
         if {answer.status for answer in answers if answer} == {"accepted", "duplicate"}:
             self.overlapped += 1
         if not any(answers):
-            await self._deliver(order)
+            await self._deliver(order, first=False)
 
     async def contradict(self, order: Order) -> None:
         """The same key with another body, until it is acknowledged: a conflict, and the first one stays."""

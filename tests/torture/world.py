@@ -35,6 +35,9 @@ SUBJECTS = 8
 RESTS_AFTER = 120.0
 """Seconds in which every sender must have its answer, once the faults are over."""
 
+LONGER = 60.0
+"""Seconds that a run goes on at most when its time is over, for a rare state that it has not reached yet."""
+
 BACKLOG = 300
 """Deliveries that may wait before senders hold their breath."""
 
@@ -96,10 +99,14 @@ class World:
         for process in self.fleet.processes:
             process.ready()
 
-    async def passing(self, low: float, high: float) -> bool:
-        """Wait a while by chance; says whether there is time left after that."""
+    async def passing(self, low: float, high: float, *, reached: bool = True) -> bool:
+        """Wait a while by chance; says whether there is time left after that. Until everything is `reached` there is:
+        on a machine that stands still for a second chance is not even asked."""
         await asyncio.sleep(self.chance.uniform(low, high))
-        return time.monotonic() < self.ends_at
+        return self.has_time(reached=reached)
+
+    def has_time(self, *, reached: bool = True) -> bool:
+        return time.monotonic() < self.ends_at + (0.0 if reached else LONGER)
 
     def begin(self) -> None:
         self.ends_at = time.monotonic() + self.seconds
@@ -179,6 +186,7 @@ async def _under_load(component: Component, world: World) -> None:
     world.begin()
     load = [asyncio.create_task(senders.keep_sending(f"s{n}", f"s{n}", component.pause)) for n in range(SUBJECTS)]
     load.append(asyncio.create_task(senders.keep_sending(None, "loose", component.pause)))
+    load.append(asyncio.create_task(senders.send_what_is_rare()))
     brake = asyncio.create_task(_brake(world))
     try:
         await component.rage(world)
