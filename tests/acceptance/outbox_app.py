@@ -24,7 +24,7 @@ def steps(event: Event) -> None:
 def make(store: str) -> Inbox:
     """`plain` and `stamp` leave the settling to the worker; `book` and `post` commit with us, where that can be."""
     inbox = Inbox(store)
-    terms: dict[str, Any] = {"lease": "0.5s", "retry": ["0.02s"] * 3, "concurrency": 4}
+    terms: dict[str, Any] = {"lease": "60s", "retry": ["0.02s"] * 3, "concurrency": 4}
 
     @inbox.on("orders", **terms)
     async def plain(event: Event) -> None:

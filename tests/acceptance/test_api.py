@@ -610,6 +610,8 @@ async def test_a_replay_is_paused_resumed_and_aborted(either: House) -> None:
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
 async def test_stats_have_the_fields_of_the_contract_at_the_top(tmp_path: Path, engine: str) -> None:
     async with desk_house(tmp_path, engine=engine, limits=Limits(5, 300.0, {"orders": 50}, 0.1), free=0.05) as house:
+        if (of_today := 86_400 - clock.now() % 86_400) < 30:
+            await asyncio.sleep(of_today)  # what came today must not have come yesterday when it is counted
         await mixture(house.store)
         await record(house.store, intake(item("k", to=[CRM])))
         await record(house.store, intake(item("k")))
@@ -938,7 +940,7 @@ class Listening:
 
     async def __aexit__(self, *error: object) -> None:
         self.gone.set()
-        await asyncio.wait_for(self.task, 5)
+        await self.task
 
     async def receive(self) -> dict[str, Any]:
         await self.gone.wait()
@@ -951,10 +953,9 @@ class Listening:
         self.came.set()
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(10):
-            while text not in self.text:
-                await self.came.wait()
-                self.came.clear()
+        while text not in self.text:
+            await self.came.wait()
+            self.came.clear()
 
 
 async def test_the_stream_tells_what_happens(house: House) -> None:
@@ -982,11 +983,11 @@ async def test_a_slow_watcher_loses_the_oldest_and_is_told(house: House) -> None
 async def test_a_stream_that_closes_lets_everybody_go(house: House) -> None:
     async with Listening(house) as listening:
         house.stream.close()
-        await asyncio.wait_for(asyncio.shield(listening.task), 5)
+        await listening.task
 
 
 async def test_who_asks_only_for_the_head_does_not_watch(house: House) -> None:
-    answer = await asyncio.wait_for(house.ask("HEAD", "/stream"), 5)
+    answer = await house.ask("HEAD", "/stream")
     assert (answer.status, answer.body) == (200, b"")
 
 

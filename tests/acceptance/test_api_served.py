@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -35,19 +36,21 @@ to = "crm"
 """
 
 
-def closed_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@contextmanager
+def closed_port() -> Iterator[int]:
+    """Nobody listens there, and nobody else gets it meanwhile."""
+    with socket.socket() as kept:
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
 
 
 @pytest.fixture
 def receiver(engine: Engine) -> Iterator[Receiver]:
     made = engine.receiver()
-    made.config = CONFIG + SETTINGS.replace("{{port}}", str(closed_port()))
-    yield made.start(env={"ADMIN": TOKEN, "VIEWER": "of-vera"})
-    assert made.stop() == 0
+    with closed_port() as port:
+        made.config = CONFIG + SETTINGS.replace("{{port}}", str(port))
+        yield made.start(env={"ADMIN": TOKEN, "VIEWER": "of-vera"})
+        assert made.stop() == 0
     log = made.log.read_text()
     assert "Traceback" not in log, log
     assert TOKEN not in log
@@ -83,12 +86,9 @@ async def arrived(receiver: Receiver, key: str, **about: str) -> str:
 
 
 async def until(receiver: Receiver, path: str, name: str, value: object) -> dict[str, Any]:
-    async with asyncio.timeout(30):
-        while True:
-            found = (await ask(receiver, path)).json
-            if found.get(name) == value:
-                return found
-            await asyncio.sleep(0.02)
+    while (found := (await ask(receiver, path)).json).get(name) != value:
+        await asyncio.sleep(0.02)
+    return found
 
 
 async def test_from_the_hook_to_the_discarded_dead_letter(receiver: Receiver) -> None:
@@ -141,14 +141,13 @@ async def test_dead_letters_are_planned_and_replayed_together(receiver: Receiver
 async def test_the_stream_is_live_and_ends_with_the_server(receiver: Receiver) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", receiver.port)
     writer.write(request("GET", "/api/v1/stream", b"", bearer()))
-    async with asyncio.timeout(30):
-        head = await reader.readuntil(b"watching")
-        assert b"text/event-stream" in head
-        event_id = await arrived(receiver, "k1")
-        told = await reader.readuntil(event_id.encode())
-        assert b"event: arrival" in told
-        # a server that stops does not wait for who watches
-        stopping = asyncio.get_running_loop().run_in_executor(None, receiver.stop)
-        assert await reader.read() is not None
-        assert await stopping == 0
+    head = await reader.readuntil(b"watching")
+    assert b"text/event-stream" in head
+    event_id = await arrived(receiver, "k1")
+    told = await reader.readuntil(event_id.encode())
+    assert b"event: arrival" in told
+    # a server that stops does not wait for who watches
+    stopping = asyncio.get_running_loop().run_in_executor(None, receiver.stop)
+    assert await reader.read() is not None
+    assert await stopping == 0
     writer.close()

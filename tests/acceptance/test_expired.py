@@ -13,8 +13,10 @@ import pytest
 
 from oncehook import Event, Inbox
 from oncehook.deliveries import Filter, Want
+from oncehook.worker import GRACE
 from tests.acceptance.conftest import Engine
-from tests.torture.fleet import Fleet, Process, until
+from tests.acceptance.test_crashes import LONG, end_leases
+from tests.torture.fleet import HANG, Fleet, Process, until
 from tests.torture.proxy import Proxy
 
 
@@ -45,7 +47,7 @@ def check_told(fleet: Fleet, victim: int, lost: set[int], survivors: list[Proces
 
 
 async def test_the_survivors_say_whose_work_they_took_over(postgres: Engine, fleets: Callable[..., Fleet]) -> None:
-    fleet = fleets(postgres, lease="1s", handlers="note")
+    fleet = fleets(postgres, lease=LONG, handlers="note")
     gate = fleet.gate()
     await fleet.fill({"id": f"o{n}", "gate": str(gate)} for n in range(6))
     victim = fleet.worker("victim").start()
@@ -54,6 +56,7 @@ async def test_the_survivors_say_whose_work_they_took_over(postgres: Engine, fle
     victim.kill()
     lost = set(fleet.held_until())
     assert len(lost) == 6
+    end_leases(postgres)
     gate.touch()
     fleet.finish()
     assert [survivor.stop() for survivor in survivors] == [0, 0]
@@ -63,7 +66,7 @@ async def test_the_survivors_say_whose_work_they_took_over(postgres: Engine, fle
 async def test_a_server_on_sqlite_says_what_its_own_last_life_left(
     sqlite: Engine, fleets: Callable[..., Fleet]
 ) -> None:
-    fleet = fleets(sqlite, lease="60s", handlers="note")
+    fleet = fleets(sqlite, lease=LONG, handlers="note")
     gate = fleet.gate()
     await fleet.fill({"id": f"o{n}", "gate": str(gate)} for n in range(3))
     server = fleet.server().start()
@@ -117,11 +120,25 @@ async def attempts(inbox: Inbox) -> list[str]:
     return [str(attempt.outcome) for attempt in await inbox.store.attempts_of(delivery.id)]
 
 
+def lease_ends(engine: Engine) -> float:
+    """When the one lease there is ends, in seconds of the store's own time."""
+    seconds = "due_at / 1000000.0" if engine.name == "sqlite" else "extract(epoch FROM due_at)::float8"
+    ((end,),) = engine.rows(f"SELECT {seconds} FROM heads WHERE leased")
+    return float(end)
+
+
+async def kept_for(seconds: float, engine: Engine) -> None:
+    """Until the lease was renewed for the last time so long after now, or after it was given out: it is kept, then."""
+    first = lease_ends(engine)
+    while lease_ends(engine) <= first + seconds:
+        await asyncio.sleep(0.05)
+
+
 async def test_a_thread_that_never_yields_keeps_its_lease_beyond_its_time_limit(engine: Engine) -> None:
     begun, may_end = [], threading.Event()
     inbox = Inbox(engine.url)
 
-    @inbox.on("app", lease="2s", timeout=0.6)
+    @inbox.on("app", lease="4s", timeout=0.1)
     def work(event: Event) -> None:
         begun.append(event.fence)
         spins = 0
@@ -129,10 +146,14 @@ async def test_a_thread_that_never_yields_keeps_its_lease_beyond_its_time_limit(
             spins += 1
 
     async with inbox.running():
-        await inbox.emit("app", "t", {}, key="1")
-        await asyncio.sleep(4.5)
-        assert len(begun) == 1
-        may_end.set()
+        try:
+            await inbox.emit("app", "t", {}, key="1")
+            while not begun:
+                await asyncio.sleep(0.01)
+            await kept_for(0.1 + GRACE, engine)
+            assert len(begun) == 1
+        finally:
+            may_end.set()
         await inbox.drain()
         assert await attempts(inbox) == ["done"]
     assert len(begun) == 1
@@ -164,11 +185,11 @@ class Work:
         self.begun: list[int] = []
         self.may_end = threading.Event()
         for inbox in inboxes:
-            inbox.on("app", name="work", lease="1s")(self)
+            inbox.on("app", name="work", lease="3s")(self)
 
     def __call__(self, event: Event) -> None:
         self.begun.append(event.fence)
-        self.may_end.wait()
+        self.may_end.wait(HANG)
 
     async def begin(self, inbox: Inbox) -> None:
         await inbox.emit("app", "t", {}, key="1")
@@ -187,7 +208,7 @@ async def test_a_thread_keeps_its_lease_over_a_silence_of_the_store(postgres: En
             while postgres.rows("SELECT count(*) FROM heads WHERE due_at > now()") != [(1,)]:
                 await asyncio.sleep(0.05)
             async with rival.running():
-                await asyncio.sleep(2.5)
+                await kept_for(1.0, postgres)
                 assert len(work.begun) == 1
                 work.may_end.set()
                 await rival.drain()

@@ -9,8 +9,8 @@ import asyncio
 import base64
 import gzip
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -164,7 +164,7 @@ def head(*headers: tuple[str, str]) -> bytes:
 async def opened(url: str | Sink, **options: Any) -> AsyncIterator[HttpDestination]:
     where = url if isinstance(url, str) else f"http://127.0.0.1:{url.port}/hook"
     options.setdefault("allow_private", LOOPBACK)
-    made = HttpDestination("sink", where, terms=Terms(timeout=options.pop("timeout", 5.0)), **options)
+    made = HttpDestination("sink", where, terms=Terms(timeout=options.pop("timeout", 60.0)), **options)
     await made.open()
     try:
         yield made
@@ -415,8 +415,9 @@ async def test_a_redirect_is_not_followed(sink: Sink, status: int) -> None:
     assert len(sink.seen) == 1
 
 
-async def test_retry_after_in_seconds_and_as_a_date(sink: Sink) -> None:
+async def test_retry_after_in_seconds_and_as_a_date(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
     """R39."""
+    monkeypatch.setattr(clock, "now", lambda: 1_700_000_000.9)
     async with opened(sink) as destination:
 
         async def asked(value: str, status: int = 503) -> float | None:
@@ -425,9 +426,8 @@ async def test_retry_after_in_seconds_and_as_a_date(sink: Sink) -> None:
 
         assert await asked("7") == 7.0
         assert await asked("120", 429) == 120.0
-        moment = clock.now_utc().timestamp() + 90
-        waits = await asked(format_datetime(datetime.fromtimestamp(moment, UTC), usegmt=True))
-        assert waits == pytest.approx(90, abs=5)
+        date = format_datetime(datetime.fromtimestamp(1_700_000_090, UTC), usegmt=True)
+        assert await asked(date) == pytest.approx(89.1)
         assert await asked("soon") is None
         assert await asked("10", 200) is None
 
@@ -444,7 +444,7 @@ async def test_what_it_said_is_kept_up_to_4_kb(sink: Sink) -> None:
             poured += 65536
 
     sink.says = pour
-    async with opened(sink, timeout=30.0) as destination:
+    async with opened(sink) as destination:
         result = await destination.attempt(lease())
         assert result.category is Category.transient
         assert result.evidence.answer == b"x" * 4096
@@ -533,14 +533,16 @@ async def test_silence_and_a_slow_head_end_at_the_deadline(sink: Sink, behaviour
 async def test_a_drip_fed_body_ends_at_the_deadline_and_the_status_stands(sink: Sink) -> None:
     sink.says = drip_body
     async with opened(sink, timeout=0.3) as destination:
-        result = await asyncio.wait_for(destination.attempt(lease()), 20)
+        # On a busy machine the time may be over before there is a status.
+        while (result := await destination.attempt(lease())).evidence.answer is None:
+            destination.terms = replace(destination.terms, timeout=2 * destination.terms.timeout)
         assert result.category is None
         assert result.evidence.status == 200
-        assert result.evidence.answer
         assert set(result.evidence.answer) == set(b".")
-        sink.says = OK
+        sink.says, before = OK, sink.connections
+        destination.terms = replace(destination.terms, timeout=60.0)
         assert (await destination.attempt(lease())).evidence.answer == b"ok"
-    assert sink.connections == 2
+    assert sink.connections == before + 1
 
 
 async def test_a_status_stands_when_the_body_is_cut_off(sink: Sink) -> None:
@@ -591,15 +593,17 @@ async def test_whoever_stops_the_worker_is_obeyed(sink: Sink) -> None:
 # -- when nobody answers -----------------------------------------------------------------------
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def refusing() -> Iterator[int]:
+    """A port of ours that nobody listens to, nor anybody else can take meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield int(held.getsockname()[1])
 
 
 async def test_a_refused_connection_is_transient() -> None:
-    port = free_port()
-    result = await attempt(f"http://127.0.0.1:{port}/path?token=hush-hush")
+    with refusing() as port:
+        result = await attempt(f"http://127.0.0.1:{port}/path?token=hush-hush")
     assert result.category is Category.transient
     assert result.evidence.error == f"cannot connect to 127.0.0.1:{port}: Connection refused"
 
@@ -732,11 +736,12 @@ async def test_of_two_addresses_only_the_allowed_one_is_called(sink: Sink) -> No
 
 
 async def test_the_inner_address_is_no_way_out_when_the_allowed_one_is_down() -> None:
-    async with serving(Sink(), "127.0.0.2") as inside:
-        outbound, _ = guarded(["127.0.0.1", "127.0.0.2"])
-        result = await attempt(f"http://hooks.example:{inside.port}/", outbound=outbound)
-        assert result.category is Category.transient
-        assert inside.connections == 0
+    with refusing() as port:
+        async with serving(Sink(port), "127.0.0.2") as inside:
+            outbound, _ = guarded(["127.0.0.1", "127.0.0.2"])
+            result = await attempt(f"http://hooks.example:{port}/", outbound=outbound)
+            assert result.category is Category.transient
+            assert inside.connections == 0
 
 
 async def test_a_name_that_changes_its_mind_reaches_nothing_inside(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:

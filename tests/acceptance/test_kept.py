@@ -184,7 +184,11 @@ async def test_a_missing_key_follows_the_policy(house: House) -> None:
     assert (await house.post("strict", body)).status == 422
     twice = [(await house.post("hashed", body)).json for _ in range(2)]
     assert [answer["status"] for answer in twice] == ["accepted", "duplicate"]
-    twice = [(await house.post("bucket", body)).json for _ in range(2)]
+    for n in range(10):  # on a busy machine two of them may be more than its two seconds apart
+        body = b'{"no":"key","n":%d}' % n
+        twice = [(await house.post("bucket", body)).json for _ in range(2)]
+        if [answer["status"] for answer in twice] == ["accepted", "duplicate"]:
+            break
     assert [answer["status"] for answer in twice] == ["accepted", "duplicate"]
     await asyncio.sleep(2.1)
     later = (await house.post("bucket", body)).json
@@ -342,7 +346,7 @@ async def test_rejections_are_written_down_without_bodies(house: House) -> None:
         ("nobody\\x00here", "signature_invalid", "unknown source", "127.0.0.1", len(body)),
         ("orders", "signature_invalid", "missing", "127.0.0.1", len(body)),
     ]
-    for _ in range(50):  # they are written once a second, outside every commit
+    for _ in range(300):  # they are written once a second, outside every commit
         await asyncio.sleep(0.2)
         rows = house.engine.rows("SELECT source, code, reason, peer, size FROM rejections ORDER BY n DESC LIMIT 2")
         if [tuple(row) for row in rows] == wanted:

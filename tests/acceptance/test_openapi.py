@@ -27,6 +27,7 @@ async def test_the_api_is_as_it_is_described(receiver: Receiver, tmp_path: Path)
         str(Path(sys.executable).with_name("st")), "run", f"http://127.0.0.1:{receiver.port}/openapi.json",
         "--header", f"Authorization: Bearer {TOKEN}", "--checks", ",".join(CHECKS), "--phases", "coverage,fuzzing",
         "--max-examples", "6", "--generation-deterministic", "--exclude-path-regex", "/stream$", "--no-color",
+        "--request-timeout", "60", "--suppress-health-check", "too_slow",
     ]  # fmt: skip
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:]

@@ -34,7 +34,7 @@ class Server(Receiver):
         return self
 
     def ask(self, method: str, path: str, cookie: str = "", **form: str) -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         connection.request(method, path, urlencode(form) or None, {**OURS, "cookie": cookie})
         answer = connection.getresponse()
         answer.read()

@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import signal
-
-import pytest
+import sqlite3
+from contextlib import closing
 
 from tests.acceptance.conftest import Engine
-from tests.wire import Client, hook, signed
+from tests.acceptance.processes import Receiver
+from tests.waiting import until
+from tests.wire import Answer, Client, hook, signed
+
+
+async def under_way(receiver: Receiver) -> asyncio.Task[Answer]:
+    """A hook that the server has read, and answers when it can."""
+    client, probe, body = receiver.client(), receiver.client(), hook("order-1")
+    answer = asyncio.create_task(client.post("/in/orders", body, signed(body)))
+    await until(lambda: client._streams)  # and with that it is written
+    for _ in range(2):  # what comes to it after the hook is answered: so it has read that, too
+        assert (await probe.get("/livez")).body == b"ok\n"
+    probe.close()
+    return answer
 
 
 async def test_arrivals_under_way_are_committed_and_answered(engine: Engine) -> None:
-    # The commit is held for a second, so the signal surely comes in the middle of it.
+    # The commit is held for a second, so the signal comes in the middle of it.
     receiver = engine.receiver().start(fault="before_intake:1:pause=1")
-    client = receiver.client()
-    body = hook("order-1")
-    answer = asyncio.create_task(client.post("/in/orders", body, signed(body)))
-    await asyncio.sleep(0.4)
+    answer = await under_way(receiver)
     assert receiver.process is not None
     receiver.process.send_signal(signal.SIGTERM)
     assert (await answer).json["status"] == "accepted"
@@ -41,26 +51,36 @@ async def test_stopping_under_load_loses_nothing(engine: Engine) -> None:
                 acknowledged.add(f"{name}-{n}")
 
     senders = [asyncio.create_task(sender(f"sender{n}")) for n in range(8)]
-    await asyncio.sleep(0.5)
+    await until(lambda: len(acknowledged) > 100)
     assert await asyncio.to_thread(receiver.stop) == 0
     await asyncio.gather(*senders)
-    assert acknowledged
     assert acknowledged <= set(engine.events())
 
 
 async def test_nothing_new_is_taken_while_the_last_answer_is_under_way(sqlite: Engine) -> None:
-    receiver = sqlite.receiver().start(fault="before_intake:1:pause=2")
-    probe, client = receiver.client(), receiver.client()
+    receiver = sqlite.receiver().start()
+    probe = receiver.client()
     assert (await probe.get("/readyz")).status == 200
-    assert (await probe.get("/livez")).body == b"ok\n"
-    probe.close()
-    body = hook("order-1")
-    answer = asyncio.create_task(client.post("/in/orders", body, signed(body)))
-    await asyncio.sleep(0.3)
-    assert receiver.process is not None
-    receiver.process.send_signal(signal.SIGTERM)
-    await asyncio.sleep(0.5)
-    with pytest.raises(ConnectionError):
-        await probe.get("/readyz")
+    with closing(sqlite3.connect(sqlite.folder / "inbox.db", timeout=60, isolation_level=None)) as rival:
+        rival.execute("BEGIN IMMEDIATE")  # nothing can be committed
+        answer = await under_way(receiver)
+        assert receiver.process is not None
+        receiver.process.send_signal(signal.SIGTERM)
+        await until_refused(receiver)
+        assert not answer.done()
+        rival.execute("ROLLBACK")
     assert (await answer).status == 200
     assert receiver.wait() == 0
+
+
+async def until_refused(receiver: Receiver) -> None:
+    """Until nobody listens any more. Who was connected before the signal was heard may be let go of without a word."""
+    while True:
+        client = receiver.client()
+        try:
+            await client.get("/readyz")
+        except ConnectionRefusedError:
+            return
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        client.close()

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,13 +24,18 @@ import pytest
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial/first-five-minutes.md"
 SERVERS = {"oncehook serve": r"ready on http", "uvicorn": r"Uvicorn running on"}
+SHIPPED = r"(?m)^shipped in_"
 LOOKS = ("oncehook events", "oncehook dead")
-LOOKS_AGAIN = 25
+LOOKS_AGAIN = 100
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+@contextmanager
+def port_of_ones_own() -> Iterator[str]:
+    """A port that nobody else can take before a server of ours listens to it, or between two of them."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # servers say the same, and may bind it beside us
+        held.bind(("127.0.0.1", 0))
+        yield str(held.getsockname()[1])
 
 
 def blocks(page: str) -> Iterator[tuple[str, str]]:
@@ -105,7 +111,12 @@ class Reader:
         self.logs.append(self.folder / f"server-{len(self.logs)}.log")
         with self.logs[-1].open("wb") as log:
             self.server = subprocess.Popen(shlex.split(command), cwd=self.folder, env=self.env, stdout=log, stderr=log)
-        while not re.search(ready, self.logs[-1].read_text()):
+        self.see(ready)
+
+    def see(self, wanted: str) -> None:
+        """Wait until the server has printed this."""
+        assert self.server is not None
+        while not re.search(wanted, self.logs[-1].read_text()):
             assert self.server.poll() is None, self.logs[-1].read_text()
             time.sleep(0.05)
 
@@ -118,19 +129,26 @@ class Reader:
 
 @pytest.mark.timeout(600)
 def test_everything_works_as_it_is_printed(tmp_path: Path) -> None:
+    with port_of_ones_own() as port, port_of_ones_own() as other:
+        follow(tmp_path, port, other)
+
+
+def follow(tmp_path: Path, port: str, other: str) -> None:
+    """Do all that the page says, with oncehook on one port and the application on another."""
     own = Path(sys.executable).parent
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ONCEHOOK_", "PYTEST"))}
     env |= {
         "PATH": f"{own}:{env['PATH']}",
         "XDG_STATE_HOME": str(tmp_path / "state"),
         "TMPDIR": str(tmp_path),
-        "ONCEHOOK_SERVER__PORT": str(free_port()),
+        "PYTHONUNBUFFERED": "1",  # as on a terminal: what is printed is seen
+        "ONCEHOOK_SERVER__PORT": port,
         "ONCEHOOK_DEMO_PORT": "0",
         "ONCEHOOK_DEMO_SECONDS": "1",
     }
     folder = tmp_path / "five"
     folder.mkdir()
-    reader = Reader(folder, env, {"8000": str(free_port())})
+    reader = Reader(folder, env, {"8000": other})
     try:
         for language, block in blocks(PAGE.read_text()):
             if language == "python":
@@ -139,7 +157,8 @@ def test_everything_works_as_it_is_printed(tmp_path: Path) -> None:
                 assert language == "console", language
                 for command, printed in commands(block):
                     reader.type(command, printed)
+        reader.see(SHIPPED)  # the answer to the last hook says that it is kept, and no more
     finally:
         reader.stop()
-    shipped = [len(re.findall(r"^shipped in_", log.read_text(), re.MULTILINE)) for log in reader.logs]
+    shipped = [len(re.findall(SHIPPED, log.read_text())) for log in reader.logs]
     assert shipped == [0, 0, 1, 1], "the replay after it was mended, and the hook that FastAPI took"

@@ -5,19 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
 
-from oncehook import Event, GiveUp, Inbox, RetryLater
+from oncehook import Event, GiveUp, Inbox, RetryLater, clock
 from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredAttempt, StoredDelivery
 from oncehook.errors import ConfigError
 from oncehook.model import Kind, read_id
 from tests.acceptance.conftest import Engine
-from tests.acceptance.sink import Sink
+from tests.acceptance.sink import Request, Sink
+from tests.torture.fleet import until as block_until
+from tests.waiting import until
 
 FAST = ["0.02s", "0.02s", "0.02s"]
 
@@ -139,11 +140,10 @@ async def test_a_handler_says_when_it_is_called_again(inbox: Inbox) -> None:
     async with inbox.running():
         await inbox.emit("app", "order.paid", {}, key="1")
         attempts: list[StoredAttempt] = []
-        async with asyncio.timeout(30):
-            while len(attempts) < 3:
-                await asyncio.sleep(0.01)
-                (delivery,) = (await inbox.store.find_deliveries(Filter())).items
-                attempts = await inbox.store.attempts_of(delivery.id)
+        while len(attempts) < 3:
+            await asyncio.sleep(0.01)
+            (delivery,) = (await inbox.store.find_deliveries(Filter())).items
+            attempts = await inbox.store.attempts_of(delivery.id)
         (delivery,) = (await inbox.store.find_deliveries(Filter())).items
     assert [str(a.outcome) for a in attempts] == ["retry"] * 3
     assert delivery.due_at is not None
@@ -196,29 +196,59 @@ async def test_a_coroutine_ends_at_its_time_limit(inbox: Inbox) -> None:
     assert "longer than 0.05 s" in (attempt.evidence.error or "")
 
 
-async def test_a_thread_that_takes_long_keeps_its_lease(inbox: Inbox) -> None:
-    calls = 0
+@pytest.fixture
+def later() -> Iterator[Callable[[float], None]]:
+    """Lets time pass, for leases on SQLite and for heartbeats, and takes it back in the end."""
+    passed: list[float] = []
 
-    @inbox.on("app", lease=0.3, timeout=0.1)
+    def forward(seconds: float) -> None:
+        clock.forward(seconds)
+        passed.append(seconds)
+
+    yield forward
+    clock.forward(-sum(passed))
+
+
+def outlive_lease(inbox: Inbox, later: Callable[[float], None]) -> None:
+    """Do nothing else while more time passes than the one lease there is has: a minute, of which heartbeats see all."""
+    # They come often because of somebody else's lease, which is short.
+    assert inbox._worker is not None
+    (held,) = inbox._worker.heartbeat._held.values()
+    for _ in range(4):
+        later(20.0)
+        block_until(lambda: clock.steady() - held.renewed_at < 10.0, "a heartbeat")
+
+
+async def test_a_thread_that_takes_long_keeps_its_lease(
+    inbox: Inbox, engine: Engine, later: Callable[[float], None]
+) -> None:
+    calls, loop = 0, asyncio.get_running_loop()
+
+    @inbox.on("app", lease=60, timeout=0.1, retry=[])
     def ship(event: Event) -> None:
         nonlocal calls
         calls += 1
-        time.sleep(1.0)
+        end = engine.rows("SELECT due_at FROM heads WHERE leased")
+        outlive_lease(inbox, later)
+        loop.call_soon_threadsafe(inbox.store.wake)  # somebody looks for work, and for leases that have run out
+        block_until(lambda: engine.rows("SELECT due_at FROM heads WHERE leased") != end, "the lease prolonged")
 
+    inbox.on("elsewhere", name="idle", lease=0.1)(print)
     async with inbox.running():
         delivery, attempts = await look(inbox, await _one(inbox))
     assert (calls, len(attempts), delivery.status) == (1, 1, DeliveryStatus.done)
 
 
-async def test_a_handler_that_blocks_the_loop_keeps_its_lease(inbox: Inbox) -> None:
+async def test_a_handler_that_blocks_the_loop_keeps_its_lease(inbox: Inbox, later: Callable[[float], None]) -> None:
     calls = 0
 
-    @inbox.on("app", lease=0.3)
+    @inbox.on("app", lease=60, timeout=600, retry=[])
     async def ship(event: Event) -> None:
         nonlocal calls
         calls += 1
-        time.sleep(1.0)
+        outlive_lease(inbox, later)
 
+    inbox.on("elsewhere", name="idle", lease=0.1)(print)
     async with inbox.running():
         delivery, attempts = await look(inbox, await _one(inbox))
     assert (calls, len(attempts), delivery.status) == (1, 1, DeliveryStatus.done)
@@ -257,15 +287,17 @@ async def test_concurrency_and_rate_are_kept(inbox: Inbox) -> None:
         inbox.destination("slow", url=sink.url, allow_private=True, concurrency=3, rate="40/s")
         inbox.route("app", "slow")
         async with inbox.running():
-            started = asyncio.get_running_loop().time()
+            assert inbox._worker is not None
+            (place,) = inbox._worker._places.values()
+            started, at_once = place._at, place._allowance  # the longer it has waited for work, the more it may begin
             for n in range(20):
                 await inbox.emit("app", "x", {}, key=str(n))
             await inbox.drain()
-            took = asyncio.get_running_loop().time() - started
+            took = clock.steady() - started
             await is_sound(inbox)
     assert len(sink.requests) == 20
     assert sink.most_at_once <= 3
-    assert took >= 19 / 40 * 0.9, "twenty at forty a second take about half a second"
+    assert took >= (20 - at_once) / 40 * 0.9, "twenty at forty a second take about half a second"
 
 
 async def test_a_workers_own_limit_holds_over_all_destinations(inbox: Inbox) -> None:
@@ -290,22 +322,22 @@ async def test_a_workers_own_limit_holds_over_all_destinations(inbox: Inbox) -> 
 
 
 async def test_a_breaker_holds_work_back_without_burning_attempts(inbox: Inbox) -> None:
-    well = False
+    came: list[float] = []
 
-    async with Sink(lambda request: 200 if well else 404).open() as sink:
-        inbox.destination("n8n", url=sink.url, allow_private=True, concurrency=1, breaker={"failures": 3, "open": "2s"})
+    def answer(request: Request) -> int:
+        came.append(asyncio.get_running_loop().time())
+        return 404 if len(came) <= 3 else 200
+
+    async with Sink(answer).open() as sink:
+        inbox.destination("n8n", url=sink.url, allow_private=True, concurrency=1, breaker={"failures": 3, "open": "1s"})
         inbox.route("app", "n8n")
         async with inbox.running():
             for n in range(20):
                 await inbox.emit("app", "x", {}, key=str(n))
-            while len(sink.requests) < 3:
-                await asyncio.sleep(0.01)
-            await asyncio.sleep(0.3)
-            assert len(sink.requests) == 3, "then it is open"
-            well = True
             await inbox.drain()
             levels = (await inbox.store.levels())["n8n"]
             await is_sound(inbox)
+    assert came[3] - came[2] > 0.95, "after the third it is open, and nothing is sent for a second"
     assert (levels.dead, levels.done, levels.failures) == (3, 17, 0)
 
 
@@ -461,9 +493,9 @@ async def test_heartbeats_come_from_a_thread_of_their_own(inbox: Inbox) -> None:
     renew = inbox.store.renew
     inbox.store.renew = lambda leases: threads.add(threading.current_thread().name) or renew(leases)  # type: ignore[method-assign,func-returns-value]
 
-    @inbox.on("app", lease=0.3)
+    @inbox.on("app", lease=3)
     async def ship(event: Event) -> None:
-        await asyncio.sleep(0.5)
+        await until(lambda: threads)
 
     async with inbox.running():
         await _one(inbox)
