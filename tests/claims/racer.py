@@ -1,7 +1,7 @@
 """A process of a race: `python -m tests.claims.racer STORE KEY ROUNDS` claims KEY-0, KEY-1, … in each of four threads.
 
 It begins when a line comes in on stdin, and prints the number and the answer of every claim. With `--hold STORE KEY
-TTL` it claims KEY instead, says so, and waits to be killed.
+TTL BEATS` it claims KEY instead, renews it so often in each TTL, says so, and waits to be killed.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from oncehook.claims import Claims
+from oncehook.claims import Claims, holding
+from oncehook.claims import sqlite as sqlite_claims
 
 THREADS = 4
+sqlite_claims.PATIENCE = 60.0  # type: ignore[misc]  # all of them wait for one file, and its disk may be slow
 
 
 def say(word: str) -> None:
@@ -36,7 +38,8 @@ def race(store: str, key: str, rounds: int) -> None:
         list(pool.map(run, range(THREADS)))
 
 
-def hold(store: str, key: str, ttl: str) -> None:
+def hold(store: str, key: str, ttl: str, beats: str) -> None:
+    holding.BEATS = int(beats)  # type: ignore[misc]
     claims = Claims(store, ttl=ttl)
     with claims.hold(key):
         say("held")

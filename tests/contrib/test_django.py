@@ -209,7 +209,7 @@ def test_a_lost_lease_takes_everything_back(house: House, number: str) -> None:
     """R52: whoever was overtaken in the middle commits nothing, whatever the handler believes."""
     attempts: list[int] = []
 
-    @house.on(lease="1s")
+    @house.on()
     def handler(event: Event) -> None:
         keep(event)
         attempts.append(kept(number))
@@ -217,8 +217,10 @@ def test_a_lost_lease_takes_everything_back(house: House, number: str) -> None:
             overtake()
 
     def overtake() -> None:
+        """Somebody else has it, and dies at once."""
+        taken = "fence = nextval('oncehook.fences'), due_at = now()"
         with psycopg.connect(shared_postgres().url.replace("/postgres", f"/{database_name()}")) as other:
-            other.execute("UPDATE oncehook.heads SET fence = nextval('oncehook.fences')")
+            other.execute(f"UPDATE oncehook.heads SET {taken} WHERE leased")
 
     (delivery,) = house.run(number)
     assert (delivery.status, attempts, kept(number)) == (DeliveryStatus.done, [1, 1], 1)
@@ -253,7 +255,8 @@ def test_a_callback_that_fails_after_the_commit_changes_nothing(
 
     (delivery,) = house.run(number)
     assert (delivery.status, delivery.attempts, kept(number)) == (DeliveryStatus.done, 1, 1)
-    assert [vars(record).get("moment") for record in caplog.records] == ["handler.on_commit_failed"]
+    moments = [vars(record).get("moment") for record in caplog.records]
+    assert [moment for moment in moments if str(moment).startswith("handler.")] == ["handler.on_commit_failed"]
 
 
 def test_a_handler_that_writes_nothing_is_done(house: House, number: str) -> None:
@@ -305,7 +308,7 @@ def test_a_broken_connection_is_not_met_twice(house: House, number: str, kind: s
             backends.append(cursor.fetchone()[0])
         if event.subject == "break" and event.attempt == 1:
             with psycopg.connect(shared_postgres().url, autocommit=True) as other:
-                other.execute("SELECT pg_terminate_backend(%s)", [backends[-1]])
+                other.execute("SELECT pg_terminate_backend(%s, 60000)", [backends[-1]])  # and wait until it is gone
 
     async def look_on_the_loop(event: Event) -> None:
         await sync_to_async(look)(event)

@@ -92,7 +92,7 @@ async def served(app: Any) -> AsyncIterator[httpx.AsyncClient]:
 @pytest.fixture
 def inbox(tmp_path: Path) -> Inbox:
     made = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
-    made.source("orders", verify="none", key="$.id", ignore=["ping"], max_body="1KiB")
+    made.source("orders", verify="none", key="$.id", ignore=["ping"], max_body="1KiB", budget="60s")
     return made
 
 

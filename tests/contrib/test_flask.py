@@ -17,7 +17,8 @@ import pytest
 from flask import Flask
 
 from oncehook import Event, Inbox, clock
-from oncehook.contrib.bridge import AGAIN, Bridge
+from oncehook.contrib import bridge as bridges
+from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.flask import init_app
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import Arrival
@@ -105,8 +106,9 @@ def present() -> Iterator[None]:
 @pytest.fixture
 def inbox(tmp_path: Path) -> Inbox:
     made = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
-    made.source("orders", verify="none", key="$.id", max_body="1KiB")
-    made.source("hidden", verify={"scheme": "none", "confirm": "anyone may send"}, key="$.id", path="k7QmZxN4vT9sLdR1")
+    made.source("orders", verify="none", key="$.id", max_body="1KiB", budget="60s")
+    scheme = {"scheme": "none", "confirm": "anyone may send"}
+    made.source("hidden", verify=scheme, key="$.id", path="k7QmZxN4vT9sLdR1", budget="60s")
     return made
 
 
@@ -171,8 +173,9 @@ def test_a_body_is_read_up_to_the_cap_and_no_further(bridge: Bridge) -> None:
 
 
 def test_a_file_that_another_process_writes_is_503_until_it_is_let_go(
-    bridge: Bridge, caplog: pytest.LogCaptureFixture
+    bridge: Bridge, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bridges, "AGAIN", 600.0)
     path = bridge.inbox.store.path  # type: ignore[attr-defined]
     other = Bridge(Inbox(f"sqlite:{path}"))
     other.start()
@@ -184,21 +187,21 @@ def test_a_file_that_another_process_writes_is_503_until_it_is_let_go(
     assert b"inbox.db" not in receipt.reply.body
     other.stop()
     assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "error"  # not asked again so soon
-    clock.forward(AGAIN)
+    clock.forward(600.0)
     assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "accepted"
 
 
 def test_a_database_that_is_away_is_503_until_it_is_back() -> None:
     with Postgres() as server:
         inbox = Inbox(server.url)
-        inbox.source("orders", verify="none", key="$.id", budget="30s")
+        inbox.source("orders", verify="none", key="$.id", budget="60s")
         bridge = Bridge(inbox)
         server.stop()
         assert bridge.receive("orders", {}, b'{"id": "1"}').reply.status == 503
         with pytest.raises(StoreUnavailable):
             bridge.call(inbox.emit("app", "started", {}))
         server.start()
-        clock.forward(AGAIN)
+        clock.forward(bridges.AGAIN)
         assert bridge.receive("orders", {}, b'{"id": "1"}').outcome == "accepted"
         bridge.stop()
 
@@ -250,7 +253,7 @@ from oncehook import Inbox
 from oncehook.contrib.bridge import Bridge
 
 inbox = Inbox("sqlite:inbox.db")
-inbox.source("orders", verify="none", key="$.id")
+inbox.source("orders", verify="none", key="$.id", budget="60s")
 
 @inbox.on("orders")
 def ship(event): ...

@@ -13,12 +13,11 @@ import json
 import re
 import secrets
 import shutil
-import socket
 import subprocess
 import sysconfig
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,6 +25,8 @@ from typing import Any
 import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
+
+from tests.servers import _free_port
 
 ACCESS_KEY = "oncehook-tests"
 SECRET_KEY = "s3cr3t-which-nobody-may-see"
@@ -201,8 +202,7 @@ def _program() -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    with ExitStack() as open_ones:
-        probes = [open_ones.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
+    found: set[int] = set()
+    while len(found) < count:
+        found.add(_free_port())
+    return list(found)

@@ -24,7 +24,7 @@ from oncehook.sending import Answer
 from oncehook.testing import Trial
 from oncehook.testing.standins import MetaStandIn, Tunnel
 from oncehook.whatsapp.storage import S3Files
-from tests.acceptance.conftest import make_engine
+from tests.acceptance.conftest import Engine, make_engine
 from tests.contrib.running import ROOT, Database, Example, database
 from tests.waiting import until
 from tests.whatsapp.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, fresh_prefix, shared_s3
@@ -117,8 +117,8 @@ def module(path: Path) -> ModuleType:
 class Served:
     """The bot at work, and everything around it."""
 
-    def __init__(self, town: Any, url: str, store: str) -> None:
-        self.town, self.url, self.store = town, url, store
+    def __init__(self, town: Any, url: str, engine: Engine) -> None:
+        self.town, self.url, self.engine = town, url, engine
 
     def standin(self, name: str) -> Any:
         return getattr(self.town, name)
@@ -127,30 +127,36 @@ class Served:
         answers: list[Answer] = await self.standin(name).deliver(f"{self.url}/in/{name}", *hooks, **how)
         return answers
 
+    async def worked_off(self) -> None:
+        """Until nothing is left to do, also nothing of which nobody outside hears."""
+        await until(lambda: self.engine.rows("SELECT count(*) FROM heads") == [(0,)])
+
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return make_engine(request.param, tmp_path).url
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Engine:
+    return make_engine(request.param, tmp_path)
 
 
 @asynccontextmanager
-async def serving(store: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    monkeypatch.setenv("STORE", store)
+async def serving(engine: Engine, folder: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    monkeypatch.setenv("STORE", engine.url)
+    for name in APIS:
+        monkeypatch.setenv(f"ONCEHOOK_SOURCE__{name.upper()}__BUDGET", "60s")
     local = module(FOLDER / "run_local.py")
     with ExitStack() as stack:
         town = await asyncio.to_thread(local.Town, stack)
         running = local.bot(town.environment(str(folder)), folder / "log")
         url = await asyncio.to_thread(running.__enter__)
         try:
-            yield Served(town, url, store)
+            yield Served(town, url, engine)
         finally:
             await asyncio.to_thread(running.__exit__, None, None, None)
     assert "Traceback" not in (folder / "log").read_text()
 
 
-async def kept(store: str) -> dict[str, list[StoredDelivery]]:
+async def kept(engine: Engine) -> dict[str, list[StoredDelivery]]:
     """What the store holds when the bot has stopped, by destination; and its laws hold."""
-    inbox = Inbox(store)
+    inbox = Inbox(engine.url)
     async with inbox.running(work=False):
         assert {one.name: one.detail for one in await inbox.check() if not one.ok} == {}
         found: dict[str, list[StoredDelivery]] = {}
@@ -161,11 +167,11 @@ async def kept(store: str) -> dict[str, list[StoredDelivery]]:
 
 @pytest.mark.parametrize("name", APIS)
 async def test_one_execution_and_one_message_on_attempt_two(
-    name: str, store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every hook comes twice, and every line is down at first: in, to n8n, and to WhatsApp."""
-    cut = store.startswith("sqlite")  # a line that is cut, and one that answers 502
-    async with serving(store, tmp_path, monkeypatch) as served:
+    cut = engine.name == "sqlite"  # a line that is cut, and one that answers 502
+    async with serving(engine, tmp_path, monkeypatch) as served:
         served.town.way_out.cut = cut
         standin = served.standin(name)
         bad_moment = "drop_connection" if cut else "fail"
@@ -177,19 +183,21 @@ async def test_one_execution_and_one_message_on_attempt_two(
             assert (way_in.flapped, way_in.handed_on) == (1, 2)
         again = await served.deliver(name, hook, copies=3)
         assert {answer.json()["status"] for answer in again} == {"duplicate"}
-        await until(lambda: standin.sent and served.town.n8n.executions)
+        await served.worked_off()
     [sent] = standin.sent
     [execution] = served.town.n8n.executions
     assert (sent.to, sent.type) == (ANA, "text")
     assert execution.headers["oncehook-attempt"] == "2"
-    found = await kept(store)
+    found = await kept(engine)
     ended = {place: [(one.status.value, one.attempts) for one in ones] for place, ones in found.items()}
     assert ended == {"answer": [("done", 1)], "n8n": [("done", 2)], f"answers-{name}": [("done", 2)]}
 
 
-async def test_statuses_that_overtake_each_other(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_statuses_that_overtake_each_other(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`read` comes before `delivered`: what is behind already is kept, and told to nobody."""
-    async with serving(store, tmp_path, monkeypatch) as served:
+    async with serving(engine, tmp_path, monkeypatch) as served:
         served.town.way_out.flap_every = 0
         meta, evolution, go, n8n = served.town.meta, served.town.evolution, served.town.go, served.town.n8n
         batch = [meta.status("wamid.1", word, to=ANA) for word in ("sent", "read", "delivered")]
@@ -200,7 +208,7 @@ async def test_statuses_that_overtake_each_other(store: str, tmp_path: Path, mon
             await served.deliver("evolution", evolution.status("3EB01", word, to=ANA), copies=2)
         await served.deliver("go", go.receipt("3EB01", "3EB02", state="Read", from_=ANA))
         await served.deliver("go", go.receipt("3EB01", "3EB03", state="Delivered", from_=ANA))
-        await until(lambda: len(n8n.executions) >= 7)
+        await served.worked_off()
     told = [run.body for run in n8n.executions]
     values = [body["entry"][0]["changes"][0]["value"]["statuses"][0] for body in told if "entry" in body]
     assert [(value["id"], value["status"]) for value in values] == [
@@ -209,25 +217,26 @@ async def test_statuses_that_overtake_each_other(store: str, tmp_path: Path, mon
     assert [body["data"]["status"] for body in told if body.get("event") == "messages.update"] == ["READ"]
     receipts = [(body["data"]["MessageIDs"], body["state"]) for body in told if body.get("event") == "Receipt"]
     assert receipts == [(["3EB01"], "Read"), (["3EB02"], "Read"), (["3EB03"], "Delivered")]
-    notes = [one.note for one in (await kept(store))["n8n"] if one.note]
+    notes = [one.note for one in (await kept(engine))["n8n"] if one.note]
     assert [str(getattr(note, "value", note)) for note in notes] == ["stale"] * 3
 
 
 async def test_who_is_not_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ourselves, groups and the status of friends: a bot that answers those talks to itself, or to everybody."""
-    async with serving(f"sqlite:{tmp_path / 'inbox.db'}", tmp_path, monkeypatch) as served:
+    async with serving(make_engine("sqlite", tmp_path), tmp_path, monkeypatch) as served:
         served.town.way_out.flap_every = 0
         evolution, go, n8n = served.town.evolution, served.town.go, served.town.n8n
         places = [ANA, "120363041234567890@g.us", "status@broadcast"]
         for standin, name in ((evolution, "evolution"), (go, "go")):
             hooks = [standin.message(from_=place, text="Hi", from_me=place == ANA) for place in places]
             await served.deliver(name, *hooks, standin.message(from_=RUI, text="Hi"))
-        await until(lambda: len(n8n.executions) == 8 and evolution.sent and go.sent)
+        await served.worked_off()
+    assert len(n8n.executions) == 8
     assert [[sent.to for sent in standin.sent] for standin in (evolution, go)] == [[RUI], [RUI]]
 
 
 async def test_the_price_list_is_uploaded_once_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(f"sqlite:{tmp_path / 'inbox.db'}", tmp_path, monkeypatch) as served:
+    async with serving(make_engine("sqlite", tmp_path), tmp_path, monkeypatch) as served:
         meta: MetaStandIn = served.town.meta
         hooks = [meta.message(from_=number, text="the PRICE LIST please") for number in (ANA, RUI, ANA)]
         await served.deliver("meta", hooks[0])

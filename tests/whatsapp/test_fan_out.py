@@ -28,6 +28,7 @@ store = "sqlite:{folder}/inbox.db"
 [source.orders]
 verify = "none"
 key = "$.id"
+budget = "60s"
 
 [destination.crm]
 url = "{crm}"

@@ -8,9 +8,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,15 @@ from oncehook.whatsapp.messages import Text
 from tests.whatsapp.phone import Phone, busy, closed
 
 MANY = 51
+
+
+@pytest.fixture(autouse=True)
+def noon() -> Iterator[None]:
+    """No day ends while something is counted by days."""
+    before = clock._skew
+    clock.forward(43_200 - clock.now() % 86_400)
+    yield
+    clock.forward(before - clock._skew)
 
 
 @asynccontextmanager
@@ -65,7 +73,7 @@ async def test_messages_per_day_and_destination_retries_and_replays(tmp_path: Pa
         await inbox.desk.replay_one(dead.id, actor="ana")
         await inbox.drain()
         counted = await inbox.desk.stats(since, "destination")
-        today = f"{datetime.now(UTC):%Y-%m-%d}"
+        today = f"{clock.now_utc():%Y-%m-%d}"
         assert counted.per_day == {"answers": {today: 3}, "quiet": {}}
         assert (counted.retries, counted.replays, counted.dead) == (1, 1, 0)
         assert counted.last_replay_at is not None
@@ -91,12 +99,13 @@ phone_number_id = 1
 """
     )
     command = [sys.executable, "-m", "oncehook", "stats", "--by", "destination"]
-    env = {**os.environ, "T": "token", "NO_COLOR": "1"}
+    (tmp_path / "clock").write_text(str(clock._skew))
+    env = {**os.environ, "T": "token", "NO_COLOR": "1", "ONCEHOOK_CLOCK": str(tmp_path / "clock")}
     ran = await asyncio.to_thread(
-        subprocess.run, command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60, check=False
+        subprocess.run, command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=150, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert re.search(rf"^day +answers\n{datetime.now(UTC):%Y-%m-%d}  1$", ran.stdout, re.MULTILINE), ran.stdout
+    assert re.search(rf"^day +answers\n{clock.now_utc():%Y-%m-%d}  1$", ran.stdout, re.MULTILINE), ran.stdout
 
 
 # -- log ---------------------------------------------------------------------------------------
@@ -171,21 +180,17 @@ async def test_it_is_told_once_a_day_in_the_log_and_stands_in_the_metrics(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, "oncehook.arrival")
-    before = clock._skew
-    try:
-        async with inbox_of(tmp_path) as inbox:
-            watch = inbox._new_sweep(works=False)._watch
-            assert b'oncehook_watermark_crossed{watermark="daily_volume.whatsapp"} 1.0' not in await inbox.metrics()
-            for day in (1, 2):
-                await fill(inbox, "whatsapp", MANY)
-                for _ in range(3):
-                    await watch()
-                told = [record for record in caplog.records if vars(record).get("moment") == "watermark.crossed"]
-                assert len(told) == day
-                assert vars(told[-1])["fields"] == {"watermark": "daily_volume.whatsapp", "measured": MANY, "limit": 50}
-                assert b'oncehook_watermark_crossed{watermark="daily_volume.whatsapp"} 1.0' in await inbox.metrics()
-                clock.forward(86_400.0)
+    async with inbox_of(tmp_path) as inbox:
+        watch = inbox._new_sweep(works=False)._watch
+        assert b'oncehook_watermark_crossed{watermark="daily_volume.whatsapp"} 1.0' not in await inbox.metrics()
+        for day in (1, 2):
+            await fill(inbox, "whatsapp", MANY)
+            for _ in range(3):
                 await watch()
-                assert b'oncehook_watermark_crossed{watermark="daily_volume.whatsapp"} 0.0' in await inbox.metrics()
-    finally:
-        clock.forward(before - clock._skew)
+            told = [record for record in caplog.records if vars(record).get("moment") == "watermark.crossed"]
+            assert len(told) == day
+            assert vars(told[-1])["fields"] == {"watermark": "daily_volume.whatsapp", "measured": MANY, "limit": 50}
+            assert b'oncehook_watermark_crossed{watermark="daily_volume.whatsapp"} 1.0' in await inbox.metrics()
+            clock.forward(86_400.0)
+            await watch()
+            assert b'oncehook_watermark_crossed{watermark="daily_volume.whatsapp"} 0.0' in await inbox.metrics()

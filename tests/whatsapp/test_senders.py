@@ -453,7 +453,7 @@ async def test_retry_after_is_told(make: Making, ok: bytes) -> None:
 @EVERY
 async def test_silence_after_the_request_went_out_leaves_it_unsure(make: Making, ok: bytes) -> None:
     for says in (hang, cut):
-        error = await refusal(make, says, timeout=0.3)
+        error = await refusal(make, says)
         assert (error.reason, error.category, error.unsure) == (Reason.unavailable, Category.transient, True)
         assert error.status is None
 
@@ -482,7 +482,9 @@ async def test_a_connection_that_never_comes_about_leaves_nothing_unsure() -> No
     assert not raised.value.unsure
 
 
-async def test_a_message_that_met_a_closing_connection_is_not_sent_again() -> None:
+async def test_a_message_that_met_a_closing_connection_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["oncehook.whatsapp.sender"], "_IDLE", 60.0)
+
     async def answer_once(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(META_OK)
 
@@ -498,9 +500,10 @@ async def test_a_message_that_met_a_closing_connection_is_not_sent_again() -> No
 async def test_an_answer_that_is_cut_short_still_is_one() -> None:
     async def stop_in_the_middle(asked: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
+        await asyncio.sleep(0.1)  # until it has come
         await hang(asked, writer)
 
-    async with sending(meta, stop_in_the_middle, timeout=0.3) as (sender, _):
+    async with sending(meta, stop_in_the_middle) as (sender, _):
         assert await sender.send_text(TO, "Hello") == Sent(None, 200, b"{")
 
 
@@ -518,7 +521,7 @@ async def test_an_answer_is_read_up_to_its_cap() -> None:
         outbound = Outbound(allow_private=True)
         await outbound.open()
         for most in (10, 4096, 50_000, 100_000):
-            got = await outbound.request("PUT", f"{api.url}/", {}, within=5, most=most)
+            got = await outbound.request("PUT", f"{api.url}/", {}, within=60, most=most)
             assert len(got.body) == most
         await outbound.close()
         assert {(one.method, one.body) for one in api.asked} == {("PUT", b"")}
