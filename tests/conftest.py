@@ -1,4 +1,4 @@
-"""What holds for all tests: signals are heard, ids follow the clock, and what takes longest begins first."""
+"""What holds for all tests: signals are heard, ids follow the clock, slow is not wrong, the longest begin first."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from oncehook import model
 
@@ -14,6 +15,10 @@ from oncehook import model
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is, and nothing about the program.
+settings.register_profile("oncehook", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("oncehook")
 
 _LONG = (
     "torture/test_torture",

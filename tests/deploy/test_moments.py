@@ -41,7 +41,7 @@ def moments(lines: io.StringIO, name: str) -> list[dict[str, Any]]:
 
 async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -> None:
     inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
-    inbox.source("orders", verify="none", key=["$.id"], subject="$.customer")
+    inbox.source("orders", verify="none", key=["$.id"], subject="$.customer", budget="90s")
 
     @inbox.on("orders", retry=["0.01s"])
     async def ship(event: Event) -> None:

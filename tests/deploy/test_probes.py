@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,15 +14,9 @@ import pytest
 from tests.acceptance.processes import Receiver
 from tests.acceptance.sink import Sink
 from tests.deploy.test_notify import CONFIG
+from tests.docs.reader import free_port
 from tests.unit.test_cli import run
 from tests.wire import Client
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def test_a_worker_answers_probes_and_tells_its_own_numbers(tmp_path: Path) -> None:
@@ -48,7 +41,7 @@ async def test_a_worker_answers_probes_and_tells_its_own_numbers(tmp_path: Path)
             assert (health.returncode, health.stdout) == (0, "ready\n")
         finally:
             process.send_signal(signal.SIGTERM)
-            assert process.wait(30) == 0
+            assert process.wait() == 0
 
 
 @pytest.mark.parametrize("listen", ["4021", "127.0.0.1:http"])

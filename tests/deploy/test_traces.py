@@ -56,7 +56,7 @@ def spans() -> Iterator[Spans]:
 async def inbox(request: pytest.FixtureRequest, tmp_path: Path, spans: Spans) -> AsyncIterator[Inbox]:
     made = Inbox(make_engine(request.param, tmp_path).url)
     made.traces = Traces(spans.provider)
-    made.source("orders", verify="none", key=["$.id"])
+    made.source("orders", verify="none", key=["$.id"], budget="90s")
     yield made
     if not made.draining:
         await made.store.close()
@@ -190,7 +190,7 @@ async def test_a_forged_context_does_not_stand_for_ours(inbox: Inbox, spans: Spa
 
 async def test_an_arrival_that_was_not_traced_is_linked_to_its_sender(tmp_path: Path, spans: Spans) -> None:
     inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
-    inbox.source("orders", verify="none", key=["$.id"])
+    inbox.source("orders", verify="none", key=["$.id"], budget="90s")
 
     @inbox.on("orders")
     async def ship(event: Event) -> None: ...
@@ -212,7 +212,7 @@ async def test_an_arrival_that_was_not_traced_is_linked_to_its_sender(tmp_path: 
 @pytest.fixture
 def plain(tmp_path: Path) -> Inbox:
     made = Inbox(f"sqlite:{tmp_path}/inbox.db")
-    made.source("orders", verify="none", key=["$.id"])
+    made.source("orders", verify="none", key=["$.id"], budget="90s")
     return made
 
 

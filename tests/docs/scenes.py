@@ -37,16 +37,19 @@ admin_token = { env = "ONCEHOOK_TOKEN" }
 [source.stripe]
 preset = "stripe"
 secret = { env = "STRIPE_SECRET" }
+budget = "90s"
 
 [source.orders]
 verify = { scheme = "hmac", header = "X-Signature", prefix = "sha256=" }
 secret = { env = "ORDERS_SECRET" }
 key = ["$.id"]
+budget = "90s"
 
 [source.whatsapp]
 preset = "whatsapp-cloud"
 secret = { env = "META_APP_SECRET" }
 verify_token = { env = "META_VERIFY_TOKEN" }
+budget = "90s"
 
 [destination.n8n]
 url = "http://127.0.0.1:OTHERS/n8n"

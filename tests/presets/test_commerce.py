@@ -311,7 +311,7 @@ async def test_hubspots_own_library_accepts_what_we_sign(tmp_path: Path) -> None
 async def test_a_stale_or_wrong_v3_is_not_rescued_by_an_older_signature(tmp_path: Path) -> None:
     async with trial(tmp_path, "hubspot", secrets=[b"secret"]) as on:
         body = json.dumps([change(1)]).encode()
-        for age in (-301, 301):
+        for age in (-301, 330):
             assert (await on.take(hubspot_signed(on, "v3", body, at=clock.now() + age))).reply.status == 401
         wrong, right = hubspot_signed(on, "v3", body, "wrong"), hubspot_signed(on, "v1", body)
         assert (await on.take(replace(wrong, headers=[*wrong.headers, *right.headers[1:]]))).reply.status == 401

@@ -35,7 +35,7 @@ def genuine(arrival: Arrival, secret: bytes) -> bool:
 
 def own_inbox(folder: Path, **settings: Any) -> Inbox:
     inbox = Inbox(f"sqlite:{folder}/x.db")
-    inbox.source("own", **{"verify": genuine, "secret": "pass", "key": "$.id", **settings})
+    inbox.source("own", **{"verify": genuine, "secret": "pass", "key": "$.id", "budget": "90s", **settings})
     return inbox
 
 
@@ -230,7 +230,7 @@ async def test_a_preset_of_another_package(site: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match='Did you mean "acme"'):
         presets.load("akme")
     inbox = Inbox(f"sqlite:{tmp_path}/x.db")
-    inbox.source("orders", preset="acme", secret="s")
+    inbox.source("orders", preset="acme", secret="s", budget="90s")
     async with inbox.running():
         first, second = await send(inbox, "orders", "paid", repeat=2)
         assert (first.json()["status"], second.json()["status"]) == ("accepted", "duplicate")

@@ -116,7 +116,7 @@ class Running:
 def opened(folder: Path, name: str) -> Running:
     preset = presets.load(name)
     inbox = Inbox(f"sqlite:{folder}/every.db")
-    return Running(inbox, inbox.add(build(name, preset=preset, **given_to(preset))), preset)
+    return Running(inbox, inbox.add(build(name, preset=preset, budget=90.0, **given_to(preset))), preset)
 
 
 @asynccontextmanager

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from oncehook import clock
 from tests.ui.browser import find_browser
 from tests.ui.house import HOUR, House, lived_in
+
+PATIENCE = 90_000
+"""Milliseconds after which something will never be seen: a machine may be very busy with something else."""
+
+expect.set_options(timeout=PATIENCE)
 
 TROUBLE = """
 addEventListener("securitypolicyviolation", (event) => console.error(`policy: ${event.violatedDirective}`));
@@ -79,7 +84,7 @@ def enter(browser: Browser) -> Iterator[Enter]:
             name, _, value = house.login(role).partition("=")
             context.add_cookies([{"name": name, "value": value, "url": house.url}])
         page = context.new_page()
-        page.set_default_timeout(10_000)
+        page.set_default_timeout(PATIENCE)
         if how.get("java_script_enabled", True):
             page.add_init_script(TROUBLE)
         page.on("console", lambda message: trouble(message.text) if message.type == "error" else None)

@@ -120,14 +120,15 @@ class House:
         self._ready: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        self._ready.result(30)
+        self._ready.result()
 
     def _furnish(self) -> Inbox:
         inbox = Inbox(self.store or f"sqlite:{self.folder / 'house.db'}")
-        inbox.source("whatsapp", preset="whatsapp-cloud", secret="wa-secret", verify_token="x")
-        inbox.source("stripe", preset="stripe", secret="whsec_house", subject="$.data.object.customer")
-        inbox.source("orders", verify="none", key="$.id", subject="$.order", type="$.type")
-        inbox.source("partner", verify="none", key="$.id", path=HIDDEN)
+        patient = {"budget": "90s"}
+        inbox.source("whatsapp", preset="whatsapp-cloud", secret="wa-secret", verify_token="x", **patient)
+        inbox.source("stripe", preset="stripe", secret="whsec_house", subject="$.data.object.customer", **patient)
+        inbox.source("orders", verify="none", key="$.id", subject="$.order", type="$.type", **patient)
+        inbox.source("partner", verify="none", key="$.id", path=HIDDEN, **patient)
         there = f"http://127.0.0.1:{self.theirs.server_port}"
         inbox.destination("n8n", url=f"{there}/webhook/abc", allow_private=True, sign="n8n", breaker={"failures": 50})
         inbox.destination("billing", url=f"{there}/billing", allow_private=True)
@@ -195,11 +196,11 @@ class House:
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Have something done on the house's own loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def close(self) -> None:
         self.loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(30)
+        self._thread.join()
         self.theirs.shutdown()
         self.theirs.server_close()
 
@@ -228,18 +229,16 @@ class House:
 
     def settle(self) -> None:
         """Wait until nothing is at work and nothing is due."""
-        for _ in range(2000):
-            levels = self.levels().values()
-            if not any(level.leased or (level.oldest_due is not None and not level.paused_at) for level in levels):
-                return
+        while any(
+            level.leased or (level.oldest_due is not None and not level.paused_at) for level in self.levels().values()
+        ):
             self.do(asyncio.sleep(0.005))
-        raise AssertionError("the house does not come to rest")
 
     def ask(
         self, method: str, path: str, *, form: dict[str, str] | None = None, headers: dict[str, str] | None = None
     ) -> Answered:
         """A plain request, without any browser."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=90)
         body = None if form is None else urlencode(form).encode()
         sent = {"content-type": "application/x-www-form-urlencoded"} if form is not None else {}
         connection.request(method, self.prefix + path, body, sent | (headers or {}))

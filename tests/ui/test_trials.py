@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from playwright.sync_api import expect
 
+from oncehook import trials
 from oncehook.model import digest
 from tests.ui.conftest import Enter
 from tests.ui.house import House
@@ -15,7 +14,10 @@ from tests.ui.test_pages import axed
 
 
 @pytest.mark.parametrize("scripted", [True, False])
-def test_a_destination_is_tested_from_its_page(own_house: House, enter: Enter, tmp_path: Path, scripted: bool) -> None:
+def test_a_destination_is_tested_from_its_page(
+    own_house: House, enter: Enter, monkeypatch: pytest.MonkeyPatch, scripted: bool
+) -> None:
+    monkeypatch.setattr(trials, "PAUSE", 3600.0)  # however long we look at the answer
     page = enter(own_house, java_script_enabled=scripted, viewport={"width": 1280, "height": 900})
     own_house.moods["/webhook/abc"] = (503, b"busy")
     page.goto(own_house.url + "/destinations")

@@ -24,8 +24,9 @@ from oncehook.verify import Custom
 @pytest.fixture
 def inbox(tmp_path: Path) -> Inbox:
     made = Inbox(f"sqlite:{tmp_path}/x.db")
-    made.source("stripe", preset="stripe", secret="whsec_for_tests")
-    made.source("orders", verify={"scheme": "hmac", "header": "X-Sign"}, secret="s", key="$.order.id", subject="$.who")
+    signs = {"scheme": "hmac", "header": "X-Sign"}
+    made.source("stripe", preset="stripe", secret="whsec_for_tests", budget="90s")
+    made.source("orders", verify=signs, secret="s", key="$.order.id", subject="$.who", budget="90s")
     made.source("sms", preset="twilio", secret="token", public_url="https://public.example/in/sms")
     return made
 
@@ -100,7 +101,7 @@ async def test_an_unknown_type_is_told(inbox: Inbox) -> None:
 
 async def test_a_batch(tmp_path: Path) -> None:
     inbox = Inbox(f"sqlite:{tmp_path}/x.db")
-    inbox.add(development.source("sendgrid"))
+    inbox.add(development.source("sendgrid")).budget = 90.0
     async with inbox.running():
         first, second = await send(inbox, "sendgrid", "batch", repeat=2)
         assert first.json()["accepted"] == second.json()["duplicates"] == 3
