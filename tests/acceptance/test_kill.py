@@ -49,7 +49,7 @@ async def test_kill_at_a_named_point(engine: Engine, point: str, stored: bool) -
     assert list(engine.events()) == ["order-1"]
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 async def test_kill_at_random_under_load(engine: Engine) -> None:
     seed = 20261115
     chance = random.Random(seed)

@@ -6,8 +6,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from oncehook.web.endpoints import ENDPOINTS
 from tests.acceptance.processes import Receiver
 from tests.acceptance.test_api_served import TOKEN, arrived
@@ -19,7 +17,6 @@ CHECKS = (
 )  # fmt: skip
 
 
-@pytest.mark.timeout(180)
 async def test_the_api_is_as_it_is_described(receiver: Receiver, tmp_path: Path) -> None:
     for n in range(3):
         await arrived(receiver, f"order-{n}", customer="c")

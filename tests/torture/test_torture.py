@@ -50,7 +50,7 @@ async def hold(component: str, engine: str, folder: Path) -> None:
     pytest.fail(f"these runs prove nothing, for what they did not reach: {missed}; {again}")
 
 
-@pytest.mark.timeout(SECONDS * 4 + 400)
+@pytest.mark.timeout(RUNS * SECONDS * 4 + 900)
 @pytest.mark.parametrize("component", driver.COMPONENTS)
 async def test_every_promise_holds_on_sqlite(component: str, tmp_path: Path) -> None:
     await hold(component, "sqlite", tmp_path)

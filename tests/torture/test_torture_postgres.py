@@ -16,11 +16,11 @@ from tests.torture import driver
 from tests.torture.clocks import Clocks
 from tests.torture.fleet import Fleet, until
 from tests.torture.history import History
-from tests.torture.test_torture import SECONDS, hold
+from tests.torture.test_torture import RUNS, SECONDS, hold
 from tests.torture.world import World
 
 
-@pytest.mark.timeout(SECONDS * 4 + 400)
+@pytest.mark.timeout(RUNS * SECONDS * 4 + 900)
 @pytest.mark.parametrize("component", driver.COMPONENTS)
 async def test_every_promise_holds_on_postgres(component: str, tmp_path: Path) -> None:
     await hold(component, "postgres", tmp_path)
