@@ -110,7 +110,7 @@ class Postgres:
 
     def _start_on_a_free_port(self) -> None:
         for tries_left in (2, 1, 0):
-            self.port = _free_port()
+            self.port = free_port()
             try:
                 self.start()
             except RuntimeError:  # between asking for a free port and taking it, somebody else may be quicker
@@ -185,7 +185,8 @@ def _package() -> Path:
     return Path(spec.origin).parent
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port for later, which nobody is given who asks for any."""
     while True:
         port = secrets.choice(_PORTS)
         with contextlib.suppress(OSError), socket.socket() as probe:

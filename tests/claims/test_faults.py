@@ -22,7 +22,7 @@ from oncehook.claims import sqlite as sqlite_claims
 from oncehook.errors import ClaimLost, ConfigError, InProgress, StoreError, StoreUnavailable
 from oncehook.store.sqlite import opening
 from tests.claims.conftest import shared_valkey
-from tests.servers import Postgres, _free_port, shared_postgres
+from tests.servers import Postgres, free_port, shared_postgres
 
 
 @pytest.fixture(params=["redis", "postgres", "sqlite"])
@@ -83,7 +83,7 @@ def test_failing_open_is_chosen_by_name_and_says_so(absent: str, caplog: pytest.
 @pytest.fixture
 def valkey(tmp_path: Path) -> Iterator[ValkeyServer]:
     """A server to stop and start."""
-    server = ValkeyServer(port=_free_port(), data_dir=tmp_path / "valkey", save="")
+    server = ValkeyServer(port=free_port(), data_dir=tmp_path / "valkey", save="")
     server.start(timeout=60)
     yield server
     with contextlib.suppress(ValkeyServerNotStartedError):  # where a test has stopped it itself

@@ -23,7 +23,7 @@ from typing import Any
 
 import psycopg
 
-from tests.servers import _free_port, fresh_schema, shared_postgres
+from tests.servers import free_port, fresh_schema, shared_postgres
 
 FOLDER = Path(__file__).parents[2] / "examples" / "django_orders"
 SECRET = "a secret for tests"
@@ -66,7 +66,7 @@ class Shop:
 
     def __init__(self, folder: Path, server: str = "gunicorn", **env: str) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self.database = fresh_database()
         (folder / "patient.py").write_text(PATIENT)
         settings = {"DJANGO_SETTINGS_MODULE": "patient", "PYTHONPATH": str(folder)}

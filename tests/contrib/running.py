@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 import psycopg
 import pytest
 
-from tests.servers import _free_port, fresh_schema, shared_postgres
+from tests.servers import free_port, fresh_schema, shared_postgres
 
 ROOT = Path(__file__).parents[2]
 
@@ -154,7 +154,7 @@ class Example:
         assert line in self.lines, f"{line!r} is not in the README of {self.name}"
         named = re.findall(r"\b(?:8000|402\d)\b", line)
         for port in named:
-            line = line.replace(port, str(self.ports.setdefault(port, _free_port())))
+            line = line.replace(port, str(self.ports.setdefault(port, free_port())))
         words = shlex.split(line)
         said = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
         log = self.folder / f"log-{len(self.programs)}"

@@ -21,7 +21,7 @@ from oncehook.errors import ConfigError
 from oncehook.model import Kind, read_id, show_id
 from oncehook.replays import ReplayOrder
 from tests.contrib.running import Example, post
-from tests.servers import _free_port
+from tests.servers import free_port
 
 FAST = ["0.02s", "0.02s"]
 
@@ -63,7 +63,7 @@ def slow(self, event):
 
 @pytest.fixture(scope="module")
 def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    port = _free_port()
+    port = free_port()
     server = ValkeyServer(port=port, data_dir=tmp_path_factory.mktemp("valkey"))
     server.start(timeout=60)
     yield f"redis://127.0.0.1:{port}"
@@ -172,7 +172,7 @@ async def test_handed_over_is_done_whatever_the_task_does(inbox: Inbox, worker: 
 
 async def test_a_broker_that_is_away_is_transient(inbox: Inbox, tmp_path: Path) -> None:
     """The delivery waits here, on disk, and not in the memory of a client."""
-    port = _free_port()
+    port = free_port()
     app = Celery("away", broker=f"redis://127.0.0.1:{port}/0")
     patience = {"retry": ["0.1s"] * 1000, "breaker": {"failures": 10_000}, "timeout": "60s"}
     celery_task(inbox, "some.task", app=app, **patience)

@@ -14,7 +14,7 @@ import pytest
 from tests.acceptance.processes import Receiver
 from tests.acceptance.sink import Sink
 from tests.deploy.test_notify import CONFIG
-from tests.docs.reader import free_port
+from tests.servers import free_port
 from tests.unit.test_cli import run
 from tests.wire import Client
 

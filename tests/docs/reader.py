@@ -12,10 +12,8 @@ import fcntl
 import os
 import pty
 import re
-import secrets
 import shlex
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -139,14 +137,6 @@ class Terminal:
             self._shown += decoder.decode(piece)
             if _QUESTION.search(self.shown):
                 os.write(self._keyboard, b"y\n")
-
-
-def free_port() -> int:
-    """A port for later: not one of those that systems give to whoever asks for any, which lie above."""
-    while True:
-        port = 10_000 + secrets.randbelow(22_000)
-        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-            return port
 
 
 def clean_environment(folder: Path) -> dict[str, str]:

@@ -26,7 +26,8 @@ from oncehook.testing import signed
 from oncehook.testing.standins import EvolutionApiStandIn
 from tests.contrib.running import Database, fresh_database
 from tests.docs.blocks import ROOT, blocks
-from tests.docs.reader import SECRET, Reader, free_port
+from tests.docs.reader import SECRET, Reader
+from tests.servers import free_port
 
 Scene = Callable[[Reader, Path], None]
 

@@ -18,8 +18,9 @@ from pathlib import Path
 import pytest
 
 from tests.docs.blocks import PAGES, ROOT, Block, blocks
-from tests.docs.reader import SECRET, Reader, clean_environment, free_port, steps
+from tests.docs.reader import SECRET, Reader, clean_environment, steps
 from tests.docs.scenes import SCENES, TROUBLED, scene_of
+from tests.servers import free_port
 
 NOT_RUN = {
     r"docker (build|run|compose) ": "needs Docker's engine; tests/deploy/test_files.py reads its files",

