@@ -1,9 +1,10 @@
 """Heartbeats: a thread that prolongs a worker's leases while it works on them.
 
 A thread, because neither a blocked handler nor a blocked event loop may delay it (R32). When a lease is lost, or the
-store has not answered for so long that it may be, the worker is told in time to stop (R33). A lease with an end is not
-prolonged beyond it, so that a handler that hangs is taken over by somebody else (R34). One without an end belongs to a
-thread, which cannot be stopped: it is asked for until the store says that it is somebody else's (DESIGN.md 8.16).
+store has not answered for so long that it may be, the worker is told in time to stop (R33); a second thread minds that,
+because the first may be waiting for the answer. A lease with an end is not prolonged beyond it, so that a handler that
+hangs is taken over by somebody else (R34). One without an end belongs to a thread, which cannot be stopped: it is asked
+for until the store says that it is somebody else's (DESIGN.md 8.16).
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ class Heartbeat:
         for h in held:
             # A thread that has no lease goes on all the same, and somebody would begin beside it: when the store is
             # back before anybody has looked, its lease is still there to be had.
-            if h.ends_at is not None and self._is_over(h) and not h.lease.is_settling and self.let_go(h.lease):
-                self._lost(h.lease)
+            if h.ends_at is not None and self._is_over(h):
+                self._lose(h.lease)
 
     def _renew(self, wanted: list[_Held], now: float) -> None:
         self._unanswered = wanted
@@ -119,9 +120,13 @@ class Heartbeat:
         for h in wanted:
             if h.lease.fence in ours:
                 h.renewed_at = now
-            elif not h.lease.is_settling and self.let_go(h.lease):
-                self._lost(h.lease)
+            else:
+                self._lose(h.lease)
         self._unanswered = []
+
+    def _lose(self, lease: Lease) -> None:
+        if not lease.is_settling and self.let_go(lease):  # whoever settles it learns of it there
+            self._lost(lease)
 
     def _is_over(self, h: _Held) -> bool:
         """One beat before it may belong to somebody else."""
