@@ -6,14 +6,14 @@ carries a *fence*: a number drawn anew each time, without which nothing about th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum, IntFlag, StrEnum
 from typing import Any, Generic, TypeVar
 
 from oncehook.clauses import Clause
-from oncehook.model import Intake, Mark, Verdict
+from oncehook.model import Intake, Item, Mark, Planned, Verdict
 
 T = TypeVar("T")
 
@@ -148,8 +148,56 @@ class Lease:
     head: bytes
     """Of the request: see `unpack_head`."""
     body: bytes
+    more: bool = False
+    """Something waited behind it when it was given."""
+    failing: bool = False
+    """Failures were counted against its destination then: a success takes them off."""
     is_settling: bool = False
     """Its handler's own transaction settles it: the row is locked until the commit, and needs no heartbeat."""
+
+    @classmethod
+    def on_arrival(
+        cls,
+        intake: Intake,
+        item: Item,
+        planned: Planned,
+        *,
+        fence: int,
+        seconds: float,
+        source: str,
+        received_at: datetime,
+        more: bool,
+    ) -> Lease:
+        """Make the lease on a delivery that was leased in the commit which kept it."""
+        return cls(
+            line=planned.subject_key or planned.id,
+            delivery_id=planned.id,
+            head_id=planned.id,
+            destination_id=planned.destination_id,
+            fence=fence,
+            run=1,
+            attempt=1,
+            deaths=0,
+            turn=Turn.live,
+            options=Options(planned.options),
+            replay_id=None,
+            seconds=seconds,
+            event_id=item.event_id,
+            source_id=intake.source_id,
+            source=source,
+            type=item.type,
+            key=item.key,
+            subject=item.subject,
+            received_at=received_at,
+            event_at=item.event_at,
+            marks=item.marks,
+            rank=item.rank,
+            rank_scope=item.rank_scope,
+            highest_rank=None,
+            head=intake.headers,
+            body=item.body,
+            more=more,
+        )
 
     @property
     def is_stale(self) -> bool:
@@ -173,6 +221,7 @@ class Expired:
     """A lease that ran out before its holder settled it, and was taken over: the holder died, hung, or is cut off."""
 
     delivery_id: bytes
+    event_id: bytes
     destination_id: int
     fence: int
     run: int
@@ -184,13 +233,24 @@ class Expired:
 
 @dataclass(slots=True, frozen=True)
 class Outlook:
-    """What a worker that found too little may expect."""
+    """What a worker may expect. Paused destinations do not count."""
 
-    due_in: float | None
-    """Seconds until the first delivery may be leased; None when nothing waits. Paused destinations do not count, nor do
-    suspects that may be leased now."""
-    suspects: bool
-    """Whether something waits to be run alone, and may be leased now."""
+    live: Collection[int] = ()
+    """Destinations that have something live to be leased now."""
+    replay: Collection[int] = ()
+    """The same for bulk replays."""
+    suspect: Collection[int] = ()
+    """The same for what must run alone."""
+    due_in: float | None = None
+    """Seconds until the next delivery of the destinations that were asked about may be leased; None when there is none.
+    Those that may be leased now do not count."""
+    looked_at: datetime | None = None
+    """The moment to ask from next time, where that was asked."""
+
+    @property
+    def is_due(self) -> bool:
+        """Whether anything may be leased now."""
+        return bool(self.live or self.replay or self.suspect)
 
 
 # -- settling ----------------------------------------------------------------------------------
@@ -265,6 +325,40 @@ class Settlement:
     """SQLite: the handler's effect, run inside the transaction that settles, with a connection that cannot commit."""
     emits: Sequence[Emission] = ()
     """Events that are kept in the same commit; for what is done only."""
+    take_next: float | None = None
+    """Lease the next delivery of the subject in the same commit, for so many seconds; for what is done only."""
+
+    @property
+    def reached(self) -> set[int]:
+        """The destinations of what it emits."""
+        return {d.destination_id for emission in self.emits for item in emission.intake.items for d in item.deliveries}
+
+
+@dataclass(slots=True, frozen=True)
+class Settled:
+    """What became of a group of settlements."""
+
+    ours: Collection[int] = frozenset()
+    """The fences that were still ours."""
+    next: Sequence[Lease] = ()
+    """Leases on what comes next, where that was asked for."""
+
+
+def is_over(settlement: Settlement) -> bool:
+    """Tell whether it finishes the head of its line, so that the line goes on; a held dead letter stays the head."""
+    if settlement.what is Settle.dead:
+        return not settlement.lease.options & Options.hold
+    return settlement.what is Settle.done
+
+
+def is_crash(settlement: Settlement) -> bool:
+    """Tell whether it is given up because it keeps killing its worker, and was not even tried (R36)."""
+    return settlement.what is Settle.dead and settlement.evidence.error == "crash" and settlement.lease.deaths >= DEATHS
+
+
+def was_tried(settlement: Settlement) -> bool:
+    """Tell whether there was an attempt to write down."""
+    return settlement.what is not Settle.release and settlement.note != "stale" and not is_crash(settlement)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Final, Literal
 
-from oncehook import __version__, clock, model, query, shown, stats, watermarks
+from oncehook import __version__, clock, query, shown, stats, watermarks
 from oncehook.backoff import Policy
 from oncehook.deliveries import (
     Audited,
@@ -29,7 +29,17 @@ from oncehook.deliveries import (
 from oncehook.destinations.base import Destination
 from oncehook.erasing import Erasing
 from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon
-from oncehook.model import Figures, Kind, Outcome, Rejection, StoredArrival, StoredEvent, key_hash, new_id
+from oncehook.model import (
+    Figures,
+    Kind,
+    Outcome,
+    Rejection,
+    StoredArrival,
+    StoredEvent,
+    destination_of,
+    key_hash,
+    new_id,
+)
 from oncehook.plans import Plan, Wish, draw_up, ended, some_id, some_ids, unseal
 from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, Seen, StoredReplay
 from oncehook.routes import Route
@@ -318,8 +328,9 @@ class Desk:
         if wish.filter.destination is not None:
             return [wish.filter.destination]
         if wish.filter.ids:  # read off the ids: a copy that revives its event waits for this
-            numbers = {model.destination_of(one) for one in wish.filter.ids}
-            return [one.name for one in self._destinations.values() if one.number in numbers]
+            names = {one.number: one.name for one in self._destinations.values()}
+            numbers = {destination_of(one, names) for one in wish.filter.ids}
+            return [name for number, name in names.items() if number in numbers]
         return list((await self._store.plan_replay(wish.filter, force=wish.force)).by_destination)
 
     async def replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:

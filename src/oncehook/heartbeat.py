@@ -92,16 +92,17 @@ class Heartbeat:
             except Exception:  # whatever it is, the next look must come
                 log.exception("heartbeat.failed")
 
-    def beat(self) -> None:
-        """Prolong what is due to be prolonged; also out of turn, and always on a thread."""
+    def beat(self) -> bool:
+        """Prolong what is due to be prolonged; also out of turn, and always on a thread. Tells whether it is known now
+        which leases are ours."""
         now = clock.steady()
         # A copy: the loop adds and removes meanwhile.
         held = [h for h in list(self._held.values()) if now - h.renewed_at >= h.lease.seconds / BEATS]
         held = [h for h in held if not h.lease.is_settling]
         wanted = [h for h in held if h.ends_at is None or now < h.ends_at]
-        if wanted:
-            self._renew(wanted, now)
+        is_known = not wanted or self._renew(wanted, now)
         self._give_up(held)
+        return is_known
 
     def _give_up(self, held: list[_Held]) -> None:
         for h in held:
@@ -110,19 +111,20 @@ class Heartbeat:
             if h.ends_at is not None and self._is_over(h):
                 self._lose(h.lease)
 
-    def _renew(self, wanted: list[_Held], now: float) -> None:
+    def _renew(self, wanted: list[_Held], now: float) -> bool:
         self._unanswered = wanted
         try:
             ours = self._store.renew([h.lease for h in wanted])
         except StoreError as error:
             log.warning("heartbeat.unanswered", extra={"fields": {"leases": len(wanted), "error": str(error)}})
-            return
+            return False
         for h in wanted:
             if h.lease.fence in ours:
                 h.renewed_at = now
             else:
                 self._lose(h.lease)
         self._unanswered = []
+        return True
 
     def _lose(self, lease: Lease) -> None:
         if not lease.is_settling and self.let_go(lease):  # whoever settles it learns of it there

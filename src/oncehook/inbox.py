@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -180,9 +180,9 @@ class Inbox(Layout):
             raise ConfigError("Nothing works here.", hint="Start the inbox with its worker, and with a destination.")
         await self._worker.drained()
 
-    def _wake(self) -> None:
+    def _wake(self, destination_ids: Collection[int] | None) -> None:
         if self._worker is not None:
-            self._worker.wake()
+            self._worker.wake(destination_ids)
 
     def _nudge(self) -> None:
         """A bulk replay wants to be fed."""

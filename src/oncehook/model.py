@@ -7,7 +7,7 @@ outside it is text that carries its kind: `evt_`, `dlv_`, `att_`, `arr_`, `rpl_`
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntFlag, StrEnum
@@ -40,9 +40,9 @@ _last_tick = 0
 
 
 def new_id() -> bytes:
-    """A UUIDv7 whose last two bytes are zero, greater than every one made before by this process.
+    """Make a UUIDv7 whose last three bytes are zero, greater than every one made before by this process.
 
-    The two bytes are room for a destination's number: a delivery's id is its event's id with that number
+    The three bytes are room for a destination's number: a delivery's id is its event's id with that number
     in them, so all deliveries of an event are one range of the primary key.
     """
     global _last_tick
@@ -53,7 +53,7 @@ def new_id() -> bytes:
             tick = _last_tick + 1
         _last_tick = tick
     high = (tick >> 12) << 16 | 0x7000 | (tick & 0xFFF)
-    return (high << 64 | 0x2 << 62 | clock.random_bits(46) << 16).to_bytes(16)
+    return (high << 64 | 0x2 << 62 | clock.random_bits(38) << 24).to_bytes(16)
 
 
 def start_ids_anew() -> None:
@@ -65,17 +65,23 @@ def start_ids_anew() -> None:
 
 def delivery_id(event_id: bytes, destination_id: int) -> bytes:
     """The id of this event's delivery to this destination."""
-    return event_id[:14] + destination_id.to_bytes(2)
+    return event_id[:13] + destination_id.to_bytes(3)
 
 
 def event_of(delivery_id: bytes) -> bytes:
     """The id of the event that a delivery is about."""
-    return delivery_id[:14] + bytes(2)
+    return delivery_id[:13] + bytes(3)
 
 
-def destination_of(delivery_id: bytes) -> int:
-    """The number of the destination that a delivery goes to."""
-    return int.from_bytes(delivery_id[14:])
+def last_delivery_of(event_id: bytes) -> bytes:
+    """Return the highest id that a delivery of this event can have."""
+    return event_id[:13] + b"\xff\xff\xff"
+
+
+def destination_of(delivery_id: bytes, known: Container[int]) -> int | None:
+    """Return the number of the destination that a delivery goes to, if it is known. Older ids have two bytes for it."""
+    numbers = (int.from_bytes(delivery_id[at:]) for at in (13, 14))
+    return next((number for number in numbers if number in known), None)
 
 
 def show_id(kind: Kind, value: bytes) -> str:
@@ -105,7 +111,7 @@ def key_hash(source: str, parts: Sequence[str]) -> bytes:
 
 
 def subject_key(destination: str, source: str, subject: str) -> bytes:
-    """The line in which deliveries wait: one destination, one source, one subject."""
+    """Name the line in which deliveries wait: one destination, one source, one subject."""
     return digest(destination.encode(), source.encode(), subject.encode())
 
 

@@ -19,7 +19,7 @@ from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
 from oncehook.logs import plain
 from oncehook.metrics import Count, Level, Panel, Spread
-from oncehook.model import Arrival, Item, Kind, Mark, Rejection, event_of, show_id
+from oncehook.model import Arrival, Item, Kind, Mark, Rejection, show_id
 from oncehook.replays import StoredReplay
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS
@@ -213,7 +213,7 @@ class Observer:
             "destination": destination.name,
             "attempt": expired.attempt,
             "run": expired.run,
-            "event_id": show_id(Kind.event, event_of(expired.delivery_id)),
+            "event_id": show_id(Kind.event, expired.event_id),
             "delivery_id": show_id(Kind.delivery, expired.delivery_id),
             "fence": expired.fence,
             "former_worker": expired.worker,

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from typing import Final, Protocol
 
 from oncehook import clock
-from oncehook.deliveries import Lease, Settlement
+from oncehook.deliveries import Lease, Settled, Settlement
 from oncehook.destinations.base import Destination, settlement
 from oncehook.destinations.handler import failure
 from oncehook.errors import StoreUnavailable
@@ -21,109 +21,126 @@ log = logging.getLogger("oncehook.worker")
 
 
 class Holder(Protocol):
-    """Who holds the leases."""
+    """The worker, as its settlements see it."""
 
-    def settled(self, done: Settlement) -> None:
-        """It is written down."""
+    id: str
+
+    def settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
+        """Handle a committed settlement; `following`: the next of its subject, leased with it, asked for then."""
 
     def lost(self, lease: Lease) -> None:
-        """It belongs to somebody else by now, and nothing was changed."""
+        """Handle a lease that was lost; nothing was changed."""
 
     def destination_of(self, lease: Lease) -> Destination:
-        """Whom a lease is for."""
+        """Return the destination of a lease."""
+
+
+GROUPS: Final = 2
+"""Groups under way at once: a subject that goes on must not wait for the others' commit."""
 
 
 class Settling:
-    """The line of attempts that have ended and are not settled yet."""
+    """Attempts that have ended and are not settled yet."""
 
     def __init__(self, store: Store, worker: Holder) -> None:
         self._store = store
         self._worker = worker
         self._ended: list[Settlement] = []
         self._under_way = 0
-        self._wanted = asyncio.Event()
+        """Settlements that are being written."""
+        self._groups: set[asyncio.Task[None]] = set()
         self._turn_over = asyncio.Event()
         """Set when a group is written."""
-        self._task: asyncio.Task[None] | None = None
+        self._is_planned = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._stopping = False
 
     def start(self) -> None:
         """Begin, on the running loop."""
-        self._task = asyncio.create_task(self._settle_until_stopped(), name="oncehook-settling")
+        self._loop = asyncio.get_running_loop()
 
     async def stop(self) -> None:
         """Settle what is there, and end."""
         self._stopping = True
-        self._wanted.set()
-        if self._task is not None:
-            await self._task
+        await self.caught_up()
 
     def add(self, ended: Settlement) -> None:
-        """An attempt has ended so."""
+        """Add a settlement to the next group."""
         self._ended.append(ended)
-        self._wanted.set()
+        if not self._is_planned and self._loop is not None:
+            # Not at once: whatever else ends in this turn of the loop belongs to the same group.
+            self._is_planned = True
+            self._loop.call_soon(self._begin)
 
     def is_empty(self) -> bool:
-        """Whether everything is written down."""
+        """Tell whether everything is settled."""
         return not self._ended and not self._under_way
 
     async def caught_up(self) -> None:
         """Return when everything that has ended so far is written down."""
-        while not self.is_empty() and self._task is not None and not self._task.done():
+        while not self.is_empty() and self._loop is not None:
             self._turn_over.clear()
             await self._turn_over.wait()
 
     def is_behind(self) -> bool:
-        """More has ended than the store takes: begin nothing new."""
+        """Tell whether so much is unsettled that nothing new may begin."""
         return len(self._ended) + self._under_way > 1000
 
-    async def _settle_until_stopped(self) -> None:
-        while True:
-            await self._wanted.wait()
-            self._wanted.clear()
-            while self._ended:
-                await self._settle_all()
-            if self._stopping:
-                return
+    def _begin(self) -> None:
+        """Begin the next group; beside another one only if as many wait as that holds: a commit has its price."""
+        self._is_planned = False
+        if self._ended and len(self._groups) < GROUPS and len(self._ended) >= self._under_way:
+            assert self._loop is not None
+            group, self._ended = self._ended, []
+            self._under_way += len(group)
+            task = self._loop.create_task(self._settle_all(group), name="oncehook-settling")
+            self._groups.add(task)
+            task.add_done_callback(self._groups.discard)
 
-    async def _settle_all(self) -> None:
-        ended, self._ended = self._ended, []
-        self._under_way = len(ended)
-        plain = [s for s in ended if not _may_fail(s)]
+    async def _settle_all(self, ended: list[Settlement]) -> None:
+        single = [s for s in ended if _may_fail(s)]
+        plain = [s for s in ended if not _may_fail(s)] if single else ended
         try:
-            # Those with an effect of their own can fail by themselves; on SQLite all join the same commit.
-            await asyncio.gather(self._settle(plain), *(self._settle([s]) for s in ended if _may_fail(s)))
+            if single:
+                # Those with an effect of their own can fail by themselves; on SQLite all join the same commit.
+                await asyncio.gather(self._settle(plain), *(self._settle([s]) for s in single))
+            else:
+                await self._settle(plain)
         finally:
-            self._under_way = 0
+            self._under_way -= len(ended)
             self._turn_over.set()
+            assert self._loop is not None
+            self._loop.call_soon(self._begin)
 
     async def _settle(self, group: list[Settlement]) -> None:
         if not group:
             return
+        asked_at = clock.steady()
         try:
-            ours = await self._persist(group)
+            settled = await self._persist(group)
         except StoreUnavailable as error:
             log.error("worker.settle_failed", extra={"fields": {"leases": len(group), "error": str(error)}})
-            for settled in group:  # their leases run out, and somebody makes the attempts again
-                self._worker.lost(settled.lease)
+            for one in group:  # their leases run out, and somebody makes the attempts again
+                self._worker.lost(one.lease)
             return
         except Exception as error:
             self._failed(group, error)
             return
-        for settled in group:
-            if settled.lease.fence in ours:
-                self._worker.settled(settled)
-                for emission in settled.emits:
+        following = {lease.line: lease for lease in settled.next}
+        for one in group:
+            if one.lease.fence in settled.ours:
+                self._worker.settled(one, following.get(one.lease.line), asked_at)
+                for emission in one.emits:
                     emission.committed()
             else:
-                self._worker.lost(settled.lease)
+                self._worker.lost(one.lease)
 
-    async def _persist(self, group: list[Settlement]) -> set[int]:
+    async def _persist(self, group: list[Settlement]) -> Settled:
         """Ask again while the store is away, for as long as the leases can still be ours: they are kept alive."""
         wait, ends_at = 0.05, clock.steady() + max(s.lease.seconds for s in group)
         while True:
             try:
-                return await self._store.settle(group)
+                return await self._store.settle(group, self._worker.id)
             except StoreUnavailable:
                 if clock.steady() + wait > ends_at or self._stopping:
                     raise
@@ -142,5 +159,5 @@ class Settling:
 
 
 def _may_fail(settled: Settlement) -> bool:
-    """Whether it brings something of its handler's own."""
+    """Tell whether it carries an effect or events of its handler."""
     return settled.commit is not None or bool(settled.emits)

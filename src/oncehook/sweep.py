@@ -77,7 +77,7 @@ class Sweep:
         """Begin, on the running loop."""
         self._store.finished = self._witness.replay_over
         duties = (
-            (1.0, self._rescue), (1.0, self._write_rejections), (10.0, self._greet), (10.0, self._watch),
+            (1.0, self._write_rejections), (10.0, self._greet), (10.0, self._watch),
             (60.0, self._prune), (3600.0, self._roll_up),
         )  # fmt: skip
         self._tasks = [asyncio.create_task(self._every(pace, duty)) for pace, duty in duties]
@@ -112,10 +112,6 @@ class Sweep:
         return None
 
     # -- duties --------------------------------------------------------------------------------
-
-    async def _rescue(self) -> None:
-        if found := await self._store.rescue():
-            log.warning("sweep.rescued", extra={"fields": {"subjects": found}})
 
     async def _feed_for_ever(self) -> None:
         # First what was asked for while nobody was there: what it leads nowhere with waits from then on.

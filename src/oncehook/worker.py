@@ -1,11 +1,13 @@
 """The worker: leases what is due, has its destination make the attempt, and settles what came of it.
 
-Leases and settlements go to the store in groups, and a group gathers while the one before it is under way; nobody waits
-for a timer. A worker leases no more than it can start at once. It sleeps until the store says that something became
-due, or until the next thing does; on PostgreSQL it also looks once a second, in case a notice was lost.
+Leases and settlements go to the store in groups, and a group gathers while the one before it is under way. A worker
+leases no more than it can start at once. The store tells it for which destinations something became due; it asks by
+itself when the next thing it knows of is due, and on a shared store once a second, in case a notice was lost. What
+waits behind a delivery of the same subject is leased by the settlement of that delivery, for a while: then the subject
+makes room for others.
 
 What was being worked on when a process died is a suspect: it is run alone, with nothing else under way in this worker,
-so that an event which kills its process condemns nobody but itself (DESIGN.md 8.3).
+so that an event which kills its process condemns nobody but itself.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from oncehook import clock, faults
-from oncehook.deliveries import DEATHS, Evidence, Expired, Lease, Outlook, Settle, Settlement, StoredWorker, Turn, Want
+from oncehook.deliveries import DEATHS, Evidence, Expired, Lease, Settle, Settlement, StoredWorker, Turn, Want
 from oncehook.destinations.base import Destination, settlement
 from oncehook.destinations.handler import failure
-from oncehook.errors import LeaseLost, StoreError
+from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
 from oncehook.heartbeat import BEATS, Heartbeat
 from oncehook.model import Engine
 from oncehook.settling import Settling
@@ -37,14 +39,31 @@ POLL: Final = 1.0
 
 LONGEST_REST: Final = 30.0
 
-REPLAYING: Final = 2.0
-"""Seconds for which some room is kept for bulk replays after one was seen."""
+LOOKED_AT: Final = 500
+"""Destinations that one look asks about, in turn; of the others it only learns what has become due since the last."""
+
+LOOK_PAUSE: Final = 0.1
+"""Seconds between two looks because a lease brought less than was wanted."""
+
+GATHER: Final = 0.002
+"""Seconds for which wake-ups gather when the last lease brought little."""
+
+LITTLE: Final = 4
+"""Fewer deliveries than this are little."""
+
+SHARE: Final = 0.1
+"""Seconds for which one subject is worked on while others of its destination may wait."""
+
+REPLAY_SHARE: Final = 10
+"""Of so many deliveries one is of a bulk replay, while there is live work too."""
 
 HELD_SURELY: Final = 1 - 1 / BEATS
 """The part of a lease after which it may soon be somebody else's, if it was not renewed."""
 
 GRACE: Final = 2.0
 """Seconds that a coroutine gets to end after it was cancelled, before its lease is left to run out."""
+
+THE_PAST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Witness(Protocol):
@@ -63,18 +82,20 @@ class Witness(Protocol):
 class _Place:
     """One destination in this worker: how much of it is under way, and how much may begin."""
 
-    __slots__ = ("_allowance", "_at", "busy", "destination")
+    __slots__ = ("_allowance", "_at", "asked", "busy", "destination")
 
     def __init__(self, destination: Destination) -> None:
         self.destination = destination
         self.busy = 0
+        self.asked = 0
+        """Places that are kept for a lease that is being asked for."""
         self._allowance = 1.0
         self._at = clock.steady()
 
     def room(self, most: int) -> int:
-        """How many attempts may begin now: by its concurrency, by its rate, by what the worker has left."""
-        room = min(self.destination.terms.concurrency - self.busy, most)
-        return max(min(room, self._allowed()), 0)
+        """Return how many attempts may begin now, by its concurrency, its rate and the worker's free places."""
+        room = min(self.destination.terms.concurrency - self.busy, most, self._allowed())
+        return max(room - self.asked, 0)
 
     def _allowed(self) -> int:
         rate = self.destination.terms.rate
@@ -88,10 +109,18 @@ class _Place:
 
     def take(self) -> None:
         self.busy += 1
-        self._allowance -= 1.0
+        self.spend()
 
     def give_back(self) -> None:
         self.busy -= 1
+
+    def spend(self) -> None:
+        """Count an attempt against its rate."""
+        self._allowance -= 1.0
+
+    def refund(self) -> None:
+        """Take that back: the attempt is not made."""
+        self._allowance += 1.0
 
     def allowed_in(self) -> float | None:
         """Seconds until its rate allows another one; None: it does now, or has none."""
@@ -99,6 +128,23 @@ class _Place:
         if rate is None or self._allowed() >= 1:
             return None
         return (1.0 - self._allowance) / rate
+
+
+class _UnderWay:
+    """An attempt that is being made."""
+
+    __slots__ = ("began", "late_at", "on_thread", "takes_next", "task")
+
+    def __init__(self, began: float, late_at: float, on_thread: bool) -> None:
+        self.began = began
+        """When its subject was leased: an earlier delivery of it may have been worked on since."""
+        self.late_at = late_at
+        """When it should have ended: what goes on beyond that hangs, and nobody waits for it."""
+        self.on_thread = on_thread
+        """It runs on a thread, and cannot be ended."""
+        self.takes_next = False
+        """Its settlement asks for the next of its subject, which is counted against the rate already."""
+        self.task: asyncio.Task[None]
 
 
 class Worker:
@@ -112,27 +158,37 @@ class Worker:
         self._witness = witness
         self._places = {d.number: _Place(d) for d in destinations}
         self._concurrency = concurrency
-        self._attempts: dict[int, asyncio.Task[None]] = {}
-        """Under way, by fence."""
-        self._late_at: dict[int, float] = {}
-        """When each should have ended: what goes on beyond that hangs, and nobody waits for it."""
-        self._on_threads: set[int] = set()
-        """Those of them that cannot be ended, by fence."""
+        self._attempts: dict[int, _UnderWay] = {}
+        """By fence."""
         self.left_behind = 0
         """Threads that were still at work when it stopped: the process must end before anybody else may begin."""
-        self._failed: set[int] = set()
-        """Ended badly and not settled yet, by fence: they keep their places, so that a breaker opens in time."""
+        self._kept: dict[int, _UnderWay] = {}
+        """Attempts that ended and keep their place until they are settled, by fence: failed ones, so that a breaker
+        opens in time, and those whose place goes to the next of the subject."""
         self._settling = Settling(store, self)
         self._woken = asyncio.Event()
         self._stopping = False
         self._main: asyncio.Task[None] | None = None
-        self._first = 0
-        self._replaying_until = 0.0
-        self._looked_at = 0.0
+        self._due: dict[Turn, dict[int, None]] = {Turn.live: {}, Turn.replay: {}}
+        """Destinations that may have something to be leased, the one that waits longest first."""
+        self._reserved = 0
+        """Places that are kept for leases that are being asked for, and for arrivals on their way to the store."""
+        self._is_alone = False
+        """A suspect is run, or is to be: nothing else may begin."""
+        self._suspects: set[int] = set()
+        """Destinations that have something to be run alone."""
+        self._rounds = 0
+        self._looked_at = -LONGEST_REST
+        self._look_at = 0.0
+        """When to look next, at the latest."""
+        self._order = list(self._places)
+        self._since: datetime | None = THE_PAST if len(self._places) > LOOKED_AT else None
+        """Up to when it is known what has become due, where that cannot be asked for each destination."""
+        self._gathers_until = 0.0
+        # By chance: a process that is killed by a suspect must not begin with the same destination for ever.
+        self._last_alone = clock.chance.choice([0, *self._places])
         self._alone_after = 0.0
         """Not before this moment is the next suspect run: other work gets as much time as the last one took."""
-        # By chance: a process that is killed by a suspect must not begin with the same destination for ever.
-        self._next_alone = clock.chance.randrange(max(len(self._places), 1))
         shortest = min((p.destination.terms.lease for p in self._places.values()), default=10.0)
         self.heartbeat = Heartbeat(store, self._lost_by_thread, shortest)
 
@@ -142,6 +198,7 @@ class Worker:
         """Begin to work, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._store.expired = self._taken_over
+        self._store.taker = self
         for place in self._places.values():
             await place.destination.open()
         self.heartbeat.start()
@@ -151,6 +208,7 @@ class Worker:
     def quiesce(self) -> None:
         """Take no more work."""
         self._stopping = True
+        self._store.taker = None
         self._woken.set()
 
     async def stop(self, patience: float = 25.0) -> None:
@@ -160,6 +218,10 @@ class Worker:
             with suppress(asyncio.CancelledError):
                 await self._main
         await self._finish(patience)
+        for _ in range(100):  # arrivals may be on their way to the store: what is leased with them is given back
+            if not self._reserved:
+                break
+            await asyncio.sleep(GRACE / 100)
         await self._settling.stop()
         await asyncio.to_thread(self.heartbeat.stop)
         for place in self._places.values():
@@ -167,27 +229,31 @@ class Worker:
 
     async def _finish(self, patience: float) -> None:
         if self._attempts:
-            await asyncio.wait(self._attempts.values(), timeout=patience)
-        late = [task for fence, task in self._attempts.items() if fence not in self._on_threads]
+            await asyncio.wait([one.task for one in self._attempts.values()], timeout=patience)
+        late = [one.task for one in self._attempts.values() if not one.on_thread]
         for task in late:
             task.cancel()
         if late:
             await asyncio.wait(late, timeout=GRACE)
         # A thread cannot be ended. Its lease is not given back, or somebody would begin beside it: it runs out with
-        # the process, and that is no attempt (DESIGN.md 8.16).
+        # the process, and that is no attempt.
         self.left_behind = len(self._attempts)
 
-    def wake(self) -> None:
-        """Something may have become due."""
+    def wake(self, destination_ids: Collection[int] | None = None) -> None:
+        """Note that something may have become due for these destinations; None: for any."""
+        if destination_ids is None:
+            self._look_at = 0.0
+        else:
+            self._due[Turn.live].update(dict.fromkeys(n for n in destination_ids if n in self._places))
         self._woken.set()
 
     @property
     def destinations(self) -> Sequence[str]:
-        """Whom it works for."""
+        """Return the names of its destinations."""
         return [place.destination.name for place in self._places.values()]
 
     def as_stored(self, since: datetime) -> StoredWorker:
-        """Who it is, for those that ask which workers there are."""
+        """Return this worker as the store lists it."""
         host, pid, _ = self.id.rsplit(":", 2)
         return StoredWorker(self.id, host, int(pid), since, since, len(self.heartbeat), self.destinations)
 
@@ -195,8 +261,8 @@ class Worker:
         """Return when nothing is left to do for its destinations, retries included; what is paused does not count."""
         while self._main is not None and not self._main.done():
             if not self._attempts and self._settling.is_empty():
-                outlook = await self._outlook(self._places)
-                if outlook.due_in is None and not outlook.suspects and not self._attempts:
+                outlook = await self._store.outlook(self._order)
+                if outlook.due_in is None and not outlook.is_due and not self._attempts:
                     return
                 await asyncio.sleep(min(max(outlook.due_in or 0.0, 0.005), 0.2))
             else:
@@ -208,8 +274,9 @@ class Worker:
         trouble = 0
         while not self._stopping:
             try:
-                if trouble:  # what our threads still work on may have lapsed: keep it, or we take it over ourselves
-                    await asyncio.to_thread(self.heartbeat.beat)
+                # What our threads still work on may have lapsed: keep it, or we take it over ourselves.
+                if trouble and not await asyncio.to_thread(self.heartbeat.beat):
+                    raise StoreUnavailable("The store does not answer heartbeats.")
                 rest = await self._round()
                 trouble = 0
             except StoreError as error:
@@ -228,151 +295,202 @@ class Worker:
     async def _round(self) -> float:
         """Take what there is and room for; returns how long to rest, unless woken."""
         self._woken.clear()
-        ready = self._ready()
+        if clock.steady() >= self._look_at:
+            await self._look()
+        if self._suspects and clock.steady() >= self._alone_after:
+            await self._run_alone()
         wants = self._wants()
-        if wants and await self._take(wants):
-            await self._look_for_suspects()
-            return 0.0
+        if wants and (pause := self._gathers_until - clock.steady()) > 0:
+            await asyncio.sleep(pause)
+            wants = self._wants()
         if self._stopping:
             return 0.0
-        # Also for those that were not asked because others took the room: it is their turn in a moment.
-        outlook = await self._look_for_suspects(ready if wants else ())
-        if wants and outlook is not None and outlook.due_in == 0 and await self._replay(wants):
+        if wants:
+            await self._take(wants)
             return 0.0
-        if not self._ready() <= ready:
-            return 0.0  # a rate has come to allow more since we asked, and no timer would tell
-        return self._rest(outlook, has_room=bool(wants))
+        return self._rest()
 
-    def _ready(self) -> set[int]:
-        """The destinations that may begin something, as far as they are concerned."""
-        return {number for number, place in self._places.items() if place.room(1)}
+    def _rest(self) -> float:
+        now = clock.steady()
+        waits = [self._look_at - now]
+        if self._suspects:
+            waits.append(max(self._alone_after - now, 0.002))
+        places = [self._places[n] for due in self._due.values() for n in due]
+        waits += [wait for place in places if (wait := place.allowed_in()) is not None]
+        return max(min(waits), 0.0)
 
-    def _rest(self, outlook: Outlook | None, *, has_room: bool) -> float:
-        rest = POLL if self._store.engine is Engine.postgres else LONGEST_REST
-        waits = [wait for place in self._places.values() if (wait := place.allowed_in()) is not None]
-        if has_room and outlook is not None and outlook.due_in is not None:
-            waits.append(max(outlook.due_in, 0.002))
-        if outlook is not None and outlook.suspects:
-            waits.append(max(self._alone_after - clock.steady(), 0.002))
-        return min([rest, *waits])
+    # -- what is due ---------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Ask the store what is due, and when the next thing will be; of many destinations for some, in turn."""
+        self._looked_at = clock.steady()
+        self._look_at = self._looked_at + (POLL if self._store.engine is Engine.postgres else LONGEST_REST)
+        asked, rest = self._order[:LOOKED_AT], self._order[LOOKED_AT:]
+        self._order = rest + asked
+        outlook = await self._store.outlook(asked, self._since)
+        self._since = outlook.looked_at
+        for turn, found in ((Turn.live, outlook.live), (Turn.replay, outlook.replay)):
+            self._due[turn].update(dict.fromkeys(n for n in found if n in self._places))
+        self._suspects.difference_update(asked)
+        self._suspects.update(n for n in outlook.suspect if n in self._places)
+        if outlook.due_in is not None:
+            self._look_in(outlook.due_in)
+
+    def _look_in(self, seconds: float) -> None:
+        """Look not later than in so many seconds."""
+        look_at = clock.steady() + max(seconds, 0.002)
+        if look_at < self._look_at:
+            self._look_at = look_at
+            self._woken.set()  # it may rest for longer than that
 
     def _wants(self) -> list[Want]:
-        left = self._concurrency - len(self._attempts)
+        """Return what to ask the store for, as far as destinations and this worker have room."""
+        left = self._room()
         if left <= 0 or self._settling.is_behind():
             return []
-        wants = []
-        for place in self._in_turn():
+        self._rounds += 1
+        wants: list[Want] = []
+        live, replay = self._due.values()
+        for number in [*live, *(n for n in replay if n not in live)]:
+            place = self._places[number]
             room = place.room(left)
-            if room > 0:
-                wants += self._split(place.destination, room)
-                left -= room
+            if room <= 0:
+                continue
+            left -= room
+            wants += self._split(place.destination, room, number in live, number in replay)
+            if left <= 0:
+                break
         return wants
 
-    def _in_turn(self) -> list[_Place]:
-        """All places, beginning with another one each time: none may take all the room there is for ever."""
-        places = list(self._places.values())
-        self._first = (self._first + 1) % len(places)
-        return places[self._first :] + places[: self._first]
+    def _split(self, destination: Destination, room: int, live: bool, replay: bool) -> list[Want]:
+        """Live work gets the room; a bulk replay a small part of it, so that neither starves, or what is left free."""
+        kept = 0
+        if replay:
+            kept = room if not live else max(room // REPLAY_SHARE, int(self._rounds % REPLAY_SHARE == 0))
+        shares = ((room - kept, Turn.live), (kept, Turn.replay))
+        return [_want(destination, share, turn) for share, turn in shares if share]
 
-    def _split(self, destination: Destination, room: int) -> list[Want]:
-        """Live work gets the room; while bulk replays run, they get a tenth of it, so that neither starves."""
-        if not self._replaying() or room == 1:
-            return [_want(destination, room, Turn.live)]
-        kept = max(room // 10, 1)
-        return [_want(destination, room - kept, Turn.live), _want(destination, kept, Turn.replay)]
-
-    def _replaying(self) -> bool:
-        return clock.steady() < self._replaying_until
-
-    async def _take(self, wants: Sequence[Want]) -> int:
-        leased = await self._lease(wants)
-        if self._replaying() and not self._stopping:
-            return len(leased) + await self._replay(wants, leased)
-        return len(leased)
-
-    async def _replay(self, wants: Sequence[Want], leased: Sequence[Lease] = ()) -> int:
-        """What live work leaves free is for bulk replays."""
-        room = Counter[int]()
+    async def _take(self, wants: Sequence[Want]) -> None:
+        """Lease, and forget that something is due where less came than was wanted."""
+        for want in wants:  # before it is asked: what becomes due meanwhile is noted anew
+            self._due[want.turn].pop(want.destination_id, None)
+        began = clock.steady()
+        try:
+            leases = await self._lease(wants)
+        except BaseException:
+            for want in wants:
+                self._due[want.turn][want.destination_id] = None
+            raise
+        self._gathers_until = began + GATHER if len(leases) < LITTLE else 0.0
+        came = Counter((lease.destination_id, lease.turn) for lease in leases)
         for want in wants:
-            room[want.destination_id] += want.limit
-        room.subtract(lease.destination_id for lease in leased)
-        spare = [_want(self._places[n].destination, left, Turn.replay) for n, left in room.items() if left > 0]
-        return len(await self._lease(spare)) if spare else 0
+            if came[want.destination_id, want.turn] >= want.limit:
+                self._due[want.turn][want.destination_id] = None
+            else:  # nothing more is due, or it is held back: until when, the store knows
+                self._look_in(self._looked_at + LOOK_PAUSE - clock.steady())
 
     async def _lease(self, wants: Sequence[Want]) -> list[Lease]:
         asked_at = clock.steady()
-        leases = await self._store.lease(wants, self.id) if wants else []
-        if leases:
-            faults.point("after_lease")
+        self._keep_places(wants, 1)
+        try:
+            leases = await self._store.lease(wants, self.id)
+        finally:
+            self._keep_places(wants, -1)
         for lease in leases:
-            if lease.turn is Turn.replay:
-                self._replaying_until = asked_at + REPLAYING
-            if clock.steady() < asked_at + lease.seconds * HELD_SURELY:
-                self._begin(lease, asked_at)
-            else:  # this process slept: what may be somebody else's by now is not begun (R33)
-                self._settling.add(Settlement(lease, Settle.release))
+            self._places[lease.destination_id].take()
+            self._begin(lease, asked_at, clock.steady())
         return leases
+
+    def _keep_places(self, wants: Sequence[Want], sign: int) -> None:
+        """Keep places for what is asked for, or free them again: arrivals must not take them meanwhile."""
+        for want in wants:
+            self._places[want.destination_id].asked += sign * want.limit
+            self._reserved += sign * want.limit
+
+    # -- arrivals ------------------------------------------------------------------------------
+
+    def reserve(self, destination_id: int) -> float | None:
+        place = self._places.get(destination_id)
+        if place is None or self._is_alone or self._stopping or destination_id in self._due[Turn.live]:
+            return None  # what waits longer comes first
+        if not place.room(self._room()) or self._settling.is_behind():
+            return None
+        place.take()
+        self._reserved += 1
+        return place.destination.terms.lease
+
+    def begin_reserved(self, lease: Lease, asked_at: float) -> None:
+        self._reserved -= 1
+        self._begin(lease, asked_at, clock.steady())
+
+    def give_up_reserved(self, destination_id: int) -> None:
+        self._reserved -= 1
+        self._places[destination_id].refund()
+        self._free(self._places[destination_id])
+
+    def _room(self) -> int:
+        return self._concurrency - len(self._attempts) - len(self._kept) - self._reserved
 
     # -- suspects ------------------------------------------------------------------------------
 
-    async def _look_for_suspects(self, wanted: Collection[int] = ()) -> Outlook | None:
-        """Now for these destinations, which have room; once a second for all, also while there is much to do."""
-        moment = clock.steady()
-        is_time = moment - self._looked_at >= POLL
-        if not wanted and not is_time:
-            return None
-        if is_time:
-            self._looked_at = moment
-        # Not for those without room: their backlog is due all the time, and nobody would ever rest.
-        outlook = await self._outlook(self._places if is_time else wanted)
-        if outlook.suspects and moment >= self._alone_after:
-            await self._run_alone()
-        if not wanted and self._concurrency > len(self._attempts):
-            # While live work never ends, a bulk replay would not be noticed otherwise.
-            await self._lease([_want(p.destination, 1, Turn.replay) for p in self._places.values() if p.room(1)])
-        return outlook
-
-    async def _outlook(self, destinations: Iterable[int]) -> Outlook:
-        return await self._store.outlook(list(destinations))
-
     async def _run_alone(self) -> None:
+        self._is_alone = True
+        try:
+            await self._run_one_alone()
+        finally:
+            self._is_alone = False
+
+    async def _run_one_alone(self) -> None:
         await self._quiet()
         if self._stopping:
             return
         started = clock.steady()
-        places = list(self._places.values())
-        for step in range(self._next_alone, self._next_alone + len(places)):
-            place = places[step % len(places)]
-            if await self._lease([_want(place.destination, 1, Turn.suspect)]):
-                self._next_alone = (step + 1) % len(places)  # a destination full of suspects must not starve the others
-                await self._quiet()
-                break
+        # In turn: a destination full of suspects must not starve the others.
+        number = min((n for n in self._suspects if n > self._last_alone), default=min(self._suspects))
+        self._last_alone = number
+        if await self._lease([_want(self._places[number].destination, 1, Turn.suspect)]):
+            await self._quiet()
+        else:
+            self._suspects.discard(number)
+            self._look_at = 0.0
         self._alone_after = clock.steady() + (clock.steady() - started)
 
     async def _quiet(self) -> None:
-        """Until nothing is under way and all that ended is written down, or a crash would be held against it."""
-        while (under_way := self._in_time()) and not self._stopping:
-            await asyncio.wait(under_way, timeout=0.5)
-        await self._settling.caught_up()
+        """Wait until nothing is under way and all that ended is settled: a crash must be held against nobody else."""
+        while not self._stopping:
+            if under_way := self._in_time():
+                await asyncio.wait(under_way, timeout=0.5)
+            elif self._reserved:
+                await asyncio.sleep(0.001)
+            elif not self._settling.is_empty():  # with a settlement the next of its subject may begin
+                await self._settling.caught_up()
+            else:
+                return
 
     def _in_time(self) -> list[asyncio.Task[None]]:
-        """What is under way and does not hang."""
+        """Return the tasks of attempts that are under way and do not hang."""
         now = clock.steady()
-        return [task for fence, task in self._attempts.items() if now < self._late_at[fence]]
+        return [one.task for one in self._attempts.values() if now < one.late_at]
 
     # -- an attempt ----------------------------------------------------------------------------
 
-    def _begin(self, lease: Lease, asked_at: float) -> None:
+    def _begin(self, lease: Lease, asked_at: float, began: float) -> None:
+        """Begin an attempt in a place that is taken for it. `asked_at`: from when on the lease is surely ours."""
         place = self._places[lease.destination_id]
-        place.take()
-        late_at = self._late_at[lease.fence] = asked_at + place.destination.terms.timeout + GRACE
+        faults.point("after_lease")
+        if self._stopping or clock.steady() >= asked_at + lease.seconds * HELD_SURELY:
+            # This process slept: what may be somebody else's by now is not begun (R33).
+            place.give_back()
+            self._settling.add(Settlement(lease, Settle.release))
+            return
         ends_by_itself = _ends_by_itself(place.destination)
-        if not ends_by_itself:
-            self._on_threads.add(lease.fence)
+        late_at = asked_at + place.destination.terms.timeout + GRACE
+        under_way = self._attempts[lease.fence] = _UnderWay(began, late_at, not ends_by_itself)
+        self._look_in(lease.seconds)  # in case it is not settled by then
         self.heartbeat.hold(lease, asked_at, late_at if ends_by_itself else None)
-        self._attempts[lease.fence] = self._loop.create_task(self._attempt(place, lease))
+        under_way.task = self._loop.create_task(self._attempt(place, lease, under_way))
 
-    async def _attempt(self, place: _Place, lease: Lease) -> None:
+    async def _attempt(self, place: _Place, lease: Lease, under_way: _UnderWay) -> None:
         destination = place.destination
         started = clock.perf()
         try:
@@ -382,9 +500,13 @@ class Worker:
                 if result.settled:
                     self.settled(Settlement(lease, Settle.done, duration=clock.perf() - started))
                     return
-                settled = settlement(destination.terms, lease, result, clock.perf() - started)
-                if result.category is not None:
-                    self._failed.add(lease.fence)
+                goes_on = self._goes_on(place, lease, under_way)
+                settled = settlement(destination.terms, lease, result, clock.perf() - started, take_next=goes_on)
+            if settled.take_next is not None:
+                under_way.takes_next = True
+                place.spend()
+            if under_way.takes_next or settled.category is not None:
+                self._kept[lease.fence] = under_way
             self._settling.add(settled)
         except asyncio.CancelledError:
             # Stopped, or the lease was lost: given back uncounted (R37); refused if it is no longer ours.
@@ -395,37 +517,62 @@ class Worker:
             log.exception("attempt.failed")
             self._settling.add(settlement(destination.terms, lease, failure(error), clock.perf() - started))
         finally:
-            del self._attempts[lease.fence], self._late_at[lease.fence]
-            self._on_threads.discard(lease.fence)
-            if lease.fence not in self._failed:
-                place.give_back()
+            del self._attempts[lease.fence]
+            if lease.fence not in self._kept:
+                self._free(place)
+
+    def _goes_on(self, place: _Place, lease: Lease, under_way: _UnderWay) -> bool:
+        """Tell whether the next delivery of the subject is to follow at once: its share of time is not used up."""
+        return (
+            lease.more
+            and lease.turn is not Turn.suspect
+            and not (self._is_alone or self._stopping)
+            and clock.steady() < under_way.began + SHARE
+            and place.allowed_in() is None
+        )
+
+    def _free_kept(self, place: _Place, lease: Lease) -> None:
+        """Free the place that an attempt has kept, if it has; nothing follows."""
+        if (kept := self._kept.pop(lease.fence, None)) is not None:
+            if kept.takes_next:
+                place.refund()
+            self._free(place)
+
+    def _free(self, place: _Place) -> None:
+        place.give_back()
+        if any(self._due.values()) or self._stopping:
             self._woken.set()
 
     # -- after an attempt ----------------------------------------------------------------------
 
-    def settled(self, done: Settlement) -> None:
-        """It is written down."""
-        self._let_go(done.lease)
+    def settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
+        """Free the place of an attempt that is settled, or begin `following` in it: the next of its subject."""
+        lease = done.lease
+        self.heartbeat.let_go(lease)
+        if done.what is Settle.retry:
+            self._look_in(done.wait)
+        place = self._places[lease.destination_id]
+        if following is not None and (kept := self._kept.pop(lease.fence, None)) is not None:
+            # A lease that goes on is prolonged only when a sixth of it is over.
+            self._begin(following, asked_at - following.seconds / BEATS, kept.began)
+        else:
+            self._free_kept(place, lease)
         if done.what is not Settle.release:
-            self._witness.attempted(self._places[done.lease.destination_id].destination, done)
+            self._witness.attempted(place.destination, done)
 
     def lost(self, lease: Lease) -> None:
-        """It belongs to somebody else by now, and nothing was changed."""
-        self._let_go(lease)
-        self._witness.lease_lost(self._places[lease.destination_id].destination, lease)
+        """Forget a lease that belongs to somebody else by now; nothing was changed."""
+        self.heartbeat.let_go(lease)
+        place = self._places[lease.destination_id]
+        self._free_kept(place, lease)
+        self._witness.lease_lost(place.destination, lease)
 
     def _taken_over(self, expired: Expired) -> None:
+        self._look_at = 0.0  # it may have been set aside
         self._witness.lease_expired(self._places[expired.destination_id].destination, expired)
 
-    def _let_go(self, lease: Lease) -> None:
-        self.heartbeat.let_go(lease)
-        if lease.fence in self._failed:
-            self._failed.discard(lease.fence)
-            self._places[lease.destination_id].give_back()
-            self._woken.set()
-
     def destination_of(self, lease: Lease) -> Destination:
-        """Whom a lease is for."""
+        """Return whom a lease is for."""
         return self._places[lease.destination_id].destination
 
     def _lost_by_thread(self, lease: Lease) -> None:
@@ -434,11 +581,11 @@ class Worker:
             self._loop.call_soon_threadsafe(self._cancel, lease)
 
     def _cancel(self, lease: Lease) -> None:
-        task = self._attempts.get(lease.fence)
-        # A thread goes on whatever we do. To give its lease back now would have somebody begin beside it (DESIGN.md
-        # 8.16); what it comes to is settled when it ends, and refused if the lease is somebody else's by then.
-        if task is not None and lease.fence not in self._on_threads:
-            task.cancel()
+        under_way = self._attempts.get(lease.fence)
+        # A thread goes on whatever we do. To give its lease back now would have somebody begin beside it; what it
+        # comes to is settled when it ends, and refused if the lease is somebody else's by then.
+        if under_way is not None and not under_way.on_thread:
+            under_way.task.cancel()
 
 
 def _want(destination: Destination, limit: int, turn: Turn) -> Want:
@@ -447,7 +594,7 @@ def _want(destination: Destination, limit: int, turn: Turn) -> Want:
 
 
 def _ends_by_itself(destination: Destination) -> bool:
-    """A thread cannot be ended: its lease is kept until it ends (DESIGN.md 8.16)."""
+    """A thread cannot be ended: its lease is kept until it ends."""
     return getattr(destination, "is_cancellable", True)
 
 

@@ -262,7 +262,7 @@ def standing(fleet: Fleet) -> list[object]:
     """All that a settlement could change."""
     return [
         fleet.engine.rows("SELECT id, status, attempts, fence, settled_at, last_error FROM deliveries ORDER BY id"),
-        fleet.engine.rows("SELECT subject_key, leased, delivery_id, fence, attempts, crashes, waiting FROM heads"),
+        fleet.engine.rows("SELECT subject_key, leased, delivery_id, fence, attempts, crashes, seq FROM heads"),
         fleet.attempts(),
     ]
 

@@ -112,6 +112,39 @@ async def test_a_destination_full_of_suspects_starves_nobody(engine: Engine) -> 
     assert order.index("last") < 3, order
 
 
+async def test_a_suspect_runs_alone_beside_hot_subjects(engine: Engine) -> None:
+    """Lines that go on by themselves make room for it too."""
+    under_way, beside = 0, []
+
+    def shop() -> Inbox:
+        made = Inbox(engine.url)
+
+        async def work(event: Event) -> None:
+            nonlocal under_way
+            under_way += 1
+            for _ in range(20 if event.key == "suspect" else 2):
+                await asyncio.sleep(0.001)
+                if event.key == "suspect":
+                    beside.append(under_way)
+            under_way -= 1
+
+        made.on("orders", name="shop")(work)
+        return made
+
+    gone = shop()
+    async with gone.running(work=False):
+        await gone.emit("orders", "t", {}, key="suspect", subject="suspect")
+        wants = [Want(destination.number, 10, 0.2) for destination in gone.destinations.values()]
+        assert len(await gone.store.lease(wants, "gone")) == 1
+        for n in range(300):
+            await gone.emit("orders", "t", {}, key=str(n), subject=f"hot{n % 3}")
+    await asyncio.sleep(0.3)
+    heir = shop()
+    async with heir.running():
+        await heir.drain()
+    assert beside == [1] * 20
+
+
 # -- threads -----------------------------------------------------------------------------------
 
 

@@ -222,12 +222,12 @@ def failed(lease: Lease, breaker: Breaker) -> Settlement:
 
 async def settle(store: Store, *settlements: Settlement) -> None:
     """Settle in one commit; every lease must still be ours."""
-    assert await store.settle(settlements) == {one.lease.fence for one in settlements}
+    assert (await store.settle(settlements)).ours == {one.lease.fence for one in settlements}
 
 
 async def is_lost(store: Store, settlement: Settlement) -> bool:
     """Whether a settlement comes too late."""
-    return await store.settle([settlement]) == set()
+    return not (await store.settle([settlement])).ours
 
 
 async def finish(store: Store, **about: Any) -> list[bytes]:

@@ -49,6 +49,6 @@ class Place:
         """The server's processes that serve intake: those that have a slot of the counters."""
         rows = self.sql(
             f"SELECT pid FROM pg_stat_activity WHERE application_name = '{self.schema}'"
-            " AND (query LIKE '%counter_slot%' OR query LIKE '%unnest($1::uuid[]%') ORDER BY pid"
+            " AND (query LIKE '%counter_slot%' OR query LIKE '%FROM intake(%') ORDER BY pid"
         )
         return [pid for (pid,) in rows]

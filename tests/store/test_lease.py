@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime
 
 import pytest
 
@@ -16,6 +17,7 @@ from oncehook.deliveries import (
     Breaker,
     DeliveryStatus,
     Lease,
+    Outlook,
     Settle,
     Settlement,
     Trigger,
@@ -73,7 +75,7 @@ async def test_nothing_waits(store: Store) -> None:
     assert await store.lease([]) == []
     assert await take(store) == []
     outlook = await store.outlook([1, 2])
-    assert (outlook.due_in, outlook.suspects) == (None, False)
+    assert (outlook.due_in, outlook.is_due) == (None, False)
 
 
 async def test_a_lease_tells_all_that_an_attempt_needs(store: Store) -> None:
@@ -435,23 +437,56 @@ async def test_what_was_leased_before_the_pause_may_be_settled(store: Store) -> 
 
 async def test_the_outlook(ground: Ground, store: Store) -> None:
     await deliver_one(store)
-    assert (await store.outlook([1])).due_in == 0
-    assert (await store.outlook([2])).due_in is None
-    assert (await store.outlook([])).due_in is None
+    assert set((await store.outlook([1])).live) == {1}
+    assert not (await store.outlook([2])).is_due
+    assert await store.outlook([]) == Outlook(set(), set(), set())
     await settle(store, retry(await take_one(store), 400.0))
     due_in = (await store.outlook([1, 2])).due_in
     assert due_in is not None
     assert 300 < due_in <= 400
     await deliver_one(store, to=MAIL)
-    assert (await store.outlook([1, 2])).due_in == 0
+    outlook = await store.outlook([1, 2])
+    assert (set(outlook.live), outlook.due_in is not None) == ({2}, True)
     ground.forward(401)
-    assert (await store.outlook([1])).due_in == 0
+    assert set((await store.outlook([1])).live) == {1}
+
+
+async def test_what_has_become_due_since(ground: Ground, store: Store) -> None:
+    """Also for destinations that are not asked about: an inbox may have too many of them."""
+    ground.stand_still()
+    beginning = datetime(2000, 1, 1, tzinfo=UTC)
+    first = await store.outlook([], beginning)
+    assert not first.is_due
+    await deliver_one(store)
+    await settle(store, retry(await take_one(store), 400.0))
+    ground.forward(1)
+    await deliver_one(store, to=MAIL)
+    second = await store.outlook([], first.looked_at)
+    assert (set(second.live), set(second.replay), set(second.suspect)) == ({2}, set(), set())
+    ground.forward(100)
+    third = await store.outlook([], second.looked_at)
+    ground.forward(100)
+    assert not (await store.outlook([], third.looked_at)).is_due
+    ground.forward(300)
+    assert set((await store.outlook([], third.looked_at)).live) == {1}
+
+
+async def test_a_breaker_whose_time_has_passed_is_noticed(ground: Ground, store: Store) -> None:
+    await deliver(store, None, None)
+    [lease, _] = await take(store)
+    await settle(store, failed(lease, Breaker(failures=1, open=300.0)))
+    ground.forward(10)
+    looked_at = (await store.outlook([], datetime(2000, 1, 1, tzinfo=UTC))).looked_at
+    ground.forward(100)
+    looked_at = (await store.outlook([], looked_at)).looked_at
+    ground.forward(200)
+    assert 1 in (await store.outlook([], looked_at)).live
 
 
 async def test_somebody_is_woken_when_something_may_be_due(ground: Ground) -> None:
     store = ground.make()
     woken = asyncio.Event()
-    store.wake = woken.set
+    store.wake = lambda _: woken.set()
     await store.open()
     try:
         await store.enroll(["orders", "payments"], ["crm", "mail"])

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from oncehook.deliveries import Category, DeliveryStatus, Evidence, Filter, Options, Settle, Settlement
-from oncehook.model import Mark, Outcome, new_id
+from oncehook.erasure import EraseOrder
+from oncehook.model import Item, Mark, Outcome, Planned, new_id
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -420,3 +421,27 @@ async def test_an_event_of_a_split_request_is_listed_like_any_other(store: Store
     split = [item(f"k{n}", to=[CRM], body=b"%d" % n) for n in range(3)]
     await record(store, intake(*split, raw=b"raw"))
     assert len(await found_events(store, destination="crm")) == 3
+
+
+def made_before(*to: tuple[str, int]) -> Item:
+    """An event as it was called when two bytes held the number of a destination, and not three."""
+    old = item(subject="cus_1", event_id=new_id()[:13] + b"\x07\x00\x00", to=to)
+    old.deliveries = [
+        Planned(old.event_id[:14] + one.destination_id.to_bytes(2), one.destination_id, one.subject_key, one.options)
+        for one in old.deliveries
+    ]
+    return old
+
+
+async def test_ids_from_before_are_found_and_erased(store: Store) -> None:
+    """With two bytes for a destination's number; three have been there since an inbox may have 100,000 of them."""
+    old, new = made_before(CRM, MAIL), item(to=[CRM, MAIL])
+    await keep(store, old, new)
+    for event in (old, new):
+        crm, mail = [one.id for one in event.deliveries]
+        assert [one.id for one in (await store.find_events(Filter(ids=[mail]))).items] == [event.event_id]
+        (listed,) = (await store.find_events(Filter(event_id=event.event_id))).items
+        assert [name for name, _, _ in listed.deliveries] == ["crm", "mail"]
+        found = await store.find_deliveries(Filter(event_id=event.event_id))
+        assert {one.id for one in found.items} == {crm, mail}
+    assert (await store.erasable(EraseOrder("cus_1"))).deliveries == 2

@@ -16,7 +16,6 @@ from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnava
 from oncehook.model import Outcome
 from oncehook.store.migrate import steps_from
 from oncehook.store.postgres import PostgresStore, opening
-from oncehook.store.postgres.intake import INTAKE
 from tests.servers import Postgres, fresh_schema
 from tests.store.conftest import failed_checks
 from tests.store.making import enrolled, intake, item, keep, outcomes, record_all
@@ -245,31 +244,3 @@ async def test_a_migration_that_fails_leaves_nothing_behind(place: Place, monkey
 async def test_a_reader_does_not_migrate(place: Place) -> None:
     with pytest.raises(MigrationNeeded):
         await PostgresStore(place.url, schema=place.schema).open(write=False)
-
-
-# -- plans -------------------------------------------------------------------------------------
-
-
-async def fill(place: Place, store: PostgresStore) -> None:
-    for start in range(0, 10_000, 2000):
-        items = [
-            item(f"k{n}", body=b"x", subject=f"s{n % 500}" if n % 2 else None, to=[CRM])
-            for n in range(start, start + 2000)
-        ]
-        await record_all(store, [intake(one) for one in items])
-    place.tidy()
-
-
-async def test_the_intake_statement_scans_no_table(place: Place) -> None:
-    store = await place.open()
-    await fill(place, store)
-    here = opening.place(place.url, place.schema, None)
-    connection, _ = await opening.connect_hot(here, unsafe=False)
-    async with connection:
-        cursor = await connection.execute(f"EXPLAIN (GENERIC_PLAN, COSTS OFF) {INTAKE}", prepare=False)
-        plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
-    assert "Insert on heads" in plan
-    assert "Seq Scan" not in plan
-    assert "Bitmap" not in plan
-    # a join of one part with another is quadratic in the size of the group
-    assert "Join Filter" not in plan

@@ -39,7 +39,7 @@ def send(store: PostgresStore, *keys: str) -> list[Pending]:
 def at_work(place: Place) -> int:
     """Intake statements that are under way on the server."""
     mine = f"application_name = '{place.schema}' AND state = 'active'"
-    [(count,)] = place.sql(f"SELECT count(*) FROM pg_stat_activity WHERE {mine} AND query LIKE '%unnest($1::uuid[]%'")
+    [(count,)] = place.sql(f"SELECT count(*) FROM pg_stat_activity WHERE {mine} AND query LIKE '%FROM intake(%'")
     return int(count)
 
 

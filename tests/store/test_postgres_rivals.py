@@ -82,7 +82,7 @@ async def test_a_foreign_lock_blocks_only_its_own_subject(place: Place) -> None:
     store = await place.open()
     await keep(store, item("first", subject="blocked", to=[CRM]))
     with psycopg.connect(place.server.url) as foreign:
-        foreign.execute(f"SELECT * FROM {place.schema}.heads FOR UPDATE")
+        store.record_in_blocking(foreign, intake(item("theirs", subject="blocked", to=[CRM])))
         subjects = [f"s{n}" for n in range(30)]
         subjects[11] = "blocked"
         intakes = [intake(item(f"k{n}", subject=subject, to=[CRM])) for n, subject in enumerate(subjects)]
@@ -91,6 +91,33 @@ async def test_a_foreign_lock_blocks_only_its_own_subject(place: Place) -> None:
         assert {verdict.outcome for result in results if isinstance(result, list) for verdict in result} == {ACCEPTED}
         assert len(results) == 29
     assert outcomes(await keep(store, item("k11", subject="blocked", to=[CRM]))) == [ACCEPTED]
+    assert failed_checks(await store.check()) == []
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_arrivals_wait_for_no_row_that_a_worker_has(place: Place) -> None:
+    """Whoever leases, settles or is stopped in the middle of it holds up no sender."""
+    store = await place.open()
+    await keep(store, item("first", subject="s", to=[CRM]))
+    with psycopg.connect(place.server.url) as foreign:
+        foreign.execute(f"SELECT * FROM {place.schema}.heads FOR UPDATE")
+        foreign.execute(f"UPDATE {place.schema}.heads SET fence = fence + 1")
+        assert outcomes(await keep(store, item("second", subject="s", to=[CRM]))) == [ACCEPTED]
+        foreign.rollback()
+    assert failed_checks(await store.check()) == []
+
+
+async def test_more_subjects_than_there_is_room_for_locks(place: Place) -> None:
+    """They are locked all at once: the server's table of locks holds some thousands, for everybody together."""
+    store = await place.open()
+    many = [item(f"k{n}", subject=f"s{n}", to=[CRM]) for n in range(20_000)]
+    one, *rest = await record_all(
+        store, [intake(*many, raw=b"raw"), *[intake(item(f"x{n}", subject=f"s{n}", to=[CRM])) for n in range(60)]]
+    )
+    assert isinstance(one, list)
+    assert len(one) == 20_000
+    assert all(isinstance(result, list) for result in rest)
+    assert place.sql("SELECT count(*) FROM heads") == [(20_000,)]
     assert failed_checks(await store.check()) == []
 
 

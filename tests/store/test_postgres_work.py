@@ -1,9 +1,8 @@
-"""PostgreSQL at work: the plans of its hot statements, races that one snapshot cannot see, wake-ups, heartbeats."""
+"""PostgreSQL at work: the plans of its lists, races that one snapshot cannot see, wake-ups, heartbeats."""
 
 from __future__ import annotations
 
 import asyncio
-import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncehook.deliveries import Breaker, DeliveryStatus, Filter, Options, Settle, Settlement, Turn, Want
+from oncehook.deliveries import Breaker, DeliveryStatus, Filter, Lease, Options, Settle, Settlement, Turn, Want
 from oncehook.errors import StoreUnavailable
-from oncehook.model import delivery_id, new_id
+from oncehook.model import event_of, new_id
 from oncehook.store.postgres import PostgresStore, heartbeat, notify, opening, show
-from oncehook.store.postgres.lease import LEASE, OUTLOOK, RENEW, wanted
 from oncehook.store.postgres.matching import parameters
-from oncehook.store.postgres.settle import REFIND, RESCUE, SETTLE, settled
 from oncehook.store.postgres.wire import Id
 from tests.store.conftest import failed_checks
 from tests.store.making import (
@@ -46,7 +43,7 @@ from tests.store.making import (
 from tests.store.place import Place
 from tests.waiting import until
 
-# -- plans -------------------------------------------------------------------------------------
+# -- lists -------------------------------------------------------------------------------------
 
 
 async def fill(place: Place, store: PostgresStore) -> None:
@@ -58,79 +55,6 @@ async def fill(place: Place, store: PostgresStore) -> None:
         ]
         await record_all(store, [intake(one) for one in items])
     place.tidy()
-
-
-async def hot_plan(place: Place, statement: str) -> str:
-    connection, _ = await opening.connect_hot(opening.place(place.url, place.schema, None), unsafe=False)
-    async with connection:
-        if connection.info.server_version >= 160000:
-            cursor = await connection.execute(f"EXPLAIN (GENERIC_PLAN, COSTS OFF) {statement}", prepare=False)
-        else:
-            count = max(int(number) for number in re.findall(r"\$(\d+)", statement))
-            await connection.execute(f"PREPARE hot AS {statement}", prepare=False)
-            nothing = ", ".join(["NULL"] * count)
-            cursor = await connection.execute(f"EXPLAIN (COSTS OFF) EXECUTE hot({nothing})", prepare=False)
-        return "\n".join(str(line) for (line,) in await cursor.fetchall())
-
-
-HOT: list[tuple[str, set[str]]] = [
-    (LEASE, {"heads_due", "heads_pkey", "deliveries_waiting", "events_pkey", "destination_state_pkey", "ranks_pkey"}),
-    (SETTLE, {"heads_pkey", "deliveries_waiting", "deliveries_pkey", "replay_items_pkey", "destination_state_pkey"}),
-    (RENEW, {"heads_pkey"}),
-    (OUTLOOK, {"heads_due", "destination_state_pkey"}),
-    (REFIND, {"deliveries_waiting"}),
-]
-
-
-async def test_work_is_nothing_but_probes(place: Place) -> None:
-    """R44: whatever the statistics say, or do not say yet."""
-    store = await place.open()
-    await hot_plans_are_probes(place)
-    await fill(place, store)
-    await hot_plans_are_probes(place)
-    # the sweep looks only at heads that are lost
-    assert "heads_lost" in await hot_plan(place, RESCUE)
-
-
-async def hot_plans_are_probes(place: Place) -> None:
-    for statement, indexes in HOT:
-        plan = await hot_plan(place, statement)
-        assert indexes <= set(re.findall(r"Scan using (\w+)", plan)), plan
-        for scan in ("Seq Scan", "Bitmap", "Hash Join", "Merge Join", "Materialize"):
-            assert scan not in plan, plan
-        # what is sorted is never a table
-        for sort in re.findall(r"Sort Key: (\w+)\.", plan):
-            assert not sort.startswith("h"), plan
-
-
-async def pages_of_a_lease(place: Place) -> int:
-    """Pages that one lease of ten looks at; it is rolled back."""
-    connection, slot = await opening.connect_hot(opening.place(place.url, place.schema, None), unsafe=False)
-    async with connection:
-        await connection.execute("BEGIN")
-        explained = f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF, TIMING OFF, SUMMARY OFF) {LEASE}"
-        cursor = await connection.execute(explained, wanted([Want(1, 10, 30.0)], slot), prepare=False)
-        plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
-        await connection.execute("ROLLBACK")
-    return sum(int(number) for number in re.findall(r"(?:hit|read)=(\d+)", plan.split("\n  CTE")[0]))
-
-
-async def test_a_deep_subject_costs_a_lease_nothing(place: Place) -> None:
-    """R44: 100,000 that wait behind one head, in no index that a lease reads."""
-    store = await place.open()
-    await deliver(store, "deep", *[f"s{n}" for n in range(100)])
-    place.tidy("VACUUM ANALYZE")
-    before = await pages_of_a_lease(place)
-    place.sql(
-        """
-        INSERT INTO deliveries (id, event_id, destination_id, subject_key, behind)
-        SELECT md5(n::text)::uuid, d.event_id, 1, d.subject_key, true
-        FROM generate_series(1, 100000) n, (SELECT * FROM deliveries ORDER BY seq LIMIT 1) d
-        """
-    )
-    place.sql("UPDATE heads SET waiting = 100000 WHERE subject_key = (SELECT subject_key FROM deliveries LIMIT 1)")
-    place.tidy("VACUUM ANALYZE")
-    assert await pages_of_a_lease(place) <= before + 5
 
 
 LISTS: list[tuple[Filter, str, str]] = [
@@ -181,7 +105,7 @@ async def test_a_list_that_finds_nothing_says_how_far_it_looked(place: Place, mo
         page = await store.find_deliveries(question)
         assert list(page.items) == []
         assert page.next is not None
-        assert page.next[:14] == made[15][:14]
+        assert page.next[:13] == made[15][:13]
         pages = 1
         while not page.items:
             assert page.next is not None
@@ -189,7 +113,7 @@ async def test_a_list_that_finds_nothing_says_how_far_it_looked(place: Place, mo
             pages += 1
         assert (pages, [one.id for one in page.items]) == (3, [scarce])
     events = await store.find_events(Filter(type="scarce"))
-    assert (list(events.items), events.next) == ([], made[15][:14] + bytes(2))
+    assert (list(events.items), events.next) == ([], event_of(made[15]))
 
 
 # -- races -------------------------------------------------------------------------------------
@@ -199,6 +123,7 @@ def rival(place: Place) -> psycopg.Connection[Any]:
     """Somebody who holds a lock while the store wants it."""
     connection = psycopg.connect(place.server.url)
     connection.execute(f"SET search_path = {place.schema}")
+    connection.commit()
     return connection
 
 
@@ -210,55 +135,95 @@ def waits_for_a_lock(place: Place) -> Callable[[], bool]:
     )
 
 
-async def join_while_settling(place: Place, store: PostgresStore, statement: Any) -> bytes:
-    """An arrival joins a subject between the snapshot of a settle and its lock: the settle cannot see it."""
+def joining(place: Place, store: PostgresStore) -> tuple[psycopg.Connection[Any], bytes]:
+    """An arrival that joins subject `s`, in a transaction that is not committed yet; and its delivery."""
+    arriving = item("late", subject="s", to=[CRM])
+    connection = rival(place)
+    store.record_in_blocking(connection, intake(arriving))
+    return connection, arriving.deliveries[0].id
+
+
+async def test_a_subject_that_seems_empty_is_kept_for_who_is_about_to_join_it(place: Place) -> None:
+    """A settle cannot see an arrival that is not committed: its row stays, and whoever leases looks again."""
+    store = await place.open()
     first = await deliver_one(store, "s")
     lease = await take_one(store)
-    event_id = new_id()
-    second = delivery_id(event_id, 1)
-    with rival(place) as other:
-        other.execute("UPDATE heads SET waiting = waiting + 1")
-        settling = asyncio.create_task(statement(done(lease)))
-        await until(waits_for_a_lock(place))
-        other.execute(
-            "INSERT INTO events (id, source_id, type, subject, marks, body_hash, head, body)"
-            " SELECT %s, source_id, type, subject, marks, body_hash, head, body FROM events",
-            [event_id.hex()],
-        )
-        other.execute(
-            "INSERT INTO deliveries (id, event_id, destination_id, subject_key, behind)"
-            " SELECT %s, %s, 1, subject_key, true FROM deliveries",
-            [second.hex(), event_id.hex()],
-        )
-        other.execute("UPDATE counters SET n = n + 1 WHERE what IN ('received', 'accepted', 'pending')")
+    other, second = joining(place, store)
+    with other:
+        await settle(store, done(lease))
+        assert (await look(store, first)).status is DeliveryStatus.done
+        assert await take(store) == []
+        assert failed_checks(await store.check()) == []
         other.commit()
-        await settling
-    assert (await look(store, first)).status is DeliveryStatus.done
-    return second
-
-
-async def test_a_settle_finds_the_head_it_could_not_see(place: Place) -> None:
-    """STORAGE.md 3.4: the one window for a lost wake-up; the caller closes it at once."""
-    store = await place.open()
-    second = await join_while_settling(place, store, lambda settlement: settle(store, settlement))
-    assert await store.rescue() == 0
-    assert ids(await take(store)) == [second]
+    await until_taken(store, second)
     assert failed_checks(await store.check()) == []
 
 
-async def test_a_caller_that_dies_leaves_the_head_to_the_sweep(place: Place) -> None:
+async def test_a_subject_that_nobody_joined_after_all_goes(place: Place) -> None:
     store = await place.open()
-
-    async def statement_alone(settlement: Settlement) -> None:
-        await store._hot.rows(SETTLE, lambda slot: settled([settlement], slot))
-
-    second = await join_while_settling(place, store, statement_alone)
-    assert await take(store) == []
-    assert (await store.outlook([1])).due_in is None
+    await deliver_one(store, "s")
+    lease = await take_one(store)
+    other, _ = joining(place, store)
+    with other:
+        await settle(store, done(lease))
+        other.rollback()
+    while place.sql("SELECT * FROM heads"):
+        assert await take(store) == []
+        await asyncio.sleep(0.01)
+    assert ids([await deliver_and_take(store, "s")])
     assert failed_checks(await store.check()) == []
-    assert await store.rescue() == 1
-    assert await store.rescue() == 0
-    assert ids(await take(store)) == [second]
+
+
+async def test_a_settle_waits_for_an_arrival_that_is_about_to_commit(place: Place) -> None:
+    """It then goes on to it, and the subject is never without a head."""
+    store = await place.open()
+    lease = await deliver_and_take(store, "s")
+    for _ in range(30):
+        _, made = await asyncio.gather(store.settle([done(lease)]), deliver_one(store, "s"))
+        lease = await until_taken(store, made)
+    assert failed_checks(await store.check()) == []
+
+
+async def test_whoever_sees_the_past_takes_no_row_away(place: Place) -> None:
+    """A handler's transaction may be REPEATABLE READ: it does not see who has joined since it began."""
+    store = await place.open()
+    await deliver_one(store, "s")
+    lease = await take_one(store)
+    with rival(place) as other:
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT count(*) FROM events")
+        second = await deliver_one(store, "s")
+        store.join_transaction(other).settle(done(lease))
+        other.commit()
+    await until_taken(store, second)
+    assert failed_checks(await store.check()) == []
+
+
+async def test_an_arrival_that_sees_the_past_begins_its_line(place: Place) -> None:
+    store = await place.open()
+    await deliver_one(store, "s")
+    lease = await take_one(store)
+    with rival(place) as other:
+        other.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        other.execute("SELECT * FROM heads")
+        await settle(store, done(lease))
+        arriving = item("late", subject="s", to=[CRM])
+        store.record_in_blocking(other, intake(arriving))
+        other.commit()
+    assert ids(await take(store)) == [arriving.deliveries[0].id]
+    assert failed_checks(await store.check()) == []
+
+
+async def until_taken(store: PostgresStore, delivery: bytes) -> Lease:
+    while not (taken := await take(store)):
+        await asyncio.sleep(0.01)
+    assert ids(taken) == [delivery]
+    return taken[0]
+
+
+async def deliver_and_take(store: PostgresStore, subject: str) -> Lease:
+    await deliver_one(store, subject)
+    return await take_one(store)
 
 
 async def test_a_line_that_somebody_holds_is_passed_over(place: Place) -> None:
@@ -394,7 +359,7 @@ async def listening(place: Place) -> tuple[PostgresStore, asyncio.Event]:
     """A worker's store, and what it is woken by."""
     woken = asyncio.Event()
     store = PostgresStore(place.url, schema=place.schema)
-    store.wake = woken.set
+    store.wake = lambda _: woken.set()
     place.stores.append(store)
     await store.open()
     await woken.wait()  # as soon as it listens: for what was called before
@@ -424,7 +389,7 @@ async def test_another_process_is_woken(place: Place) -> None:
     _, woken = await listening(place)
     [first, _] = await woken_by(woken, deliver(store, "s", "s"))
     lease = await take_one(store)
-    await woken_by(woken, settle(store, retry(lease, 5.0)))
+    await settle(store, retry(lease, 5.0))  # whoever settles it knows when it is due; the others ask once a second
     await woken_by(woken, store.retry_now(first, "ann"))
     await woken_by(woken, settle(store, dead(await take_one(store))))
     await woken_by(woken, replay(store, first))
@@ -494,7 +459,7 @@ async def test_work_goes_on_over_a_new_connection(place: Place) -> None:
     store = await place.open()
     await deliver(store, None, None)
     lease = (await take(store, limit=1))[0]
-    await cut_off(place, "%-- half open%")
+    await cut_off(place, "%FROM lease(%")
     await settle(store, done(lease))
     assert len(await take(store)) == 1
 
@@ -507,7 +472,7 @@ async def test_a_connection_that_breaks_in_a_statement_cannot_tell(place: Place)
         other.execute("SELECT * FROM heads FOR UPDATE")
         settling = asyncio.create_task(store.settle([done(lease)]))
         await until(waits_for_a_lock(place))
-        await cut_off(place, "%FROM unnest($1::uuid[]%")
+        await cut_off(place, "%FROM settle(%")
         with pytest.raises(StoreUnavailable):
             await settling
         other.rollback()
@@ -563,7 +528,7 @@ async def test_a_heartbeat_over_a_lost_connection(place: Place) -> None:
     await deliver_one(store)
     lease = await take_one(store)
     assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
-    await cut_off(place, "%RETURNING h.fence%")
+    await cut_off(place, "%FROM renew(%")
     with pytest.raises(StoreUnavailable):
         await asyncio.to_thread(store.renew, [lease])
     assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}

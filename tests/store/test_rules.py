@@ -197,7 +197,7 @@ class Rules(RuleBasedStateMachine):
     def settle(self, leases: list[Lease], what: Settle) -> None:
         settlements = [self.end(lease, what) for lease in leases]
         held = [one for one in settlements if self.model.holds(one.lease)]
-        assert self.run(self.store.settle(settlements)) == {one.lease.fence for one in held}
+        assert self.run(self.store.settle(settlements)).ours == {one.lease.fence for one in held}
         for one in held:
             self.model.settle(one.lease, one.what)
             self.house.seen["poisoned"] += one.lease.deaths >= DEATHS

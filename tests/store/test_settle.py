@@ -168,12 +168,12 @@ async def test_in_one_batch_the_lost_ones_do_not_harm_the_others(ground: Ground,
     await deliver(store, None, None)
     [lost, other] = await take(store, lease=10.0)
     await settle(store, release(lost))
-    assert await store.settle([done(lost), done(other)]) == {other.fence}
+    assert (await store.settle([done(lost), done(other)])).ours == {other.fence}
     assert (await take_one(store)).delivery_id == lost.delivery_id
 
 
 async def test_nothing_to_settle(store: Store) -> None:
-    assert await store.settle([]) == set()
+    assert (await store.settle([])).ours == set()
 
 
 async def test_two_settle_the_same_lease(store: Store) -> None:
@@ -181,7 +181,7 @@ async def test_two_settle_the_same_lease(store: Store) -> None:
     made = await deliver_one(store)
     lease = await take_one(store)
     kept = await asyncio.gather(*[store.settle([done(lease)]) for _ in range(4)])
-    assert sorted(map(len, kept)) == [0, 0, 0, 1]
+    assert sorted(len(one.ours) for one in kept) == [0, 0, 0, 1]
     assert len(await store.attempts_of(made)) == 1
 
 
@@ -281,7 +281,7 @@ async def commit_effect(ground: Ground, store: Store, lease: Lease, *, fails: bo
         if fails:
             raise ValueError("the handler's own")
 
-    if not await store.settle([done(lease, commit=commit)]):
+    if not (await store.settle([done(lease, commit=commit)])).ours:
         raise LeaseLost
 
 

@@ -25,14 +25,16 @@ async def inbox(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 LEASING = {
     "due": work.DUE,
     "carried": work.CARRIED,
+    "head": work.HEAD,
     "newest of any": work.NEWEST_OF_ANY,
+    "last covered": work.LAST_COVERED,
     "take": work.TAKE.text,
     "set aside": work.SET_ASIDE.text,
     "prolong": work.PROLONG.text,
 }
 SETTLING = {
-    "held": settle.HELD,
-    "gone": settle.GONE,
+    "held": settle.HELD.text,
+    "gone": settle.GONE.text,
     "finished": settle.FINISHED.text,
     "failed": settle.FAILED.text,
     "later": settle.LATER.text,
@@ -140,4 +142,9 @@ async def test_the_plan_test_sees_a_scan(inbox: SqliteStore) -> None:
 async def test_the_outlook_looks_at_the_front_of_each_queue(inbox: SqliteStore) -> None:
     steps = plan(inbox, work.OUTLOOK)
     assert len([step for step in steps if "heads USING COVERING INDEX heads_due" in step]) == 3
-    assert scanned(steps) == ["SCAN d"]  # the destinations themselves
+    assert scanned(steps) == ["SCAN d"]  # the one that is asked about
+
+
+async def test_what_has_become_due_is_found_by_its_time(inbox: SqliteStore) -> None:
+    assert any("heads_next (due_at>?" in step for step in plan(inbox, work.BECAME_DUE))
+    assert any("destination_state_open (open_until>?" in step for step in plan(inbox, work.BECAME_OPEN))

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from oncehook.deliveries import DeliveryStatus, Filter, Lease, Options, Settle, Settlement, Turn, Want
+from oncehook.deliveries import DeliveryStatus, Filter, Lease, Options, Settle, Settled, Settlement, Turn, Want
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import delivery_id, new_id
 from oncehook.store import migrate
@@ -95,7 +95,7 @@ async def test_a_blocked_loop_loses_no_lease(ground: SqliteGround, inbox: Sqlite
     assert await take(inbox) == []  # the one without heartbeat is a suspect now
     assert ids(await take(inbox, turn=Turn.suspect)) == [second.delivery_id]
     await settle_all(inbox, done(first))
-    assert not await inbox.settle([done(second)])
+    assert not (await inbox.settle([done(second)])).ours
 
 
 async def test_renewed_leases_do_not_stand_in_the_way(ground: SqliteGround, inbox: SqliteStore) -> None:
@@ -170,7 +170,7 @@ async def test_work_is_taken_over_at_once_when_the_file_is_opened_again(inbox: S
         for lease in again:
             assert lease.attempt == 1
             assert [one.outcome for one in await heir.attempts_of(lease.delivery_id)] == ["crashed"]
-        assert await heir.settle([done(lease) for lease in leases]) == set()
+        assert (await heir.settle([done(lease) for lease in leases])).ours == set()
         assert failed_checks(await heir.check()) == []
     finally:
         await heir.close()
@@ -284,8 +284,8 @@ async def test_the_highest_rank_stands_whoever_is_settled_last(inbox: SqliteStor
 
 
 async def test_what_may_be_due_wakes(inbox: SqliteStore) -> None:
-    woken: list[str] = []
-    inbox.wake = lambda: woken.append("woken")
+    woken: list[object] = []
+    inbox.wake = woken.append
 
     async def wakes(act: Any) -> bool:
         woken.clear()
@@ -299,7 +299,7 @@ async def test_what_may_be_due_wakes(inbox: SqliteStore) -> None:
     woken.clear()
     lease = await take_one(inbox)
     assert not woken
-    assert await wakes(inbox.settle([retry(lease, 9999.0)]))
+    assert not await wakes(inbox.settle([retry(lease, 9999.0)]))  # whoever settles knows when it is due
     assert await wakes(inbox.retry_now(lease.delivery_id, "ann"))
     await settle_all(inbox, dead_end(await take_one(inbox)))
     assert await wakes(replay_one(inbox, lease.delivery_id))
@@ -332,7 +332,7 @@ async def test_effect_and_completion_are_one_commit(ledger: SqliteStore) -> None
     await settle_all(ledger, done(lease, commit=effect))
     assert written(ledger) == ["paid", "a", "b"]
     assert (await look(ledger, made)).status == "done"
-    assert await ledger.settle([done(lease, commit=effect)]) == set()  # no longer ours: not even called
+    assert (await ledger.settle([done(lease, commit=effect)])).ours == set()  # no longer ours: not even called
     assert len(written(ledger)) == 3
 
 
@@ -361,7 +361,8 @@ async def test_a_failing_effect_takes_only_itself_back(ledger: SqliteStore, faul
     assert refused is fault
     assert not isinstance(kept_, BaseException)
     assert outcomes(kept_) == ["accepted"]
-    assert settled == {good.fence}
+    assert isinstance(settled, Settled)
+    assert settled.ours == {good.fence}
     assert written(ledger) == ["whole"]
     assert (await look(ledger, made[0])).status == "leased"
     await settle_all(ledger, done(bad))
@@ -507,8 +508,36 @@ async def test_large_rounds_are_whole(inbox: SqliteStore) -> None:
             break
         chosen = [whats[(n + round_) % 4] if round_ < 6 else Settle.done for n in range(len(leases))]
         settlements = [Settlement(lease, what) for lease, what in zip(leases, chosen, strict=True)]
-        assert await inbox.settle(settlements) == {lease.fence for lease in leases}
+        assert (await inbox.settle(settlements)).ours == {lease.fence for lease in leases}
         seen += [lease.delivery_id for lease, what in zip(leases, chosen, strict=True) if what in ("done", "dead")]
     assert sorted(seen) == sorted(made)
     assert rows(inbox, "SELECT count(*) FROM heads") == [(0,)]
     assert rows(inbox, "SELECT count(*) FROM deliveries WHERE status NOT IN ('done', 'dead')") == [(0,)]
+
+
+# -- hot subjects ------------------------------------------------------------------------------
+
+
+async def test_a_subject_that_goes_on_waits_for_one_commit_and_not_for_two(inbox: SqliteStore) -> None:
+    """Arrivals that gathered during a commit do not leave the settlement behind that follows from it."""
+    commits = 0
+
+    def count(operation: str, seconds: float) -> None:
+        nonlocal commits
+        commits += operation == "commit"
+
+    async def keep_arriving() -> None:
+        while not is_over:
+            pending.append(inbox.record(intake(item())).future)
+            await asyncio.sleep(0.0001)
+
+    await deliver(inbox, *["hot"] * 41)
+    [lease] = await take(inbox)
+    is_over, pending = False, []
+    arrivals = asyncio.create_task(keep_arriving())
+    inbox.watch = count
+    for _ in range(40):
+        [lease] = (await inbox.settle([Settlement(lease, Settle.done, take_next=30.0)], "w")).next
+    assert 40 <= commits <= 50
+    is_over = True
+    await asyncio.gather(arrivals, *pending)

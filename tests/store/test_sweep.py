@@ -405,18 +405,3 @@ async def test_workers_not_heard_of_for_a_day_are_forgotten(ground: Ground, stor
     ground.forward(DAY + 60)
     await store.greet_worker(worker("b"))
     assert count(ground, "workers") == 1
-
-
-# -- rescue ------------------------------------------------------------------------------------
-
-
-async def test_a_head_that_was_lost_is_found_again(ground: Ground, store: Store) -> None:
-    """STORAGE.md 3.4: a settle on PostgreSQL may leave a subject without head; the sweep names the next one."""
-    made = await deliver(store, "s", "s")
-    await settle(store, done(await take_one(store)))
-    if ground.engine == "postgres":
-        ground.sql("UPDATE heads SET delivery_id = NULL, event_id = NULL")
-        assert await take(store) == []
-        assert await store.rescue() == 1
-    assert await store.rescue() == 0
-    assert (await take_one(store)).delivery_id == made[1]

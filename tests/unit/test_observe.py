@@ -75,7 +75,7 @@ def test_leases_that_were_taken_over_are_counted_from_nought(tmp_path: Path) -> 
     inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
     observer, shop = inbox.observer, inbox.destination("shop", url="http://127.0.0.1:1/", allow_private=True)
     assert numbers(observer)["oncehook_leases_expired_total"] == 0.0
-    observer.lease_expired(shop, Expired(new_id(), 1, fence=1, run=1, attempt=1, worker=None))
+    observer.lease_expired(shop, Expired(new_id(), new_id(), 1, fence=1, run=1, attempt=1, worker=None))
     assert numbers(observer)["oncehook_leases_expired_total"] == 1.0
 
 

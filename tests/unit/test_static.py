@@ -265,8 +265,3 @@ def test_public_names_are_there(name: str) -> None:
     assert module.__doc__ or not Path(str(module.__file__)).read_text().strip(), "a module says what it is for"
     for public in getattr(module, "__all__", ()):
         assert getattr(module, public) is not None
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_module_is_two_nouns(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 520

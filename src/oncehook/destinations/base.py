@@ -74,8 +74,11 @@ class Destination(Protocol):
         """Make one attempt, within `terms.timeout`. Raises nothing but CancelledError, when the worker must stop."""
 
 
-def settlement(terms: Terms, lease: Lease, result: Result, duration: float) -> Settlement:
-    """What becomes of a delivery after this attempt: the one place where that is decided."""
+def settlement(terms: Terms, lease: Lease, result: Result, duration: float, *, take_next: bool = False) -> Settlement:
+    """Decide what becomes of a delivery after this attempt.
+
+    `take_next`: where it is done, the next of its subject is leased along with it.
+    """
     if result.category is None:
         return Settlement(
             lease,
@@ -85,6 +88,7 @@ def settlement(terms: Terms, lease: Lease, result: Result, duration: float) -> S
             breaker=terms.breaker,
             commit=result.commit,
             emits=result.emits,
+            take_next=terms.lease if take_next else None,
         )
     wait = None if result.category is Category.permanent else _wait(terms.retry, lease.attempt, result)
     return Settlement(

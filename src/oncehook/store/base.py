@@ -8,12 +8,13 @@ transaction. The verbs follow the way of the data: intake (an arrival is kept), 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
+from oncehook import clock
 from oncehook.deliveries import (
     Audited,
     Cause,
@@ -23,9 +24,11 @@ from oncehook.deliveries import (
     Lease,
     Level,
     ListedEvent,
+    Options,
     Outlook,
     Page,
     Pruned,
+    Settled,
     Settlement,
     StoredAttempt,
     StoredDelivery,
@@ -38,6 +41,8 @@ from oncehook.model import (
     Engine,
     Figures,
     Intake,
+    Item,
+    Planned,
     Rejection,
     SchemaState,
     StoredArrival,
@@ -88,11 +93,11 @@ class Pending:
         """Its sender was told 503 meanwhile: do not start writing it."""
 
 
-Wake = Callable[[], None]
-"""Is told, on the loop that opened the store, that something may have become due."""
+Wake = Callable[[Collection[int] | None], None]
+"""Callback on the loop that opened the store: destinations for which something may have become due; None: any."""
 
 
-def unheeded() -> None:
+def unheeded(destination_ids: Collection[int] | None) -> None:
     """Nobody works here."""
 
 
@@ -102,6 +107,83 @@ Notice = Callable[[T], None]
 
 def unnoticed(what: object) -> None:
     """Nobody wants to know."""
+
+
+class Taker(Protocol):
+    """A worker in the process that takes arrivals in: what it has room for is leased in the commit that keeps it."""
+
+    id: str
+
+    def reserve(self, destination_id: int) -> float | None:
+        """Keep a place for a delivery to this destination, and tell for how many seconds to lease it; None: no room."""
+
+    def begin_reserved(self, lease: Lease, asked_at: float) -> None:
+        """Begin what was leased; `asked_at`: when that was asked for, by the steady clock."""
+
+    def give_up_reserved(self, destination_id: int) -> None:
+        """Free a place that was kept in vain."""
+
+
+class Reserved:
+    """Deliveries of a group of arrivals for which a worker keeps places.
+
+    At most one of a subject, because the others wait behind it. `latest_wins` is left out, because the highest rank
+    that was delivered must be looked up first.
+    """
+
+    def __init__(self, taker: Taker | None, sources: Mapping[int, str], batch: Iterable[Intake]) -> None:
+        """`sources`: their names by number."""
+        self._taker = taker
+        self._sources = sources
+        self.who = None if taker is None else taker.id
+        self.seconds: dict[bytes, float] = {}
+        """For how long each is to be leased, by its id."""
+        self._meant: dict[bytes, tuple[Intake, Item, Planned]] = {}
+        self._followed: set[bytes] = set()
+        self._asked_at = clock.steady()
+        if taker is not None:
+            self._reserve(taker, batch)
+
+    def _reserve(self, taker: Taker, batch: Iterable[Intake]) -> None:
+        firsts: dict[bytes, bytes] = {}
+        for intake in batch:
+            if intake.source_id not in self._sources:
+                continue
+            for item in intake.items:
+                for planned in item.deliveries:
+                    first = firsts.setdefault(planned.subject_key or planned.id, planned.id)
+                    if first != planned.id:
+                        self._followed.add(first)
+                    elif not planned.options & Options.latest_wins:
+                        seconds = taker.reserve(planned.destination_id)
+                        if seconds is not None:
+                            self.seconds[planned.id] = seconds
+                            self._meant[planned.id] = (intake, item, planned)
+
+    def begin(self, fences: Mapping[bytes, int], received_at: datetime | None) -> None:
+        """Hand out what was leased, by delivery and fence, and give the other places up."""
+        if self._taker is None:
+            return
+        for delivery_id, (intake, item, planned) in self._meant.items():
+            if delivery_id not in fences:
+                self._taker.give_up_reserved(planned.destination_id)
+                continue
+            assert received_at is not None
+            lease = Lease.on_arrival(
+                intake,
+                item,
+                planned,
+                fence=fences[delivery_id],
+                seconds=self.seconds[delivery_id],
+                source=self._sources[intake.source_id],
+                received_at=received_at,
+                more=delivery_id in self._followed,
+            )
+            self._taker.begin_reserved(lease, self._asked_at)
+
+    def give_up(self) -> None:
+        """Give all places up: nothing was kept."""
+        self.begin({}, None)
 
 
 class Transaction(Protocol):
@@ -199,6 +281,9 @@ class Store(Protocol):
     wake: Wake
     """Called on the loop after each commit that may have made something due; may be replaced before `open`."""
 
+    taker: Taker | None
+    """The worker in this process, if any; may be replaced at any time."""
+
     expired: Notice[Expired]
     """Told of each lease that was taken over from a holder who let it run out, once; may be replaced at any time."""
 
@@ -216,8 +301,12 @@ class Store(Protocol):
         `worker`: who asks, to be named in case it lets a lease run out.
         """
 
-    async def outlook(self, destination_ids: Sequence[int]) -> Outlook:
-        """When something becomes due for these destinations, and whether suspects may be leased now."""
+    async def outlook(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
+        """Tell which of these destinations have something to be leased now, and when the next of them will have.
+
+        `since`: also any other destination for which something has become due after that moment, whose number does not
+        matter for the cost. Take `looked_at` of the last answer, or the beginning of time.
+        """
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
         """Heartbeat: prolong these leases by their `seconds`, from now; returns the fences that are still ours.
@@ -226,11 +315,14 @@ class Store(Protocol):
         for a short while. Raises StoreUnavailable when the store cannot tell.
         """
 
-    async def settle(self, settlements: Sequence[Settlement]) -> set[int]:
-        """End these leases, all in one commit; returns the fences that were still ours. For the others nothing was
-        changed at all: not state, attempts, time or order (R25-R27), and nothing that they emit is kept (R54). A
-        `commit` that raises, raises here for its own settlement alone, and so do `emits` that cannot be kept: such a
-        settlement must be given in a call of its own.
+    async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
+        """End these leases, all in one commit; tells which were still ours. For the others nothing was changed at all:
+        not state, attempts, time or order (R25-R27), and nothing that they emit is kept (R54). A `commit` that raises,
+        raises here for its own settlement alone, and so do `emits` that cannot be kept: such a settlement must be given
+        in a call of its own.
+
+        Where `take_next` is set, the next delivery of the subject is leased in the same commit, by `worker`; unless
+        nothing waits, the destination is paused or failing, or a bulk replay comes after live work.
         """
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
@@ -376,9 +468,6 @@ class Store(Protocol):
 
     async def dismiss_worker(self, worker_id: str) -> None:
         """It has gone."""
-
-    async def rescue(self) -> int:
-        """Find again the next delivery of subjects whose last settle could not see it (PostgreSQL); how many."""
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         """Remove one short batch of what has outlived its time: events with everything about them, keys past their

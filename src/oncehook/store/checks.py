@@ -26,7 +26,8 @@ class Tally:
     bad_keys: int
     lone_pending: int
     """Pending deliveries of a subject that has no head: nobody would ever work them."""
-    miscounted_heads: int
+    misplaced_heads: int
+    """Heads that are not the first of their subject, or finished and not held."""
 
 
 def conservation(tally: Tally) -> list[Check]:
@@ -63,7 +64,7 @@ def conservation(tally: Tally) -> list[Check]:
         _law(
             "subjects", tally.lone_pending == 0, "every pending delivery is the head of its subject or waits behind one"
         ),
-        _law("heads", tally.miscounted_heads == 0, "every head knows how many wait behind it"),
+        _law("heads", tally.misplaced_heads == 0, "every head is the first of its subject, and open or held"),
     ]
 
 

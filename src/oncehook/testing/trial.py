@@ -241,11 +241,12 @@ class Trial(Inbox):
             return
         while True:
             await self._work_off(numbers)
-            due_in = (await self.store.outlook(numbers)).due_in
-            if due_in is None or not (retries or due_in == 0):
+            outlook = await self.store.outlook(numbers)
+            if outlook.is_due:
+                continue
+            if outlook.due_in is None or not retries:
                 return
-            if due_in > 0:
-                self.clock.forward(due_in + 0.001)
+            self.clock.forward(outlook.due_in + 0.001)
 
     async def _work_off(self, numbers: Sequence[int]) -> None:
         if self._worker is not None:  # a host application has started it, with a worker of its own
@@ -263,7 +264,7 @@ class Trial(Inbox):
         """Return when nothing is under way and nothing is due."""
         while True:
             outlook = await self.store.outlook(numbers)
-            if not (len(worker.heartbeat) or outlook.due_in == 0 or outlook.suspects or await self._has_leases()):
+            if not (len(worker.heartbeat) or outlook.is_due or await self._has_leases()):
                 return
             await asyncio.sleep(LOOK)
 

@@ -16,7 +16,7 @@ from oncehook.replays import Seen
 from oncehook.store.postgres.look import REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, TOGETHER, means_nothing, parameters
 from oncehook.store.postgres.opening import one, rows
-from oncehook.store.postgres.settle import PAUSE, RESCUE
+from oncehook.store.postgres.settle import PAUSE
 from oncehook.store.postgres.wire import Id, Ids, storable
 
 AUDIT: Final = "INSERT INTO audit (at, actor, act, target, detail) VALUES (now(), $1, $2, $3, $4)"
@@ -37,7 +37,6 @@ _DEAD: Final = (
     "SELECT d.id FROM deliveries d" + TOGETHER + "WHERE d.status <> 'done' AND d.status = 'dead' AND " + MATCHES
 )
 
-# A dead letter that is still the head of its subject is held: when it is closed, the line goes on as after a settle.
 # Only dead rows are locked before their heads, which no settle touches: no deadlock.
 _DISCARD: Final = """
 WITH i AS MATERIALIZED (
@@ -46,31 +45,21 @@ WITH i AS MATERIALIZED (
   ORDER BY d.id FOR UPDATE
 ), u AS (
   UPDATE deliveries d SET status = 'discarded', reason = $2, settled_at = now() FROM i WHERE d.id = i.id
-), l AS MATERIALIZED (
-  SELECT h.subject_key, h.waiting FROM heads h
-  WHERE h.subject_key IN (SELECT line FROM i) AND h.delivery_id IN (SELECT id FROM i) ORDER BY h.subject_key FOR UPDATE
-), x AS (
-  DELETE FROM heads h USING l WHERE h.subject_key = l.subject_key AND l.waiting = 0
-), r AS (
-  UPDATE heads h SET leased = false, due_at = now(), delivery_id = n.id, event_id = n.event_id,
-    run = coalesce(n.run, 1), options = coalesce(n.options, 0), replay_id = n.replay_id, attempts = 0, crashes = 0,
-    deaths = 0,
-    waiting = h.waiting - 1,
-    turn = CASE WHEN (SELECT b.bulk FROM replays b WHERE b.id = n.replay_id) THEN 1 ELSE 0 END
-  FROM l LEFT JOIN LATERAL (
-    SELECT d.id, d.event_id, d.run, d.options, d.replay_id FROM deliveries d
-    WHERE d.subject_key = l.subject_key AND d.behind AND d.status = 'pending' ORDER BY d.seq LIMIT 1
-  ) n ON true
-  WHERE h.subject_key = l.subject_key AND l.waiting > 0
 ), c AS (
   INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
-  SELECT date_trunc('minute', now()), (-1 - pg_backend_pid() % 32000)::smallint, 0::smallint, i.destination_id, w.what,
+  SELECT date_trunc('minute', now()), (-1 - pg_backend_pid() % 32000)::smallint, 0, i.destination_id, w.what,
     w.sign * count(*)
   FROM i, (VALUES ('dead', -1), ('discarded', 1)) AS w(what, sign) GROUP BY i.destination_id, w.what, w.sign
   ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
 )
-SELECT count(*), (array_agg(id))[1] FROM i
+SELECT id, line FROM i
 """
+# A dead letter that is still the head of its subject is held: when it is closed, the line goes on as after a settle.
+_HELD: Final = """
+SELECT subject_key FROM heads WHERE subject_key = ANY($1::uuid[]) AND delivery_id = ANY($2::uuid[])
+ORDER BY subject_key FOR UPDATE
+"""
+GO_ON: Final = "SELECT go_on($1)"
 
 # Sorted, as intake locks them; what has lapsed is taken over, what stands is left alone.
 _REMEMBER: Final = """
@@ -122,15 +111,18 @@ class Acts(Reader):
             meant = [row[0] for row in await rows(connection, _DEAD, await parameters(connection, filter))]
             if not meant:
                 return 0
-            closed, first = await one(connection, _DISCARD, [Ids(meant), storable(reason), by])
-            if seen is not None and closed > seen.count:
-                raise PlanChanged(f"The plan said {seen.count}, now it would be {closed}.")
-            if closed:
-                target = show_id(Kind.delivery, first) if closed == 1 else f"{closed} deliveries"
-                await connection.execute(AUDIT, [actor, "discard", target, said({"count": closed, "reason": reason})])
-        await self.execute(RESCUE)  # a line that went on while an arrival joined it
+            closed = await rows(connection, _DISCARD, [Ids(meant), storable(reason), by])
+            if seen is not None and len(closed) > seen.count:
+                raise PlanChanged(f"The plan said {seen.count}, now it would be {len(closed)}.")
+            if not closed:
+                return 0
+            ids, lines = zip(*closed, strict=True)
+            if held := await rows(connection, _HELD, [Ids(lines), Ids(ids)]):
+                await connection.execute(GO_ON, [Ids([line for (line,) in held])])
+            target = show_id(Kind.delivery, ids[0]) if len(ids) == 1 else f"{len(ids)} deliveries"
+            await connection.execute(AUDIT, [actor, "discard", target, said({"count": len(ids), "reason": reason})])
         self.made_due()
-        return int(closed)
+        return len(closed)
 
     async def pause(self, destination_id: int, actor: str, why: str) -> None:
         await self.execute(PAUSE, [destination_id, actor, storable(why), said({"reason": why})])

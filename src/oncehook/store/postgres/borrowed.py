@@ -1,9 +1,9 @@
 """Intake in a transaction that the application owns: the event exists if, and when, that commits (the outbox).
 
 `PostgresStore.record_in` hands over the application's connection, or what a framework puts around one. For the length
-of one statement the transaction is turned to our schema and our plans, and then back: what comes after it finds all as
-it was. Workers are called by a NOTIFY that the commit sends. What the driver raises comes out as it is, because the
-caller's own code knows what to do about it.
+of one statement the transaction is turned to our schema, and then back: what comes after it finds all as it was.
+Workers are called by a NOTIFY that the commit sends. What the driver raises comes out as it is, because the caller's
+own code knows what to do about it.
 """
 
 from __future__ import annotations
@@ -17,31 +17,19 @@ from psycopg.rows import tuple_row
 
 from oncehook.errors import ConfigError
 from oncehook.model import Intake, Verdict
-from oncehook.store.postgres.intake import INTAKE, Rows, verdicts
-from oncehook.store.postgres.notify import channel
+from oncehook.store.postgres.intake import INTAKE, Rows, read_answer, verdicts
+from oncehook.store.postgres.notify import channel, payload
 from oncehook.store.postgres.opening import Place
 from oncehook.store.postgres.transactions import slot_of
 from oncehook.store.postgres.wire import BlockingConnection, Connection, adapt
 
 C = TypeVar("C", bound="Connection | BlockingConnection")
 
-_AS_IT_WAS: Final = """
-SELECT current_setting('search_path'), current_setting('plan_cache_mode'), current_setting('jit'),
-  current_setting('enable_seqscan'), current_setting('enable_bitmapscan'), current_setting('enable_hashjoin'),
-  current_setting('enable_mergejoin')
+_OUR_PATH: Final = """
+SELECT current_setting('search_path'), set_config('search_path',
+  CASE WHEN $1 THEN current_setting('search_path') ELSE coalesce($2, quote_ident($3)) END, true)
 """
-_TURN: Final = """
-SELECT set_config('search_path',
-    CASE WHEN $1 THEN current_setting('search_path') ELSE coalesce($2, quote_ident($3)) END, true),
-  set_config('plan_cache_mode', 'force_generic_plan', true), set_config('jit', 'off', true),
-  set_config('enable_seqscan', 'off', true), set_config('enable_bitmapscan', 'off', true),
-  set_config('enable_hashjoin', 'off', true), set_config('enable_mergejoin', 'off', true)
-"""
-_TURN_BACK: Final = """
-SELECT set_config('search_path', $1, true), set_config('plan_cache_mode', $2, true), set_config('jit', $3, true),
-  set_config('enable_seqscan', $4, true), set_config('enable_bitmapscan', $5, true),
-  set_config('enable_hashjoin', $6, true), set_config('enable_mergejoin', $7, true), pg_notify($8, '')
-"""
+_PATH_AND_CALL: Final = "SELECT set_config('search_path', $1, true), pg_notify($2, $3)"
 
 
 async def record(tx: Any, intake: Intake, here: Place) -> list[Verdict]:
@@ -50,14 +38,13 @@ async def record(tx: Any, intake: Intake, here: Place) -> list[Verdict]:
     cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
     adapt(cursor)
     try:
-        was = (await (await cursor.execute(_AS_IT_WAS)).fetchall())[0]
-        await cursor.execute(_TURN, _path(here))
+        path = (await (await cursor.execute(_OUR_PATH, _path(here))).fetchall())[0][0]
         await cursor.execute(INTAKE, Rows([intake]).parameters(slot_of(connection)), binary=True)
         rows = await cursor.fetchall()
-        await cursor.execute(_TURN_BACK, [*was, channel(here.schema)])
-    except psycopg.errors.UndefinedTable as error:
+        await cursor.execute(_PATH_AND_CALL, [path, channel(here.schema), payload(_destinations(intake))])
+    except psycopg.errors.UndefinedFunction as error:
         raise _elsewhere() from error
-    return verdicts([intake], rows)[0]
+    return verdicts([intake], read_answer(rows))[0]
 
 
 def record_blocking(tx: Any, intake: Intake, here: Place) -> list[Verdict]:
@@ -66,14 +53,17 @@ def record_blocking(tx: Any, intake: Intake, here: Place) -> list[Verdict]:
     cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
     adapt(cursor)
     try:
-        was = cursor.execute(_AS_IT_WAS).fetchall()[0]
-        cursor.execute(_TURN, _path(here))
+        path = cursor.execute(_OUR_PATH, _path(here)).fetchall()[0][0]
         cursor.execute(INTAKE, Rows([intake]).parameters(slot_of(connection)), binary=True)
         rows = cursor.fetchall()
-        cursor.execute(_TURN_BACK, [*was, channel(here.schema)])
-    except psycopg.errors.UndefinedTable as error:
+        cursor.execute(_PATH_AND_CALL, [path, channel(here.schema), payload(_destinations(intake))])
+    except psycopg.errors.UndefinedFunction as error:
         raise _elsewhere() from error
-    return verdicts([intake], rows)[0]
+    return verdicts([intake], read_answer(rows))[0]
+
+
+def _destinations(intake: Intake) -> set[int]:
+    return {planned.destination_id for item in intake.items for planned in item.deliveries}
 
 
 def _path(here: Place) -> Sequence[object]:

@@ -12,20 +12,21 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum, auto
+from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
 
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
-from oncehook.model import Intake, Outcome, Verdict
-from oncehook.store.base import Pending, Wake, Watch, answer, refuse, unheeded
+from oncehook.model import Intake, Verdict
+from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, refuse, unheeded
 from oncehook.store.postgres.familiar import Familiar
-from oncehook.store.postgres.intake import INTAKE, Rows, verdicts
+from oncehook.store.postgres.intake import INTAKE, Rows, read_answer, verdicts
 from oncehook.store.postgres.opening import PATIENCE, SILENCE, cut, is_alive
-from oncehook.store.postgres.wire import Column, Connection
+from oncehook.store.postgres.wire import Connection
 
 log = logging.getLogger("oncehook.store")
 
@@ -57,6 +58,8 @@ class GroupCommit:
         connect: Connect,
         watch: Watch,
         made_due: Wake = unheeded,
+        taker: Callable[[], Taker | None] = lambda: None,
+        sources: Mapping[int, str] = MappingProxyType({}),
         *,
         connections: int,
         max_waiting: int,
@@ -66,6 +69,9 @@ class GroupCommit:
         self.connect = connect
         self.watch = watch
         self.made_due = made_due
+        self.taker = taker
+        self.sources = sources
+        """Their names by number."""
         self.familiar = Familiar()
         self.closing = False
         self.stopped = False
@@ -219,7 +225,7 @@ class _Writer:
         while not self._line.is_over():
             self._line.wake()  # what was left to this writer is for the others meanwhile
             try:
-                link = _Link(*await self._line.connect(), self._line.familiar)
+                link = _Link(*await self._line.connect(), self._line)
             except (psycopg.Error, OSError, StoreError) as error:
                 if self.unreachable is None:
                     log.error("store.unreachable", extra={"fields": {"error": str(error)}})
@@ -263,7 +269,7 @@ class _Writer:
         """Write a group; when one of its rows is to blame, find it by halving, so that only its sender fails."""
         started = clock.perf()
         try:
-            outcome = await link.write(batch)
+            outcome, due = await link.write(batch)
         except (psycopg.Error, _UnfitError) as error:
             blame = _blame(error)
             if blame is _Blame.store:
@@ -276,8 +282,8 @@ class _Writer:
         else:
             answer(batch, outcome)
             self._line.watch("commit", clock.perf() - started)
-            if _brought_work(batch, outcome):
-                self._line.made_due()  # after the commit, never inside it: NOTIFY there would serialise all commits
+            if due:
+                self._line.made_due(due)  # after the commit, never inside it: NOTIFY there would serialise all commits
             return
         middle = len(batch) // 2
         async with link.haste(needed=blame is _Blame.lock):
@@ -293,11 +299,11 @@ class _Writer:
 class _Link:
     """One connection in autocommit, and the counters' slot that it alone writes."""
 
-    def __init__(self, connection: Connection, slot: int, familiar: Familiar) -> None:
+    def __init__(self, connection: Connection, slot: int, line: GroupCommit) -> None:
         self._connection = connection
         self._cursor = psycopg.AsyncRawCursor(connection)
         self._slot = slot
-        self._familiar = familiar
+        self._line = line
         self._hasty = False
 
     @property
@@ -307,27 +313,36 @@ class _Link:
     def is_open(self) -> bool:
         return not self._connection.closed
 
-    async def write(self, batch: Sequence[Pending]) -> list[list[Verdict]]:
-        """Commit a group: one statement. Raises without having written, unless the connection broke."""
+    async def write(self, batch: Sequence[Pending]) -> tuple[list[list[Verdict]], Sequence[int]]:
+        """Commit a group: one call; the verdicts, and for which destinations something has become due.
+
+        Raises without having written, unless the connection broke.
+        """
         intakes = [pending.intake for pending in batch]
         faults.point("before_intake")
-        rows = await self._send(intakes)
-        faults.point("after_intake")
-        outcome = verdicts(intakes, rows)
-        self._familiar.note(intakes, outcome)
-        return outcome
-
-    async def _send(self, intakes: Sequence[Intake]) -> list[Any]:
-        bare = self._familiar.among(intakes)
+        reserved = Reserved(self._line.taker(), self._line.sources, intakes)
         try:
-            return await self._execute(_parameters(intakes, bare, self._slot))
+            answered = read_answer(await self._send(intakes, reserved))
+        except BaseException:
+            reserved.give_up()
+            raise
+        faults.point("after_intake")
+        reserved.begin(answered.leased, answered.at)
+        outcome = verdicts(intakes, answered)
+        self._line.familiar.note(intakes, outcome)
+        return outcome, answered.made_due
+
+    async def _send(self, intakes: Sequence[Intake], reserved: Reserved) -> list[Any]:
+        bare = self._line.familiar.among(intakes)
+        try:
+            return await self._execute(_parameters(intakes, bare, self._slot, reserved))
         except psycopg.IntegrityError:
             if not bare:
                 raise
-        self._familiar.forget()
-        return await self._execute(_parameters(intakes, (), self._slot))
+        self._line.familiar.forget()
+        return await self._execute(_parameters(intakes, (), self._slot, reserved))
 
-    async def _execute(self, parameters: Sequence[Column | int]) -> list[Any]:
+    async def _execute(self, parameters: Sequence[object]) -> list[Any]:
         guard = asyncio.get_running_loop().call_later(SILENCE, self.cut)
         try:
             await self._cursor.execute(INTAKE, parameters, prepare=True, binary=True)
@@ -385,15 +400,6 @@ class _Link:
         self._connection.pgconn.finish()
 
 
-def _brought_work(batch: Sequence[Pending], outcome: Sequence[Sequence[Verdict]]) -> bool:
-    """Whether anything of this group is new and goes somewhere."""
-    return any(
-        item.deliveries and verdict.outcome is Outcome.accepted
-        for pending, verdicts in zip(batch, outcome, strict=True)
-        for item, verdict in zip(pending.intake.items, verdicts, strict=True)
-    )
-
-
 class _UnfitError(Exception):
     """An intake that cannot even be sent: a lone surrogate, an id of the wrong length."""
 
@@ -424,8 +430,8 @@ def _unavailable(error: BaseException) -> StoreUnavailable:
     return failure
 
 
-def _parameters(intakes: Sequence[Intake], bare: Collection[bytes], slot: int) -> list[Column | int]:
+def _parameters(intakes: Sequence[Intake], bare: Collection[bytes], slot: int, reserved: Reserved) -> Sequence[object]:
     try:
-        return Rows(intakes, bare).parameters(slot)
+        return Rows(intakes, bare, reserved).parameters(slot)
     except Exception as error:
         raise _UnfitError(str(error)) from error

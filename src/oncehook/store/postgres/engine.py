@@ -1,19 +1,20 @@
 """The inbox in PostgreSQL: any number of processes on any number of machines, one database as the judge.
 
 Intake goes through a few connections of its own (`commit`), work through others (`hot`), reading through a pool
-(`look`), so none waits for another. Intake, lease, heartbeat and settle are one statement each in autocommit: no lock
-is held across a round trip, and a process that is stopped between two packets blocks nobody.
+(`look`), so none waits for another. Intake, lease, heartbeat and settle are one call of a function each in autocommit
+(migration 0007): no lock is held across a round trip, and a process that is stopped between two packets blocks nobody.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import datetime
 from typing import Any, Final
 
 from oncehook import faults
-from oncehook.deliveries import Expired, Lease, Outlook, Settlement, Want
+from oncehook.deliveries import Expired, Lease, Outlook, Settled, Settlement, Want
 from oncehook.errors import ConfigError, LeaseLost, StoreUnavailable
 from oncehook.model import (
     Engine,
@@ -30,6 +31,7 @@ from oncehook.store.base import (
     Notice,
     Numbers,
     Pending,
+    Taker,
     Transaction,
     Wake,
     Watch,
@@ -52,32 +54,37 @@ from oncehook.store.postgres.erase import Erasing
 from oncehook.store.postgres.gauges import Gauges
 from oncehook.store.postgres.heartbeat import Heartbeat
 from oncehook.store.postgres.hot import HotConnections
-from oncehook.store.postgres.intake import EMIT
-from oncehook.store.postgres.lease import LEASE, OUTLOOK, given, taken_over, wanted
+from oncehook.store.postgres.intake import INTAKE
+from oncehook.store.postgres.lease import (
+    LEASE,
+    OUTLOOK,
+    SOURCE_ID,
+    lease_parameters,
+    read_expired,
+    read_lease,
+    read_outlook,
+)
 from oncehook.store.postgres.notify import Bell
 from oncehook.store.postgres.recipients import Recipients
 from oncehook.store.postgres.replay import Replays
 from oncehook.store.postgres.sessions import Sessions
 from oncehook.store.postgres.settle import (
-    BREAK,
-    REFIND,
-    SETTLE,
+    JUDGE,
     Answer,
-    answered,
-    emitted,
-    judge,
-    settled,
+    emit_parameters,
+    judge_parameters,
+    read_emitted,
+    settle_ours,
     streaks_to_tell,
-    told,
 )
 from oncehook.store.postgres.show import Lists
 from oncehook.store.postgres.sweep import Sweep
 from oncehook.store.postgres.transactions import JoinedTransaction, Transactions
-from oncehook.store.postgres.wire import Bigs, BlockingConnection, Connection, Ids, Smalls, Texts, Times, storable
+from oncehook.store.postgres.wire import Bigs, BlockingConnection, Connection, Integers, Texts, Times, storable
 
 log = logging.getLogger("oncehook.store")
 
-# Known names are left out first, because every row that meets a conflict burns a number of the 32,767 there are. The
+# Known names are left out first, because every row that meets a conflict burns a number. The
 # conflict is for the race: it waits for the rival's commit, and the SELECT then sees it.
 _ENROLL: Final = """
 WITH s AS (
@@ -116,22 +123,27 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         self._unsafe = unsafe
         self.watch: Watch = unwatched
         self.wake: Wake = unheeded
+        self.taker: Taker | None = None
         self.expired: Notice[Expired] = unnoticed
         self.finished: Notice[StoredReplay] = unnoticed
+        self._source_names: dict[int, str] = {}
         self._commit = GroupCommit(
             self._connect_hot,
             lambda operation, seconds: self.watch(operation, seconds),
             self.made_due,
+            lambda: self.taker,
+            self._source_names,
             connections=intake_connections,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
             batch=batch,
         )
         self._hot = HotConnections(self._connect_hot)
-        self._bell = Bell(self._here, lambda: self.wake())
+        self._bell = Bell(self._here, lambda destination_ids: self.wake(destination_ids))
         self._heartbeat = Heartbeat(self._here)
         self._transactions = Transactions(self._here, self._follow_up)
-        self._source_names: dict[int, str] = {}
+        self._failing: set[int] = set()
+        """Destinations whose last outcome, as far as this process knows, was a failure."""
 
     # -- opening and closing -------------------------------------------------------------------
 
@@ -155,8 +167,8 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         self._heartbeat.close()
         await self.stop_reading()
 
-    def made_due(self) -> None:
-        self._bell.ring()
+    def made_due(self, destination_ids: Collection[int] | None = None) -> None:
+        self._bell.ring(destination_ids)
 
     async def _connect_hot(self) -> tuple[Connection, int]:
         return await opening.connect_hot(self._here, unsafe=self._unsafe)
@@ -175,7 +187,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
                 WITH c AS (
                   INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
                   SELECT date_trunc('minute', now()), 0, source_id, 0, what, n
-                  FROM unnest($1::smallint[], $2::text[], $3::bigint[]) AS c(source_id, what, n)
+                  FROM unnest($1::integer[], $2::text[], $3::bigint[]) AS c(source_id, what, n)
                   ORDER BY source_id, what
                   ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
                 )
@@ -190,7 +202,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
                 WHERE r.n < excluded.n
                 """,
                 [
-                    Smalls([source_id for source_id, _ in counts]),
+                    Integers([source_id for source_id, _ in counts]),
                     Texts([what for _, what in counts]),
                     Bigs(list(counts.values())),
                     KEPT_REJECTIONS,
@@ -206,66 +218,77 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
     # -- work ----------------------------------------------------------------------------------
 
     async def lease(self, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
-        found = await self._hot.rows(LEASE, lambda slot: wanted(wants, slot, worker))
-        for expired in taken_over(found):
-            self.expired(expired)
-        if any(row[13] not in self._source_names for row in found):
-            self._source_names.update(await self.rows("SELECT id, name FROM sources"))
-        return given(found, self._source_names)
+        rows = await self._hot.rows(LEASE, lambda slot: lease_parameters(wants, slot, worker))
+        leased = []
+        for former, *row in rows:
+            if former is None:
+                leased.append(row)
+            else:
+                self.expired(read_expired(former))
+        return await self._leases(leased)
 
-    async def outlook(self, destination_ids: Sequence[int]) -> Outlook:
-        [(due_in, suspects)] = await self._hot.rows(OUTLOOK, lambda _: [Smalls(destination_ids)])
-        return Outlook(due_in, suspects)
+    async def _leases(self, rows: Sequence[Sequence[Any]]) -> list[Lease]:
+        if any(row[SOURCE_ID] not in self._source_names for row in rows):
+            self._source_names.update(await self.rows("SELECT id, name FROM sources"))
+        return [read_lease(row, self._source_names) for row in rows]
+
+    async def outlook(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
+        return read_outlook(await self._hot.rows(OUTLOOK, lambda _: [Integers(destination_ids), since]))
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
         return self._heartbeat.renew(leases)
 
-    async def settle(self, settlements: Sequence[Settlement]) -> set[int]:
+    async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
         if not settlements:
-            return set()
+            return Settled()
         faults.point("before_settle")
         if any(one.emits for one in settlements):
-            answer = await self._settle_and_emit(settlements)
+            answer = await self._settle_and_emit(settlements, worker)
         else:
-            answer = answered(await self._hot.rows(SETTLE, lambda slot: settled(settlements, slot)))
+            answer = await settle_ours(settlements, worker, self._hot.rows)
         faults.point("after_settle")
         await self._follow_up(settlements, [answer])
-        return answer.fences
+        return Settled(answer.fences, await self._leases(answer.next) if answer.next else ())
 
-    async def _settle_and_emit(self, settlements: Sequence[Settlement]) -> Answer:
+    async def _settle_and_emit(self, settlements: Sequence[Settlement], worker: str | None) -> Answer:
         """A short transaction: what handlers emitted, then the end of their leases under the fence, or neither."""
         try:
             async with self._hot.transaction() as ask:
-                rows = await ask(EMIT, lambda slot: emitted(settlements, slot))
+                rows = await ask(INTAKE, lambda slot: emit_parameters(settlements, slot))
                 faults.point("after_emit")
-                answer = answered(await ask(SETTLE, lambda slot: settled(settlements, slot)))
+                answer = await settle_ours(settlements, worker, ask)
                 if any(one.emits and one.lease.fence not in answer.fences for one in settlements):
                     raise LeaseLost
-                judge(settlements, rows)
+                read_emitted(settlements, rows)
                 faults.point("before_transaction_commit")
         except LeaseLost:
             return Answer()
-        answer.made_due = True
         return answer
 
     async def _follow_up(self, settlements: Sequence[Settlement], answers: Sequence[Answer]) -> None:
-        """What a settle leaves to be done at once: heads it could not see, breakers, pauses, and the wake-up.
+        """What a settle leaves to be done at once: breakers, pauses, and the wake-up.
 
-        It is settled whatever becomes of this; what fails here the sweep or the next outcome makes good.
+        It is settled whatever becomes of this; what fails here the next outcome makes good.
         """
         for answer in answers:
             try:
                 await self._tell(settlements, answer)
             except StoreUnavailable as error:
                 log.warning("store.followed_up_late", extra={"fields": {"error": str(error)}})
-            if answer.made_due or answer.held_back:
-                self.made_due()
+            due = set(answer.made_due)
+            due |= {d for one in settlements if one.lease.fence in answer.fences for d in one.reached}
+            if due:
+                self.made_due(due)
 
     async def _tell(self, settlements: Sequence[Settlement], answer: Answer) -> None:
-        if answer.lost_heads:
-            await self._hot.rows(REFIND, lambda _: [Ids(answer.lost_heads)])
-        if streaks := streaks_to_tell(settlements, answer):
-            await self._hot.rows(BREAK, lambda _: told(streaks))
+        if streaks := streaks_to_tell(settlements, answer, self._failing):
+            await self._hot.rows(JUDGE, lambda _: judge_parameters(streaks))
+            for destination_id, streak in streaks.items():
+                if streak.failures:
+                    self._failing.add(destination_id)
+                else:  # its breaker may have been half open
+                    self._failing.discard(destination_id)
+                    self.made_due([destination_id])
         for one in settlements:
             if one.pause is not None and one.lease.fence in answer.fences:
                 await self.pause(one.lease.destination_id, "oncehook", one.pause)
@@ -291,9 +314,11 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
     async def enroll(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         async with self.connection() as connection:
             await connection.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
-            return Numbers(
+            numbers = Numbers(
                 dict(await opening.rows(connection, _SOURCES)), dict(await opening.rows(connection, _DESTINATIONS))
             )
+        self._source_names.update({number: name for name, number in numbers.sources.items()})
+        return numbers
 
     def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         with opening.blocking_session(self._here) as cursor:

@@ -1,33 +1,31 @@
 """Erasing a subject on PostgreSQL, one short batch of events in a transaction of its own (S37).
 
-What is open is closed first: its line is locked and its fence raised, as a lease would, so a worker that holds it can
-settle nothing any more. Locks are taken as everybody takes them: keys, then heads, then deliveries; the lock between
-replay and prune keeps replays and other erasures away. `PostgresStore` hands its erasures to this.
+What is open is closed first: its line is locked and goes on without it, so a worker that holds it can settle nothing
+any more. Locks are taken as everybody takes them: keys, then heads, then deliveries; the lock between replay and prune
+keeps replays and other erasures away. `PostgresStore` hands its erasures to this.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final
+from dataclasses import asdict
+from typing import Final
 
 from oncehook.erasure import EraseOrder, Erasure, needle, without_mention
 from oncehook.model import subject_hash
-from oncehook.store.postgres.acts import AUDIT, said
+from oncehook.store.postgres.acts import AUDIT, GO_ON, said
 from oncehook.store.postgres.look import LONG, PRUNING, Reader
 from oncehook.store.postgres.matching import LAST_OF
 from oncehook.store.postgres.opening import one, rows
-from oncehook.store.postgres.wire import Bools, Connection, Id, Ids, Integers, storable
+from oncehook.store.postgres.wire import Bools, Connection, Id, Ids, storable
 
-_OF_SUBJECT: Final = " FROM events WHERE subject = $1 AND ($2::smallint IS NULL OR source_id = $2) "
+_OF_SUBJECT: Final = " FROM events WHERE subject = $1 AND ($2::integer IS NULL OR source_id = $2) "
 _EVENTS: Final = "SELECT id, key_hash, batch_id" + _OF_SUBJECT + "ORDER BY id LIMIT $3 FOR UPDATE"
 _KEYS: Final = "SELECT hash FROM keys WHERE hash = ANY($1::uuid[]) ORDER BY hash FOR UPDATE"
 _OF_EVENTS: Final = (
     " FROM events e JOIN deliveries d ON d.id > e.id AND d.id <= " + LAST_OF + " WHERE e.id = ANY($1::uuid[]) "
 )
 _HEADS: Final = (
-    "SELECT subject_key, delivery_id, waiting, carries, leased FROM heads WHERE subject_key IN ("
+    "SELECT subject_key, delivery_id, carries, leased FROM heads WHERE subject_key IN ("
     "SELECT coalesce(d.subject_key, d.id)"
     + _OF_EVENTS
     + "AND d.status IN ('pending', 'dead')) ORDER BY subject_key FOR UPDATE"
@@ -44,7 +42,7 @@ WITH u AS (
   WHERE d.id = ANY($1::uuid[]) AND o.id = d.id RETURNING d.destination_id, o.status
 )
 INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
-SELECT date_trunc('minute', now()), (-1 - pg_backend_pid() % 32000)::smallint, 0::smallint, destination_id, what, n
+SELECT date_trunc('minute', now()), (-1 - pg_backend_pid() % 32000)::smallint, 0, destination_id, what, n
 FROM (
   SELECT destination_id, status, -count(*) FROM u GROUP BY 1, 2
   UNION ALL
@@ -56,25 +54,11 @@ _SKIP: Final = """
 UPDATE replay_items i SET outcome = 'skipped' FROM unnest($1::uuid[], $2::uuid[]) AS s(replay_id, delivery_id)
 WHERE i.replay_id = s.replay_id AND i.delivery_id = s.delivery_id AND i.outcome IS NULL
 """
-_GONE: Final = "DELETE FROM heads WHERE subject_key = ANY($1::uuid[])"
-_PROMOTE: Final = """
-UPDATE heads h SET leased = false, alone = false, upto = 0, carries = NULL, fence = nextval('fences'), due_at = now(),
-  delivery_id = n.id, event_id = n.event_id, run = n.run, options = n.options, replay_id = n.replay_id, attempts = 0,
-  crashes = 0, deaths = 0, waiting = i.waiting,
-  turn = CASE WHEN (SELECT b.bulk FROM replays b WHERE b.id = n.replay_id) THEN 1 ELSE 0 END
-FROM unnest($1::uuid[], $2::integer[]) AS i(line, waiting), LATERAL (
-  SELECT d.id, d.event_id, d.run, d.options, d.replay_id FROM deliveries d
-  WHERE d.subject_key = i.line AND d.behind AND d.status = 'pending' ORDER BY d.seq LIMIT 1
-) n
-WHERE h.subject_key = i.line
-"""
-# The head stays; only an attempt that carried an erased one is void, and given back.
-_SHORTEN: Final = """
-UPDATE heads h SET waiting = i.waiting, leased = h.leased AND NOT i.void, attempts = h.attempts - i.void::integer,
-  alone = h.alone AND NOT i.void, due_at = CASE WHEN i.void THEN now() ELSE h.due_at END,
-  upto = CASE WHEN i.void THEN 0 ELSE h.upto END, carries = CASE WHEN i.void THEN NULL ELSE h.carries END,
-  fence = CASE WHEN i.void THEN nextval('fences') ELSE h.fence END
-FROM unnest($1::uuid[], $2::integer[], $3::boolean[]) AS i(line, waiting, void) WHERE h.subject_key = i.line
+# An attempt that carried an erased delivery is void, and given back; the head stays.
+_VOID: Final = """
+UPDATE heads h SET leased = false, attempts = h.attempts - 1, alone = false, due_at = now(), upto = 0, carries = NULL,
+  fence = nextval('fences')
+WHERE h.subject_key = ANY($1::uuid[])
 """
 # Everything that was said about these events. `$1` the events, `$2` their keys.
 _EMPTY: Final = (
@@ -127,15 +111,6 @@ _MENTIONING_REPLAYS: Final = "SELECT id, about FROM replays WHERE position($1::t
 _MENTIONING_AUDIT: Final = "SELECT n, detail FROM audit WHERE position($1::text IN detail) > 0"
 
 
-@dataclass(slots=True)
-class _Lines:
-    """What becomes of the lines from which something was closed."""
-
-    gone: list[bytes]
-    promoted: list[tuple[bytes, int]]
-    shortened: list[tuple[bytes, int, bool]]
-
-
 class Erasing(Reader):
     """Erases subjects."""
 
@@ -182,37 +157,14 @@ async def _close(connection: Connection, events: Ids, reason: str) -> int:
     replayed = [row for row in found if row[1] == "pending" and row[3] is not None]
     if replayed:
         await connection.execute(_SKIP, [Ids([row[3] for row in replayed]), Ids([row[0] for row in replayed])])
-    lines = _lines(heads, found)
-    if lines.gone:
-        await connection.execute(_GONE, [Ids(lines.gone)])
-    if lines.promoted:
-        names, waiting = zip(*lines.promoted, strict=True)
-        await connection.execute(_PROMOTE, [Ids(names), Integers(waiting)])
-    if lines.shortened:
-        names, waiting, void = zip(*lines.shortened, strict=True)
-        await connection.execute(_SHORTEN, [Ids(names), Integers(waiting), Bools(void)])
+    closed = {row[0] for row in found}
+    # A head that is to be looked up may have waited for one of these.
+    if ended := [line for line, head_id, _, _ in heads if head_id is None or head_id in closed]:
+        await connection.execute(GO_ON, [Ids(ended)])
+    void = [line for line, _, carries, leased in heads if line not in ended and leased and carries in closed]
+    if void:
+        await connection.execute(_VOID, [Ids(void)])
     return len(found)
-
-
-def _lines(heads: Sequence[Any], closed: Sequence[Any]) -> _Lines:
-    by_line: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
-    for delivery_id, status, line, _ in closed:
-        by_line[line][delivery_id] = status
-    lines = _Lines([], [], [])
-    for line, head_id, waiting, carries, leased in heads:
-        here = by_line[line]
-        behind = sum(status == "pending" for one, status in here.items() if one != head_id)
-        left = waiting - behind
-        if head_id in here:
-            if left:
-                lines.promoted.append((line, left - 1))
-            else:
-                lines.gone.append(line)
-        elif head_id is None and left < 0:  # it was to be looked up, and there is nothing to be found any more
-            lines.gone.append(line)
-        elif behind:
-            lines.shortened.append((line, left, bool(leased and carries in here)))
-    return lines
 
 
 async def _empty_batches(connection: Connection, events: Ids, subject: str) -> list[bool]:

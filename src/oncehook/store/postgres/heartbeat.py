@@ -16,7 +16,7 @@ import psycopg
 from oncehook.deliveries import Lease
 from oncehook.errors import StoreUnavailable
 from oncehook.store.postgres import opening
-from oncehook.store.postgres.lease import RENEW, prolonged
+from oncehook.store.postgres.lease import RENEW, renew_parameters
 from oncehook.store.postgres.wire import BlockingConnection, adapt
 
 PER_LEASE: Final = 6
@@ -54,7 +54,7 @@ class Heartbeat:
     def _beat(self, connection: BlockingConnection, leases: Sequence[Lease], limit: float) -> set[int]:
         cursor = psycopg.RawCursor(connection)
         cursor.execute("SELECT set_config('statement_timeout', $1, false)", [str(math.ceil(limit * 1000))])
-        cursor.execute(RENEW, prolonged(leases), prepare=True, binary=True)
+        cursor.execute(RENEW, renew_parameters(leases), prepare=True, binary=True)
         found: list[Any] = cursor.fetchall()
         return {row[0] for row in found}
 

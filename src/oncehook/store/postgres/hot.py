@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Final
 
 import psycopg
@@ -18,16 +18,13 @@ from psycopg import pq
 from oncehook.errors import StoreError, StoreUnavailable
 from oncehook.store.postgres.commit import Connect
 from oncehook.store.postgres.opening import SILENCE, cut, is_alive
+from oncehook.store.postgres.settle import Ask
 from oncehook.store.postgres.wire import Connection
 
-CONNECTIONS: Final = 2
+CONNECTIONS: Final = 3
 
 Parameters = Callable[[int], Sequence[object]]
 """Makes the parameters of a statement for a connection with this slot of the counters."""
-
-
-Ask = Callable[[str, Parameters], Awaitable[list[Any]]]
-"""Runs a statement, and gives its rows."""
 
 
 def unavailable(error: psycopg.Error) -> StoreUnavailable:

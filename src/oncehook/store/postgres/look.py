@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -131,8 +131,8 @@ class Reader:
             await connection.execute(statement, [self._here.schema])
             yield connection
 
-    def made_due(self) -> None:
-        """Something may have become due: the engine says so to those who wait."""
+    def made_due(self, destination_ids: Collection[int] | None = None) -> None:
+        """Something may have become due for these destinations (None: for any): the engine tells those who wait."""
 
     # -- events --------------------------------------------------------------------------------
 
@@ -207,26 +207,25 @@ async def _tally(connection: Connection) -> Tally:
     events = await rows(connection, "SELECT source_id, count(*) FROM events GROUP BY 1")
     statuses = await rows(connection, "SELECT destination_id, status, count(*) FROM deliveries GROUP BY 1, 2")
     (bad_keys,) = await one(connection, _BAD_KEYS)
-    # A head whose delivery is dead is held on purpose: it does not count among the pending ones it holds back.
-    # A head without delivery is one that the sweep is about to find again.
-    lone, miscounted = await one(
+    # A head whose delivery is dead is held on purpose. One without delivery is looked up by the next lease.
+    lone, misplaced = await one(
         connection,
         """
         SELECT coalesce(sum(p.n) FILTER (WHERE h.subject_key IS NULL), 0)::bigint,
-          count(*) FILTER (WHERE h.subject_key IS NOT NULL AND coalesce(p.n, 0) <> h.waiting + h.own
-            OR h.own = 0 AND h.due_at < 'infinity')
+          count(*) FILTER (WHERE h.delivery_id IS NOT NULL
+            AND (h.seq IS DISTINCT FROM h.own_seq OR p.first < h.seq OR NOT h.is_pending AND h.due_at < 'infinity'))
         FROM (
-          SELECT coalesce(subject_key, id) AS line, count(*) AS n FROM deliveries WHERE status = 'pending' GROUP BY 1
+          SELECT coalesce(subject_key, id) AS line, count(*) AS n, min(seq) AS first
+          FROM deliveries WHERE status = 'pending' GROUP BY 1
         ) p
         FULL JOIN (
-          SELECT h.subject_key, h.waiting, h.due_at,
-            CASE WHEN h.delivery_id IS NULL OR d.status = 'pending' THEN 1 ELSE 0 END AS own
+          SELECT h.subject_key, h.delivery_id, h.due_at, h.seq, d.seq AS own_seq, d.status = 'pending' AS is_pending
           FROM heads h LEFT JOIN deliveries d ON d.id = h.delivery_id
         ) h ON h.subject_key = p.line
         """,
     )
     stand = {(destination_id, status): n for destination_id, status, n in statuses}
-    return Tally(counted, dict(events), stand, bad_keys, lone, miscounted)
+    return Tally(counted, dict(events), stand, bad_keys, lone, misplaced)
 
 
 async def _copies(connection: Connection) -> Check:

@@ -30,7 +30,7 @@ ID_UNTIL: Final = """
   || 'ffffffffffffffffffff')::uuid
 """
 # All deliveries of an event are one range of ids.
-LAST_OF: Final = "(left(e.id::text, 32) || 'ffff')::uuid"
+LAST_OF: Final = "(left(e.id::text, 30) || 'ffffff')::uuid"
 
 STATUS: Final = """
 CASE WHEN d.status = 'pending' AND h.leased AND (h.delivery_id = d.id OR h.carries = d.id)
@@ -42,7 +42,7 @@ ATTEMPTS: Final = "CASE WHEN h.delivery_id = d.id THEN h.attempts ELSE d.attempt
 OF_DELIVERY: Final = (
     """
 ($1::uuid[] IS NULL OR d.id = ANY($1))
-AND ($4::smallint IS NULL OR d.destination_id = $4)
+AND ($4::integer IS NULL OR d.destination_id = $4)
 AND ($5::text IS NULL OR $5 = """
     + STATUS
     + """)
@@ -62,7 +62,7 @@ AND ($14::uuid IS NULL OR d.replay_id = $14)
 # Of events `e` with their source `s`.
 OF_EVENT: Final = """
 ($2::uuid IS NULL OR e.id = $2)
-AND ($3::smallint IS NULL OR e.source_id = $3)
+AND ($3::integer IS NULL OR e.source_id = $3)
 AND ($6::text IS NULL OR e.type LIKE $6)
 AND ($7::text IS NULL OR e.subject = $7)
 AND ($8::text IS NULL OR e.key = $8)

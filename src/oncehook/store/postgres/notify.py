@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Collection, Coroutine
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ import psycopg
 
 from oncehook import clock
 from oncehook.errors import StoreError
+from oncehook.store.base import Wake
 from oncehook.store.postgres.opening import SILENCE, Place, connect, cut, is_alive
 from oncehook.store.postgres.wire import Connection
 
@@ -25,6 +26,9 @@ log = logging.getLogger("oncehook.store")
 
 PAUSE: Final = 0.05
 """Seconds between two notifications."""
+
+MOST_NAMED: Final = 500
+"""Destinations that one notification names: PostgreSQL takes less than 8,000 bytes."""
 
 FIRST_WAIT: Final = 0.1
 LONGEST_WAIT: Final = 5.0
@@ -41,10 +45,23 @@ def channel(schema: str) -> str:
     return f"oncehook_{blake2b(schema.encode(), digest_size=12).hexdigest()}"
 
 
+def payload(destination_ids: Collection[int] | None) -> str:
+    """Write whom a notification is about; nothing stands for any, as too many do."""
+    return "" if destination_ids is None or len(destination_ids) > MOST_NAMED else " ".join(map(str, destination_ids))
+
+
+def read_payload(text: str) -> set[int] | None:
+    """Read what `payload` wrote; what somebody else sent stands for any."""
+    try:
+        return {int(word) for word in text.split()} or None
+    except ValueError:
+        return None
+
+
 class Bell:
     """Lives on one event loop."""
 
-    def __init__(self, here: Place, wake: Callable[[], None]) -> None:
+    def __init__(self, here: Place, wake: Wake) -> None:
         self._here = here
         self._channel = channel(here.schema)
         self._wake = wake
@@ -54,7 +71,8 @@ class Bell:
         self._own_pid = 0
         """The server's process that sends our notifications: we need not hear those."""
         self._calling = False
-        self._again = False
+        self._due: set[int] | None = set()
+        """Destinations that the others have not been told of; None: any."""
 
     def start(self, *, listen: bool) -> None:
         """Begin, on the running loop; `listen` where somebody works."""
@@ -73,12 +91,14 @@ class Bell:
         if self._caller is not None:
             self._caller.pgconn.finish()
 
-    def ring(self) -> None:
-        """Something may have become due: on the loop."""
-        self._wake()
-        if self._calling:
-            self._again = True
-        elif self._loop is not None:
+    def ring(self, destination_ids: Collection[int] | None) -> None:
+        """Say that something may have become due for these destinations (None: for any): on the loop."""
+        self._wake(destination_ids)
+        if destination_ids is None:
+            self._due = None
+        elif self._due is not None:
+            self._due.update(destination_ids)
+        if not self._calling and self._loop is not None:
             self._calling = True
             self._spawn(self._call())
 
@@ -92,20 +112,19 @@ class Bell:
     async def _call(self) -> None:
         """Call the others now, and once more after the pause for all that came meanwhile."""
         try:
-            self._again = True
-            while self._again:
-                self._again = False
-                await self._notify()
+            while self._due is None or self._due:
+                due, self._due = self._due, set()
+                await self._notify(payload(due))
                 await asyncio.sleep(PAUSE)
         finally:
             self._calling = False
 
-    async def _notify(self) -> None:
+    async def _notify(self, due: str) -> None:
         try:
             connection = await self._open_caller()
             guard = asyncio.get_running_loop().call_later(SILENCE, cut, connection)
             try:
-                await connection.execute("SELECT pg_notify($1, '')", [self._channel])
+                await connection.execute("SELECT pg_notify($1, $2)", [self._channel, due])
             finally:
                 guard.cancel()
         except (psycopg.Error, OSError, StoreError) as error:
@@ -133,10 +152,10 @@ class Bell:
                     await connection.execute("SELECT set_config('oncehook.channel', $1, false)", [self._channel])
                     await connection.execute(_LISTEN)
                     wait = FIRST_WAIT
-                    self._wake()  # for what was called while nobody listened
+                    self._wake(None)  # for what was called while nobody listened
                     async for notification in connection.notifies():
                         if notification.pid != self._own_pid:
-                            self._wake()
+                            self._wake(read_payload(notification.payload))
             except (psycopg.Error, OSError, StoreError) as error:
                 log.debug("store.listen_failed", extra={"fields": {"error": str(error)}})
             await asyncio.sleep(wait * clock.chance.uniform(0.5, 1.0))

@@ -93,14 +93,12 @@ SELECT set_config('search_path',
   set_config('TimeZone', 'UTC', false), set_config('statement_timeout', '5s', false)
 """
 
-# Every access of the hot statements is an index probe, and statistics of queue tables are always wrong (planned when
-# empty, run with a million): with these settings plans do not depend on them. synchronous_commit is pinned to what was
-# found good, so that no later change of the server's configuration reaches a connection that acknowledges arrivals.
+# The queue's functions bring their own settings; to call one is planned once, and not anew for each set of arrays.
+# synchronous_commit is pinned to what was found good, so that no later change of the server's configuration reaches a
+# connection that acknowledges arrivals.
 _HEAT: Final = """
-SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('jit', 'off', false),
-  set_config('enable_seqscan', 'off', false), set_config('enable_bitmapscan', 'off', false),
-  set_config('enable_hashjoin', 'off', false), set_config('enable_mergejoin', 'off', false),
-  set_config('lock_timeout', $1, false), set_config('idle_in_transaction_session_timeout', '5s', false),
+SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', $1, false),
+  set_config('idle_in_transaction_session_timeout', '5s', false),
   set_config('synchronous_commit', current_setting('synchronous_commit'), false)
 """
 
@@ -155,8 +153,8 @@ def blocking_session(here: Place) -> Iterator[psycopg.RawCursor[tuple[Any, ...]]
 
 
 async def connect_hot(here: Place, *, unsafe: bool) -> tuple[Connection, int]:
-    """A connection for intake, and the counters' slot that it alone writes. The promises are proven each time anew:
-    after a failover it may be another server."""
+    """Open a connection for intake or work, with the slot of the counters that it alone writes. The promises are proven
+    each time anew: after a failover it may be another server."""
     connection = await connect(here)
     async with _or_close(connection):
         await prove(connection, here, unsafe=unsafe)

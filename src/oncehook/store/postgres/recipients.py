@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from oncehook.store.postgres.look import Reader
-from oncehook.store.postgres.wire import Ids, Smalls
+from oncehook.store.postgres.wire import Ids, Integers
 
 # Of a delivery `d`. A destination that has never moved is not looked at any further.
 CHANGED: Final = """
@@ -24,7 +24,7 @@ CHANGED: Final = """
 """
 _NOTE: Final = """
 INSERT INTO recipients (destination_id, since, address)
-SELECT i.id, now(), i.address FROM unnest($1::smallint[], $2::uuid[]) AS i(id, address)
+SELECT i.id, now(), i.address FROM unnest($1::integer[], $2::uuid[]) AS i(id, address)
 WHERE i.address IS DISTINCT FROM (
   SELECT r.address FROM recipients r WHERE r.destination_id = i.id ORDER BY r.since DESC LIMIT 1)
 ON CONFLICT DO NOTHING
@@ -36,4 +36,4 @@ class Recipients(Reader):
 
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
         if addresses:
-            await self.execute(_NOTE, [Smalls(list(addresses)), Ids(list(addresses.values()))])
+            await self.execute(_NOTE, [Integers(list(addresses)), Ids(list(addresses.values()))])

@@ -27,62 +27,9 @@ from oncehook.store.postgres.wire import Connection, Id, Ids, storable
 
 T = TypeVar("T")
 
-# `$1`: deliveries in the order in which they are to join, `$2` their turn, `$3` the replay, `$4` whether done ones too,
-# `$5` options of the new run, `$6` seconds since the last replay. Only rows that no settle touches are locked before
-# their heads, in the order of their ids; a second click finds them pending and gets nothing.
-REPLAY: Final = """
-WITH i AS MATERIALIZED (
-  SELECT d.id, d.event_id, d.destination_id, d.subject_key, d.run, d.status, d.seq,
-    (d.options & ~16 | $5)::smallint AS options, j.ord
-  FROM (SELECT j.* FROM unnest($1::uuid[]) WITH ORDINALITY AS j(id, ord) ORDER BY j.id) j, LATERAL (
-    SELECT d.* FROM deliveries d WHERE d.id = j.id AND (d.status IN ('dead', 'discarded') OR $4 AND d.status = 'done')
-      AND d.note IS DISTINCT FROM 'erased'
-      AND (d.last_replay_at IS NULL OR d.last_replay_at <= now() - make_interval(secs => $6::float8))
-    LIMIT 1 FOR UPDATE
-  ) d
-), h AS (                            -- as intake does: makes the subject's row, or locks it until commit
-  INSERT INTO heads AS h (subject_key, destination_id, turn, due_at, delivery_id, event_id, run, options, replay_id,
-    waiting)
-  SELECT coalesce(subject_key, id), min(destination_id), $2::smallint, now(), (array_agg(id ORDER BY ord))[1],
-    (array_agg(event_id ORDER BY ord))[1], (array_agg(run ORDER BY ord))[1] + 1, (array_agg(options ORDER BY ord))[1],
-    $3::uuid, count(*) - 1
-  FROM i GROUP BY 1 ORDER BY 1
-  ON CONFLICT (subject_key) DO UPDATE SET turn = CASE WHEN h.turn = 2 THEN 2 ELSE least(h.turn, excluded.turn) END,
-    waiting = h.waiting + excluded.waiting + CASE WHEN h.delivery_id IN (SELECT id FROM i) THEN 0 ELSE 1 END,
-    due_at = CASE WHEN h.delivery_id IN (SELECT id FROM i) THEN now() ELSE h.due_at END, -- a held head keeps its place
-    run = CASE WHEN h.delivery_id IN (SELECT id FROM i) THEN h.run + 1 ELSE h.run END,
-    options = CASE WHEN h.delivery_id IN (SELECT id FROM i) THEN (h.options & ~16 | $5)::smallint ELSE h.options END,
-    replay_id = CASE WHEN h.delivery_id IN (SELECT id FROM i) THEN $3::uuid ELSE h.replay_id END,
-    attempts = CASE WHEN h.delivery_id IN (SELECT id FROM i) THEN 0 ELSE h.attempts END,
-    crashes = CASE WHEN h.delivery_id IN (SELECT id FROM i) THEN 0 ELSE h.crashes END,
-    deaths = CASE WHEN h.delivery_id IN (SELECT id FROM i) THEN 0 ELSE h.deaths END
-  RETURNING h.delivery_id, h.xmax = 0 AS fresh
-), o AS MATERIALIZED (               -- after h, so that seq is drawn under its locks (R42)
-  SELECT q.*, CASE WHEN q.keeps THEN q.seq ELSE nextval('delivery_seq') END AS place
-  FROM (
-    SELECT i.*, EXISTS (SELECT FROM h WHERE h.delivery_id = i.id) AS leads,
-      EXISTS (SELECT FROM h WHERE h.delivery_id = i.id AND NOT h.fresh) AS keeps
-    FROM i WHERE (SELECT count(*) FROM h) > 0 ORDER BY i.ord
-  ) q
-), u AS (
-  UPDATE deliveries d SET status = 'pending', note = NULL, run = d.run + 1, attempts = 0, replay_id = $3::uuid,
-    finished_by = NULL, settled_at = NULL, reason = NULL, last_replay_at = now(), options = o.options, seq = o.place,
-    behind = NOT o.leads
-  FROM o WHERE d.id = o.id RETURNING d.id
-), c AS (
-  INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
-  SELECT date_trunc('minute', now()), (-1 - pg_backend_pid() % 32000)::smallint, 0::smallint, destination_id, what, n
-  FROM (
-    SELECT destination_id, 'pending', count(*) FROM i GROUP BY 1
-    UNION ALL
-    SELECT destination_id, 'replays', count(*) FROM i GROUP BY 1
-    UNION ALL
-    SELECT destination_id, status, -count(*) FROM i GROUP BY 1, 2
-  ) AS n(destination_id, what, n)
-  ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
-)
-SELECT id FROM u
-"""
+# Deliveries in the order in which they are to join, their turn, the replay, whether done ones too, options of the new
+# run, seconds since the last replay.
+REPLAY: Final = "SELECT * FROM run_again($1, $2, $3, $4, $5, $6)"
 
 _MAKE: Final = """
 INSERT INTO replays (id, state, request_key, about, actor, reason, options, force, rate, bulk, planned, next_at,

@@ -1,206 +1,41 @@
-"""Settling on PostgreSQL: the end of leases, in one statement, and what it says about their destinations.
+"""Settling on PostgreSQL: the end of leases, in one call, and what it says about their destinations.
 
-Settlements go in as columns, the fences that were still ours come out (`Answer`). First every lease is held against its
-head, under lock; what is no longer ours changes nothing at all (R25-R27). The engine runs it in autocommit,
-`transactions` as the last statement of a handler's own transaction (R51), hence `statement_timestamp()`. What a handler
-emitted is kept by the statement before it (`emitted`, `judge`), under the same fence (R54).
+Settlements go in as columns; the fences that were still ours come out, and leases on what comes next where that was
+asked for (`Answer`). The engine calls it in autocommit, `transactions` as the last statement of a handler's own
+transaction (R51), hence `statement_timestamp()` in the function. What a handler emitted is kept by the statement before
+it, in the same transaction (R54).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
-from oncehook.deliveries import Options, Settle, Settlement, Streak, streaks
+from oncehook.deliveries import (
+    Lease,
+    Options,
+    Settle,
+    Settlement,
+    Streak,
+    is_crash,
+    is_over,
+    streaks,
+    was_tried,
+)
 from oncehook.model import Intake
+from oncehook.store.postgres import intake
 from oncehook.store.postgres.intake import Rows, verdicts
 from oncehook.store.postgres.wire import Bigs, Blobs, Bools, Column, Floats, Ids, Integers, Smalls, Texts, storable
 
-# Arrays 1-11 are the settlements, sorted by line; 12-14 the ranks they raise, 15 the counters' slot. Heads are locked
-# first, in the order of lines, as intake does; then rows that belong to them. `over`: the head is finished and its line
-# goes on. `carried`: whose attempt it was; coalesced, that is not the head. `tried`: an attempt is written down.
-SETTLE: Final = """
-WITH l AS MATERIALIZED (
-  SELECT h.*, i.what, i.wait, i.category, i.note, i.status, i.error, i.answer, i.duration, i.source_id, i.rank, i.scope,
-    i.what = 'done' OR i.what = 'dead' AND h.options & 8 = 0 AS over,
-    CASE WHEN i.what = 'dead' AND h.options & 8 <> 0 THEN h.delivery_id ELSE coalesce(h.carries, h.delivery_id) END
-      AS carried,
-    i.what = 'dead' AND h.deaths >= 3 AS crashed, -- DEATHS
-    i.note IS DISTINCT FROM 'stale' AND NOT (i.what = 'dead' AND h.deaths >= 3) AS tried,
-    CASE WHEN h.upto > 0 AND h.options & 2 = 0 THEN (SELECT e.type FROM events e WHERE e.id = h.event_id) END AS type
-  FROM unnest($1::uuid[], $2::uuid[], $3::bigint[], $4::text[], $5::float8[], $6::text[], $7::text[], $8::integer[],
-      $9::text[], $10::bytea[], $11::float8[], $12::integer[], $13::integer[], $14::text[])
-      AS i(line, head, fence, what, wait, category, note, status, error, answer, duration, source_id, rank, scope),
-    LATERAL (
-      SELECT h.subject_key, h.delivery_id, h.event_id, h.destination_id, h.turn, h.fence, h.run, h.attempts, h.deaths,
-        h.waiting, h.upto, h.carries, h.options, h.replay_id
-      FROM heads h WHERE h.subject_key = i.line AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased
-      LIMIT 1 FOR UPDATE             -- the newest `waiting`, also one committed after our snapshot
-    ) h
-), co AS (                           -- coalesced: all that waited when the lease began
-  UPDATE deliveries d SET status = l.what, note = CASE WHEN d.id = l.carried THEN l.note ELSE 'coalesced' END,
-    finished_by = CASE WHEN d.id <> l.carried THEN l.carried END,
-    attempts = CASE WHEN d.id = l.carried THEN l.attempts - (NOT l.tried)::integer ELSE d.attempts END, fence = l.fence,
-    category = CASE WHEN l.what = 'dead' THEN l.category END, last_status = l.status,
-    last_error = CASE WHEN l.what = 'dead' THEN l.error END, reason = CASE WHEN l.crashed THEN 'crash' END,
-    settled_at = statement_timestamp()
-  FROM l
-  WHERE l.over AND l.upto > 0 AND d.subject_key = l.subject_key AND d.behind AND d.status = 'pending'
-    AND d.seq <= l.upto AND d.id <> l.delivery_id
-    AND (l.type IS NULL OR l.type = (SELECT e.type FROM events e WHERE e.id = d.event_id))
-  RETURNING d.subject_key, d.destination_id, d.id, d.replay_id, d.status
-), cc AS MATERIALIZED (
-  SELECT subject_key, count(*) AS n FROM co GROUP BY 1
-), g AS MATERIALIZED (
-  SELECT l.*, l.waiting - CASE WHEN l.over AND l.upto > 0
-    THEN coalesce((SELECT cc.n FROM cc WHERE cc.subject_key = l.subject_key), 0) ELSE 0 END AS remaining
-  FROM l
-), x AS (                            -- nothing waits: the row goes; an intake that waits for it then makes a fresh one
-  DELETE FROM heads h USING g WHERE h.subject_key = g.subject_key AND g.over AND g.remaining = 0
-), n AS MATERIALIZED (               -- the next head. What came while we waited for the lock our snapshot may miss;
-  SELECT g.subject_key, g.over, g.what, g.wait, g.turn, g.tried, g.remaining, g.replay_id AS own_replay, n.*
-  FROM g LEFT JOIN LATERAL (         -- that can only be later ones
-    SELECT d.id, d.event_id, d.run, d.options, d.replay_id FROM deliveries d
-    WHERE g.over AND d.subject_key = g.subject_key AND d.behind AND d.status = 'pending' AND d.id <> g.delivery_id
-      AND d.seq > CASE WHEN g.options & 2 <> 0 THEN g.upto ELSE 0 END
-      AND (g.type IS NULL OR d.seq > g.upto OR g.type <> (SELECT e.type FROM events e WHERE e.id = d.event_id))
-    ORDER BY d.seq LIMIT 1
-  ) n ON true
-  WHERE NOT g.over OR g.remaining > 0
-), r AS (                            -- what ran alone and lived is no longer suspect; given back untried it still is
-  UPDATE heads h SET leased = false, alone = false, upto = 0, carries = NULL,
-    due_at = CASE WHEN n.over THEN statement_timestamp() WHEN n.what = 'dead' THEN 'infinity'
-      ELSE statement_timestamp() + make_interval(secs => n.wait) END,
-    turn = CASE WHEN NOT n.over AND (n.turn < 2 OR n.what = 'release') THEN h.turn
-      WHEN (SELECT b.bulk FROM replays b WHERE b.id = CASE WHEN n.over THEN n.replay_id ELSE n.own_replay END) THEN 1
-      ELSE 0 END,
-    delivery_id = CASE WHEN n.over THEN n.id ELSE h.delivery_id END,
-    event_id = CASE WHEN n.over THEN n.event_id ELSE h.event_id END,
-    run = CASE WHEN n.over THEN coalesce(n.run, 1) ELSE h.run END,
-    options = CASE WHEN n.over THEN coalesce(n.options, 0) ELSE h.options END,
-    replay_id = CASE WHEN n.over THEN n.replay_id ELSE h.replay_id END,
-    attempts = CASE WHEN n.over THEN 0 WHEN n.what = 'release' OR NOT n.tried THEN h.attempts - 1 ELSE h.attempts END,
-    crashes = CASE WHEN n.over THEN 0 ELSE h.crashes END,
-    deaths = CASE WHEN n.over THEN 0 ELSE h.deaths END,
-    waiting = CASE WHEN n.over THEN n.remaining - 1 ELSE h.waiting END
-  FROM n WHERE h.subject_key = n.subject_key
-  RETURNING h.subject_key, h.delivery_id
-), d AS (
-  UPDATE deliveries d SET status = CASE WHEN z.ends THEN z.what ELSE d.status END,
-    note = CASE WHEN NOT z.ends THEN d.note WHEN z.carried = d.id THEN z.note ELSE 'coalesced' END,
-    finished_by = CASE WHEN z.ends AND z.carried <> d.id THEN z.carried END,
-    attempts = CASE WHEN z.ends AND z.carried <> d.id THEN d.attempts ELSE z.attempts - (NOT z.tried)::integer END,
-    fence = z.fence, category = CASE WHEN z.what <> 'done' THEN z.category END, last_status = z.status,
-    last_error = CASE WHEN z.what <> 'done' THEN z.error END, reason = CASE WHEN z.crashed THEN 'crash' END,
-    settled_at = CASE WHEN z.ends THEN statement_timestamp() ELSE d.settled_at END
-  FROM (
-    SELECT delivery_id AS id, what <> 'retry' AS ends, l.* FROM l WHERE what <> 'release'
-    UNION ALL
-    SELECT carries, false, l.* FROM l WHERE what = 'retry' AND carries IS NOT NULL
-  ) z
-  WHERE d.id = z.id
-), t AS (
-  INSERT INTO attempts (delivery_id, fence, run, n, started_at, ended_at, outcome, category, status, error, answer)
-  SELECT carried, fence,
-    CASE WHEN carried = delivery_id THEN run ELSE (SELECT d.run FROM deliveries d WHERE d.id = l.carried) END, attempts,
-    statement_timestamp() - make_interval(secs => duration), statement_timestamp(), what, category, status, error,
-    answer
-  FROM l WHERE what <> 'release' AND tried
-), k AS (
-  INSERT INTO ranks AS k (destination_id, source_id, scope, rank, seen_at)
-  SELECT destination_id, source_id, scope, max(rank), statement_timestamp() FROM l WHERE rank IS NOT NULL
-  GROUP BY 1, 2, 3 ORDER BY 1, 2, 3  -- two processes raise them in the same order: no deadlock
-  ON CONFLICT (destination_id, source_id, scope)
-  DO UPDATE SET rank = greatest(k.rank, excluded.rank), seen_at = excluded.seen_at
-), v AS (
-  UPDATE replay_items v SET outcome = coalesce(v.outcome, z.status) -- by the primary key, not by what is open
-  FROM (
-    SELECT replay_id, delivery_id AS id, what AS status FROM l WHERE what IN ('done', 'dead') AND replay_id IS NOT NULL
-    UNION ALL
-    SELECT replay_id, id, status FROM co WHERE replay_id IS NOT NULL
-  ) z
-  WHERE v.replay_id = z.replay_id AND v.delivery_id = z.id
-), f AS MATERIALIZED (
-  SELECT destination_id, what, 1 AS flow FROM l WHERE what <> 'release'
-  UNION ALL SELECT destination_id, status, 0 FROM co
-), c AS (
-  INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
-  SELECT date_trunc('minute', now()), $15::smallint, 0::smallint, destination_id, what, n FROM (
-    SELECT destination_id, what, count(*) FROM f GROUP BY 1, 2
-    UNION ALL
-    SELECT destination_id, CASE what WHEN 'done' THEN 'succeeded' ELSE 'died' END, sum(flow)
-    FROM f WHERE what <> 'retry' GROUP BY destination_id, what
-    UNION ALL
-    SELECT destination_id, 'pending', -count(*) FROM f WHERE what <> 'retry' GROUP BY 1
-  ) AS n(destination_id, what, n)
-  ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
-)
-SELECT 0, fence, NULL::uuid FROM l
-UNION ALL SELECT 1, 0, subject_key FROM r WHERE delivery_id IS NULL
-UNION ALL SELECT 2, count(*), NULL FROM r
-UNION ALL SELECT 3, destination_id, NULL FROM destination_state
-  WHERE destination_id = ANY(ARRAY(SELECT DISTINCT destination_id FROM l WHERE what = 'done'))
-    AND (failures <> 0 OR open_until IS NOT NULL)
-"""
-
-# A settle that could not see the next head leaves it open. Its caller finds it at once, with a fresh snapshot: what the
-# settle missed was committed before it could lock the line. When the caller died in between the sweep does, and waits
-# for nobody.
-_FOUND: Final = """
-UPDATE heads h SET delivery_id = n.id, event_id = n.event_id, run = n.run, options = n.options, replay_id = n.replay_id,
-  turn = CASE WHEN (SELECT b.bulk FROM replays b WHERE b.id = n.replay_id) THEN 1 ELSE 0 END, due_at = now()
-FROM k, LATERAL (
-  SELECT d.id, d.event_id, d.run, d.options, d.replay_id FROM deliveries d
-  WHERE d.subject_key = k.subject_key AND d.behind AND d.status = 'pending' ORDER BY d.seq LIMIT 1
-) n
-WHERE h.subject_key = k.subject_key AND h.delivery_id IS NULL
-RETURNING h.subject_key
-"""
-REFIND: Final = (
-    """
-WITH k AS MATERIALIZED (
-  SELECT subject_key FROM heads WHERE subject_key = ANY($1::uuid[]) AND delivery_id IS NULL
-  ORDER BY subject_key FOR UPDATE
-)
-"""
-    + _FOUND
-)
-RESCUE: Final = (
-    """
-WITH k AS MATERIALIZED (
-  SELECT subject_key FROM heads WHERE delivery_id IS NULL ORDER BY subject_key LIMIT 1000 FOR UPDATE SKIP LOCKED
-)
-"""
-    + _FOUND
+SETTLE: Final = (
+    "SELECT * FROM settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,"
+    " $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)"
 )
 
-# What a group says about its destinations' breakers. The same delivery failing again is no further failure.
-BREAK: Final = """
-WITH i AS MATERIALIZED (
-  SELECT * FROM unnest($1::smallint[], $2::boolean[], $3::integer[], $4::uuid[], $5::integer[], $6::float8[])
-    AS i(destination_id, reset, failures, last_failed, enough, open)
-), u AS (
-  UPDATE destination_state s SET
-    last_failed = CASE WHEN i.failures > 0 OR i.reset THEN i.last_failed ELSE s.last_failed END,
-    failures = i.failures + CASE WHEN i.reset THEN 0
-      ELSE s.failures - coalesce(i.failures = 1 AND s.last_failed = i.last_failed, false)::integer END,
-    open_until = CASE
-      WHEN i.failures > 0 AND i.enough <=
-        i.failures + CASE WHEN i.reset THEN 0
-          ELSE s.failures - coalesce(i.failures = 1 AND s.last_failed = i.last_failed, false)::integer END
-      THEN now() + make_interval(secs => i.open)
-      WHEN NOT i.reset THEN s.open_until END
-  FROM i WHERE s.destination_id = i.destination_id
-  RETURNING s.destination_id
-)
-INSERT INTO destination_state (destination_id, failures, last_failed, open_until)
-SELECT destination_id, failures, last_failed, CASE WHEN failures >= enough THEN now() + make_interval(secs => open) END
-FROM i WHERE failures > 0 AND destination_id NOT IN (SELECT destination_id FROM u)
-ON CONFLICT (destination_id) DO UPDATE SET failures = destination_state.failures + excluded.failures,
-  last_failed = excluded.last_failed, open_until = coalesce(excluded.open_until, destination_state.open_until)
-RETURNING destination_id
-"""
+JUDGE: Final = "SELECT judge($1, $2, $3, $4, $5, $6)"
 
 PAUSE: Final = """
 WITH s AS (
@@ -217,52 +52,119 @@ FROM s
 
 @dataclass(slots=True)
 class Answer:
-    """What SETTLE said."""
+    """Result of SETTLE."""
 
     fences: set[int] = field(default_factory=set)
-    lost_heads: list[bytes] = field(default_factory=list)
-    """Lines whose next delivery it could not see."""
-    made_due: bool = False
-    held_back: set[int] = field(default_factory=set)
-    """Destinations with failures on their account that a success takes off."""
+    """The leases that were still ours."""
+    made_due: Collection[int] = ()
+    """Destinations for which something has become due."""
+    next: Sequence[tuple[Any, ...]] = ()
+    """Leases on what comes next, as rows."""
+
+    def is_whole(self, settlements: Sequence[Settlement]) -> bool:
+        """Tell whether all of these were ours; else nothing was changed."""
+        return self.fences.issuperset(one.lease.fence for one in settlements)
 
 
-def settled(settlements: Sequence[Settlement], slot: int) -> list[Column | int]:
-    """What SETTLE takes, `$1` to `$15`. A lease that is named twice ends once."""
+@dataclass(slots=True)
+class _Ending:
+    """A settlement as SETTLE takes it."""
+
+    settlement: Settlement
+    lease: Lease
+    is_over: bool
+    attempted_id: bytes
+    """The delivery that the attempt is recorded for: the head, if that is held, whatever it carried."""
+    run: int | None
+    """None: the head's, where that is not the lease's."""
+    attempt: int
+    duration: float | None
+    """None: no attempt is written down."""
+
+    @classmethod
+    def of(cls, settlement: Settlement) -> _Ending:
+        lease, over, tried = settlement.lease, is_over(settlement), was_tried(settlement)
+        is_held = settlement.what is Settle.dead and not over
+        return cls(
+            settlement,
+            lease,
+            over,
+            attempted_id=lease.head_id if is_held else lease.delivery_id,
+            run=None if is_held and lease.head_id != lease.delivery_id else lease.run,
+            attempt=lease.attempt if tried else lease.attempt - 1,
+            duration=settlement.duration if tried else None,
+        )
+
+
+def settle_parameters(
+    settlements: Sequence[Settlement], slot: int, worker: str | None = None
+) -> list[Column | int | str | bool | None]:
+    """Return what SETTLE takes, `$1` to `$31`. A lease that is named twice ends once."""
     rows = sorted({one.lease.fence: one for one in reversed(settlements)}.values(), key=lambda one: one.lease.line)
+    ends = [_Ending.of(one) for one in rows]
     leases = [one.lease for one in rows]
     evidence = [one.evidence for one in rows]
-    ranked = [_raises_rank(one) for one in rows]
-    scopes = [lease.subject if lease.rank_scope is None else lease.rank_scope for lease in leases]
+    over = [one.lease for one in ends if one.is_over]
+    followed = [one.settlement for one in ends if one.is_over and one.lease.more]
+    ranked = [one.lease for one in rows if _raises_rank(one)]
+    counts = _counts(rows)
     return [
         Ids([lease.line for lease in leases]),
         Ids([lease.head_id for lease in leases]),
         Bigs([lease.fence for lease in leases]),
         Texts([one.what for one in rows]),
-        Floats([one.wait for one in rows]),
-        Texts([one.category for one in rows]),
         Texts([one.note for one in rows]),
-        Integers([_small(one.status) for one in evidence]),
+        Floats([one.wait for one in rows]),
+        Ids([one.attempted_id for one in ends]),
+        Smalls([one.run for one in ends]),
+        Smalls([one.attempt for one in ends]),
+        Floats([one.duration for one in ends]),
+        Texts([one.category for one in rows]),
+        Smalls([_small(one.status) for one in evidence]),
         Texts([None if one.error is None else storable(one.error) for one in evidence]),
         Blobs([one.answer for one in evidence]),
-        Floats([one.duration for one in rows]),
-        Integers([lease.source_id if ranks else None for lease, ranks in zip(leases, ranked, strict=True)]),
-        Integers([lease.rank if ranks else None for lease, ranks in zip(leases, ranked, strict=True)]),
-        Texts([scope if ranks else None for scope, ranks in zip(scopes, ranked, strict=True)]),
+        Texts(["crash" if is_crash(one) else None for one in rows]),
+        Ids([lease.line for lease in over if lease.line == lease.head_id]),
+        Ids([lease.line for lease in over if lease.line != lease.head_id and not lease.more]),
+        Ids([one.lease.line for one in followed]),
+        Floats([one.take_next for one in followed]),
+        Integers([destination_id for destination_id, _ in counts]),
+        Texts([what for _, what in counts]),
+        Bigs(list(counts.values())),
         slot,
+        worker,
+        Integers([lease.destination_id for lease in ranked]),
+        Integers([lease.source_id for lease in ranked]),
+        Texts([_rank_scope(lease) for lease in ranked]),
+        Integers([lease.rank for lease in ranked]),
+        None if len(over) == len(ends) else Bools([not one.is_over for one in ends]),
+        any(lease.delivery_id != lease.head_id for lease in leases),
+        any(lease.replay_id is not None for lease in leases),
     ]
 
 
-def emitted(settlements: Sequence[Settlement], slot: int) -> list[Column | int]:
-    """What EMIT takes, right before SETTLE takes the same settlements."""
-    leases = [one.lease for one in settlements]
-    return Rows(_intakes(settlements)).parameters_beside(leases, slot)
+def _counts(settlements: Sequence[Settlement]) -> Counter[tuple[int, str]]:
+    """Return what this changes about each destination; what a lease covered besides is counted by SETTLE itself."""
+    counts: Counter[tuple[int, str]] = Counter()
+    for one in settlements:
+        if one.what is Settle.release:
+            continue
+        counts[one.lease.destination_id, one.what.value] += 1
+        if one.what is not Settle.retry:
+            counts[one.lease.destination_id, "succeeded" if one.what is Settle.done else "died"] += 1
+            counts[one.lease.destination_id, "pending"] -= 1
+    return counts
 
 
-def judge(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> None:
-    """Read what EMIT said; it holds once it is committed."""
+def emit_parameters(settlements: Sequence[Settlement], slot: int) -> list[Column | int | str | None]:
+    """Return what INTAKE takes for what these settlements emit."""
+    return Rows(_intakes(settlements)).parameters(slot)
+
+
+def read_emitted(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> None:
+    """Read what INTAKE said of it; it holds once it is committed."""
     emissions = [emission for one in settlements for emission in one.emits]
-    for emission, (verdict,) in zip(emissions, verdicts(_intakes(settlements), rows), strict=True):
+    for emission, (verdict,) in zip(emissions, verdicts(_intakes(settlements), intake.read_answer(rows)), strict=True):
         emission.verdict = verdict
 
 
@@ -279,39 +181,62 @@ def _raises_rank(settlement: Settlement) -> bool:
     lease = settlement.lease
     if lease.rank is None or settlement.what is not Settle.done or settlement.note == "stale":
         return False
-    return bool(lease.options & Options.latest_wins) and (lease.rank_scope is not None or lease.subject is not None)
+    return bool(lease.options & Options.latest_wins) and _rank_scope(lease) is not None
 
 
-def answered(rows: Sequence[tuple[Any, ...]]) -> Answer:
-    """Read what SETTLE said."""
-    answer = Answer()
-    for kind, number, line in rows:
-        if kind == 0:
-            answer.fences.add(number)
-        elif kind == 1:
-            answer.lost_heads.append(line)
-        elif kind == 2:
-            answer.made_due = number > 0
-        else:
-            answer.held_back.add(number)
-    return answer
+def _rank_scope(lease: Lease) -> str | None:
+    return lease.subject if lease.rank_scope is None else lease.rank_scope
 
 
-def streaks_to_tell(settlements: Sequence[Settlement], answer: Answer) -> dict[int, Streak]:
-    """What those that were ours say about their destinations, where that would change anything."""
+Ask = Callable[[str, Callable[[int], Sequence[object]]], Awaitable[list[Any]]]
+"""Runs a statement with what makes its parameters for a slot of the counters, and gives its rows."""
+
+
+async def settle_ours(settlements: Sequence[Settlement], worker: str | None, ask: Ask) -> Answer:
+    """Settle those that are ours. SETTLE changes nothing while one of them is not: then it is called without that."""
+    while settlements:
+        rows = await ask(SETTLE, partial(_parameters, settlements, worker))
+        answer = read_answer(settlements, rows)
+        if answer.is_whole(settlements):
+            return answer
+        settlements = [one for one in settlements if one.lease.fence in answer.fences]
+    return Answer()
+
+
+def _parameters(settlements: Sequence[Settlement], worker: str | None, slot: int) -> Sequence[object]:
+    return settle_parameters(settlements, slot, worker)
+
+
+def read_answer(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> Answer:
+    """Read what SETTLE said of these."""
+    (ours, made_due, *_), *taken = rows
+    by_line = {one.lease.line: one for one in settlements}
+    due = {by_line[line].lease.destination_id for line in made_due or ()}
+    put_back = [one for one in settlements if one.what in (Settle.retry, Settle.release)]
+    due |= {one.lease.destination_id for one in put_back if not one.wait}
+    leased = [(*row[2:13], by_line[row[2]].take_next, *row[14:]) for row in taken]
+    return Answer(set(ours), due, leased)
+
+
+def streaks_to_tell(settlements: Sequence[Settlement], answer: Answer, failing: Collection[int]) -> dict[int, Streak]:
+    """Return what those that were ours say about their destinations, where that would change anything.
+
+    `failing`: destinations with failures on their account, as far as this process knows.
+    """
     ours = [one for one in settlements if one.lease.fence in answer.fences and one.breaker is not None]
+    known = {*failing, *(one.lease.destination_id for one in ours if one.lease.failing)}
     return {
         destination_id: streak
         for destination_id, streak in sorted(streaks(ours).items())
-        if streak.failures or destination_id in answer.held_back
+        if streak.failures or destination_id in known
     }
 
 
-def told(found: Mapping[int, Streak]) -> list[Column]:
-    """What BREAK takes, `$1` to `$6`."""
+def judge_parameters(found: Mapping[int, Streak]) -> list[Column]:
+    """Return what JUDGE takes, `$1` to `$6`."""
     streaks = list(found.values())
     return [
-        Smalls(list(found)),
+        Integers(list(found)),
         Bools([one.reset for one in streaks]),
         Integers([one.failures for one in streaks]),
         Ids([one.last_failed for one in streaks]),

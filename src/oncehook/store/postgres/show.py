@@ -80,7 +80,7 @@ _EVENT_BOUNDS: Final = (
 _ALL: Final = (
     "(SELECT d.* FROM deliveries d WHERE "
     + _BOUNDS
-    + " AND ($2::uuid IS NULL OR (d.id > $2 AND d.id <= (left($2::text, 32) || 'ffff')::uuid))"
+    + " AND ($2::uuid IS NULL OR (d.id > $2 AND d.id <= (left($2::text, 30) || 'ffffff')::uuid))"
     + " ORDER BY d.id DESC LIMIT $19) d"
 )
 _UNFINISHED: Final = (
@@ -133,7 +133,7 @@ LISTS_SAYING: Final = {
 }
 # Every parameter has its type, also where nothing is asked of it.
 _TYPED: Final = """
-WHERE (ROW($1::uuid[], $2::uuid, $3::smallint, $4::smallint, $5::text, $6::text, $7::text, $8::text, $9::text,
+WHERE (ROW($1::uuid[], $2::uuid, $3::integer, $4::integer, $5::text, $6::text, $7::text, $8::text, $9::text,
   $10::text, $11::text, $12::integer, $13::integer, $14::uuid, $15::timestamptz, $16::timestamptz, $17::text, $18::uuid,
   $20::bigint) IS NULL) IN (true, false)
 """

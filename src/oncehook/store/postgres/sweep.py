@@ -1,4 +1,4 @@
-"""Housekeeping on PostgreSQL: heads to be found again, what has outlived its time, old counters, workers, watermarks.
+"""Housekeeping on PostgreSQL: what has outlived its time, old counters, workers, watermarks.
 
 Called by the sweep, by any process at any time; whoever comes second finds less to do. Only pruning takes more than a
 statement, because it must not meet a replay that is being made (`Reader.prudent`).
@@ -14,8 +14,7 @@ from oncehook.deliveries import Pruned, StoredWorker
 from oncehook.store.postgres.look import PRUNING, Reader
 from oncehook.store.postgres.matching import LAST_OF
 from oncehook.store.postgres.opening import Place, one, rows
-from oncehook.store.postgres.settle import RESCUE
-from oncehook.store.postgres.wire import Connection, Floats, Id, Ids, Smalls
+from oncehook.store.postgres.wire import Connection, Floats, Id, Ids, Integers
 
 LOOKED_AT: Final = 5000
 """Split requests that one batch looks at."""
@@ -30,8 +29,8 @@ WITH v AS MATERIALIZED (
   SELECT v.* FROM (
     SELECT s.id, coalesce(k.keep, $3::float8) AS keep,
       coalesce(f.left_at, '00000000-0000-0000-0000-000000000000') AS left_at
-    FROM sources s LEFT JOIN unnest($1::smallint[], $2::float8[]) AS k(id, keep) ON k.id = s.id
-      LEFT JOIN unnest($4::smallint[], $5::uuid[]) AS f(id, left_at) ON f.id = s.id
+    FROM sources s LEFT JOIN unnest($1::integer[], $2::float8[]) AS k(id, keep) ON k.id = s.id
+      LEFT JOIN unnest($4::integer[], $5::uuid[]) AS f(id, left_at) ON f.id = s.id
   ) s, LATERAL (
     SELECT e.id, e.source_id FROM events e
     WHERE e.source_id = s.id AND e.id > s.left_at AND e.received_at < now() - make_interval(secs => s.keep)
@@ -54,11 +53,11 @@ WITH v AS MATERIALIZED (
 ), c AS (
   INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
   SELECT date_trunc('minute', now()), 0::smallint, source_id, destination_id, what, n FROM (
-    SELECT source_id, 0::smallint, 'purged', count(*) FROM v GROUP BY source_id
+    SELECT source_id, 0, 'purged', count(*) FROM v GROUP BY source_id
     UNION ALL
-    SELECT 0::smallint, destination_id, 'purged', count(*) FROM d GROUP BY destination_id
+    SELECT 0, destination_id, 'purged', count(*) FROM d GROUP BY destination_id
     UNION ALL
-    SELECT 0::smallint, destination_id, status, -count(*) FROM d GROUP BY destination_id, status
+    SELECT 0, destination_id, status, -count(*) FROM d GROUP BY destination_id, status
   ) AS n(source_id, destination_id, what, n)
   ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
 )
@@ -148,12 +147,6 @@ class Sweep(Reader):
         """Where each source was left: what stays is passed once, not with every batch."""
         self._batches_to = FIRST
 
-    async def rescue(self) -> int:
-        found = len(await self.rows(RESCUE))
-        if found:
-            self.made_due()
-        return found
-
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         spans = [otherwise, *keep_events.values()]
         async with self.prudent(PRUNING) as connection:
@@ -168,8 +161,8 @@ class Sweep(Reader):
         self, connection: Connection, keep_events: Mapping[int, float], otherwise: float, limit: int
     ) -> int:
         left = self._pruned_to
-        wanted = [Smalls(list(keep_events)), Floats(list(keep_events.values())), otherwise]
-        gone = await rows(connection, _PRUNE, [*wanted, Smalls(list(left)), Ids(list(left.values())), limit])
+        wanted = [Integers(list(keep_events)), Floats(list(keep_events.values())), otherwise]
+        gone = await rows(connection, _PRUNE, [*wanted, Integers(list(left)), Ids(list(left.values())), limit])
         if not gone:
             left.clear()
         for event_id, source_id in gone:

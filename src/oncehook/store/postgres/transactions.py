@@ -1,8 +1,8 @@
 """Transactions for handlers: their effect and the end of their lease in one commit, under the fence (R51, R52).
 
-A handler gets the driver's own connection, with its role's own `search_path` and the planner's ordinary settings. Right
-before the settle, which comes last, the transaction alone is turned to our schema and our plans, and back after it.
-`PostgresStore.transaction` and `blocking_transaction` hand these out.
+A handler gets the driver's own connection, with its role's own `search_path`. Right before the settle, which comes
+last, the transaction is turned to our schema, and back after it. `PostgresStore.transaction` and `blocking_transaction`
+hand these out.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ from psycopg.rows import tuple_row
 from oncehook import faults
 from oncehook.deliveries import Settlement
 from oncehook.errors import LeaseLost, StoreUnavailable
-from oncehook.store.postgres.intake import EMIT
+from oncehook.store.postgres.intake import INTAKE
 from oncehook.store.postgres.opening import Place, is_alive
-from oncehook.store.postgres.settle import SETTLE, Answer, answered, emitted, judge, settled
+from oncehook.store.postgres.settle import (
+    SETTLE,
+    Answer,
+    emit_parameters,
+    read_answer,
+    read_emitted,
+    settle_parameters,
+)
 from oncehook.store.postgres.wire import BlockingConnection, Connection, adapt
 
 KEPT: Final = 16
@@ -32,15 +39,9 @@ _PREPARE: Final = """
 SELECT set_config('idle_in_transaction_session_timeout', '60s', false)
 """
 
-# For the rest of the transaction; what it was is answered first, so that it can be put back.
-_TURN: Final = """
-SELECT current_setting('search_path'), set_config('plan_cache_mode', 'force_generic_plan', true),
-  set_config('jit', 'off', true), set_config('enable_seqscan', 'off', true),
-  set_config('enable_bitmapscan', 'off', true), set_config('enable_hashjoin', 'off', true),
-  set_config('enable_mergejoin', 'off', true), set_config('lock_timeout', '5s', true)
-"""
+# Ours for the length of the settle: the functions find everything else by themselves.
 _OUR_PATH: Final = """
-SELECT set_config('search_path',
+SELECT current_setting('search_path'), set_config('lock_timeout', '5s', true), set_config('search_path',
   CASE WHEN $1 THEN current_setting('search_path') ELSE coalesce($2, quote_ident($3)) END, true)
 """
 _PATH: Final = "SELECT set_config('search_path', $1, true)"
@@ -55,10 +56,9 @@ class _Settled:
         self.answers: list[Answer] = []
 
     def take(self, settlement: Settlement, rows: Sequence[tuple[Any, ...]]) -> None:
-        answer = answered(rows)
+        answer = read_answer([settlement], rows)
         if not answer.fences:
             raise LeaseLost
-        answer.made_due = answer.made_due or bool(settlement.emits)
         self.settlements.append(settlement)
         self.answers.append(answer)
 
@@ -89,13 +89,16 @@ class HandlerTransaction:
         try:
             if connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
                 await cursor.execute("BEGIN")  # the handler has ended ours; the fence is still asked
-            path = (await (await cursor.execute(_TURN)).fetchall())[0][0]
-            await cursor.execute(_OUR_PATH, self._settled.path())
+            path = (await (await cursor.execute(_OUR_PATH, self._settled.path())).fetchall())[0][0]
             if settlement.emits:
-                await cursor.execute(EMIT, emitted([settlement], slot_of(connection)), prepare=True, binary=True)
-                judge([settlement], await cursor.fetchall())
+                await cursor.execute(
+                    INTAKE, emit_parameters([settlement], slot_of(connection)), prepare=True, binary=True
+                )
+                read_emitted([settlement], await cursor.fetchall())
                 faults.point("after_emit")
-            await cursor.execute(SETTLE, settled([settlement], slot_of(connection)), prepare=True, binary=True)
+            await cursor.execute(
+                SETTLE, settle_parameters([settlement], slot_of(connection)), prepare=True, binary=True
+            )
             rows = await cursor.fetchall()
             await cursor.execute(_PATH, [path])
         except psycopg.Error as error:
@@ -118,13 +121,12 @@ class BlockingHandlerTransaction:
         try:
             if connection.autocommit and connection.pgconn.transaction_status == pq.TransactionStatus.IDLE:
                 cursor.execute("BEGIN")  # the handler has ended ours; the fence is still asked
-            path = cursor.execute(_TURN).fetchall()[0][0]
-            cursor.execute(_OUR_PATH, self._settled.path())
+            path = cursor.execute(_OUR_PATH, self._settled.path()).fetchall()[0][0]
             if settlement.emits:
-                cursor.execute(EMIT, emitted([settlement], slot_of(connection)), prepare=True, binary=True)
-                judge([settlement], cursor.fetchall())
+                cursor.execute(INTAKE, emit_parameters([settlement], slot_of(connection)), prepare=True, binary=True)
+                read_emitted([settlement], cursor.fetchall())
                 faults.point("after_emit")
-            cursor.execute(SETTLE, settled([settlement], slot_of(connection)), prepare=True, binary=True)
+            cursor.execute(SETTLE, settle_parameters([settlement], slot_of(connection)), prepare=True, binary=True)
             rows = cursor.fetchall()
             cursor.execute(_PATH, [path])
         except psycopg.Error as error:

@@ -98,8 +98,9 @@ class Smalls(Column):
     __slots__ = ()
     oid, array_oid = 21, 1005
 
-    def __init__(self, values: Sequence[int]) -> None:
-        super().__init__([_SMALL.pack(2, value) for value in values], len(values))
+    def __init__(self, values: Sequence[int | None]) -> None:
+        parts = [_NULL if value is None else _SMALL.pack(2, value) for value in values]
+        super().__init__(None if all(value is None for value in values) else parts, len(values))
 
 
 class Bools(Column):
@@ -139,8 +140,9 @@ class Floats(Column):
     __slots__ = ()
     oid, array_oid = 701, 1022
 
-    def __init__(self, values: Sequence[float]) -> None:
-        super().__init__([_FLOAT.pack(8, value) for value in values], len(values))
+    def __init__(self, values: Sequence[float | None]) -> None:
+        parts = [_NULL if value is None else _FLOAT.pack(8, value) for value in values]
+        super().__init__(None if all(value is None for value in values) else parts, len(values))
 
 
 class Times(Column):

@@ -20,7 +20,8 @@ from oncehook.clauses import Clause
 # Step by step down the path of each clause; only objects and arrays lead further. CASE, unlike AND, keeps what is no
 # JSON away from functions that would raise, and most bodies away from Python. The cast makes text of the bytes: newer
 # releases take a blob for their own binary JSON. Numbers are compared roughly, on the side of too many: their digits
-# may be read a trifle differently; without the plus, the cast would make text of them.
+# may be read a trifle differently; without the plus, the cast would make text of them. Times 1.0: abs() of the least
+# integer is an error.
 SAYS: Final = """
 AND CASE WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
   WITH RECURSIVE walk (clause, step, kind, value) AS (
@@ -31,7 +32,7 @@ AND CASE WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
       AND CAST(member.key AS TEXT) = json_extract(:clauses, '$[' || walk.clause || '].path[' || walk.step || ']')
   ), asked (clause, steps, sign, value, number, near) AS (
     SELECT key, json_array_length(value, '$.path'), json_extract(value, '$.sign'), json_extract(value, '$.value'),
-      json_extract(value, '$.number'), abs(json_extract(value, '$.number')) * 1e-12
+      json_extract(value, '$.number'), abs(1.0 * json_extract(value, '$.number')) * 1e-12
     FROM json_each(:clauses) clause
   )
   SELECT count(DISTINCT asked.clause) FROM asked, walk
@@ -41,7 +42,7 @@ AND CASE WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
       asked.sign = '=' AND asked.value = CASE walk.kind WHEN 'text' THEN walk.value ELSE walk.kind END
     WHEN asked.sign IN ('>', '>=') THEN walk.value >= asked.number - asked.near
     WHEN asked.sign IN ('<', '<=') THEN walk.value <= asked.number + asked.near
-    ELSE abs(walk.value - asked.number) <= asked.near END
+    ELSE abs(1.0 * (walk.value - asked.number)) <= asked.near END
 ) < json_array_length(:clauses) THEN 0 ELSE body_says(e.body, :clauses) END
 """
 

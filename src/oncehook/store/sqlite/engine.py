@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from pathlib import Path
 from typing import TypeVar
 
-from oncehook.deliveries import Expired, Filter, Lease, Pruned, Settle, Settlement, StoredWorker, Want
+from oncehook.deliveries import Expired, Filter, Lease, Pruned, Settle, Settled, Settlement, StoredWorker, Want
 from oncehook.erasure import EraseOrder, Erasure
 from oncehook.errors import ConfigError, StoreHeld, StoreUnavailable
 from oncehook.model import (
@@ -32,6 +32,8 @@ from oncehook.store.base import (
     Notice,
     Numbers,
     Pending,
+    Reserved,
+    Taker,
     Transaction,
     Wake,
     Watch,
@@ -43,7 +45,7 @@ from oncehook.store.sqlite import erase, opening, recipients, replay, sessions, 
 from oncehook.store.sqlite.audit import write_audit
 from oncehook.store.sqlite.hold import Hold
 from oncehook.store.sqlite.intake import Micros, count, remember, to_micros
-from oncehook.store.sqlite.look import numbers
+from oncehook.store.sqlite.look import moment, numbers
 from oncehook.store.sqlite.show import WorkReader
 from oncehook.store.sqlite.writer import Writer
 
@@ -60,18 +62,22 @@ class SqliteStore(WorkReader):
         super().__init__(Path(path))
         self.watch: Watch = unwatched
         self.wake: Wake = unheeded
+        self.taker: Taker | None = None
         self.expired: Notice[Expired] = unnoticed
         self.finished: Notice[StoredReplay] = unnoticed
         self.hold: Hold | None = None
         self._writer = Writer(
             self.path,
             lambda operation, seconds: self.watch(operation, seconds),
-            lambda: self.wake(),
+            lambda destination_ids: self.wake(destination_ids),
+            lambda intakes: Reserved(self.taker, self._source_names, intakes),
+            self._begin_leased,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
         )
         self._heartbeats = work.Heartbeats()
-        self._giving_back: set[asyncio.Future[set[int]]] = set()
+        self._giving_back: set[asyncio.Future[Settled]] = set()
+        self._source_names: dict[int, str] = {}
         self._pruning = sweep.Pruning()
 
     # -- opening and closing -------------------------------------------------------------------
@@ -144,6 +150,12 @@ class SqliteStore(WorkReader):
 
     # -- work ----------------------------------------------------------------------------------
 
+    def _begin_leased(self, reserved: Reserved, leased: Mapping[bytes, int], now: Micros) -> None:
+        """Hand out what was leased along with a group of arrivals."""
+        for delivery_id, fence in leased.items():
+            self._heartbeats.begin(fence, now + work.micros(reserved.seconds[delivery_id]))
+        reserved.begin(leased, moment(now))
+
     async def lease(self, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
         leasing = asyncio.ensure_future(self._lease(wants, worker))
         try:
@@ -171,7 +183,7 @@ class SqliteStore(WorkReader):
         self._giving_back.add(giving)
         giving.add_done_callback(self._given_back)
 
-    def _given_back(self, giving: asyncio.Future[set[int]]) -> None:
+    def _given_back(self, giving: asyncio.Future[Settled]) -> None:
         self._giving_back.discard(giving)
         if not giving.cancelled() and (error := giving.exception()) is not None:
             log.warning("store.leases_not_given_back", extra={"fields": {"error": str(error)}})
@@ -181,15 +193,22 @@ class SqliteStore(WorkReader):
             raise StoreUnavailable("The store is not open for writing.")
         return self._heartbeats.renew(leases, self._writer.now())
 
-    async def settle(self, settlements: Sequence[Settlement]) -> set[int]:
-        def write(connection: sqlite3.Connection, now: Micros) -> tuple[set[int], list[bytes]]:
-            settling = settle.Settling(connection, now)
-            return settling.settle(settlements), settling.replays_done
+    async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
+        settling: settle.Settling | None = None
 
-        ours, finished = await self._writer.call(write, wakes=True)
+        def write(connection: sqlite3.Connection, now: Micros) -> Settled:
+            nonlocal settling
+            settling = settle.Settling(connection, now, self._heartbeats, worker)
+            return settling.settle(settlements)
+
+        goes_on = any(one.take_next is not None for one in settlements)
+        settled = await self._writer.call(write, is_followed=goes_on)
+        assert settling is not None
         self._heartbeats.end(settlement.lease.fence for settlement in settlements)
-        await self._tell_finished(finished)
-        return ours
+        if settling.made_due:
+            self.wake(settling.made_due)
+        await self._tell_finished(settling.replays_done)
+        return settled
 
     async def _tell_finished(self, replays: Sequence[bytes]) -> None:
         for replay_id in replays:
@@ -272,7 +291,9 @@ class SqliteStore(WorkReader):
             )
             return numbers(connection)
 
-        return await self._writer.call(write)
+        known = await self._writer.call(write)
+        self._source_names.update({number: name for name, number in known.sources.items()})
+        return known
 
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
         await self._writer.call(lambda c, now: recipients.note(c, now, addresses))
@@ -288,9 +309,6 @@ class SqliteStore(WorkReader):
             connection.execute("DELETE FROM workers WHERE id = ?", (worker_id,))
 
         await self._writer.call(write)
-
-    async def rescue(self) -> int:
-        return 0  # one writer: no settle can miss what waits behind it
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         return await self._writer.call(lambda c, now: self._pruning.prune(c, now, keep_events, otherwise, limit))

@@ -12,9 +12,8 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from oncehook.deliveries import Turn
 from oncehook.erasure import EraseOrder, Erasure, needle, without_mention
-from oncehook.model import subject_hash
+from oncehook.model import last_delivery_of, subject_hash
 from oncehook.store.base import UNSEEN
 from oncehook.store.sqlite.audit import kept, write_audit
 from oncehook.store.sqlite.copies import CHAINS
@@ -27,7 +26,7 @@ ALL_EVENTS: Final = "SELECT id, batch_id" + _OF_SUBJECT
 DELIVERIES: Final = """
 SELECT id, destination_id, status, coalesce(subject_key, id), replay_id FROM deliveries WHERE id > ?1 AND id <= ?2
 """
-HEAD: Final = "SELECT rowid, delivery_id, leased, fence, waiting, turn, carries FROM heads WHERE subject_key = ?"
+HEAD: Final = "SELECT rowid, delivery_id, leased, fence, seq, carries FROM heads WHERE subject_key = ?"
 CLOSE: Final = "UPDATE deliveries SET status = 'discarded', reason = ?2, settled_at = ?3 WHERE id = ?1"
 EMPTY_DELIVERY: Final = "UPDATE deliveries SET note = 'erased', last_error = NULL WHERE id = ?1"
 EMPTY_ATTEMPTS: Final = "UPDATE attempts SET error = NULL, answer = NULL WHERE delivery_id = ?1"
@@ -54,12 +53,9 @@ SELECT length(b.body), EXISTS (
 FROM batches b WHERE b.id = ?1
 """
 EMPTY_BATCH: Final = "UPDATE batches SET body = x'', head = CASE WHEN ?2 THEN head ELSE x'' END WHERE id = ?1"
-# The head stays and goes on by itself; only the attempt that carried an erased one is void, and given back.
-SHORTEN: Final = """
-UPDATE heads SET waiting = waiting - ?2, leased = CASE WHEN ?3 THEN 0 ELSE leased END,
-  attempts = attempts - ?3, due_at = CASE WHEN ?3 THEN ?4 ELSE due_at END, alone = CASE WHEN ?3 THEN 0 ELSE alone END,
-  upto = CASE WHEN ?3 THEN 0 ELSE upto END, carries = CASE WHEN ?3 THEN NULL ELSE carries END
-WHERE rowid = ?1
+# An attempt that carried an erased delivery is void, and given back; the head stays.
+VOID: Final = """
+UPDATE heads SET leased = 0, attempts = attempts - 1, due_at = ?2, alone = 0, upto = 0, carries = NULL WHERE rowid = ?1
 """
 
 
@@ -96,7 +92,7 @@ class Erasing:
         for event in events:
             self._close(event[0])
         for line, closed in self.closed.items():
-            self._shorten(line, closed)
+            self._go_on_without(line, closed)
         finished = note_replayed(self.connection, self.now, self.replayed)
         # What is freed is overwritten too, in this file: only here, because it costs every commit something.
         self.connection.execute("PRAGMA secure_delete = ON")
@@ -130,20 +126,18 @@ class Erasing:
     def _deliveries(self, event_id: bytes) -> list[Any]:
         return self.connection.execute(DELIVERIES, _range(event_id)).fetchall()
 
-    def _shorten(self, line: bytes, closed: dict[bytes, str]) -> None:
+    def _go_on_without(self, line: bytes, closed: dict[bytes, str]) -> None:
         found = self.connection.execute(HEAD, (line,)).fetchone()
         if found is None:  # dead letters of a line that went on without them
             return
-        row, head_id, leased, fence, waiting, turn, carries = found
-        behind = sum(status == "pending" for one, status in closed.items() if one != head_id)
+        row, head_id, leased, fence, seq, carries = found
         is_void = bool(leased) and (head_id in closed or carries in closed)
         if is_void:
             self.fences.append(fence)
         if head_id in closed:
-            turn = Turn.live if turn == Turn.suspect else turn
-            go_on(self.connection, self.now, [(line, row, waiting - behind, turn)])
-        else:
-            self.connection.execute(SHORTEN, (row, behind, is_void, self.now))
+            go_on(self.connection, self.now, [(line, row, seq)])
+        elif is_void:
+            self.connection.execute(VOID, (row, self.now))
 
     # -- emptying ------------------------------------------------------------------------------
 
@@ -174,7 +168,7 @@ class Erasing:
 
 def _range(event_id: bytes) -> tuple[bytes, bytes]:
     """Bounds of the ids of its deliveries."""
-    return event_id, event_id[:14] + b"\xff\xff"
+    return event_id, last_delivery_of(event_id)
 
 
 def forget_mentions(connection: sqlite3.Connection, order: EraseOrder) -> None:

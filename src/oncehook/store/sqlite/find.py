@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from oncehook import clock
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
+from oncehook.model import last_delivery_of
 from oncehook.store.sqlite import bodies
 from oncehook.store.sqlite.intake import to_micros
 from oncehook.store.sqlite.look import moment, moment_or_none
@@ -58,7 +59,7 @@ _DELIVERIES: Final = {
     "leased": _LEASED_ONES + _LOOK,
     "replay": _REPLAYED_ONES + _LOOK,
     "subject": "SELECT w.id FROM events x CROSS JOIN deliveries w ON w.id > x.id"
-    " AND w.id <= CAST(substr(x.id, 1, 14) || x'ffff' AS BLOB)"
+    " AND w.id <= CAST(substr(x.id, 1, 13) || x'ffffff' AS BLOB)"
     " WHERE x.subject = :subject AND x.id >= :low_event AND x.id < :high AND w.id >= :low AND w.id < :high"
     " ORDER BY w.id DESC" + _LOOK,
 }
@@ -95,7 +96,7 @@ AND (:replay_id IS NULL OR d.replay_id = :replay_id)
 _EVENT_SAYS: Final = "(e.key LIKE :text ESCAPE '!' OR e.subject LIKE :text ESCAPE '!' OR e.type LIKE :text ESCAPE '!')"
 _DELIVERY_SAYS: Final = "(:text IS NULL OR d.last_error LIKE :text ESCAPE '!' OR " + _EVENT_SAYS + ")"
 _HEAD: Final = " LEFT JOIN heads h ON h.subject_key = coalesce(d.subject_key, d.id) AND d.status = 'pending'"
-_OF_THIS_EVENT: Final = "d.id > e.id AND d.id <= CAST(substr(e.id, 1, 14) || x'ffff' AS BLOB)"
+_OF_THIS_EVENT: Final = "d.id > e.id AND d.id <= CAST(substr(e.id, 1, 13) || x'ffffff' AS BLOB)"
 
 # CROSS JOIN: in the order written, so that rows come as the way brings them.
 _DELIVERY_MATCHES: Final = (
@@ -236,8 +237,8 @@ def ask_deliveries(connection: sqlite3.Connection, filter: Filter, before: bytes
     values = _values(connection, filter)
     low, high = _bounds(connection, filter, before)
     if filter.event_id is not None:
-        low, high = max(low, filter.event_id), min(high, filter.event_id[:14] + b"\xff\xff\x00")
-    values |= {"low": low, "low_event": low[:14], "high": high, "looked_at": LOOKED_AT}
+        low, high = max(low, filter.event_id), min(high, last_delivery_of(filter.event_id) + b"\x00")
+    values |= {"low": low, "low_event": low[:13], "high": high, "looked_at": LOOKED_AT}
     if filter.event_id is not None:
         return Question("all", values)
     return Question(_way(filter) or ("subject" if filter.subject is not None else "all"), values)

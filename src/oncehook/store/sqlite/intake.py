@@ -14,8 +14,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from oncehook.deliveries import Turn
 from oncehook.model import Intake, Item, Outcome, Verdict, new_id
-from oncehook.store.base import UNSEEN
+from oncehook.store.base import UNSEEN, Reserved
 from oncehook.store.sqlite import copies
 
 Micros = int
@@ -63,12 +64,34 @@ class Update(Many):
         super().__init__(f"WITH v({names}) AS (VALUES", names.count(",") + 1, ") " + update)
 
 
+class LookUp:
+    """A statement that ends in a list of keys, run in few steps. Places that are left over hold NULL: no key."""
+
+    def __init__(self, before: str) -> None:
+        self._statements = [(n, f"{before} ({','.join('?' * n)})") for n in (32, 4, 1)]
+
+    def __call__(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
+        """Run it for these keys; all rows that it gives."""
+        found: list[tuple[Any, ...]] = []
+        start = 0
+        while start < len(keys):
+            left = len(keys) - start
+            n, statement = next(one for one in reversed(self._statements) if one[0] >= min(left, 32))
+            part = [*keys[start : start + n], *[None] * (n - left)]
+            found += connection.execute(statement, part).fetchall()
+            start += n
+        return found
+
+    @property
+    def text(self) -> str:
+        """The statement for many keys, to be looked at."""
+        return self._statements[0][1]
+
+
 _KEY_COLUMNS: Final = "(hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
-_LOOKED_UP: Final = 32
-STANDING: Final = (
+STANDING: Final = LookUp(
     "SELECT hash, k.event_id, body_hash, expires_at, coalesce(c.n, k.copies), c.duplicate, c.conflict"
-    " FROM keys k LEFT JOIN copies c ON c.event_id = k.event_id WHERE hash IN ("
-    "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+    " FROM keys k LEFT JOIN copies c ON c.event_id = k.event_id WHERE hash IN"
 )
 NEW_KEYS: Final = Insert("INSERT INTO keys " + _KEY_COLUMNS, 8, "ON CONFLICT DO NOTHING")
 COPIES: Final = Insert(
@@ -93,12 +116,15 @@ ARRIVALS: Final = Insert("INSERT INTO arrivals (n, before, event_id, id, outcome
 DELIVERIES: Final = Insert(
     "INSERT INTO deliveries (id, event_id, destination_id, subject_key, seq, behind, options)", 7
 )
-# What waits to be run alone (turn 2) stays so, whatever arrives behind it.
 HEADS: Final = Insert(
-    "INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id, options)",
-    6,
-    "ON CONFLICT DO UPDATE SET waiting = waiting + 1, turn = CASE WHEN turn = 2 THEN 2 ELSE 0 END",
+    "INSERT INTO heads (subject_key, destination_id, delivery_id, event_id, seq, options, due_at, leased, fence,"
+    " attempts, leased_at, worker)",
+    12,
 )
+FRONT: Final = "SELECT turn, destination_id FROM heads WHERE subject_key = ?"
+CLOSED: Final = """
+SELECT destination_id FROM destination_state WHERE paused_at IS NOT NULL OR open_until IS NOT NULL OR failures
+"""
 COUNTERS: Final = Insert(
     "INSERT INTO counters (minute, source_id, destination_id, what, n)",
     5,
@@ -155,8 +181,12 @@ class Group:
         batch: Sequence[Intake],
         *,
         expects_copies: bool = False,
+        reserved: Reserved | None = None,
     ) -> None:
-        """`expects_copies`: look keys up before inserting them. That is dearer when all of them are new."""
+        """`expects_copies`: look keys up before inserting them. That is dearer when all of them are new.
+
+        `reserved`: deliveries that are leased along with it, where they begin a line.
+        """
         self.connection = connection
         self.met_copies = expects_copies
         """Whether some key was known; then the next group is likely to meet copies too."""
@@ -170,7 +200,11 @@ class Group:
         self.arrivals: list[tuple[Any, ...]] = []
         self.outgrown: list[bytes] = []
         """Events whose chains of later arrivals are to be cut."""
-        self.makes_work = False
+        self.reserved = reserved
+        self.leased: dict[bytes, int] = {}
+        """Fences of the deliveries that were leased."""
+        self.made_due: set[int] = set()
+        """Destinations for which something has become due."""
 
     def write(self) -> list[list[Verdict]]:
         """Write it all; the verdicts on each intake's items."""
@@ -219,14 +253,8 @@ class Group:
                 self._add_copies(_first(f.candidate), f.copies)
 
     def _known(self, rows: Sequence[tuple[Any, ...]]) -> dict[bytes, Known]:
-        """What stands for each key of the group now."""
-        found: dict[bytes, Known] = {}
-        for start in range(0, len(rows), _LOOKED_UP):
-            hashes = [row[0] for row in rows[start : start + _LOOKED_UP]]
-            hashes += [None] * (_LOOKED_UP - len(hashes))
-            for hash_, *stands in self.connection.execute(STANDING, hashes):
-                found[hash_] = Known(*stands)
-        return found
+        """Return what stands for each key of the group now."""
+        return {row[0]: Known(*row[1:]) for row in STANDING(self.connection, [row[0] for row in rows])}
 
     def _judge(self, f: Fold, row: tuple[Any, ...], stands: Known) -> None:
         """This key was known before: it has lapsed and is taken over, or these are copies."""
@@ -311,25 +339,51 @@ class Group:
     def _insert_deliveries(self, accepted: Sequence[tuple[Intake, Item]]) -> None:
         deliveries, heads = [], []
         fronts: set[bytes] = set()
+        closed = self._closed()
         for _, item in accepted:
             for planned in item.deliveries:
                 self.seq += 1
                 behind = planned.subject_key is not None and self._has_head(planned.subject_key, fronts)
                 to, options = planned.destination_id, planned.options
                 deliveries.append((planned.id, item.event_id, to, planned.subject_key, self.seq, behind, options))
+                if behind:
+                    continue
+                lease = None if to in closed else self._lease(planned.id)
+                if lease is None:
+                    self.made_due.add(to)
+                    lease = (self.now, 0, 0, 0, None, None)
                 line = planned.subject_key or planned.id
-                heads.append((line, to, self.now, planned.id, item.event_id, options))
+                heads.append((line, to, planned.id, item.event_id, self.seq, options, *lease))
         for to, n in Counter([row[2] for row in deliveries]).items():
             self.counts[0, to, "pending"] += n
-        self.makes_work = bool(deliveries)
         DELIVERIES(self.connection, deliveries)
         HEADS(self.connection, heads)
+        if self.leased:
+            self.connection.execute("UPDATE marks SET value = value + ? WHERE name = 'fence'", (len(self.leased),))
+
+    def _closed(self) -> set[int]:
+        """Return the destinations of which nothing is leased on arrival: they are paused, failing, or held back."""
+        if self.reserved is None or not self.reserved.seconds:
+            return set()
+        return {number for (number,) in self.connection.execute(CLOSED)}
+
+    def _lease(self, delivery_id: bytes) -> tuple[Any, ...] | None:
+        """Lease a delivery that begins a line: what its head is made with, or None when nobody has room for it."""
+        if self.reserved is None or (seconds := self.reserved.seconds.get(delivery_id)) is None:
+            return None
+        if not self.leased:
+            (self._fence,) = self.connection.execute("SELECT value FROM marks WHERE name = 'fence'").fetchone()
+        fence = self.leased[delivery_id] = self._fence + len(self.leased) + 1
+        return (self.now + max(int(seconds * 1_000_000), 1), 1, fence, 1, self.now, self.reserved.who)
 
     def _has_head(self, subject_key: bytes, fronts: set[bytes]) -> bool:
         if subject_key in fronts:
             return True
         fronts.add(subject_key)
-        found = self.connection.execute("SELECT 1 FROM heads WHERE subject_key = ?", (subject_key,)).fetchone()
+        found = self.connection.execute(FRONT, (subject_key,)).fetchone()
+        if found is not None and found[0] == Turn.replay:  # live work waits behind no bulk replay
+            self.connection.execute("UPDATE heads SET turn = 0 WHERE subject_key = ?", (subject_key,))
+            self.made_due.add(found[1])
         return found is not None
 
 

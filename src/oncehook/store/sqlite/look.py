@@ -35,12 +35,12 @@ LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN copies c ON c.event_id = e.id
 """
 
-# A held head is rightly dead, and does not count among those it holds back; every other head is pending.
-MISCOUNTED: Final = """
+# A held head is rightly dead; every other head is pending, and none of its line comes before it.
+MISPLACED: Final = """
 SELECT count(*) FROM heads h LEFT JOIN deliveries d ON d.id = h.delivery_id LEFT JOIN (
-  SELECT coalesce(subject_key, id) AS line, count(*) AS n FROM deliveries WHERE status = 'pending' GROUP BY 1
+  SELECT coalesce(subject_key, id) AS line, min(seq) AS first FROM deliveries WHERE status = 'pending' GROUP BY 1
 ) p ON p.line = h.subject_key
-WHERE coalesce(p.n, 0) <> h.waiting + (d.status IS 'pending') OR d.status IS NOT 'pending' AND h.due_at < 1 << 62
+WHERE h.seq IS NOT d.seq OR p.first < h.seq OR d.status IS NOT 'pending' AND h.due_at < 1 << 62
 """
 
 
@@ -163,7 +163,7 @@ def _check(connection: sqlite3.Connection) -> list[Check]:
             "SELECT count(*) FROM deliveries d WHERE d.status = 'pending'"
             " AND NOT EXISTS (SELECT 1 FROM heads h WHERE h.subject_key = coalesce(d.subject_key, d.id))"
         )[0][0],
-        miscounted_heads=rows(MISCOUNTED)[0][0],
+        misplaced_heads=rows(MISPLACED)[0][0],
     )
     (integrity,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     intact = Check(

@@ -37,7 +37,7 @@ SELECT id, event_id, destination_id, subject_key, status, run, seq, options, las
 FROM deliveries WHERE id = ?
 """
 DEAD: Final = """
-SELECT d.id, d.destination_id, h.subject_key, h.rowid, h.waiting, h.turn FROM deliveries d LEFT JOIN heads h
+SELECT d.id, d.destination_id, h.subject_key, h.rowid, h.seq FROM deliveries d LEFT JOIN heads h
   ON h.subject_key = coalesce(d.subject_key, d.id) AND h.delivery_id = d.id
 WHERE d.id = ? AND d.status = 'dead' AND d.settled_at <= ?
 """
@@ -221,22 +221,21 @@ class Replaying:
     def _wake_held(self, line: bytes, options: int, replay_id: bytes, turn: Turn) -> None:
         self.connection.execute(
             "UPDATE heads SET due_at = ?2, run = run + 1, attempts = 0, crashes = 0, deaths = 0, options = ?3,"
-            " replay_id = ?4, turn = CASE WHEN waiting THEN min(turn, ?5) ELSE ?5 END WHERE subject_key = ?1",
+            " replay_id = ?4, turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?5) END WHERE subject_key = ?1",
             (line, self.now, options, replay_id, turn),
         )
 
     def _join(self, line: bytes, turn: Turn) -> None:
         self.connection.execute(
-            "UPDATE heads SET waiting = waiting + 1, turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?2) END"
-            " WHERE subject_key = ?1",
+            "UPDATE heads SET turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?2) END WHERE subject_key = ?1",
             (line, turn),
         )
 
     def _lead(self, line: bytes, d: Standing, options: int, replay_id: bytes, turn: Turn) -> None:
         self.connection.execute(
-            "INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, run, options,"
-            " replay_id) VALUES (?,?,?,?,?,?,?,?,?)",
-            (line, d.destination_id, turn, self.now, d.id, d.event_id, d.run + 1, options, replay_id),
+            "INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, seq, run, options,"
+            " replay_id) VALUES (?,?,?,?,?,?,?,?,?,?)",
+            (line, d.destination_id, turn, self.now, d.id, d.event_id, self.seq, d.run + 1, options, replay_id),
         )
 
     def _write(self) -> None:

@@ -13,21 +13,33 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from oncehook.deliveries import ANSWER_KEPT, DEATHS, Emission, Lease, Options, Settle, Settlement, Streak, Turn, streaks
+from oncehook.deliveries import (
+    ANSWER_KEPT,
+    Emission,
+    Lease,
+    Options,
+    Settle,
+    Settled,
+    Settlement,
+    Streak,
+    Turn,
+    Want,
+    is_crash,
+    streaks,
+    was_tried,
+)
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.store.sqlite import opening
 from oncehook.store.sqlite.audit import kept, write_audit
-from oncehook.store.sqlite.intake import Group, Insert, Micros, Update, count
-from oncehook.store.sqlite.work import ATTEMPTS, NEVER, micros
+from oncehook.store.sqlite.intake import Group, Insert, LookUp, Micros, Update, count
+from oncehook.store.sqlite.work import ATTEMPTS, NEVER, Heartbeats, Leasing, micros
 from oncehook.store.sqlite.writer import EffectFailed
 
-_LOOKED_UP: Final = 32
-HELD: Final = (
-    "SELECT rowid, subject_key, delivery_id, fence, run, waiting, attempts, upto, turn, replay_id, options, carries"
-    " FROM heads WHERE leased AND subject_key IN ("
-    "?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+HELD: Final = LookUp(
+    "SELECT rowid, subject_key, delivery_id, fence, run, seq, attempts, upto, turn, replay_id, options, carries"
+    " FROM heads WHERE leased AND subject_key IN"
 )
-GONE: Final = "DELETE FROM heads WHERE rowid IN (?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?,?)"
+GONE: Final = LookUp("DELETE FROM heads WHERE rowid IN")
 FINISHED: Final = Update(
     "id, status, note, attempts, fence, category, last_status, last_error, settled_at, reason",
     "UPDATE deliveries SET status = v.status, note = v.note, attempts = v.attempts, fence = v.fence,"
@@ -45,22 +57,22 @@ LATER: Final = Update(
     " turn = v.turn FROM v WHERE heads.rowid = v.line",
 )
 NEXT: Final = """
-SELECT id, event_id, run, options, replay_id FROM deliveries
-WHERE subject_key = ? AND behind AND status = 'pending' ORDER BY seq LIMIT 1
+SELECT id, event_id, seq, run, options, replay_id, coalesce((SELECT bulk FROM replays r WHERE r.id = replay_id), 0)
+FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2 ORDER BY seq LIMIT 1
 """
 PROMOTED: Final = Update(
-    "line, delivery_id, event_id, run, options, replay_id, due_at, waiting, turn",
-    "UPDATE heads SET delivery_id = v.delivery_id, event_id = v.event_id, run = v.run, options = v.options,"
-    " replay_id = v.replay_id, due_at = v.due_at, waiting = v.waiting, turn = v.turn, leased = 0, alone = 0,"
+    "line, delivery_id, event_id, seq, run, options, replay_id, turn, due_at",
+    "UPDATE heads SET delivery_id = v.delivery_id, event_id = v.event_id, seq = v.seq, run = v.run,"
+    " options = v.options, replay_id = v.replay_id, turn = v.turn, due_at = v.due_at, leased = 0, alone = 0,"
     " carries = NULL, upto = 0, attempts = 0, crashes = 0, deaths = 0 FROM v WHERE heads.rowid = v.line",
 )
 COVERED_OF_ANY: Final = """
 SELECT id, replay_id FROM deliveries
-WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq <= ?2 AND id <> ?3
+WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2 AND seq <= ?3
 """
 COVERED_OF_TYPE: Final = """
 SELECT d.id, d.replay_id FROM deliveries d CROSS JOIN events e ON e.id = d.event_id
-WHERE d.subject_key = ?1 AND d.behind AND d.status = 'pending' AND d.seq <= ?2 AND d.id <> ?3 AND e.type = ?4
+WHERE d.subject_key = ?1 AND d.behind AND d.status = 'pending' AND d.seq > ?2 AND d.seq <= ?3 AND e.type = ?4
 """
 COALESCED: Final = Update(
     "id, status, settled_at, finished_by",
@@ -86,7 +98,7 @@ RANKS: Final = Insert(
 class Head:
     """A leased row of `heads`, as it stands."""
 
-    __slots__ = ("attempts", "carries", "fence", "id", "options", "replay_id", "row", "run", "turn", "upto", "waiting")
+    __slots__ = ("attempts", "carries", "fence", "id", "options", "replay_id", "row", "run", "seq", "turn", "upto")
 
     def __init__(
         self,
@@ -94,7 +106,7 @@ class Head:
         id: bytes,
         fence: int,
         run: int,
-        waiting: int,
+        seq: int,
         attempts: int,
         upto: int,
         turn: int,
@@ -106,7 +118,7 @@ class Head:
         self.id = id
         self.fence = fence
         self.run = run
-        self.waiting = waiting
+        self.seq = seq
         self.attempts = attempts
         self.upto = upto
         # What ran alone and lived is no longer suspect.
@@ -119,9 +131,13 @@ class Head:
 class Settling:
     """One round of settlements, inside one transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, now: Micros) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats, worker: str | None = None
+    ) -> None:
         self.connection = connection
         self.now = now
+        self.heartbeats = heartbeats
+        self.worker = worker
         self.counts: Counter[tuple[int, int, str]] = Counter()
         self.attempts: list[tuple[Any, ...]] = []
         self.finished: list[tuple[Any, ...]] = []
@@ -131,11 +147,15 @@ class Settling:
         self.ranks: list[tuple[Any, ...]] = []
         self.later: list[tuple[Any, ...]] = []
         self.replays_done: list[bytes] = []
-        self.over: list[tuple[bytes, int, int, int]] = []
-        """Lines whose head is finished: subject, row, how many still wait, turn."""
+        self.over: dict[int, tuple[Settlement, Head]] = {}
+        """Lines whose head is finished, by row."""
+        self.promoted: dict[int, int] = {}
+        """Of these, those where something waits, with its turn."""
+        self.made_due: set[int] = set()
+        """Destinations for which something has become due."""
 
-    def settle(self, settlements: Sequence[Settlement]) -> set[int]:
-        """End these leases; returns the fences that were still ours."""
+    def settle(self, settlements: Sequence[Settlement]) -> Settled:
+        """End these leases; tells which were still ours, with leases on what comes next where that was asked for."""
         heads = self._heads(settlements)
         ours: list[Settlement] = []
         for settlement in settlements:
@@ -148,39 +168,58 @@ class Settling:
         self._write()
         # After the heads went on: an event may join the very line that its delivery has just left.
         keep_emitted(self.connection, self.now, [one for settlement in ours for one in settlement.emits])
+        for settlement in ours:
+            self.made_due |= settlement.reached
         for destination_id, streak in streaks(ours).items():
-            _keep_streak(self.connection, self.now, destination_id, streak)
+            if _keep_streak(self.connection, self.now, destination_id, streak):
+                self.made_due.add(destination_id)
         for settlement in ours:
             if settlement.pause is not None:
                 pause(self.connection, self.now, settlement.lease.destination_id, "oncehook", settlement.pause)
-        return {settlement.lease.fence for settlement in ours}
+        return Settled({settlement.lease.fence for settlement in ours}, self._lease_next())
+
+    def _lease_next(self) -> list[Lease]:
+        """Lease what comes next where that was asked for, unless a bulk replay comes after live work."""
+        wanted = []
+        for row, turn in self.promoted.items():
+            settlement, head = self.over[row]
+            destination_id = settlement.lease.destination_id
+            if settlement.take_next is not None and turn == head.turn:
+                wanted.append((row, Want(destination_id, 1, settlement.take_next, Turn(turn))))
+            else:
+                self.made_due.add(destination_id)
+        if not wanted:
+            return []
+        leases = Leasing(self.connection, self.now, self.heartbeats, self.worker).lease_heads(wanted)
+        if len(leases) < len(wanted):  # held back: until when, a worker must look
+            self.made_due |= {want.destination_id for _, want in wanted} - {lease.destination_id for lease in leases}
+        return leases
 
     def _heads(self, settlements: Sequence[Settlement]) -> dict[bytes, Head]:
         """The leased rows among those that are named, by their line."""
         lines = list({settlement.lease.line for settlement in settlements})
-        found: dict[bytes, Head] = {}
-        for start in range(0, len(lines), _LOOKED_UP):
-            part: list[bytes | None] = [*lines[start : start + _LOOKED_UP]]
-            part += [None] * (_LOOKED_UP - len(part))
-            for row, line, *columns in self.connection.execute(HELD, part).fetchall():
-                found[line] = Head(row, *columns)
-        return found
+        return {line: Head(row, *columns) for row, line, *columns in HELD(self.connection, lines)}
 
     def _settle(self, settlement: Settlement, head: Head) -> None:
         if settlement.commit is not None:
             run_effect(self.connection, settlement)
         if settlement.what is Settle.release:
             turn = settlement.lease.turn if settlement.lease.turn is Turn.suspect else head.turn
-            self.later.append((head.row, self.now + micros(settlement.wait), head.attempts - 1, turn))
+            self._put_back(settlement, head, head.attempts - 1, turn)
         elif settlement.what is Settle.retry:
             self._retry(settlement, head)
         else:
             self._finish(settlement, head)
 
+    def _put_back(self, settlement: Settlement, head: Head, attempts: int, turn: int) -> None:
+        self.later.append((head.row, self.now + micros(settlement.wait), attempts, turn))
+        if not settlement.wait:
+            self.made_due.add(settlement.lease.destination_id)
+
     def _retry(self, settlement: Settlement, head: Head) -> None:
         self._note_attempt(settlement, head, settlement.lease.delivery_id, settlement.lease.run)
         error = _error(settlement)
-        self.later.append((head.row, self.now + micros(settlement.wait), head.attempts, head.turn))
+        self._put_back(settlement, head, head.attempts, head.turn)
         for delivery_id in {head.id, settlement.lease.delivery_id}:
             self.failed.append(
                 (delivery_id, head.attempts, head.fence, settlement.category, settlement.evidence.status, error)
@@ -206,7 +245,7 @@ class Settling:
         if is_hold:
             self.later.append((head.row, NEVER, head.attempts if tried else head.attempts - 1, head.turn))
         else:
-            self.over.append((lease.line, head.row, head.waiting - len(covered), head.turn))
+            self.over[head.row] = (settlement, head)
         if settlement.what is Settle.done and settlement.note != "stale":
             self._raise_rank(lease)
 
@@ -241,9 +280,9 @@ class Settling:
         if head.carries is None:
             return []
         if head.options & Options.coalesce_any:
-            found = self.connection.execute(COVERED_OF_ANY, (lease.line, head.upto, head.id)).fetchall()
+            found = self.connection.execute(COVERED_OF_ANY, (lease.line, head.seq, head.upto)).fetchall()
         else:
-            found = self.connection.execute(COVERED_OF_TYPE, (lease.line, head.upto, head.id, lease.type)).fetchall()
+            found = self.connection.execute(COVERED_OF_TYPE, (lease.line, head.seq, head.upto, lease.type)).fetchall()
         return [(head.id, head.replay_id), *[row for row in found if row[0] != lease.delivery_id]]
 
     def _raise_rank(self, lease: Lease) -> None:
@@ -259,7 +298,8 @@ class Settling:
         COALESCED(connection, self.coalesced)
         LATER(connection, self.later)
         RANKS(connection, self.ranks)
-        go_on(connection, self.now, self.over)
+        over = [(one.lease.line, row, head.seq) for row, (one, head) in self.over.items()]
+        self.promoted = go_on(connection, self.now, over)
         self.replays_done = note_replayed(connection, self.now, self.replayed)
         count(connection, self.now, self.counts)
 
@@ -269,29 +309,22 @@ def _error(settlement: Settlement) -> str | None:
     return None if error is None else kept(error)
 
 
-def is_crash(settlement: Settlement) -> bool:
-    """Whether it is given up because it keeps killing its worker, and was not even tried (R36)."""
-    return settlement.what is Settle.dead and settlement.evidence.error == "crash" and settlement.lease.deaths >= DEATHS
+def go_on(connection: sqlite3.Connection, now: Micros, over: Iterable[tuple[bytes, int, int]]) -> dict[int, int]:
+    """Let lines go on whose head is finished: the next that waits becomes the head, or the row goes.
 
-
-def was_tried(settlement: Settlement) -> bool:
-    """Whether there was an attempt to write down."""
-    return settlement.note != "stale" and not is_crash(settlement)
-
-
-def go_on(connection: sqlite3.Connection, now: Micros, over: Iterable[tuple[bytes, int, int, int]]) -> None:
-    """Lines whose head is finished: the next one that waits becomes the head, or the row goes."""
-    gone: list[int | None] = []
+    `over`: line, row, and the head's number. Returns the rows that go on, with their turn.
+    """
+    gone: list[int] = []
     promoted: list[tuple[Any, ...]] = []
-    for line, row, waiting, turn in over:
-        if waiting == 0:
+    for line, row, seq in over:
+        found = connection.execute(NEXT, (line, seq)).fetchone()
+        if found is None:
             gone.append(row)
         else:
-            promoted.append((row, *connection.execute(NEXT, (line,)).fetchone(), now, waiting - 1, turn))
+            promoted.append((row, *found, now))
     PROMOTED(connection, promoted)
-    for start in range(0, len(gone), _LOOKED_UP):
-        part = gone[start : start + _LOOKED_UP]
-        connection.execute(GONE, part + [None] * (_LOOKED_UP - len(part)))
+    GONE(connection, gone)
+    return {one[0]: one[-2] for one in promoted}
 
 
 def note_replayed(connection: sqlite3.Connection, now: Micros, items: Sequence[tuple[Any, ...]]) -> list[bytes]:
@@ -320,8 +353,11 @@ def keep_emitted(connection: sqlite3.Connection, now: Micros, emits: Sequence[Em
 # -- the destination ---------------------------------------------------------------------------
 
 
-def _keep_streak(connection: sqlite3.Connection, now: Micros, destination_id: int, streak: Streak) -> None:
-    """What this group says about its destination: its breaker opens after so many failures in a row."""
+def _keep_streak(connection: sqlite3.Connection, now: Micros, destination_id: int, streak: Streak) -> bool:
+    """Keep what this group says about its destination: its breaker opens after so many failures in a row.
+
+    Tells whether a breaker that was open is closed now.
+    """
     row = connection.execute(
         "SELECT failures, last_failed, open_until FROM destination_state WHERE destination_id = ?", (destination_id,)
     ).fetchone()
@@ -341,6 +377,7 @@ def _keep_streak(connection: sqlite3.Connection, now: Micros, destination_id: in
             " open_until = excluded.open_until",
             (destination_id, failures, last_failed, open_until),
         )
+    return before[2] is not None and open_until is None
 
 
 def pause(connection: sqlite3.Connection, now: Micros, destination_id: int, actor: str, why: str) -> None:

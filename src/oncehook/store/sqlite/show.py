@@ -29,7 +29,7 @@ from oncehook.deliveries import (
     StoredWorker,
 )
 from oncehook.erasure import ERASED
-from oncehook.model import Mark
+from oncehook.model import Mark, event_of, last_delivery_of
 from oncehook.replays import ReplayPlan, ReplayState, StoredReplay
 from oncehook.store.checks import LEVELS
 from oncehook.store.sqlite import find, recipients, work
@@ -44,6 +44,7 @@ ATTEMPTS: Final = """
 SELECT delivery_id, fence, run, n, started_at, ended_at, outcome, category, status, error, answer
 FROM attempts WHERE delivery_id = ? ORDER BY fence
 """
+EVENT_OF: Final = "SELECT event_id FROM deliveries WHERE id = ?"
 DELIVERIES_OF_EVENT: Final = """
 SELECT t.name, d.status, d.note, h.leased AND (h.delivery_id = d.id OR h.carries = d.id)
 FROM deliveries d JOIN destinations t ON t.id = d.destination_id
@@ -143,9 +144,10 @@ class WorkReader(Reader):
         )
         return _page([_replay(*row) for row in rows], limit)
 
-    async def outlook(self, destination_ids: Sequence[int]) -> Outlook:
+    async def outlook(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         now = self.now()
-        return await self.read(lambda c: work.outlook(c, now, destination_ids))
+        moment = None if since is None else to_micros(since)
+        return await self.read(lambda c: work.outlook(c, now, destination_ids, moment))
 
     async def levels(self) -> dict[str, Level]:
         now = self.now()
@@ -237,7 +239,7 @@ def _find_events(connection: sqlite3.Connection, filter: Filter, before: bytes |
         if len(found) <= limit:
             far = connection.execute(find.FAR_EVENT[asked.way], asked.values).fetchone()
     listed = [_listed(connection, row) for row in found]
-    return _page(listed, limit, None if far is None else far[0][:14] + b"\x00\x00")
+    return _page(listed, limit, None if far is None else event_of(far[0]))
 
 
 def _events_of(connection: sqlite3.Connection, asked: find.Question, ids: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
@@ -245,8 +247,8 @@ def _events_of(connection: sqlite3.Connection, asked: find.Question, ids: Sequen
     seen: set[bytes] = set()
     one_by_one = find.Question("all", asked.values).statement
     for delivery_id in sorted(set(ids), reverse=True):
-        event_id = delivery_id[:14] + b"\x00\x00"
-        if event_id in seen or not asked.values["low"] <= event_id < asked.values["high"]:
+        (event_id,) = connection.execute(EVENT_OF, (delivery_id,)).fetchone() or (None,)
+        if event_id is None or event_id in seen or not asked.values["low"] <= event_id < asked.values["high"]:
             continue
         bounds = {"low": event_id, "high": event_id + b"\x00", "only": delivery_id, "asks_deliveries": True}
         for row in connection.execute(find.LIST_EVENTS[one_by_one], asked.values | bounds).fetchall():
@@ -268,7 +270,7 @@ def _distinct(connection: sqlite3.Connection, asked: find.Question, most: int) -
 
 def _listed(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedEvent:
     id_, source, type_, key, subject, received_at, event_at, marks, size, copies = row
-    deliveries = connection.execute(DELIVERIES_OF_EVENT, (id_, id_[:14] + b"\xff\xff")).fetchall()
+    deliveries = connection.execute(DELIVERIES_OF_EVENT, (id_, last_delivery_of(id_))).fetchall()
     return ListedEvent(
         id=id_,
         source=source,

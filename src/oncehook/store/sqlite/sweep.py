@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from oncehook.deliveries import Pruned, StoredWorker
+from oncehook.model import last_delivery_of
 from oncehook.store.sqlite import copies, sessions
 from oncehook.store.sqlite.intake import Micros, count
 from oncehook.store.sqlite.work import micros
@@ -26,7 +27,7 @@ _FENCES_RAISED: Final = 1_000_000
 
 OLD_EVENTS: Final = """
 SELECT e.id, e.received_at < ?3, e.received_at >= ?3 OR EXISTS (SELECT 1 FROM deliveries d WHERE d.id > e.id
-       AND d.id <= CAST(substr(e.id, 1, 14) || x'ffff' AS BLOB) AND d.status IN ('pending', 'dead'))
+       AND d.id <= CAST(substr(e.id, 1, 13) || x'ffffff' AS BLOB) AND d.status IN ('pending', 'dead'))
 FROM events e WHERE e.source_id = ?1 AND e.id > ?2 ORDER BY e.id LIMIT ?4
 """
 OLD_KEYS: Final = "SELECT rowid, expires_at < ?2, event_id FROM keys WHERE rowid > ?1 ORDER BY rowid LIMIT ?3"
@@ -138,7 +139,7 @@ class Pruning:
 
 
 def _forget_event(connection: sqlite3.Connection, event_id: bytes, counts: Counter[tuple[int, int, str]]) -> None:
-    of_event = (event_id, event_id[:14] + b"\xff\xff")
+    of_event = (event_id, last_delivery_of(event_id))
     deliveries = connection.execute(
         "SELECT id, destination_id, status FROM deliveries WHERE id > ? AND id <= ?", of_event
     ).fetchall()

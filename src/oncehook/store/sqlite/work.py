@@ -33,14 +33,16 @@ LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN ranks r ON h.options & 4 AND r.destination_id = h.destination_id AND r.source_id = e.source_id
      AND r.scope = coalesce(e.rank_scope, e.subject)
 """
-DUE: Final = (
+_HEADS: Final = (
     "SELECT h.rowid, h.subject_key, h.delivery_id, h.leased, h.fence, h.run, h.attempts, h.crashes, h.deaths, h.alone,"
-    " h.options, h.replay_id, h.carries, h.leased_at, h.waiting, h.worker,"
+    " h.options, h.replay_id, h.carries, h.leased_at, h.seq, h.worker, EXISTS (SELECT 1 FROM deliveries d"
+    " WHERE d.subject_key = h.subject_key AND d.behind AND d.status = 'pending' AND d.seq > h.seq),"
     + _EVENT_COLUMNS
     + "FROM heads h JOIN events e ON e.id = h.event_id"
     + _EVENT_TABLES
-    + "WHERE h.destination_id = ? AND h.turn = ? AND h.due_at <= ? ORDER BY h.due_at LIMIT ?"
 )
+DUE: Final = _HEADS + "WHERE h.destination_id = ? AND h.turn = ? AND h.due_at <= ? ORDER BY h.due_at LIMIT ?"
+HEAD: Final = _HEADS + "WHERE h.rowid = ?"
 CARRIED: Final = (
     "SELECT d.run, d.replay_id,"
     + _EVENT_COLUMNS
@@ -50,12 +52,16 @@ CARRIED: Final = (
 )
 # The newest of those that wait behind the head, as far as one attempt may cover: of every type, or of the head's own.
 NEWEST_OF_ANY: Final = """
-SELECT id, seq FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND id <> ?2
+SELECT id, seq FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2
+ORDER BY seq DESC LIMIT 1
+"""
+LAST_COVERED: Final = """
+SELECT id, seq FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2
 ORDER BY seq LIMIT 1 OFFSET ?3 - 1
 """
 NEWEST_OF_TYPE: Final = """
 SELECT w.id, w.seq FROM (
-  SELECT id, seq, event_id FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND id <> ?2
+  SELECT id, seq, event_id FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2
   ORDER BY seq LIMIT ?3
 ) w CROSS JOIN events e ON e.id = w.event_id WHERE e.type = ?4 ORDER BY w.seq DESC LIMIT 1
 """
@@ -129,6 +135,7 @@ class Leasing:
         self.heartbeats = heartbeats
         self.worker = worker
         (self.fence,) = connection.execute("SELECT value FROM marks WHERE name = 'fence'").fetchone()
+        self._first = self.fence
         self.counts: Counter[tuple[int, int, str]] = Counter()
         self.taken: list[tuple[Any, ...]] = []
         self.aside: list[tuple[Any, ...]] = []
@@ -138,13 +145,28 @@ class Leasing:
 
     def lease(self, wants: Sequence[Want]) -> list[Lease]:
         """What each want may have now, in the order in which it became due."""
-        first = self.fence
         leases = [lease for want in wants for lease in self._lease(want)]
-        if self.fence != first:
-            self.connection.execute("UPDATE marks SET value = ? WHERE name = 'fence'", (self.fence,))
         ATTEMPTS(self.connection, self.crashed)
         count(self.connection, self.now, self.counts)
+        self._note_fence()
         return leases
+
+    def lease_heads(self, wants: Sequence[tuple[int, Want]]) -> list[Lease]:
+        """Lease these rows of `heads`, each as its want says, unless its destination is paused or its breaker open."""
+        leases = []
+        for row, want in wants:
+            limit, is_probe = self._allowed(want)
+            if limit and not is_probe:
+                found = self.connection.execute(HEAD, (row,)).fetchone()
+                if (lease := self._take(want, *found)) is not None:
+                    leases.append(lease)
+        self._write()
+        self._note_fence()
+        return leases
+
+    def _note_fence(self) -> None:
+        if self.fence != self._first:
+            self.connection.execute("UPDATE marks SET value = ? WHERE name = 'fence'", (self.fence,))
 
     def _lease(self, want: Want) -> list[Lease]:
         limit, is_probe = self._allowed(want)
@@ -198,8 +220,9 @@ class Leasing:
         replay_id: bytes | None,
         carries: bytes | None,
         leased_at: Micros,
-        waiting: int,
+        seq: int,
         worker: str | None,
+        more: int,
         *event: Any,
     ) -> Lease | None:
         if leased:
@@ -215,8 +238,8 @@ class Leasing:
                 self.aside.append((row, self.now, attempts, crashes, deaths))
                 return None
         carried, upto = (None, 0)
-        if waiting and options & (Options.coalesce_type | Options.coalesce_any):
-            carried, upto = self._newest(line, head_id, waiting, options, event[3])
+        if more and options & (Options.coalesce_type | Options.coalesce_any):
+            carried, upto = self._newest(line, seq, options, event[3])
         if carried is not None:
             run, replay_id, *event = self.connection.execute(CARRIED, (row, carried)).fetchone()
         self.fence += 1
@@ -254,26 +277,28 @@ class Leasing:
             highest_rank,
             head or b"",
             body,
+            bool(more),
         )
 
     def _note_crash(
         self, destination_id: int, delivery_id: bytes, fence: int, n: int, leased_at: Micros, worker: str | None
     ) -> None:
-        (run,) = self.connection.execute("SELECT run FROM deliveries WHERE id = ?", (delivery_id,)).fetchone()
+        found = self.connection.execute("SELECT event_id, run FROM deliveries WHERE id = ?", (delivery_id,)).fetchone()
+        event_id, run = found
         self.crashed.append(
             (delivery_id, fence, run, n, leased_at, self.now, AttemptOutcome.crashed, None, None, None, None)
         )
         self.counts[0, destination_id, "crashed"] += 1
         self.heartbeats.end([fence])
-        self.expired.append(Expired(delivery_id, destination_id, fence, run, n, worker))
+        self.expired.append(Expired(delivery_id, event_id, destination_id, fence, run, n, worker))
 
-    def _newest(self, line: bytes, head_id: bytes, waiting: int, options: int, type_: str) -> tuple[bytes | None, int]:
-        """The delivery that a coalesced attempt carries, when it is not the head, and the last number it covers."""
-        depth = min(waiting, COVERED)
+    def _newest(self, line: bytes, seq: int, options: int, type_: str) -> tuple[bytes | None, int]:
+        """Find the delivery that a coalesced attempt carries, if not the head, and the last number that it covers."""
         if options & Options.coalesce_any:
-            found = self.connection.execute(NEWEST_OF_ANY, (line, head_id, depth)).fetchone()
+            found = self.connection.execute(LAST_COVERED, (line, seq, COVERED)).fetchone()
+            found = found or self.connection.execute(NEWEST_OF_ANY, (line, seq)).fetchone()
         else:
-            found = self.connection.execute(NEWEST_OF_TYPE, (line, head_id, depth, type_)).fetchone()
+            found = self.connection.execute(NEWEST_OF_TYPE, (line, seq, COVERED, type_)).fetchone()
         return found or (None, 0)
 
 
@@ -291,27 +316,35 @@ def micros(seconds: float) -> Micros:
 
 
 OUTLOOK: Final = """
-SELECT d.id, s.paused_at, s.open_until,
+SELECT s.paused_at, s.open_until,
        (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 0 ORDER BY due_at LIMIT 1),
        (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 1 ORDER BY due_at LIMIT 1),
        (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 2 ORDER BY due_at LIMIT 1)
-FROM destinations d LEFT JOIN destination_state s ON s.destination_id = d.id
+FROM (SELECT ? AS id) d LEFT JOIN destination_state s ON s.destination_id = d.id
 """
+BECAME_DUE: Final = "SELECT DISTINCT destination_id, turn FROM heads WHERE due_at > ?1 AND due_at <= ?2"
+BECAME_OPEN: Final = "SELECT destination_id FROM destination_state WHERE open_until > ?1 AND open_until <= ?2"
 
 
-def outlook(connection: sqlite3.Connection, now: Micros, destination_ids: Sequence[int]) -> Outlook:
-    """When something becomes due for these destinations, and whether suspects may be leased now."""
-    wanted = set(destination_ids)
-    first, suspects = NEVER, False
-    for number, paused_at, open_until, live, replay, suspect in connection.execute(OUTLOOK):
-        if number not in wanted or paused_at is not None:
+def outlook(
+    connection: sqlite3.Connection, now: Micros, destination_ids: Sequence[int], since: Micros | None = None
+) -> Outlook:
+    """Tell which of these have something to be leased now, and when the next will; see `Store.outlook`."""
+    due: dict[Turn, set[int]] = {turn: set() for turn in Turn}
+    first = NEVER
+    for destination_id in destination_ids:
+        paused_at, open_until, *turns = connection.execute(OUTLOOK, (destination_id,)).fetchone()
+        if paused_at is not None:
             continue
-        closed_until = open_until or 0
-        due = min(live or NEVER, replay or NEVER)
-        if due < NEVER:
-            first = min(first, max(due, closed_until))
-        alone = max(suspect or NEVER, closed_until)
-        suspects = suspects or alone <= now
-        if alone > now:  # somebody runs it now, or its destination is held back
-            first = min(first, alone)
-    return Outlook(None if first == NEVER else max(0.0, (first - now) / SECOND), suspects)
+        for turn, due_at in zip(Turn, turns, strict=True):
+            due_from = max(NEVER if due_at is None else due_at, open_until or 0)
+            if due_from <= now:
+                due[turn].add(destination_id)
+            else:
+                first = min(first, due_from)
+    if since is not None:
+        for destination_id, turn in connection.execute(BECAME_DUE, (since, now)):
+            due[Turn(turn)].add(destination_id)
+        due[Turn.live].update(row[0] for row in connection.execute(BECAME_OPEN, (since, now)))
+    due_in = None if first >= NEVER else (first - now) / SECOND
+    return Outlook(due[Turn.live], due[Turn.replay], due[Turn.suspect], due_in, None if since is None else moment(now))

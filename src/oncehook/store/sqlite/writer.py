@@ -14,7 +14,7 @@ import logging
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from oncehook import clock, faults
 from oncehook.errors import OncehookError, Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Verdict
-from oncehook.store.base import Pending, Wake, Watch, answer, refuse
+from oncehook.store.base import Pending, Reserved, Wake, Watch, answer, refuse
 from oncehook.store.sqlite import opening
 from oncehook.store.sqlite.intake import Group, Micros
 from oncehook.store.sqlite.reserve import SIZE, Reserve
@@ -34,6 +34,10 @@ Function = Callable[[sqlite3.Connection, Micros], T]
 GROUP_LIMIT: Final = 128
 """Arrivals per commit at most: enough to make the fsync cheap, few enough to keep the loop and the wait short."""
 
+TURNS: Final = 8
+"""Turns of the loop for which a group waits for the settlement of an attempt that the last commit let begin: enough for
+one that takes no time."""
+
 PATIENCE: Final = 5.0
 """Seconds to wait for another program that holds the database's write lock."""
 
@@ -44,18 +48,27 @@ LOOK_FOR_SPACE: Final = 1.0
 """Seconds between two looks whether a full disk has space again."""
 
 
+ReservePlaces = Callable[[Sequence[Intake]], Reserved]
+"""Keeps places for what these intakes may cause to be worked on."""
+
+Begin = Callable[[Reserved, Mapping[bytes, int], Micros], None]
+"""Is told which of it is leased, by delivery and fence, and when that was committed."""
+
 DISK_FULL: Final = "The disk is full; nothing new is taken in until there is space."
 
 
 class _Call:
     """Any other write: a function of the connection, run inside the next group's transaction."""
 
-    __slots__ = ("error", "function", "future", "result", "wakes")
+    __slots__ = ("error", "function", "future", "is_followed", "result", "wakes")
 
-    def __init__(self, function: Function[Any], future: asyncio.Future[Any], wakes: bool) -> None:
+    def __init__(
+        self, function: Function[Any], future: asyncio.Future[Any], *, wakes: bool = False, is_followed: bool = False
+    ) -> None:
         self.function = function
         self.future = future
         self.wakes = wakes
+        self.is_followed = is_followed
         self.result: Any = None
         self.error: BaseException | None = None
 
@@ -71,7 +84,7 @@ class EffectFailed(Exception):
 class _Work:
     """A group that is inserted and waits for its commit."""
 
-    __slots__ = ("calls", "intakes", "now", "seq", "started", "verdicts", "wakes")
+    __slots__ = ("calls", "intakes", "leased", "made_due", "now", "reserved", "seq", "started", "verdicts", "wakes")
 
     def __init__(self, intakes: Sequence[Pending], calls: Sequence[_Call], now: Micros, seq: int) -> None:
         self.started = clock.perf()
@@ -81,16 +94,33 @@ class _Work:
         self.seq = seq
         self.verdicts: list[list[Verdict]] = []
         self.wakes = any(call.wakes for call in calls)
-        """Something may be due once this is committed."""
+        """Something may be due once this is committed, for whomsoever."""
+        self.made_due: Collection[int] = ()
+        """Destinations for which the intakes make something due."""
+        self.reserved: Reserved | None = None
+        self.leased: Mapping[bytes, int] = {}
+        """Deliveries of the intakes that are leased along with them, and their fences."""
 
 
 class Writer:
     """See above. Lives on the loop that `start` is called on; all but `prepare` must be called there."""
 
-    def __init__(self, path: Path, watch: Watch, wake: Wake, *, max_waiting: int, max_waiting_bytes: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        watch: Watch,
+        wake: Wake,
+        reserve: ReservePlaces = lambda intakes: Reserved(None, {}, intakes),
+        begin: Begin = lambda reserved, leased, now: None,
+        *,
+        max_waiting: int,
+        max_waiting_bytes: int,
+    ) -> None:
         self._path = path
         self._watch = watch
         self._wake = wake
+        self._reserve_places = reserve
+        self._begin = begin
         self._max_waiting = max_waiting
         self._max_waiting_bytes = max_waiting_bytes
         self._waiting: deque[Pending] = deque()
@@ -183,13 +213,13 @@ class Writer:
             self._plan_turn()
         return pending
 
-    async def call(self, function: Function[T], *, wakes: bool = False) -> T:
+    async def call(self, function: Function[T], *, wakes: bool = False, is_followed: bool = False) -> T:
         """Run a function inside the next group's transaction, and wait for its commit.
 
-        `wakes`: it may make something due.
+        `wakes`: it may make something due. `is_followed`: whoever is answered is likely to call again at once.
         """
         self._check()
-        call = _Call(function, self._loop.create_future(), wakes)
+        call = _Call(function, self._loop.create_future(), wakes=wakes, is_followed=is_followed)
         self._calls.append(call)
         if not self._busy:
             self._plan_turn()
@@ -238,19 +268,29 @@ class Writer:
         return intakes, calls
 
     def _insert(self, intakes: Sequence[Pending], calls: Sequence[_Call]) -> _Work:
-        connection = self._connection
         work = _Work(intakes, calls, self.now(), self._seq)
-        connection.execute("BEGIN IMMEDIATE")
-        if intakes:
-            batch = [pending.intake for pending in intakes]
-            group = Group(connection, work.now, work.seq, batch, expects_copies=self._expects_copies)
+        self._connection.execute("BEGIN IMMEDIATE")
+        batch = [pending.intake for pending in intakes]
+        if batch:
+            work.reserved = self._reserve_places(batch)
+        try:
+            self._write(work, batch)
+        except BaseException:
+            if work.reserved is not None:
+                work.reserved.give_up()
+            raise
+        return work
+
+    def _write(self, work: _Work, batch: Sequence[Intake]) -> None:
+        if batch:
+            expects = self._expects_copies
+            group = Group(self._connection, work.now, work.seq, batch, expects_copies=expects, reserved=work.reserved)
             work.verdicts, work.seq = group.write(), group.seq
             self._expects_copies = group.met_copies
-            work.wakes = work.wakes or group.makes_work
-        connection.execute("UPDATE marks SET value = ? WHERE name = 'clock'", (work.now,))
+            work.made_due, work.leased = group.made_due, group.leased
+        self._connection.execute("UPDATE marks SET value = ? WHERE name = 'clock'", (work.now,))
         if work.seq != self._seq:
-            connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (work.seq,))
-        return work
+            self._connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (work.seq,))
 
     def _recover(self, intakes: list[Pending], calls: Sequence[_Call], error: Exception) -> None:
         """Nothing of this group was written: see who is to blame."""
@@ -295,18 +335,33 @@ class Writer:
     def _committed(self, work: _Work, error: Exception | None) -> None:
         self._blocked_since = None
         if error is not None:
+            if work.reserved is not None:
+                work.reserved.give_up()
             self._fail(work.intakes, work.calls, error)
             self._go_on()
             return
         self._seq = work.seq
         self._watch("commit", clock.perf() - work.started)
-        # The next group first: while the disk works on it, the loop answers this one.
-        self._turn()
+        # The next group first: while the disk works on it, the loop answers this one. But a subject that goes on would
+        # miss that group each time, and wait for two commits.
+        if any(call.is_followed for call in work.calls):
+            self._await_call(TURNS)
+        else:
+            self._turn()
         answer(work.intakes, work.verdicts)
         for call in work.calls:
             _resolve(call)
-        if work.wakes:
-            self._wake()
+        if work.reserved is not None:
+            self._begin(work.reserved, work.leased, work.now)
+        if work.wakes or work.made_due:
+            self._wake(None if work.wakes else work.made_due)
+
+    def _await_call(self, turns: int) -> None:
+        """Begin the next group when somebody calls, but after so many turns of the loop at the latest."""
+        if turns and not self._calls:
+            self._loop.call_soon(self._await_call, turns - 1)
+        else:
+            self._turn()
 
     def _go_on(self) -> None:
         if self.broken is None:
@@ -343,7 +398,7 @@ class Writer:
         if not self._is_full or self._closing:
             return
         if self.broken is None:
-            self._calls.append(_Call(lambda connection, now: None, self._loop.create_future(), wakes=False))
+            self._calls.append(_Call(lambda connection, now: None, self._loop.create_future()))
             if not self._busy:
                 self._plan_turn()
         self._loop.call_later(LOOK_FOR_SPACE, self._look_for_space)

@@ -1,0 +1,117 @@
+"""A worker on a store, and a destination whose attempts begin and end as a test wants it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from oncehook import clock
+from oncehook.deliveries import Category, Expired, Lease, Settlement
+from oncehook.destinations.base import WELL, Destination, Result, Terms
+from oncehook.store.base import Store
+from oncehook.worker import Worker
+from tests.waiting import until
+
+AGAIN = Result(Category.transient, wait=0.0)
+DIES = Result(Category.permanent)
+FOREVER = 3600.0
+
+
+class Scripted:
+    """A destination that notes what begins, and ends it when it is told to."""
+
+    kind, address = "handler", "tests"
+
+    def __init__(self, name: str = "crm", number: int = 1, *, trust: int = 0, **terms: object) -> None:
+        self.name = name
+        self.number = number
+        self.terms = Terms(**{"lease": FOREVER, "timeout": FOREVER, **terms})  # type: ignore[arg-type]
+        self.trust = trust
+        self.begun: list[Lease] = []
+        """All that ever began, in order."""
+        self.running: dict[bytes, asyncio.Future[Result]] = {}
+        """What is under way and has not been told to end."""
+        self.most = 0
+        """Attempts that were under way at once."""
+        self._under_way = 0
+        self.answers: Callable[[Lease], Result] | None = None
+        """Ends each attempt by itself; None: each waits for `end`."""
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def attempt(self, lease: Lease) -> Result:
+        self.begun.append(lease)
+        self._under_way += 1
+        self.most = max(self.most, self._under_way)
+        try:
+            if self.answers is not None:
+                await asyncio.sleep(0)
+                return self.answers(lease)
+            ends: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+            self.running[lease.delivery_id] = ends
+            return await ends
+        finally:
+            self.running.pop(lease.delivery_id, None)
+            self._under_way -= 1
+
+    def end(self, *deliveries: bytes, result: Result = WELL) -> None:
+        """End these attempts."""
+        for one in deliveries:
+            self.running.pop(one).set_result(result)
+
+    def end_all(self, result: Result = WELL) -> None:
+        """End what is under way, and whatever comes after it."""
+        self.answers = lambda lease: result
+        self.end(*self.running, result=result)
+
+    @property
+    def order(self) -> list[bytes]:
+        return [lease.delivery_id for lease in self.begun]
+
+    async def until_begun(self, *deliveries: bytes) -> None:
+        """Wait until these are under way."""
+        await until(lambda: all(one in self.running for one in deliveries))
+
+
+class Noted:
+    """A witness that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.settled: list[Settlement] = []
+        self.lost: list[Lease] = []
+        self.expired: list[Expired] = []
+
+    def attempted(self, destination: Destination, settled: Settlement) -> None:
+        self.settled.append(settled)
+
+    def lease_lost(self, destination: Destination, lease: Lease) -> None:
+        self.lost.append(lease)
+
+    def lease_expired(self, destination: Destination, expired: Expired) -> None:
+        self.expired.append(expired)
+
+
+@asynccontextmanager
+async def working(
+    store: Store, *destinations: Scripted, concurrency: int = 1000, witness: Noted | None = None
+) -> AsyncIterator[Worker]:
+    """A worker for these destinations on this store; when it is left, it stops."""
+    worker = Worker(store, destinations, witness or Noted(), concurrency=concurrency)
+    store.wake = worker.wake
+    await worker.start()
+    try:
+        yield worker
+    finally:
+        await worker.stop(0.0)
+
+
+async def is_idle(worker: Worker) -> None:
+    """Wait until a worker has looked at everything it was told of and rests, with nothing on its way to the store."""
+    rounds = 0
+    while rounds < 3:
+        await asyncio.sleep(0.01)
+        rests = not worker._woken.is_set() and not worker._reserved and worker._settling.is_empty()
+        rounds = rounds + 1 if rests and clock.steady() < worker._look_at else 0
