@@ -23,6 +23,9 @@ Delivery = tuple[str, str]
 WAKING = 1.0
 """Seconds in which who was held up by the machine gets to know what has happened meanwhile, on that same machine."""
 
+AT_ONCE = 0.02
+"""Seconds in which nobody has polled."""
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -129,6 +132,37 @@ def out_of_order(entries: Collection[Entry], places: Mapping[Delivery, int]) -> 
             wrong.append(f"{entry}: began after its successor")
         last[entry.destination, entry.subject] = place
     return wrong
+
+
+def not_as_acknowledged(
+    acknowledged: Iterable[str], orders: Mapping[str, Order], places: Mapping[Delivery, int]
+) -> list[str]:
+    """Orders that stand in line before one that had been acknowledged before they were sent (R42).
+
+    A sender that waits for its answers is called like its subject, and its name is in its keys.
+    """
+    last: dict[Delivery, str] = {}
+    wrong = []
+    for key in (key for key in acknowledged if key.rpartition("-")[0] == orders[key]["subject"]):
+        for destination in {destination for destination, _ in places}:
+            before = last.get((destination, orders[key]["subject"]), key)
+            if places[destination, key] < places[destination, before]:
+                wrong.append(f"{destination} {key}: stands before {before}, which was acknowledged before it was sent")
+            last[destination, orders[key]["subject"]] = key
+    return wrong
+
+
+def in_a_row(entries: Iterable[Entry]) -> int:
+    """How often a process had ended an attempt of a subject and began the next of it at once."""
+    ended: dict[tuple[int, str, str | None], float] = {}
+    found = 0
+    for entry in entries:
+        line = (entry.pid, entry.destination, entry.subject)
+        if entry.moment == "end":
+            ended[line] = entry.at
+        elif entry.subject is not None:
+            found += entry.at - ended.get(line, 0.0) < AT_ONCE
+    return found
 
 
 def overlapping(attempts: Iterable[Attempt]) -> list[str]:

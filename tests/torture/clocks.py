@@ -30,7 +30,7 @@ class Clocks(Component):
 
     id = "T9"
     what = "clocks of processes skewed, and jumping by hours and days"
-    needs: ClassVar = {"sqlite": ("jumped", "retried", "horizon"), "postgres": ("jumped", "retried", "horizon")}
+    needs: ClassVar = dict.fromkeys(("sqlite", "postgres"), ("jumped", "retried", "horizon", "in_a_row"))
 
     async def prepare(self, world: World) -> None:
         world.set(handlers="note,book")  # a thread that outlasts a stop would leave its lease to run out

@@ -26,7 +26,10 @@ class Database(Component):
 
     id = "T8"
     what = "the store restarts, loses its connections, or is locked by somebody else"
-    needs: ClassVar = {"sqlite": ("locked",), "postgres": ("store_restart_in_commit", "refused_503")}
+    needs: ClassVar = {
+        "sqlite": ("locked", "in_a_row"),
+        "postgres": ("store_restart_in_commit", "refused_503", "in_a_row"),
+    }
     # Every commit takes a while, so that a crash finds one under way.
     own_server: ClassVar = {"commit_delay": "20000", "commit_siblings": "0"}
     may_fail = ("book",)

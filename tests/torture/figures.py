@@ -112,6 +112,7 @@ def count(world: World, wrong: Sequence[str]) -> Figures:
         "drain_with_work_left": len(given_back),
         "refused_503": numbers["refused_503"],
         "retried": sum(attempt.outcome == "retry" for attempt in attempts),
+        "in_a_row": checker.in_a_row(entries),
     }
     return Figures(
         Counter(numbers), list(_delays(world, crashed)), _dead(deliveries.values()), history.faults(),

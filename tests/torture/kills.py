@@ -9,7 +9,7 @@ from typing import ClassVar
 from tests.torture.fleet import until
 from tests.torture.world import Component, World
 
-COMMON = ("reclaimed", "crash_between_commit_and_ack", "duplicate_in_flight", "conflict", "poison_dead")
+COMMON = ("reclaimed", "in_a_row", "crash_between_commit_and_ack", "duplicate_in_flight", "conflict", "poison_dead")
 
 
 class Kills(Component):

@@ -20,8 +20,8 @@ class Network(Component):
     id = "T7"
     what = "connections to PostgreSQL and to the destination broken at any byte"
     needs: ClassVar = {
-        "sqlite": ("retried",),
-        "postgres": ("retried", "refused_503", "crash_between_commit_and_ack"),
+        "sqlite": ("retried", "in_a_row"),
+        "postgres": ("retried", "in_a_row", "refused_503", "crash_between_commit_and_ack"),
     }
     may_fail = ("book", "hook")
     share = 3.0

@@ -28,11 +28,9 @@ from oncehook.outbound.connection import Connection
 from oncehook.outbound.direct import Direct
 from oncehook.receive import Receiver
 from oncehook.sources import Source
-from oncehook.store import base
+from oncehook.store import base, migrate
 from oncehook.store.base import Pending
-from oncehook.store.postgres import intake as postgres_intake
 from oncehook.store.postgres import lease as postgres_lease
-from oncehook.store.postgres import settle as postgres_settle
 from oncehook.store.postgres import sweep as postgres_sweep
 from oncehook.store.sqlite import SqliteStore, opening, replay, settle, sweep, work
 from oncehook.store.sqlite.intake import Group, Update
@@ -78,6 +76,28 @@ def reword(statement: str, *changes: tuple[str, str]) -> None:
         assert old in text, f"the product has changed; where is now: {old}"
         text = text.replace(old, new)
     everywhere(statement, text)
+
+
+def reword_function(name: str, *changes: tuple[str, str]) -> None:
+    """Change the text of a function of the queue on PostgreSQL, before a migration makes it."""
+    known = migrate.migrations
+
+    def reworded(engine: model.Engine) -> list[migrate.Migration]:
+        return [replace(step, sql=_reword_function(step.sql, name, changes)) for step in known(engine)]
+
+    assert any(f"CREATE FUNCTION {name}(" in step.sql for step in known(model.Engine.postgres))
+    everywhere(known, reworded)
+
+
+def _reword_function(sql: str, name: str, changes: Sequence[tuple[str, str]]) -> str:
+    before, begins, rest = sql.partition(f"CREATE FUNCTION {name}(")
+    text, ends, after = rest.partition("\n$$;\n")
+    if not begins:
+        return sql
+    for old, new in changes:
+        assert old in text, f"the product has changed; where is now: {old}"
+        text = text.replace(old, new)
+    return before + begins + text + ends + after
 
 
 # -- deduplication -----------------------------------------------------------------------------
@@ -127,10 +147,9 @@ def look_first(is_known: Callable[[Path, bytes], bool], let_go: Callable[[bytes]
 def get_then_set() -> None:
     """Ask whether the key is there; if not, set it. Whoever asks meanwhile is told the same."""
     look_first(is_committed, lambda key_hash: None)
-    reword(
-        postgres_intake.INTAKE,
-        ("id IN (SELECT event_id FROM k)\n", "hash NOT IN (SELECT hash FROM keys)\n"),
-        ("FROM k WHERE event_id NOT IN (SELECT id FROM e)", "FROM k WHERE hash IN (SELECT hash FROM keys)"),
+    reword_function(
+        "intake",
+        ("FROM k WHERE NOT k.fresh AND k.event_id <> ALL($1)", "FROM k WHERE k.hash IN (SELECT o.hash FROM keys o)"),
     )
 
 
@@ -280,7 +299,7 @@ def completion_by_id_only() -> None:
         return heads
 
     settle.Settling._heads = trusting  # type: ignore[method-assign]
-    reword(postgres_settle.SETTLE, (" AND h.fence = i.fence AND h.leased", " AND h.leased"))
+    reword_function("settle", ("SELECT h.fence FROM", "SELECT i.fence FROM"), (" AND h.fence = i.fence AND", " AND"))
 
 
 @mistake("reaper by id only")
@@ -300,10 +319,7 @@ def reaper_by_id_only() -> None:
         return given
 
     work.Leasing.lease = reaping  # type: ignore[method-assign]
-    reword(
-        postgres_lease.LEASE,
-        ("AND h.due_at <= now() AND", "AND least(h.due_at, h.leased_at + interval '10 s') <= now() AND"),
-    )
+    reword_function("lease", ("AND h.due_at <= now()", "AND least(h.due_at, h.leased_at + interval '10 s') <= now()"))
 
 
 @mistake("attempt counted at completion")
@@ -325,10 +341,11 @@ def attempt_counted_at_completion() -> None:
         self.attempts += 1
 
     settle.Head.__init__ = counting  # type: ignore[method-assign]
-    reword(
-        postgres_lease.LEASE,
-        ("attempts = h.attempts + (NOT q.aside)::integer - q.leased::integer", "attempts = h.attempts"),
-        ("deaths = h.deaths + (q.leased AND q.alone)::integer", "deaths = h.deaths"),
+    reword_function("lease", ("attempts = h.attempts + 1", "attempts = h.attempts"))
+    reword_function(
+        "take_over",
+        ("attempts = h.attempts - 1", "attempts = h.attempts"),
+        ("deaths = h.deaths + g.alone::integer", "deaths = h.deaths"),
     )
 
 
@@ -352,11 +369,13 @@ def zero_winner_rival_check() -> None:
 @mistake("worker clock for expiry")
 def worker_clock_for_expiry() -> None:
     """The time by which leases end is the worker's own."""
-    reword(postgres_lease.LEASE, ("now()", "(now() + make_interval(secs => $9::float8))"))
-    want = postgres_lease.wanted
+    own = "(now() + make_interval(secs => current_setting('seeded.clock')::float8))"
+    reword_function("lease", ("now()", own))
+    reword(postgres_lease.LEASE, ("$8", "CASE WHEN set_config('seeded.clock', $9, false) <> '' THEN $8 END"))
+    want = postgres_lease.lease_parameters
 
     def by_own_clock(wants: Sequence[Want], slot: int, worker: str | None = None) -> list[Any]:
-        return [*want(wants, slot, worker), clock.now() - time.time()]
+        return [*want(wants, slot, worker), str(clock.now() - time.time())]
 
     everywhere(want, by_own_clock)
 

@@ -20,6 +20,12 @@ from tests.wire import Answer, signed
 PATIENCE = 3.0
 """Seconds until a sender gives an answer up, and asks somebody else."""
 
+CROWD = 16
+"""Orders of a hot subject that are sent at once."""
+
+QUICK = (0.0, 0.0, 0.001, 0.003)
+"""Seconds that the handlers of a hot subject take, by chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
@@ -76,6 +82,25 @@ class Senders:
             await self._as_chance_has_it(order)
             n += 1
             await asyncio.sleep(self._chance.uniform(0, 2 * pause))
+
+    async def crowd(self, subject: str, pause: float) -> None:
+        """Orders of one subject, many at once, so that they wait in line; each takes next to no time."""
+        n = 0
+        while not self.resting.is_set():
+            if not self.behind:
+                crowd: list[Order] = [
+                    {
+                        "id": f"{subject}-{n}-{place}",
+                        "subject": subject,
+                        **self._fate(),
+                        "sleep": self._chance.choice(QUICK),
+                    }
+                    for place in range(CROWD)
+                ]
+                self.sent |= {order["id"]: order for order in crowd}
+                await asyncio.gather(*map(self._as_chance_has_it, crowd))
+                n += 1
+            await asyncio.sleep(self._chance.uniform(0, 2 * CROWD * pause))
 
     async def send_what_is_rare(self) -> None:
         """What chance would send in most runs: one that fails, one with two bodies, one twice at once."""

@@ -78,6 +78,10 @@ async def test_the_judge_sees_what_is_wrong(tmp_path: Path) -> None:
     store.execute("UPDATE deliveries SET status = 'pending' WHERE event_id = (SELECT id FROM events WHERE key = 'o3')")
     store.close()
     backward = {delivery: -place for delivery, place in checker.places(fleet).items()}
+    acknowledged = {"s-1": {"id": "s-1", "subject": "s"}, "s-2": {"id": "s-2", "subject": "s"}}
+    lined_up = {("note", "s-1"): 1, ("note", "s-2"): 2}
+    assert checker.not_as_acknowledged(acknowledged, acknowledged, lined_up) == []
+    assert len(checker.not_as_acknowledged(["s-2", "s-1"], acknowledged, lined_up)) == 1
     assert "began after its successor" in "".join(checker.out_of_order(fleet.ledger.entries(), backward))
     written = [json.loads(line) for line in fleet.ledger.path.read_text().splitlines() if line]
     fleet.ledger.create()  # anew, and nobody has slept

@@ -163,9 +163,15 @@ def _copy_sqlite(path: Path, donor: str) -> None:
         tables = db.execute("SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
         for (table,) in tables.fetchall():
             if table != "migrations":
-                columns = ", ".join(f'"{row[1]}"' for row in db.execute(f"PRAGMA main.table_info({table})"))
+                columns = ", ".join(f'"{name}"' for name in _shared_sqlite(db, table))
                 db.execute(f"DELETE FROM main.{table}")
                 db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM donor.{table}{_known(table)}")
+
+
+def _shared_sqlite(db: sqlite3.Connection, table: str) -> list[str]:
+    """The columns that the table has had from the first migration to the last."""
+    first, last = ([row[1] for row in db.execute(f"PRAGMA {where}.table_info({table})")] for where in ("main", "donor"))
+    return [name for name in first if name in last]
 
 
 def _copy_postgres(url: str, schema: str) -> None:
@@ -178,7 +184,9 @@ def _copy_postgres(url: str, schema: str) -> None:
         db.execute("INSERT INTO migrations VALUES (%s, %s, now())", [step.version, step.name])
         columns = db.execute(
             "SELECT table_name, string_agg(quote_ident(column_name), ', ') FROM information_schema.columns"
-            " WHERE table_schema = %s AND table_name <> 'migrations' GROUP BY 1", [schema]
+            " JOIN information_schema.columns last USING (table_name, column_name)"
+            " WHERE columns.table_schema = %s AND last.table_schema = %s AND table_name <> 'migrations' GROUP BY 1",
+            [schema, f"{schema}_donor"],
         )  # fmt: skip
         for table, names in columns.fetchall():
             db.execute(f"DELETE FROM {table}")

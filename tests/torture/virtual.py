@@ -19,6 +19,7 @@ import pytest
 
 from oncehook import clock, model
 from oncehook.heartbeat import Heartbeat
+from oncehook.store.base import Reserved
 from oncehook.store.sqlite import SqliteStore
 from oncehook.store.sqlite.writer import Writer
 
@@ -124,7 +125,13 @@ class VirtualStore(SqliteStore):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._writer = _LoopWriter(
-            self.path, lambda *_: None, lambda: self.wake(), max_waiting=5000, max_waiting_bytes=64 << 20
+            self.path,
+            lambda *_: None,
+            lambda due: self.wake(due),
+            lambda intakes: Reserved(self.taker, self._source_names, intakes),
+            self._begin_leased,
+            max_waiting=5000,
+            max_waiting_bytes=64 << 20,
         )
 
 

@@ -344,11 +344,11 @@ class World:
 
     async def _is_due(self, place: Place) -> bool:
         worker, number = self.worker, place.destination.number
-        if worker is None or worker._stopping or len(worker._attempts) >= self.most:
+        if worker is None or worker._stopping or worker._room() < 1:
             return False
         if worker._places[number].room(1) < 1:
             return False
-        return (await self.store.outlook([number])).due_in == 0.0
+        return number in (await self.store.outlook([number])).live
 
     # -- what must hold in the end -------------------------------------------------------------
 

@@ -30,7 +30,8 @@ from tests.torture.history import History
 from tests.torture.nemesis import LEASE, Nemesis
 from tests.torture.senders import Senders
 
-SUBJECTS = 8
+SUBJECTS, HOT = 8, 2
+"""Of the first each has one sender that waits for its answers; to the others many send at once."""
 
 RESTS_AFTER = 120.0
 """Seconds in which every sender must have its answer, once the faults are over."""
@@ -86,12 +87,13 @@ class World:
         return self.sink
 
     def muster(self) -> None:
-        """Receivers and workers: one process on SQLite, two of each on PostgreSQL."""
+        """Receivers and workers: one process on SQLite; on PostgreSQL two of each, of which one is both."""
         if self.is_sqlite:
             self.receivers = self.workers = [self.fleet.server()]
         else:
-            self.receivers = [self.fleet.server(f"receiver{n}", "--no-worker") for n in (1, 2)]
-            self.workers = [self.fleet.worker(f"worker{n}") for n in (1, 2)]
+            both = self.fleet.server("both")
+            self.receivers = [self.fleet.server("receiver", "--no-worker"), both]
+            self.workers = [self.fleet.worker("worker"), both]
 
     def start(self) -> None:
         for process in self.fleet.processes:
@@ -185,6 +187,7 @@ async def _under_load(component: Component, world: World) -> None:
     senders = world.senders
     world.begin()
     load = [asyncio.create_task(senders.keep_sending(f"s{n}", f"s{n}", component.pause)) for n in range(SUBJECTS)]
+    load += [asyncio.create_task(senders.crowd(f"hot{n}", component.pause)) for n in range(HOT)]
     load.append(asyncio.create_task(senders.keep_sending(None, "loose", component.pause)))
     load.append(asyncio.create_task(senders.send_what_is_rare()))
     brake = asyncio.create_task(_brake(world))
@@ -225,6 +228,7 @@ async def _settle(component: Component, world: World) -> Outcome:
     wrong = [*world.wrong, *senders.wrong, *world.nemesis.bad_exits]
     wrong += [f"exit code {code} at the end" for code in codes if code not in (0, -9)]
     wrong += await checker.complaints(fleet, senders.sent, about=about)
+    wrong += checker.not_as_acknowledged(senders.acknowledged, senders.sent, checker.places(fleet))
     wrong += checker.lost(fleet, senders.acknowledged) + checker.miscounted_conflicts(fleet, senders)
     if world.sink is not None:
         wrong += checker.wrong_at_sink(fleet, world.sink, senders.sent)
