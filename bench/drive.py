@@ -61,7 +61,8 @@ class Figures:
 class Order:
     """What to send: records from `first` up to `last`, to these ports at this path."""
 
-    traffic: Traffic
+    traffic: Traffic | None
+    """None: numbered events, made by our own generator."""
     ports: Sequence[int]
     path: str
     first: int
@@ -84,6 +85,7 @@ def find_wrk() -> str | None:
 
 def load_wrk(wrk: str, order: Order, *, seconds: float, tick: Tick) -> Figures:
     """Closed loop by wrk: 64 connections over all ports, for whole seconds."""
+    assert order.traffic is not None
     whole = max(1, math.ceil(seconds))
     commands = []
     for share in order.shares():
@@ -98,7 +100,13 @@ def load_wrk(wrk: str, order: Order, *, seconds: float, tick: Tick) -> Figures:
 
 
 def load_own(
-    order: Order, *, seconds: float, tick: Tick, rate: float | None = None, count: int | None = None
+    order: Order,
+    *,
+    seconds: float,
+    tick: Tick,
+    rate: float | None = None,
+    count: int | None = None,
+    subjects: int | None = None,
 ) -> Figures:
     """Closed loop, or open loop when there is a `rate`, by our own generator; ends after `count` requests if given."""
     commands = []
@@ -107,8 +115,9 @@ def load_own(
         options = {
             "port": port,
             "path": order.path,
-            "traffic": order.traffic.folder,
-            "records": order.traffic.records_file(order.repeated).name,
+            "traffic": order.traffic and order.traffic.folder,
+            "records": order.traffic and order.traffic.records_file(order.repeated).name,
+            "subjects": subjects,
             "first": share.first,
             "last": share.last,
             "connections": CONNECTIONS // len(order.ports),

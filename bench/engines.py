@@ -12,6 +12,7 @@ import signal
 import socket
 import sqlite3
 import subprocess
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -159,9 +160,27 @@ class Server:
         self._process.wait(STOP_SECONDS)
 
 
+@contextmanager
+def checked_out(revision: str) -> Iterator[Path]:
+    """Check another revision of this repository out beside it; removed at the end."""
+    tree = Path(tempfile.mkdtemp(prefix="oncehook-tree-")) / "tree"
+    _git("worktree", "add", "--detach", "--quiet", str(tree), revision)
+    try:
+        yield tree
+    finally:
+        _git("worktree", "remove", "--force", str(tree))
+        tree.parent.rmdir()
+
+
+def _git(*words: str) -> None:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchError(f"git {' '.join(words)}: {done.stderr.strip()}")
+
+
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment for a child that imports `bench` and, if it is not installed, `oncehook`."""
-    paths = [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]
+    """Our environment for a child that imports `bench`, and `oncehook` from the tree that `BENCH_TREE` names."""
+    paths = [str(ROOT), str(Path(extra.get("BENCH_TREE", ROOT)) / "src"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **extra}
 
 

@@ -10,6 +10,8 @@ Unlike wrk it waits for every answer before it ends, so what was acknowledged is
 from __future__ import annotations
 
 import argparse
+import hmac
+import itertools
 import json
 import re
 import selectors
@@ -17,6 +19,7 @@ import socket
 import time
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench import traffic
@@ -66,15 +69,33 @@ class Connection:
         return int(data[9:12]), _CLOSE.search(head) is None
 
 
+def prepared(arguments: argparse.Namespace) -> Iterator[bytes]:
+    """Yield a request for each record that `bench.traffic` wrote, from the first on."""
+    folder = Path(arguments.traffic)
+    tails = traffic.read_tails(folder)
+    head = traffic.request_head(arguments.port, arguments.path, tails)
+    with (folder / arguments.records).open("rb") as records:
+        records.seek(arguments.first * traffic.RECORD_SIZE)
+        while record := records.read(traffic.RECORD_SIZE):
+            yield traffic.compose(head, tails, record)
+
+
+def numbered(arguments: argparse.Namespace) -> Iterator[bytes]:
+    """Yield a signed request for `event-N` on one subject after the other; each on its own where there are none."""
+    for n in itertools.count(arguments.first):
+        subject = n % arguments.subjects if arguments.subjects else n
+        start = f'{{"id":"event-{n}","subject":"subject-{subject}","text":"'.encode()
+        body = start + b"x" * (traffic.BODY_SIZE - len(start) - 2) + b'"}'
+        head = traffic.head_for(arguments.port, arguments.path, len(body))
+        signature = hmac.digest(traffic.SECRET.encode(), body, "sha256").hex().encode()
+        yield b"".join((head, signature, b"\r\n\r\n", body))
+
+
 class Load:
-    """Sends records from `first` up to `last` and keeps the figures."""
+    """Sends requests from `first` up to `last` and keeps the figures."""
 
     def __init__(self, arguments: argparse.Namespace, selector: selectors.BaseSelector) -> None:
-        folder = Path(arguments.traffic)
-        self._tails = traffic.read_tails(folder)
-        self._head = traffic.request_head(arguments.port, arguments.path, self._tails)
-        self._records = (folder / arguments.records).open("rb")
-        self._records.seek(arguments.first * traffic.RECORD_SIZE)
+        self._requests = prepared(arguments) if arguments.subjects is None else numbered(arguments)
         self.next = arguments.first
         self.last = arguments.last
         self.selector = selector
@@ -96,12 +117,12 @@ class Load:
         return connection
 
     def send(self, connection: Connection, begun: float) -> bool:
-        """Put the next record on a connection; False when there is none left."""
+        """Put the next request on a connection; False when there is none left."""
         if self.next >= self.last:
             return False
         self.next += 1
         connection.begun = begun
-        request = traffic.compose(self._head, self._tails, self._records.read(traffic.RECORD_SIZE))
+        request = next(self._requests)
         try:
             connection.socket.sendall(request)
         except OSError:
@@ -169,7 +190,7 @@ def open_loop(load: Load, *, seconds: float, rate: float) -> float:
     load.began = time.time()
     started = time.perf_counter()
     deadline = started + seconds
-    idle = list(load.connections)
+    idle = deque(load.connections)  # in turn, so that none is idle for so long that the server closes it
     waiting: deque[float] = deque()
     due = started
     step = 1.0 / rate
@@ -182,7 +203,7 @@ def open_loop(load: Load, *, seconds: float, rate: float) -> float:
             moment = waiting.popleft()
             # How late the generator itself was: that share of a latency is not the server's.
             load.delays.append(time.perf_counter() - moment)
-            if not load.send(idle.pop(), moment):
+            if not load.send(idle.popleft(), moment):
                 load.exhausted = True
         wait = max(0.0, due - time.perf_counter()) if due < deadline else 1.0
         for ready, _ in load.selector.select(wait):
@@ -202,7 +223,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="bench.load", description="Load generator of the benchmark.")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--path", required=True)
-    parser.add_argument("--traffic", required=True, help="folder that bench.traffic wrote")
+    parser.add_argument("--traffic", help="folder that bench.traffic wrote")
+    parser.add_argument("--subjects", type=int, help="send numbered events on so many subjects instead; 0: one each")
     parser.add_argument("--records", default="records", help="file of that folder")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--last", type=int, required=True)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import cycle, zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ import matplotlib as mpl
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
-from bench import stack, work_report
+from bench import stack, steady_report, work_report
 from bench.report import FLOORS
 from bench.traffic import LARGE_SIZE
 
@@ -68,12 +72,16 @@ class Look:
     ours: str
     second: str
     other: str
+    warmer: tuple[str, ...]
+    """For what has an order: each warmer than the last."""
 
 
 LOOKS = [
-    Look("light", "#ffffff", "#1f2328", "#d1d9e0", "#0f766e", "#b45309", "#9aa4af"),
-    Look("dark", "#0d1117", "#e6edf3", "#30363d", "#2dd4bf", "#fbbf24", "#6e7781"),
-]
+    Look("light", "#ffffff", "#1f2328", "#d1d9e0", "#0f766e", "#b45309", "#9aa4af",
+         ("#0f766e", "#2563eb", "#9333ea", "#d97706", "#dc2626")),
+    Look("dark", "#0d1117", "#e6edf3", "#30363d", "#2dd4bf", "#fbbf24", "#6e7781",
+         ("#2dd4bf", "#60a5fa", "#c084fc", "#fbbf24", "#f87171")),
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,9 +96,16 @@ class Bar:
 
 @contextmanager
 def drawn(
-    look: Look, path: Path, *, height: float, title: str, panels: int = 1, rows: Sequence[int] = (1,)
+    look: Look,
+    path: Path,
+    *,
+    height: float,
+    title: str,
+    panels: int = 1,
+    rows: Sequence[int] = (1,),
+    foot: float = 0.0,
 ) -> Iterator[list[Any]]:
-    """Axes on a figure that is saved at the end: panels beside one another, or rows of these heights."""
+    """Axes on a figure that is saved at the end: panels beside one another, rows of these heights, room at the foot."""
     inks: dict[Any, str] = dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), look.ink)
     with plt.rc_context({**inks, "font.size": 10, "font.family": "sans-serif"}):
         figure, grid = plt.subplots(
@@ -107,7 +122,7 @@ def drawn(
             axes.spines[:].set_visible(False)
             axes.tick_params(length=0)
         yield list(grid.flat)
-        figure.tight_layout()
+        figure.tight_layout(rect=(0, foot / height, 1, 1))
         figure.savefig(path, dpi=150, facecolor=look.page)
         plt.close(figure)
 
@@ -258,6 +273,57 @@ def lines(look: Look, axes: Any, given: dict[str, list[float]], names: Sequence[
     axes.grid(axis="y", color=look.faint, linewidth=0.6)
 
 
+def draw_steady(folder: Path, look: Look, path: Path) -> None:
+    """How many events wait while others come: a row per rate, a column per engine and what its planner knows."""
+    found = _read(folder, "steady")
+    ones, step = found["steady"], found["backlog_seconds"]
+    columns = list(dict.fromkeys((one["scene"]["engine"], one["scene"]["statistics"]) for one in ones))
+    rates = sorted(steady_report.distinct(ones, "rate"))
+    subjects = sorted(steady_report.distinct(ones, "subjects"), key=lambda count: count or math.inf, reverse=True)
+    usual = set(subjects) <= set(steady_report.SUBJECTS)  # then a number has the same colour in every picture
+    colors = dict(zip(steady_report.SUBJECTS if usual else subjects, cycle(look.warmer), strict=False))
+    styles = {tree: "-" if tree == steady_report.HERE else ":" for tree in found["trees"]}
+    longest = step * (max(len(one["backlog"]) for one in ones) - 1)
+    title = f"Events waiting while {found['seconds']:g} s of steady traffic is received and delivered"
+    height = 1.9 * len(rates) + 1.2
+    with drawn(look, path, height=height, title=title, panels=len(columns), rows=[1] * len(rates), foot=0.3) as panels:
+        places = [(rate, column) for rate in rates for column in columns]
+        for axes, (rate, (engine, known)) in zip(panels, places, strict=True):
+            here = steady_report.select(ones, rate=rate, engine=engine, statistics=known)
+            for tree, style in styles.items():
+                for count in subjects:
+                    waiting = usual_backlog(steady_report.select(here, subjects=count, tree=tree))
+                    seconds = [step * n for n in range(len(waiting))]
+                    axes.plot(seconds, waiting, style, color=colors[count], linewidth=1.2)
+            axes.axvline(found["seconds"], color=look.other, linewidth=0.8)
+            axes.set_yscale("symlog", linthresh=1, linscale=0.6)
+            axes.set_ylim(0, 1.5 * max(10, *[most for one in ones for most in one["backlog"]]))
+            axes.set_xlim(0, longest)
+            axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+            axes.yaxis.set_major_formatter("{x:,.0f}")
+            axes.grid(axis="y", color=look.faint, linewidth=0.6)
+            if rate == rates[0]:
+                axes.set_title(
+                    ENGINES[engine] + (f", {known}" if engine == "postgres" else ""), loc="left", fontsize=10
+                )
+            if rate == rates[-1]:
+                axes.set_xlabel("seconds")
+            if (engine, known) == columns[0]:
+                axes.set_ylabel(f"waiting at {rate:,}/s")
+            else:
+                axes.tick_params(labelleft=False)
+        keys = [Line2D([], [], color=colors[count], label=steady_report.name_subjects(count)) for count in subjects]
+        others = [tree[: steady_report.SHOWN] for tree in found["trees"] if tree != steady_report.HERE]
+        keys += [Line2D([], [], color=look.ink, linestyle=":", label=name) for name in others]
+        keys.append(Line2D([], [], color=look.other, linewidth=0.8, label="last event"))
+        panels[0].figure.legend(handles=keys, loc="lower center", ncols=len(keys), frameon=False, fontsize=9)
+
+
+def usual_backlog(rounds: Sequence[dict[str, Any]]) -> list[float]:
+    """The median of the rounds at each moment; nothing waits in one that is over."""
+    return [statistics.median(moment) for moment in zip_longest(*[one["backlog"] for one in rounds], fillvalue=0)]
+
+
 def draw_stack(folder: Path, look: Look, path: Path) -> None:
     """Where the CPU of one arrival goes."""
     found = _read(folder, "stack")
@@ -279,6 +345,7 @@ PLOTS: dict[str, tuple[str, str, Callable[[Path, Look, Path], None]]] = {
     "mixes": ("ingest", "duplicates", draw_mixes),
     "work": ("work", "contestants", draw_work),
     "latency": ("latency", "engines", draw_latency),
+    "steady": ("steady", "steady", draw_steady),
     "growth": ("growth", "leases", draw_growth),
     "filled": ("growth", "intake", draw_filled),
     "stack": ("stack", "layers", draw_stack),

@@ -100,7 +100,11 @@ def compose(head: bytes, tails: list[bytes], record: bytes) -> bytes:
 
 def request_head(port: int, path: str, tails: list[bytes]) -> bytes:
     """Everything of a request that comes before its signature."""
-    length = len(OPENING) + KEY_SIZE + len(tails[0])
+    return head_for(port, path, len(OPENING) + KEY_SIZE + len(tails[0]))
+
+
+def head_for(port: int, path: str, length: int) -> bytes:
+    """Everything before the signature, for a body of this length."""
     return (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {length}\r\n{SIGNATURE_HEADER}: {SIGNATURE_PREFIX}"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import growth, ingest, latency, machine, memory, plots, stack, work
+from bench import growth, ingest, latency, machine, memory, plots, stack, steady, work
 from bench.engines import ROOT
 
 PARTS = {
@@ -23,6 +23,7 @@ PARTS = {
     "memory": memory.main,
     "stack": stack.main,
     "work": work.main,
+    "steady": steady.main,
     "growth": growth.main,
 }
 HAS_ROUNDS = ("ingest", "work")
@@ -35,6 +36,9 @@ def words_for(part: str, arguments: argparse.Namespace) -> list[str]:
         words += ["--rounds", str(arguments.rounds)]
     if part == "work":
         words += ["--waiting", str(arguments.waiting)]
+    if part == "steady":
+        # One rate, and not the hot subject: with `scripts/bench steady` alone it takes an hour.
+        words += ["--rate", "1000", "--only", "steady", "alone"]
     if part == "growth":
         words += [word for size in arguments.events for word in ("--events", str(size))] or ["--no-intake"]
     if arguments.folder:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import disk, work_report
-from bench.engines import BenchError, Postgres, cpu_seconds, machine_seconds
+from bench.engines import ROOT, BenchError, Postgres, cpu_seconds, machine_seconds
 from bench.progress import Progress
 from bench.work_backlog import run_backlog
 from bench.work_contestants import CONTESTANTS, SCENARIOS, Contestant, Place, Working, opened_sink, started
@@ -50,10 +50,12 @@ class Look:
     store: float
 
 
-def run_turn(contestant: Contestant, place: Place, settings: Settings, tick: Callable[[float], None]) -> Measured:
-    """Let a contestant work off a full store."""
+def run_turn(
+    contestant: Contestant, place: Place, settings: Settings, tick: Callable[[float], None], tree: Path = ROOT
+) -> Measured:
+    """Let a contestant work off a full store; the product is taken from `tree`."""
     jobs = round(contestant.pace * settings.seconds)
-    with started(contestant, place, jobs) as working:
+    with started(contestant, place, jobs, tree) as working:
         try:
             looks = watch(working, settings.seconds, tick)
             done = working.books.done()

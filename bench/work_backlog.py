@@ -137,7 +137,7 @@ async def _one_turn(store: Store, destination: int) -> float:
         times.append(time.perf_counter() - began)
         if len(leases) != LEASED:
             raise BenchError(f"asked for {LEASED} deliveries and was given {len(leases)}")
-        ours = await store.settle([Settlement(lease, Settle.release) for lease in leases])
+        ours = (await store.settle([Settlement(lease, Settle.release) for lease in leases])).ours
         if len(ours) != LEASED:
             raise BenchError(f"leased {LEASED} deliveries, but only {len(ours)} could be given back")
     # The lower quartile: what a lease costs when nobody else wants the processor just then.

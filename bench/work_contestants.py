@@ -68,7 +68,7 @@ class Contestant:
 _ORDER = """
   + (SELECT count(*) FROM (
       SELECT fence < lag(fence) OVER (PARTITION BY subject_key ORDER BY seq) AS early FROM deliveries
-      WHERE subject_key IS NOT NULL
+      WHERE subject_key IS NOT NULL AND status = 'done'
     ) AS pairs WHERE early)
 """
 ONCEHOOK_POSTGRES = Ledger(
@@ -264,6 +264,11 @@ class Books:
             else None
         )
 
+    @property
+    def pids(self) -> list[int]:
+        """The database's process that answers us; none where there is no database."""
+        return [] if self._postgres is None else [self._postgres.info.backend_pid]
+
     def settle(self) -> None:
         """Leave nothing of the filling behind: neither unwritten pages nor missing statistics."""
         if self._postgres is not None:
@@ -330,14 +335,17 @@ class Working:
 
 
 @contextmanager
-def started(contestant: Contestant, place: Place, jobs: int) -> Iterator[Working]:
-    """Fill a fresh store and start the workers, all at once; they are stopped and the store is removed at the end."""
+def started(contestant: Contestant, place: Place, jobs: int, tree: Path = ROOT) -> Iterator[Working]:
+    """Fill a fresh store and start the workers, all at once; they are stopped and the store is removed at the end.
+
+    `tree`: where the product is taken from.
+    """
     folder = place.folder / "store"
     folder.mkdir()
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         store = fresh_store(contestant.engine, place, folder, stack)
-        environment = settings(contestant, place, store, jobs)
+        environment = {**settings(contestant, place, store, jobs), "BENCH_TREE": str(tree)}
         fill(contestant, environment)
         books = Books(contestant, store)
         stack.callback(books.close)

@@ -19,8 +19,8 @@ def make_inbox() -> Inbox:
     """The inbox that is measured."""
     store = setting("STORE")
     made = Inbox(f"sqlite:{store}" if setting("ENGINE") == "sqlite" else store)
-    made.source("bench", verify="none", key=["$.id"])
-    if setting("SCENARIO") == "http":
+    made.source("bench", verify="none", key=["$.id"], subject="$.subject")
+    if setting("SCENARIO") in ("http", "steady"):
         made.destination("sink", url=setting("SINK"), allow_private=True, concurrency=IN_FLIGHT)
         made.route("bench", "sink")
     else:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from bench.drive import Figures
+from bench.engines import ROOT
 from bench.report import Measured, Mixed, Results, as_json, render, targets
 
-from bench import growth, ingest, latency, memory, plots, stack, whole
+from bench import growth, ingest, latency, memory, plots, stack, steady, whole
+from tests.bench.test_steady import steady_run
 
 PNG = b"\x89PNG"
 SPEEDS = {"oncehook_sqlite": 9000.0, "oncehook_postgres": 8000.0, "fastapi_asyncpg": 3000.0, "flask_sqlalchemy": 450.0}
@@ -53,6 +56,7 @@ def folder(tmp_path: Path) -> Path:
             "intake": {e: [{"events": n, "per_second": 9.0} for n in (0, 1_000_000)] for e in growth.ENGINES},
             "leases": {e: {str(d): 20.0 for d in growth.DEPTHS} for e in growth.ENGINES},
         },
+        "steady": steady_run(),
         "stack": {
             "sockets": 10.0,
             "layers": {engine: layers() for engine in stack.ENGINES},
@@ -105,7 +109,7 @@ def test_growth_of_one_engine_is_drawn(folder: Path) -> None:
 
 
 def test_what_was_not_measured_is_not_drawn(folder: Path) -> None:
-    for name in ("work", "latency", "growth", "stack"):
+    for name in ("work", "latency", "growth", "stack", "steady"):
         (folder / f"{name}.json").unlink()
     found = json.loads((folder / "ingest.json").read_text())
     (folder / "ingest.json").write_text(json.dumps(found | {"duplicates": {}}))
@@ -137,3 +141,12 @@ def test_every_part_understands_what_the_whole_tells_it(tmp_path: Path) -> None:
         assert words[:2] == ["--json", str(tmp_path / f"{part}.json")]
     assert growth.read_arguments(whole.words_for("growth", arguments)).events == [5]
     assert ingest.read_arguments(whole.words_for("ingest", arguments)).rounds == 2
+    short = steady.read_arguments(whole.words_for("steady", arguments))
+    assert (short.rate, short.only) == ([1000], ["steady", "alone"])
+
+
+def test_the_script_knows_every_part() -> None:
+    text = (ROOT / "scripts/bench").read_text()
+    [listed] = re.findall(r'case "\$\{1:-\}" in (.*?)\)', text)
+    assert {*whole.PARTS, "scale", "plots"} == set(listed.split(" | "))
+    assert {*whole.PARTS, "scale"} == set(re.findall(r"scripts/bench (\S+)` one part", text)[0].split("|"))
