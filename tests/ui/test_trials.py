@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from playwright.sync_api import expect
 
@@ -42,7 +44,7 @@ def test_an_operator_is_shown_the_class_and_a_viewer_no_button(own_house: House,
     answer = own_house.ask("POST", "/destinations/n8n/test", headers=cookie)
     assert answer.status == 200
     assert "n8n answered 4xx" in answer.text
-    assert "404" not in answer.text
+    assert not re.search(r"\b404\b", answer.text)
     assert "canary-body" not in answer.text
     page = enter(own_house, "viewer")
     for path in ("/destinations", "/sources"):
