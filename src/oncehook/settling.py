@@ -31,12 +31,19 @@ class Holder(Protocol):
     def lost(self, lease: Lease) -> None:
         """Handle a lease that was lost; nothing was changed."""
 
+    def unsettled(self) -> int:
+        """Return how many attempts are under way, or have ended and keep their place."""
+
     def destination_of(self, lease: Lease) -> Destination:
         """Return the destination of a lease."""
 
 
 GROUPS: Final = 2
 """Groups under way at once: a subject that goes on must not wait for the others' commit."""
+
+
+TURNS: Final = 8
+"""Turns of the loop for which subjects that go on wait for each other, to share a commit: short when little happens."""
 
 
 class Settling:
@@ -48,7 +55,9 @@ class Settling:
         self._ended: list[Settlement] = []
         self._under_way = 0
         """Settlements that are being written."""
-        self._groups: set[asyncio.Task[None]] = set()
+        self._groups = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Held, or they could be collected while they run."""
         self._turn_over = asyncio.Event()
         """Set when a group is written."""
         self._is_planned = False
@@ -67,10 +76,7 @@ class Settling:
     def add(self, ended: Settlement) -> None:
         """Add a settlement to the next group."""
         self._ended.append(ended)
-        if not self._is_planned and self._loop is not None:
-            # Not at once: whatever else ends in this turn of the loop belongs to the same group.
-            self._is_planned = True
-            self._loop.call_soon(self._begin)
+        self._plan()
 
     def is_empty(self) -> bool:
         """Tell whether everything is settled."""
@@ -86,16 +92,32 @@ class Settling:
         """Tell whether so much is unsettled that nothing new may begin."""
         return len(self._ended) + self._under_way > 1000
 
+    def _plan(self) -> None:
+        """Begin soon, and not at once: whatever else ends in this turn of the loop belongs to the same group."""
+        if not self._is_planned and self._loop is not None:
+            self._is_planned = True
+            self._loop.call_soon(self._gather, TURNS)
+
+    def _gather(self, turns: int) -> None:
+        """Begin the next group; where all of it are subjects that go on, others may join for so many turns."""
+        assert self._loop is not None
+        is_short = 0 < len(self._ended) < self._worker.unsettled()
+        if turns and is_short and all(one.take_next is not None for one in self._ended):
+            self._loop.call_soon(self._gather, turns - 1)
+        else:
+            self._begin()
+
     def _begin(self) -> None:
         """Begin the next group; beside another one only if as many wait as that holds: a commit has its price."""
         self._is_planned = False
-        if self._ended and len(self._groups) < GROUPS and len(self._ended) >= self._under_way:
+        if self._ended and self._groups < GROUPS and len(self._ended) >= self._under_way:
             assert self._loop is not None
             group, self._ended = self._ended, []
             self._under_way += len(group)
+            self._groups += 1
             task = self._loop.create_task(self._settle_all(group), name="oncehook-settling")
-            self._groups.add(task)
-            task.add_done_callback(self._groups.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _settle_all(self, ended: list[Settlement]) -> None:
         single = [s for s in ended if _may_fail(s)]
@@ -108,9 +130,9 @@ class Settling:
                 await self._settle(plain)
         finally:
             self._under_way -= len(ended)
+            self._groups -= 1
             self._turn_over.set()
-            assert self._loop is not None
-            self._loop.call_soon(self._begin)
+            self._plan()
 
     async def _settle(self, group: list[Settlement]) -> None:
         if not group:

@@ -429,7 +429,7 @@ class Worker:
         self._free(self._places[destination_id])
 
     def _room(self) -> int:
-        return self._concurrency - len(self._attempts) - len(self._kept) - self._reserved
+        return self._concurrency - self.unsettled() - self._reserved
 
     # -- suspects ------------------------------------------------------------------------------
 
@@ -570,6 +570,10 @@ class Worker:
     def _taken_over(self, expired: Expired) -> None:
         self._look_at = 0.0  # it may have been set aside
         self._witness.lease_expired(self._places[expired.destination_id].destination, expired)
+
+    def unsettled(self) -> int:
+        """Return how many attempts are under way, or have ended and keep their place."""
+        return len(self._attempts) + len(self._kept)
 
     def destination_of(self, lease: Lease) -> Destination:
         """Return whom a lease is for."""

@@ -54,8 +54,11 @@ def nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_late")
-async def test_another_group_is_begun_for_as_many_as_are_being_written(place: Place) -> None:
+async def test_another_group_is_begun_for_as_many_as_are_being_written(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A statement has its price, whatever is in it: a handful behind a large group waits for that one's end."""
+    monkeypatch.setattr(commit, "FEW", 1)
     async with stuck(place) as (store, four):
         few = send(store, "d", "e", "f")
         await asyncio.sleep(0.1)
@@ -63,6 +66,16 @@ async def test_another_group_is_begun_for_as_many_as_are_being_written(place: Pl
         assert not any(one.future.done() for one in [*four, *few])
         enough = send(store, "g")
         assert await accepted([*few, *enough]) == [True] * 4
+
+
+@pytest.mark.usefixtures("nothing_is_late")
+async def test_another_group_is_not_begun_for_a_few(place: Place) -> None:
+    async with stuck(place) as (store, four):
+        few = send(store, *(f"few-{n}" for n in range(commit.FEW - 1)))
+        await asyncio.sleep(0.1)
+        assert at_work(place) == 1
+        assert not any(one.future.done() for one in [*four, *few])
+        assert all(await accepted([*few, *send(store, "enough")]))
 
 
 async def test_nobody_waits_for_a_group_that_takes_too_long(place: Place) -> None:

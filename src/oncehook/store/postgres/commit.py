@@ -33,6 +33,9 @@ log = logging.getLogger("oncehook.store")
 BATCH_BYTES: Final = 8 << 20
 """A group stops growing here: one huge body must not make its neighbours wait for a second one."""
 
+FEW: Final = 16
+"""Fewer arrivals wait for the group that is under way."""
+
 LATE: Final = 0.01
 """Seconds after which nobody waits for a group that is being written: it may have met a lock, or a slow disk."""
 
@@ -111,8 +114,8 @@ class GroupCommit:
 
     def _is_worthwhile(self) -> bool:
         """A statement costs as much as some twenty of its rows, whatever is in it. So another one is begun beside those
-        under way only for as many arrivals as they hold."""
-        return len(self._waiting) >= self._writing or self.closing
+        under way only for as many arrivals as they hold, and not for a few."""
+        return not self._writing or len(self._waiting) >= max(self._writing, FEW) or self.closing
 
     def take(self) -> list[Pending]:
         """The next group: what waits now, up to the limit, without those whose sender has gone."""

@@ -34,9 +34,9 @@ Function = Callable[[sqlite3.Connection, Micros], T]
 GROUP_LIMIT: Final = 128
 """Arrivals per commit at most: enough to make the fsync cheap, few enough to keep the loop and the wait short."""
 
-TURNS: Final = 8
+TURNS: Final = 16
 """Turns of the loop for which a group waits for the settlement of an attempt that the last commit let begin: enough for
-one that takes no time."""
+one that takes no time, and for those that settle with it."""
 
 PATIENCE: Final = 5.0
 """Seconds to wait for another program that holds the database's write lock."""
