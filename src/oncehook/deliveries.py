@@ -233,14 +233,14 @@ class Expired:
 
 @dataclass(slots=True, frozen=True)
 class Outlook:
-    """What a worker may expect. Paused destinations do not count."""
+    """Destinations that have work, and when the next will have. Paused ones do not count."""
 
     live: Collection[int] = ()
     """Destinations that have something live to be leased now."""
     replay: Collection[int] = ()
-    """The same for bulk replays."""
+    """Destinations that have a bulk replay's delivery to be leased now."""
     suspect: Collection[int] = ()
-    """The same for what must run alone."""
+    """Destinations that have a delivery to be leased now which must run alone."""
     due_in: float | None = None
     """Seconds until the next delivery of the destinations that were asked about may be leased; None when there is none.
     Those that may be leased now do not count."""
@@ -336,7 +336,7 @@ class Settlement:
 
 @dataclass(slots=True, frozen=True)
 class Settled:
-    """What became of a group of settlements."""
+    """Result of a group of settlements."""
 
     ours: Collection[int] = frozenset()
     """The fences that were still ours."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum, IntFlag, StrEnum
 from hashlib import blake2b
+from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -63,24 +64,28 @@ def start_ids_anew() -> None:
         _last_tick = 0
 
 
+OF_EVENT: Final = 13
+"""Bytes that the ids of an event and of its deliveries share; the number of the destination is in the rest."""
+
+
 def delivery_id(event_id: bytes, destination_id: int) -> bytes:
     """The id of this event's delivery to this destination."""
-    return event_id[:13] + destination_id.to_bytes(3)
+    return event_id[:OF_EVENT] + destination_id.to_bytes(16 - OF_EVENT)
 
 
 def event_of(delivery_id: bytes) -> bytes:
     """The id of the event that a delivery is about."""
-    return delivery_id[:13] + bytes(3)
+    return delivery_id[:OF_EVENT] + bytes(16 - OF_EVENT)
 
 
 def last_delivery_of(event_id: bytes) -> bytes:
     """Return the highest id that a delivery of this event can have."""
-    return event_id[:13] + b"\xff\xff\xff"
+    return event_id[:OF_EVENT] + b"\xff" * (16 - OF_EVENT)
 
 
 def destination_of(delivery_id: bytes, known: Container[int]) -> int | None:
     """Return the number of the destination that a delivery goes to, if it is known. Older ids have two bytes for it."""
-    numbers = (int.from_bytes(delivery_id[at:]) for at in (13, 14))
+    numbers = (int.from_bytes(delivery_id[at:]) for at in (OF_EVENT, 14))
     return next((number for number in numbers if number in known), None)
 
 

@@ -304,8 +304,8 @@ class Store(Protocol):
     async def outlook(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         """Tell which of these destinations have something to be leased now, and when the next of them will have.
 
-        `since`: also any other destination for which something has become due after that moment, whose number does not
-        matter for the cost. Take `looked_at` of the last answer, or the beginning of time.
+        `since`: also any other destination for which something has become due after that moment, however many there
+        are. Take `looked_at` of the last answer, or the beginning of time.
         """
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:

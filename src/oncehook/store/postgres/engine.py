@@ -266,7 +266,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         return answer
 
     async def _follow_up(self, settlements: Sequence[Settlement], answers: Sequence[Answer]) -> None:
-        """What a settle leaves to be done at once: breakers, pauses, and the wake-up.
+        """Do what a settle leaves to be done at once: breakers, pauses, and the wake-up.
 
         It is settled whatever becomes of this; what fails here the next outcome makes good.
         """

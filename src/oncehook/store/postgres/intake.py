@@ -106,7 +106,7 @@ class Rows:
         return [(item.event_id, planned) for item in items for planned in item.deliveries]
 
     def _counts(self) -> list[Column]:
-        """What is counted if all candidates are new."""
+        """Return the changes of counters for the case that all candidates are new."""
         counts: Counter[tuple[int, int, str]] = Counter()
         for (_, intake), copies in zip(self.items, self.counts, strict=True):
             counts[intake.source_id, 0, "received"] += copies
@@ -139,7 +139,7 @@ class Rows:
 
 @dataclass(slots=True)
 class Answer:
-    """What INTAKE said."""
+    """Result of INTAKE."""
 
     stood: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
     """Keys that stood before: the event and the body hash that they stand for."""

@@ -30,11 +30,7 @@ from oncehook.store.postgres import intake
 from oncehook.store.postgres.intake import Rows, verdicts
 from oncehook.store.postgres.wire import Bigs, Blobs, Bools, Column, Floats, Ids, Integers, Smalls, Texts, storable
 
-SETTLE: Final = (
-    "SELECT * FROM settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,"
-    " $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)"
-)
-
+SETTLE: Final = f"SELECT * FROM settle({', '.join(f'${n}' for n in range(1, 32))})"
 JUDGE: Final = "SELECT judge($1, $2, $3, $4, $5, $6)"
 
 PAUSE: Final = """
@@ -195,16 +191,12 @@ Ask = Callable[[str, Callable[[int], Sequence[object]]], Awaitable[list[Any]]]
 async def settle_ours(settlements: Sequence[Settlement], worker: str | None, ask: Ask) -> Answer:
     """Settle those that are ours. SETTLE changes nothing while one of them is not: then it is called without that."""
     while settlements:
-        rows = await ask(SETTLE, partial(_parameters, settlements, worker))
+        rows = await ask(SETTLE, partial(settle_parameters, settlements, worker=worker))
         answer = read_answer(settlements, rows)
         if answer.is_whole(settlements):
             return answer
         settlements = [one for one in settlements if one.lease.fence in answer.fences]
     return Answer()
-
-
-def _parameters(settlements: Sequence[Settlement], worker: str | None, slot: int) -> Sequence[object]:
-    return settle_parameters(settlements, slot, worker)
 
 
 def read_answer(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> Answer:

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from oncehook import clock
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
-from oncehook.model import last_delivery_of
+from oncehook.model import OF_EVENT, last_delivery_of
 from oncehook.store.sqlite import bodies
 from oncehook.store.sqlite.intake import to_micros
 from oncehook.store.sqlite.look import moment, moment_or_none
@@ -238,7 +238,7 @@ def ask_deliveries(connection: sqlite3.Connection, filter: Filter, before: bytes
     low, high = _bounds(connection, filter, before)
     if filter.event_id is not None:
         low, high = max(low, filter.event_id), min(high, last_delivery_of(filter.event_id) + b"\x00")
-    values |= {"low": low, "low_event": low[:13], "high": high, "looked_at": LOOKED_AT}
+    values |= {"low": low, "low_event": low[:OF_EVENT], "high": high, "looked_at": LOOKED_AT}
     if filter.event_id is not None:
         return Question("all", values)
     return Question(_way(filter) or ("subject" if filter.subject is not None else "all"), values)
