@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -282,25 +283,35 @@ async def test_a_rate_holds_for_all_that_follow_at_once(ground: Ground, store: S
         clock.forward(-passed)
 
 
-async def test_a_busy_subject_makes_room_for_others(store: Store) -> None:
-    """R44: of one place it has its share of time, and then whoever has waited longer is next."""
-    hot = [one for _ in range(10) for one in await deliver(store, *["hot"] * 20)]
-    other = await deliver_one(store, "other")
+@contextmanager
+def slow(*destinations: Scripted, seconds: float) -> Iterator[list[int]]:
+    """Let so much time pass in each of their attempts, by a clock that is put back; tells whose turn came when."""
+    order: list[int] = []
     passed = 0.0
 
     def answer(lease: Lease) -> Result:
         nonlocal passed
-        clock.forward(SHARE / 10)
-        passed += SHARE / 10
+        clock.forward(seconds)
+        passed += seconds
+        order.append(lease.destination_id)
         return WELL
 
-    crm = Scripted(concurrency=1)
-    crm.answers = answer
+    for one in destinations:
+        one.answers = answer
     try:
-        async with working(store, crm) as worker:
-            await worker.drained()
+        yield order
     finally:
         clock.forward(-passed)
+
+
+async def test_a_busy_subject_makes_room_for_others(store: Store) -> None:
+    """R44: of one place it has its share of time, and then whoever has waited longer is next."""
+    hot = [one for _ in range(10) for one in await deliver(store, *["hot"] * 20)]
+    other = await deliver_one(store, "other")
+    crm = Scripted(concurrency=1)
+    with slow(crm, seconds=SHARE / 10):
+        async with working(store, crm) as worker:
+            await worker.drained()
     assert crm.order.index(other) <= 12, "its share is ten of them"
     assert [one for one in crm.order if one != other] == hot
 
@@ -310,23 +321,10 @@ async def test_a_busy_subject_makes_room_for_other_destinations(store: Store) ->
     for _ in range(5):
         await deliver(store, *["hot"] * 20)
     [other] = await deliver(store, "other", to=MAIL)
-    passed = 0.0
-    order: list[int] = []
-
-    def answer(lease: Lease) -> Result:
-        nonlocal passed
-        clock.forward(SHARE / 10)
-        passed += SHARE / 10
-        order.append(lease.destination_id)
-        return WELL
-
     crm, mail = Scripted(), Scripted("mail", 2)
-    crm.answers = mail.answers = answer
-    try:
+    with slow(crm, mail, seconds=SHARE / 10) as order:
         async with working(store, crm, mail, concurrency=1) as worker:
             await worker.drained()
-    finally:
-        clock.forward(-passed)
     assert mail.order == [other]
     assert order.index(2) <= 12
 
@@ -334,21 +332,10 @@ async def test_a_busy_subject_makes_room_for_other_destinations(store: Store) ->
 async def test_without_others_a_busy_subject_goes_on(store: Store) -> None:
     """Its share over, it is due like any other, and comes again."""
     made = [one for _ in range(2) for one in await deliver(store, *["hot"] * 20)]
-    passed = 0.0
-
-    def answer(lease: Lease) -> Result:
-        nonlocal passed
-        clock.forward(SHARE / 3)
-        passed += SHARE / 3
-        return WELL
-
     crm = Scripted(concurrency=1)
-    crm.answers = answer
-    try:
+    with slow(crm, seconds=SHARE / 3):
         async with working(store, crm) as worker:
             await worker.drained()
-    finally:
-        clock.forward(-passed)
     assert crm.order == made
 
 

@@ -11,9 +11,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncehook.deliveries import Breaker, DeliveryStatus, Filter, Lease, Options, Settle, Settlement, Turn, Want
+from oncehook.deliveries import COVERED, Breaker, DeliveryStatus, Filter, Lease, Options, Settle, Settlement, Turn, Want
 from oncehook.errors import StoreUnavailable
-from oncehook.model import event_of, new_id
+from oncehook.heartbeat import BEATS
+from oncehook.model import Engine, event_of, new_id
+from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, heartbeat, notify, opening, show
 from oncehook.store.postgres.matching import parameters
 from oncehook.store.postgres.wire import Id
@@ -306,8 +308,13 @@ async def test_work_and_arrivals_from_all_sides(place: Place) -> None:
     await asyncio.gather(*workers)
     for store in stores:
         order += await finish(store)
+    assert len(set(order)) == len(order)
+    await check_all_done_in_order(place, stores[0])
+
+
+async def check_all_done_in_order(place: Place, store: PostgresStore) -> None:
+    """Nothing is left, and in each subject fences rise with seq: nobody overtook anybody."""
     assert place.sql("SELECT DISTINCT status FROM deliveries") == [("done",)]
-    # in each subject, fences rise with seq: nobody overtook anybody
     overtaken = """
         SELECT count(*) FROM (
           SELECT d.fence, lag(d.fence) OVER (PARTITION BY d.subject_key ORDER BY d.seq) AS before
@@ -316,8 +323,14 @@ async def test_work_and_arrivals_from_all_sides(place: Place) -> None:
     """
     assert place.sql(overtaken) == [(0,)]
     assert place.sql("SELECT count(*) FROM heads") == [(0,)]
-    assert len(set(order)) == len(order)
-    assert failed_checks(await stores[0].check()) == []
+    assert failed_checks(await store.check()) == []
+
+
+def test_the_functions_and_the_program_mean_the_same_numbers() -> None:
+    """A migration cannot read our constants: what a lease may cover, and what is left of it when it is prolonged."""
+    [queue] = [step.sql for step in migrations(Engine.postgres) if step.name == "queue"]
+    assert f"LIMIT {COVERED} -- COVERED" in queue
+    assert f"n.seconds * {BEATS - 1} / {BEATS}" in queue
 
 
 async def test_a_replay_leaves_a_head_alone_that_runs_already(place: Place) -> None:

@@ -51,7 +51,7 @@ from tests.store.making import (
 )
 from tests.store.place import Place
 from tests.store.test_outbox import emitted
-from tests.store.test_postgres_work import cut_off, rival, waits_for_a_lock
+from tests.store.test_postgres_work import check_all_done_in_order, cut_off, rival, waits_for_a_lock
 from tests.waiting import until
 
 WORKER = "host:1:aa"
@@ -579,14 +579,5 @@ async def test_work_that_goes_on_and_arrivals_from_all_sides(place: Place) -> No
     await asyncio.gather(*workers)
     for store in stores:
         order += await finish(store)
-    assert place.sql("SELECT DISTINCT status FROM deliveries") == [("done",)]
-    overtaken = """
-        SELECT count(*) FROM (
-          SELECT d.fence, lag(d.fence) OVER (PARTITION BY d.subject_key ORDER BY d.seq) AS before
-          FROM deliveries d WHERE d.options = 0
-        ) o WHERE o.fence < o.before
-    """
-    assert place.sql(overtaken) == [(0,)]
-    assert place.sql("SELECT count(*) FROM heads") == [(0,)]
     assert len(set(order)) == len(order)
-    assert failed_checks(await stores[0].check()) == []
+    await check_all_done_in_order(place, stores[0])
