@@ -28,7 +28,7 @@ from oncehook.routes import Route
 from oncehook.secret import Secret
 from oncehook.sources import Source, Splitter, build, split_at
 from oncehook.store.base import Numbers, Store
-from oncehook.verify import Genuine, Nothing, Scheme
+from oncehook.verify import Nothing, Scheme, Verify
 from oncehook.watermarks import Limits
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def source_from(name: str, settings: SourceConfig) -> Source:
 def source_of(
     name: str,
     preset: str | None,
-    verify: str | Mapping[str, object] | Scheme | Genuine | None,
+    verify: Verify | None,
     *,
     split: str | Splitter | None,
     **settings: Any,
@@ -74,9 +74,9 @@ def source_of(
     )
 
 
-def scheme_of(spec: str | Mapping[str, object] | Scheme | Genuine | None) -> Scheme | None:
+def scheme_of(spec: Verify | None) -> Scheme | None:
     """The verifier that a setting or a program names."""
-    if spec is None or isinstance(spec, str | Mapping):
+    if spec is None or isinstance(spec, str | Mapping | Sequence):
         return None if spec is None else verify.from_config(spec)
     return cast("Scheme", spec) if hasattr(spec, "verifier") else verify.Custom(spec)
 

@@ -23,7 +23,7 @@ from oncehook.model import Arrival, Item, Planned
 from oncehook.observe import Observer
 from oncehook.sources import Source, Splitter
 from oncehook.store.base import Numbers, Store
-from oncehook.verify import Genuine, Scheme
+from oncehook.verify import Verify
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.sender import Sender
@@ -128,7 +128,7 @@ class Layout:
         name: str,
         *,
         preset: str | None = None,
-        verify: str | Mapping[str, object] | Scheme | Genuine | None = None,
+        verify: Verify | None = None,
         secret: str | bytes | Sequence[str | bytes] | None = None,
         secret_env: str | None = None,
         verify_token: str | None = None,

@@ -141,7 +141,7 @@ class Receiver:
             if not items:
                 outcomes = ("ignored",) * (parts or 1)
                 self._witness.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
-                return Receipt(_answer(source, {"status": "ignored"}), "ignored", [])
+                return Receipt(_answer(source, arrival, {"status": "ignored"}), "ignored", [])
             pending = self._hand_over(source, arrival, items, split=parts > 1)
             return Begun(source, arrival, parts, items, pending, started)
         except Exception as error:
@@ -311,7 +311,7 @@ class Receiver:
         if source.reject_conflicts and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
             error = KeyConflict()
             return Receipt(Reply(error.status, _sentence(str(error), error.code)), outcome, ids)
-        return Receipt(_answer(source, answer), outcome, ids)
+        return Receipt(_answer(source, begun.arrival, answer), outcome, ids)
 
 
 MOST_PARTS: Final = 10_000
@@ -389,5 +389,7 @@ def _sentence(text: str, code: str) -> bytes:
     return msgspec.json.encode({"error": text, "code": code})
 
 
-def _answer(source: Source, body: Mapping[str, object]) -> Reply:
-    return source.answer or Reply(source.accepted, msgspec.json.encode(body))
+def _answer(source: Source, arrival: Arrival, body: Mapping[str, object]) -> Reply:
+    if source.answer is None:
+        return Reply(source.accepted, msgspec.json.encode(body))
+    return source.answer if isinstance(source.answer, Reply) else source.answer(arrival)

@@ -41,9 +41,17 @@ class Reply(msgspec.Struct, frozen=True):
     body: bytes = b""
     headers: tuple[tuple[bytes, bytes], ...] = ((b"content-type", b"application/json"),)
 
+    @property
+    def framed_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers with the body's length, which a 204 must not state (RFC 9110, 8.6)."""
+        length = [] if self.status == 204 else [(b"content-length", b"%d" % len(self.body))]
+        return [*self.headers, *length]
+
 
 Handshake = Callable[[Arrival, "Source"], Reply | None]
 """Answers a provider's question about the address itself; None: this arrival is an ordinary one."""
+Answer = Callable[[Arrival], Reply]
+"""From an arrival that was taken in to what its provider wants to hear. Must not raise, whatever the body is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ class Preset:
     on_missing_key: str = "accept"
     split: Splitter | None = None
     handshake: Handshake | None = None
-    answer: Reply | None = None
+    answer: Reply | Answer | None = None
     """What to say instead of our own JSON, where the provider reads the answer."""
     accepted: int = 200
     """Status for an arrival that was taken in, for the first time or again."""
@@ -131,7 +139,7 @@ class Source:
     reject_conflicts: bool
     split: Splitter | None
     handshake: Handshake | None
-    answer: Reply | None
+    answer: Reply | Answer | None
     accepted: int
     unavailable: int
     rejected: int

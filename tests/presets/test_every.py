@@ -25,7 +25,7 @@ from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival, Kind, Mark, StoredEvent, read_id
 from oncehook.receive import Receipt
-from oncehook.sources import Preset, Source, build
+from oncehook.sources import Preset, Reply, Source, build
 from oncehook.verify import DevelopmentKeys, development_keys
 
 NAMES = presets.names()
@@ -45,6 +45,7 @@ waha               1d   -
 twilio             1d   15s
 telegram           2d   -
 slack              1d   3s
+discord            1d   3s
 stripe             31d  -
 paypal             4d   -
 square             4d   10s
@@ -139,7 +140,9 @@ async def test_sample_is_taken_once(tmp_path: Path, name: str, kind: str) -> Non
         arrival = on.sample(kind)
         receipt = await on.take(arrival)
         answer = on.source.answer
-        assert (receipt.outcome, receipt.reply.status) == ("accepted", answer.status if answer else on.source.accepted)
+        if answer is None or isinstance(answer, Reply):
+            assert receipt.reply.status == (answer.status if answer else on.source.accepted)
+        assert receipt.outcome == "accepted"
         assert 200 <= receipt.reply.status < 300
         events = await on.kept(receipt)
         if kind == "batch":

@@ -417,8 +417,24 @@ async def test_generic_with_a_key(tmp_path: Path) -> None:
         # a header is no key here, whoever adds it
         headers = {"X-Signature": signature, "Idempotency-Key": "fresh"}
         assert (await on.take(on.draft(body, headers=headers))).outcome == "duplicate"
-        for wrong in (signature.upper(), signature[7:], "sha256=", signature + "0", "sha1=" + signature[7:]):
+        for wrong in (signature.upper(), signature[8:], "sha256=", signature + "0", "sha1=" + signature[7:]):
             assert (await on.take(on.draft(body, headers={"X-Signature": wrong}))).reply.status == 401, wrong
+
+
+@pytest.mark.parametrize("preset", ["generic", "n8n"])
+@pytest.mark.parametrize("header", ["X-Webhook-Signature", "X-Signature"])
+@pytest.mark.parametrize("prefix", ["", "sha256="])
+async def test_the_two_headers_and_forms_of_the_second_story(
+    tmp_path: Path, preset: str, header: str, prefix: str
+) -> None:
+    # Its triggers of source "custom": either header, HMAC-SHA256 of the raw body in hex, with or without the prefix.
+    async with trial(tmp_path, preset, secrets=[b"s"], key="$.idempotency_key") as on:
+        body = '{"event":"message","idempotency_key":"M7:read"}'
+        digest = hmac.new(b"s", body.encode(), "sha256").hexdigest()
+        for value in (digest[:-1] + "x", digest[1:], "sha1=" + digest, "sha256=", ""):
+            assert (await on.take(on.draft(body, headers={header: prefix + value}))).reply.status == 401, value
+        receipt = await on.take(on.draft(body, headers={header: prefix + digest}))
+        assert receipt.outcome == "accepted"
 
 
 def test_generic_does_not_start_without_a_key() -> None:

@@ -12,8 +12,9 @@ import pytest
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.keys import DEFAULT_KEY
 from oncehook.model import Arrival
-from oncehook.sources import Preset, Source, Splitter, build, split_at
+from oncehook.sources import Preset, Reply, Source, Splitter, build, split_at
 from oncehook.verify import Basic, Either, Hmac, Nothing, Scheme, StandardWebhooks, Token
+from oncehook.web.shortcut import _written as written
 
 HMAC = Hmac(header="X-Signature")
 PRESET = Preset(
@@ -215,3 +216,16 @@ def test_parts_are_made_one_by_one() -> None:
 def test_what_is_not_the_path_of_an_array(path: str) -> None:
     with pytest.raises(ConfigError, match="split takes the path of an array"):
         split_at(path)
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+def test_an_answer_without_content_does_not_state_its_length() -> None:
+    kind = (b"content-type", b"application/json")
+    assert Reply(204).framed_headers == [kind]  # RFC 9110, 8.6
+    assert Reply(200, b"{}").framed_headers == [kind, (b"content-length", b"2")]
+    head = b"HTTP/1.1 204 No Content\r\ncontent-type: application/json\r\n"
+    assert written(Reply(204), keep_alive=True) == head + b"\r\n"
+    assert written(Reply(204), keep_alive=False) == head + b"connection: close\r\n\r\n"
+    assert written(Reply(200), keep_alive=True).endswith(b"content-length: 0\r\n\r\n")

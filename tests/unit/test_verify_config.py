@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hmac
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import (
     Basic,
+    Ed25519,
+    Either,
     Fields,
     Hash,
     Hmac,
@@ -49,6 +53,17 @@ BEARER = Token(place="header:Authorization", prefix="Bearer ")
         ({"scheme": "token", "body": "auth.token"}, Token(place="body:auth.token")),
         ({"scheme": "token", "header": "X", "prefix": "Token "}, Token(place="header:X", prefix="Token ")),
         (
+            {"scheme": "ed25519", "header": "X-Signature-Ed25519", "timestamp": "header:X-Signature-Timestamp",
+             "signed": "{timestamp}{body}"},
+            Ed25519(header="X-Signature-Ed25519", timestamp="header:X-Signature-Timestamp",
+                    signed="{timestamp}{body}"),
+        ),
+        (
+            [{"scheme": "hmac", "header": "X-Webhook-Signature"}, "bearer"],
+            Either(Hmac(header="X-Webhook-Signature"), BEARER, every=True),
+        ),
+        (["basic"], Basic()),
+        (
             {"scheme": "hmac", "header": "X-Signature", "prefix": "sha256=", "algorithm": "sha256", "encoding": "hex"},
             Hmac(header="X-Signature", prefix="sha256="),
         ),
@@ -73,7 +88,7 @@ BEARER = Token(place="header:Authorization", prefix="Bearer ")
         ({"scheme": "paypal", "tolerance": "1h"}, PayPal(tolerance=3600.0)),
     ],
 )  # fmt: skip
-def test_every_scheme_by_name(spec: str | dict[str, object], scheme: Scheme) -> None:
+def test_every_scheme_by_name(spec: Any, scheme: Scheme) -> None:
     assert from_config(spec) == scheme
 
 
@@ -115,9 +130,14 @@ def test_a_word_that_is_wrong_is_an_error_that_names_the_nearest(spec: str | dic
         {"scheme": "hmac", "header": "X", "_templates": "x"},
         {"scheme": "none", "confirm": "yes"}, {"scheme": "standard-webhooks", "bare": "no"},
         {"scheme": "paypal", "fetch": "x"}, {"scheme": "jwt", "claims": "x"},
+        {"scheme": "ed25519"}, {"scheme": "ed25519", "header": "X", "algorithm": "sha256"},
+        {"scheme": "ed25519", "header": "X", "key": "text"},
+        {"scheme": "ed25519", "header": "X", "timestamp": "header:T"},
+        [], [[]], [None], ["hmac"], ["bearer", "none"], ["bearer", {"scheme": "none", "confirm": "anyone may send"}],
+        ["none"], ["bearer", ["basic"]],
     ],
 )  # fmt: skip
-def test_what_cannot_be_read_never_becomes_less(spec: str | dict[str, object]) -> None:
+def test_what_cannot_be_read_never_becomes_less(spec: Any) -> None:
     with pytest.raises(ConfigError):
         from_config(spec)
 
@@ -136,3 +156,45 @@ def test_the_partner_of_the_design() -> None:
 def test_the_cryptography_library_is_only_imported_for_who_needs_it() -> None:
     code = "import sys, oncehook.verify; sys.exit('cryptography' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_any_of_a_list_will_do_and_nothing_else() -> None:
+    header, beside = {"scheme": "hmac", "header": "X-Webhook-Signature"}, {"scheme": "hmac", "header": "X-Signature"}
+    verify = from_config([header, {**header, "prefix": "sha256="}, beside, "bearer"]).verifier([b"old", b"new"])
+    body = b'{"id":1}'
+    for secret in (b"old", b"new"):
+        digest = hmac.digest(secret, body, "sha256").hex().encode()
+        for name, value in (
+            (b"x-webhook-signature", digest),
+            (b"x-webhook-signature", b"sha256=" + digest),
+            (b"x-signature", digest),
+            (b"authorization", b"Bearer " + secret),
+        ):
+            verify(Arrival("s", [(name, value)], body))
+            for wrong in ([(name, value[:-1] + b"!")], [(name, value), (name, value)], [(name, b"")], []):
+                with pytest.raises(SignatureInvalid):
+                    verify(Arrival("s", wrong, body))
+        with pytest.raises(SignatureInvalid):
+            verify(Arrival("s", [(b"x-signature", digest)], body + b" "))
+
+
+def test_ed25519_agrees_with_the_vectors_of_rfc_8032() -> None:
+    # 7.1, TEST 2: a message of one byte
+    public = b"3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c"
+    private = b"4ccd089b28ff96da9db6c346ec114e0f5b8a319f35aba624da8cf6ed4fb8a6fb"
+    signature = (
+        b"92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
+        b"085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
+    )
+    scheme = from_config({"scheme": "ed25519", "header": "X-Sig"})
+    genuine = Arrival("s", [(b"x-sig", signature)], b"\x72")
+    scheme.verifier([public])(genuine)
+    assert scheme.sign(Arrival("s", [], b"\x72"), private, at=0.0).headers == genuine.headers
+    for wrong in (signature[:-2], signature[:-2] + b"zz", signature[::-1], b"", signature + b"00"):
+        with pytest.raises(SignatureInvalid):
+            scheme.verifier([public])(Arrival("s", [(b"x-sig", wrong)], b"\x72"))
+    with pytest.raises(SignatureInvalid):
+        scheme.verifier([private])(genuine)  # another 32 bytes
+    for secret in (b"short", public[:-2], public + b"00"):
+        with pytest.raises(ConfigError):
+            scheme.verifier([secret])

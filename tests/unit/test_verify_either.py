@@ -10,7 +10,7 @@ from verify_cases import GITLAB, GITLAB_ONLY_SIGNED, JIRA, NOW
 from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import Basic, Either, Hmac, Jwt, SecretError, StandardWebhooks
+from oncehook.verify import Basic, Ed25519, Either, Hmac, Jwt, PayPal, SecretError, SendGrid, StandardWebhooks
 from oncehook.verify.reading import put_header
 
 
@@ -103,3 +103,18 @@ def test_jira_hmac_and_jwt() -> None:
     verify(JIRA.sign(draft, b"s", at=NOW))
     verify(Jwt().sign(draft, b"s", at=NOW))
     assert JIRA.covers == frozenset()
+
+
+def test_a_public_key_is_never_the_secret_of_another_scheme() -> None:
+    # A secret is given to every scheme that it fits, and 64 characters of hex fit each of these.
+    public, shared = Ed25519(header="X-Ed"), Hmac(header="X-Signature")
+    for schemes in (
+        (public, shared),
+        (shared, public),
+        (SendGrid(), shared),
+        (Either(public), shared),
+        (PayPal(), JIRA),
+    ):
+        with pytest.raises(ConfigError, match="public key"):
+            Either(*schemes, every=True)
+    Either(public, Ed25519(header="X-Other"), every=True)

@@ -15,6 +15,7 @@ from oncehook.model import Arrival
 from oncehook.verify import (
     Basic,
     DevelopmentKeys,
+    Ed25519,
     Either,
     Fields,
     Hash,
@@ -115,6 +116,12 @@ PADDLE = Hmac(
     fields=Fields(signature="h1", separator=";"),
 )
 LINEAR = Hmac(header="Linear-Signature", timestamp="body:webhookTimestamp", unit="milliseconds", tolerance=60.0)
+DISCORD = Ed25519(
+    header="X-Signature-Ed25519",
+    timestamp="header:X-Signature-Timestamp",
+    signed="{timestamp}{body}",
+    tolerance=900.0,
+)
 GITLAB_TOKEN = Token(place="header:X-Gitlab-Token")
 GITLAB = Either(StandardWebhooks(bare=False), GITLAB_TOKEN)
 DIALOG360 = Either(
@@ -186,6 +193,8 @@ CASES = [
     Case("svix", StandardWebhooks(prefix="svix"), window=300),
     Case("cloudevents", CLOUDEVENTS),
     Case("cloudevents-query", Token(place="query:access_token"), query=b"a=1"),
+    Case("discord", DISCORD, window=900, public=True),
+    Case("ed25519-base64", Ed25519(header="X-Sig", encoding="base64", key="base64"), public=True),
     Case("generic-base64-key", Hmac(header="X-Signature", key="base64", algorithm="sha384", encoding="base64")),
 ]
 BY_NAME = {case.name: case for case in CASES}

@@ -441,10 +441,10 @@ def _preset(value: object, place: Place) -> str:
     return name
 
 
-def _verify(value: object, place: Place) -> str | dict[str, Any]:
+def _verify(value: object, place: Place) -> str | dict[str, Any] | list[Any]:
     from oncehook.verify import from_config
 
-    if not isinstance(value, str | dict):
+    if not isinstance(value, str | dict | list):
         raise ConfigError('must be a scheme; write for example "standard-webhooks" or { scheme = "hmac", … }')
     from_config(value)
     return value
@@ -492,7 +492,8 @@ RANK: Final = Form(_rank, {"anyOf": [_RULE, {"type": "object", "required": ["of"
 VOLATILE: Final = Form(_volatile, TEXTS.schema, list)
 REDACT: Final = Form(_redact, TEXTS.schema, list)
 SPLIT: Final = Form(_split, {"type": "string", "pattern": "^\\$"})
-VERIFY: Final = Form(_verify, {"anyOf": [{"type": "string"}, {"type": "object", "required": ["scheme"]}]})
+_SCHEME: Final = [{"type": "string"}, {"type": "object", "required": ["scheme"]}]
+VERIFY: Final = Form(_verify, {"anyOf": [*_SCHEME, {"type": "array", "items": {"anyOf": _SCHEME}, "minItems": 1}]})
 MISSING_KEY: Final = Form(
     _missing_key, {"type": "string", "pattern": "^(accept|reject|body_hash(:.+)?)$", "default": "accept"}
 )

@@ -33,9 +33,9 @@ class SourceConfig(_Table, frozen=True, kw_only=True):
 
     preset: Annotated[str | None, forms.PRESET, "A ready-made source for one provider."] = None
     verify: Annotated[
-        str | dict[str, Any] | None,
+        str | dict[str, Any] | list[Any] | None,
         forms.VERIFY,
-        'How an arrival proves that it is genuine. "none" must be said by name.',
+        'How an arrival proves that it is genuine; of a list, any will do. "none" must be said by name.',
     ] = None
     secret: Annotated[tuple[Secret, ...], forms.SECRETS, "What the sender signs with; a list while rotating."] = ()
     verify_token: Annotated[Secret | None, forms.SECRET, "What the provider repeats in its handshake (Meta)."] = None

@@ -70,7 +70,7 @@ async def answer(request: Request, error: Exception) -> Response:
 def response(reply: Reply) -> Response:
     """The inbox's answer as a response of the framework."""
     made = Response(reply.body, reply.status)
-    made.raw_headers = [*reply.headers, (b"content-length", str(len(reply.body)).encode())]
+    made.raw_headers = reply.framed_headers
     return made
 
 

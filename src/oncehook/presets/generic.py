@@ -1,4 +1,4 @@
-"""Any sender that signs its body with a shared secret: HMAC-SHA256 in `X-Signature`, written `sha256=<hex>`.
+"""Any sender that signs its body with a shared secret: HMAC-SHA256 in hex, in `X-Signature` or `X-Webhook-Signature`.
 
 Another header, encoding or a signed time is a line of `verify`; what is the same event only its owner knows, so a
 source of this preset does not start without a `key`.
@@ -7,20 +7,21 @@ source of this preset does not start without a `key`.
 from __future__ import annotations
 
 from oncehook.keys import DEFAULT_TYPE
+from oncehook.presets._plain import BODY_HMAC
 from oncehook.sources import Preset, Sample
-from oncehook.verify import Hmac
 
 PRESET = Preset(
     name="generic",
     title="Generic (HMAC)",
-    scheme=Hmac(header="X-Signature", prefix="sha256="),
+    scheme=BODY_HMAC,
     needs=("secret", "key"),
     type=DEFAULT_TYPE,
     event_time=["$.timestamp", "$.created_at"],
     horizon="7d",
     facts={
         "scheme": "the form that most senders have taken over from docs.github.com/en/webhooks/using-webhooks/"
-        "validating-webhook-deliveries",
+        "validating-webhook-deliveries; the bare form and X-Webhook-Signature: github.com/EvolutionAPI/evo-nexus "
+        "dashboard/backend/routes/triggers.py (source custom)",
         "key": "the sender's own documentation",
         "horizon": "unverified (longer than any sender of the fact sheet retries by itself)",
     },

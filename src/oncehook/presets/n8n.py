@@ -6,17 +6,15 @@ unchanged, marked unkeyed, and a run that is repeated by hand is a new event.
 
 from __future__ import annotations
 
+from oncehook.presets._plain import BODY_HMAC
 from oncehook.sources import Preset, Sample
-from oncehook.verify import Either, Hmac, Token
+from oncehook.verify import Either, Token
 
 PRESET = Preset(
     name="n8n",
     title="n8n, Zapier, Make",
     # A header of one's own is easy in all three; n8n's Crypto node can sign the body as well.
-    scheme=Either(
-        Hmac(header="X-Signature", prefix="sha256="),
-        Token(place="header:Authorization", prefix="Bearer "),
-    ),
+    scheme=Either(BODY_HMAC, Token(place="header:Authorization", prefix="Bearer ")),
     body_authenticated=False,
     key_authenticated=False,
     # The body goes first: where the flow signs, the signature covers it, and a header never.

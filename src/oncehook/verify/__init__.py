@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from oncehook.errors import ConfigError
-from oncehook.verify.asymmetric import PayPal, SendGrid
+from oncehook.verify.asymmetric import Ed25519, PayPal, SendGrid
 from oncehook.verify.credentials import Basic, Jwt, Token
 from oncehook.verify.custom import Custom, Genuine
 from oncehook.verify.development import DevelopmentKeys, development_keys
@@ -25,6 +25,7 @@ __all__ = [
     "Basic",
     "Custom",
     "DevelopmentKeys",
+    "Ed25519",
     "Either",
     "Fields",
     "Genuine",
@@ -41,6 +42,7 @@ __all__ = [
     "Token",
     "Twilio",
     "Verifier",
+    "Verify",
     "development_keys",
     "from_config",
     "same",
@@ -50,12 +52,20 @@ CONFIRMATION: Final = "anyone may send"
 """What `confirm` must say where nothing is verified on a public address."""
 
 
-def from_config(spec: str | Mapping[str, object]) -> Scheme:
-    """The scheme that a `verify` setting names: a word, or a table whose `scheme` is that word.
+Spec = str | Mapping[str, object]
+"""How a setting writes one scheme: its name, or a table whose `scheme` is that name."""
+Verify = Spec | Sequence[Spec] | Scheme | Genuine
+"""What `verify` takes: a scheme as settings write it or a list of them, a `Scheme`, or a check of one's own."""
+
+
+def from_config(spec: Spec | Sequence[Spec]) -> Scheme:
+    """The scheme that a `verify` setting writes; of a list, any may prove an arrival.
 
     Raises ConfigError for an unknown scheme, option or value, naming the nearest right one. It never falls back to
     anything: a setting that cannot be read is no reason to verify less (S4).
     """
+    if not isinstance(spec, str | Mapping):
+        return _any_of(spec)
     options = {"scheme": spec} if isinstance(spec, str) else dict(spec)
     name = options.pop("scheme", None)
     if name is None:
@@ -65,6 +75,21 @@ def from_config(spec: str | Mapping[str, object]) -> Scheme:
     for option in options:
         one_of(option, allowed, f'option of the scheme "{name}"')
     return build({option: _value(option, value) for option, value in options.items()})
+
+
+def _any_of(specs: Sequence[Spec]) -> Scheme:
+    if not specs or not all(isinstance(spec, str | Mapping) for spec in specs):
+        raise ConfigError(
+            "verify does not say which schemes.",
+            hint='Write one, or a list of them: verify = ["bearer", { scheme = "hmac", … }].',
+        )
+    schemes = [from_config(spec) for spec in specs]
+    if any(isinstance(scheme, Nothing) for scheme in schemes):
+        raise ConfigError(
+            '"none" cannot be one of several schemes: the others would not be needed.',
+            hint='Leave it out of the list; or write verify = "none" alone.',
+        )
+    return Either(*schemes, every=True) if len(schemes) > 1 else schemes[0]
 
 
 def _value(option: str, value: object) -> Any:
@@ -109,14 +134,12 @@ def _fields(value: object) -> Fields:
     return Fields(**value)
 
 
-def _hmac(options: dict[str, Any]) -> Scheme:
-    _require(options, "header")
-    return Hmac(**options)
+def _signature(kind: type[Hmac | Hash | Ed25519]) -> Callable[[dict[str, Any]], Scheme]:
+    def build(options: dict[str, Any]) -> Scheme:
+        _require(options, "header")
+        return kind(**options)
 
-
-def _hash(options: dict[str, Any]) -> Scheme:
-    _require(options, "header")
-    return Hash(**options)
+    return build
 
 
 def _token(options: dict[str, Any]) -> Scheme:
@@ -148,8 +171,9 @@ def _options_of(scheme: type) -> tuple[str, ...]:
 
 _SCHEMES: Final[Mapping[str, tuple[Callable[[dict[str, Any]], Scheme], tuple[str, ...]]]] = {
     "none": (_nothing, ("confirm",)),
-    "hmac": (_hmac, _options_of(Hmac)),
-    "hash": (_hash, _options_of(Hash)),
+    "hmac": (_signature(Hmac), _options_of(Hmac)),
+    "hash": (_signature(Hash), _options_of(Hash)),
+    "ed25519": (_signature(Ed25519), _options_of(Ed25519)),
     "token": (_token, ("header", "query", "body", "prefix")),
     "bearer": (_bearer, ("header",)),
     "basic": (lambda options: Basic(), ()),

@@ -1,4 +1,4 @@
-"""Signatures with a private key, checked with the public one: SendGrid (ECDSA), PayPal (RSA), and ed25519.
+"""Signatures with a private key, checked with the public one: ed25519 (Discord), SendGrid (ECDSA), PayPal (RSA).
 
 The library behind them is imported when the first key is loaded: most programs never need it, and it is slow to
 import. A public key is no secret, so nothing here has to be compared in constant time.
@@ -23,11 +23,13 @@ from oncehook.verify import reading
 from oncehook.verify.schemes import (
     NONE,
     SecretError,
+    Signature,
     Verifier,
     check_age,
     check_moment,
     check_tolerance,
     digits,
+    one_of,
     usable,
 )
 
@@ -80,6 +82,36 @@ def ed25519_sign(raw: bytes, message: bytes) -> bytes:
     if len(raw) not in (32, 64):
         raise SecretError("A private ed25519 key has 32 or 64 bytes.")
     return Ed25519PrivateKey.from_private_bytes(raw[:32]).sign(message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ed25519(Signature):
+    """An ed25519 signature of a message in a header (Discord). The secret is the public key; the private one signs."""
+
+    key: str = "hex"
+
+    def __post_init__(self) -> None:
+        one_of(self.key, ("hex", "base64"), "form of a public key")
+        Signature.__post_init__(self)
+
+    @property
+    def _size(self) -> int:
+        return 64
+
+    def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
+        return lambda message: ed25519_sign(key, message)
+
+    def _matcher(self, keys: Sequence[bytes]) -> Callable[[Sequence[bytes], Sequence[bytes]], bool]:
+        checks, decode = [ed25519_check(key) for key in keys], self._decode
+
+        def matches(messages: Sequence[bytes], signatures: Sequence[bytes]) -> bool:
+            shown = [decode(text) for text in signatures]
+            return any(check(raw, message) for raw in shown for message in messages for check in checks)
+
+        return matches
+
+    def _decode(self, text: bytes) -> bytes:
+        return reading.hex_strict(text) if self.encoding == "hex" else reading.base64_strict(text)
 
 
 def _spki(secret: bytes) -> EllipticCurvePublicKey:

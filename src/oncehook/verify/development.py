@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from oncehook import clock
-from oncehook.verify.asymmetric import PayPal, SendGrid
+from oncehook.verify.asymmetric import Ed25519, PayPal, SendGrid, ed25519_public
 from oncehook.verify.credentials import Basic
 from oncehook.verify.either import Either
 from oncehook.verify.schemes import Hash, Hmac, Scheme
@@ -36,9 +36,15 @@ def development_keys(scheme: Scheme) -> DevelopmentKeys:
         text = b"dev:" + text
     elif isinstance(scheme, StandardWebhooks):
         text = b"whsec_" + base64.b64encode(raw)
+    elif isinstance(scheme, Ed25519):
+        return DevelopmentKeys((_written(ed25519_public(raw), scheme.key),), _written(raw, scheme.key))
     elif isinstance(scheme, Hmac | Hash) and scheme.key == "base64":
         text = base64.b64encode(raw)
     return DevelopmentKeys((text,), text)
+
+
+def _written(key: bytes, form: str) -> bytes:
+    return base64.b64encode(key) if form == "base64" else key.hex().encode()
 
 
 def _sendgrid() -> DevelopmentKeys:

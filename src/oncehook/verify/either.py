@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
+from oncehook.verify.asymmetric import Ed25519, PayPal, SendGrid
 from oncehook.verify.schemes import NONE, Scheme, SecretError, Verifier, usable
 
 
@@ -28,6 +29,12 @@ class Either:
     def __init__(self, *schemes: Scheme, every: bool = False) -> None:
         if not schemes:
             raise ConfigError("Either needs schemes to choose from.")
+        if len({_is_public(scheme) for scheme in schemes}) > 1:
+            # Every secret is given to every scheme that it fits, and anybody can sign with a public key as the secret.
+            raise ConfigError(
+                "Schemes with a public key and schemes with a secret cannot be alternatives of one source.",
+                hint="Make two sources, one for each.",
+            )
         object.__setattr__(self, "schemes", schemes)
         object.__setattr__(self, "every", every)
 
@@ -71,6 +78,11 @@ class Either:
             except SecretError:
                 continue
         raise SecretError("The secret fits none of the schemes of this source.")
+
+
+def _is_public(scheme: Scheme) -> bool:
+    """Tell whether a scheme is checked with what is no secret."""
+    return isinstance(scheme.schemes[0] if isinstance(scheme, Either) else scheme, Ed25519 | SendGrid | PayPal)
 
 
 def _fits(scheme: Scheme, secret: bytes, url: str | None, tolerance: float | None) -> bool:

@@ -190,6 +190,14 @@ def base64_strict(text: bytes) -> bytes:
         raise SignatureInvalid("malformed") from None
 
 
+def hex_strict(text: bytes) -> bytes:
+    """Decode hex; anything else in it is malformed."""
+    try:
+        return binascii.unhexlify(text)
+    except binascii.Error:
+        raise SignatureInvalid("malformed") from None
+
+
 def base64_key(text: bytes) -> bytes | None:
     """Key material given as base64, padded or not; None when it is not base64."""
     text = text.strip().rstrip(b"=")

@@ -165,11 +165,10 @@ _Pairs = Sequence[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Signature(ABC):
-    """A digest in a header, over a message that a template describes. `Hmac` and `Hash` differ in the digest."""
+class Signature(ABC):
+    """A signature in a header, over a message that a template describes. Each kind says how it is made and checked."""
 
     header: str
-    algorithm: str = "sha256"
     encoding: str = "hex"
     prefix: str = ""
     signed: str | tuple[str, ...] = "{body}"
@@ -188,7 +187,6 @@ class _Signature(ABC):
 
     def __post_init__(self) -> None:
         reading.header_name(self.header)
-        one_of(self.algorithm, ALGORITHMS, "algorithm")
         one_of(self.encoding, ENCODINGS, "encoding")
         one_of(self.unit, UNITS, "unit of a timestamp")
         one_of(self.key, KEYS, "form of a key")
@@ -225,16 +223,25 @@ class _Signature(ABC):
     def shows(self, arrival: Arrival) -> bool:
         return reading.shows_header(self.header)(arrival)
 
+    @property
+    @abstractmethod
+    def _size(self) -> int:
+        """How many bytes a raw signature has."""
+
     @abstractmethod
     def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
-        """From a message to its raw signature with this key."""
+        """From a message to its raw signature with this key, the one that signs."""
+
+    @abstractmethod
+    def _matcher(self, keys: Sequence[bytes]) -> Callable[[Sequence[bytes], Sequence[bytes]], bool]:
+        """From messages and the signatures shown for them to whether one of these keys made one of those."""
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
-        digests = [self._prepare(self._load(secret)) for secret in usable(secrets)]
+        matches = self._matcher([self._load(secret) for secret in usable(secrets)])
         address = self._address(url)
         window = self.tolerance if tolerance is None else tolerance
         check_tolerance(window)
-        templates, encode, split = self._templates, self._encode, self._splitter()
+        templates, split = self._templates, self._splitter()
         read, presented = reading.header(self.header), self._presented()
         read_timestamp, check_time = self._timestamp_reader(), self._time_check(window)
 
@@ -246,8 +253,7 @@ class _Signature(ABC):
             signatures = presented(pairs)
             timestamp = read_timestamp(arrival, pairs)
             messages = [template.render(arrival, timestamp, address) for template in templates]
-            expected = [encode(digest(message)) for message in messages for digest in digests]
-            if not matches_any(expected, signatures):
+            if not matches(messages, signatures):
                 raise SignatureInvalid("mismatch")
             # only now, so that "stale" in the log always means: genuine, but late
             check_time(arrival, timestamp)
@@ -299,7 +305,7 @@ class _Signature(ABC):
     def _presented(self) -> Callable[[_Pairs], list[bytes]]:
         """From the header's fields to the signatures in it that have the right form."""
         prefix, is_hex = self.prefix.encode(), self.encoding == "hex"
-        size = len(prefix) + len(self._encode(hashlib.new(self.algorithm, usedforsecurity=False).digest()))
+        size = len(prefix) + len(self._encode(bytes(self._size)))
         wanted = self.fields.signature.encode() if self.fields else b""
 
         def presented(pairs: _Pairs) -> list[bytes]:
@@ -346,7 +352,30 @@ class _Signature(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hmac(_Signature):
+class _Digest(Signature):
+    """A signature that who checks it makes anew, with the same secret. `Hmac` and `Hash` differ in how."""
+
+    algorithm: str = "sha256"
+
+    def __post_init__(self) -> None:
+        one_of(self.algorithm, ALGORITHMS, "algorithm")
+        Signature.__post_init__(self)
+
+    @property
+    def _size(self) -> int:
+        return hashlib.new(self.algorithm, usedforsecurity=False).digest_size
+
+    def _matcher(self, keys: Sequence[bytes]) -> Callable[[Sequence[bytes], Sequence[bytes]], bool]:
+        digests, encode = [self._prepare(key) for key in keys], self._encode
+
+        def matches(messages: Sequence[bytes], signatures: Sequence[bytes]) -> bool:
+            return matches_any([encode(digest(message)) for message in messages for digest in digests], signatures)
+
+        return matches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hmac(_Digest):
     """HMAC of a message in a header: most senders, and every plain scheme of one's own."""
 
     def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
@@ -361,7 +390,7 @@ class Hmac(_Signature):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hash(_Signature):
+class Hash(_Digest):
     """A plain hash of secret + message (HubSpot v1 and v2).
 
     Such a hash can be extended: who holds one genuine arrival can append to its message without the secret.

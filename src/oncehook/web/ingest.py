@@ -167,8 +167,7 @@ def _will_be_read(scope: Scope, error: Rejected | Overloaded) -> bool:
 
 
 async def _send(send: Send, reply: Reply, more: tuple[tuple[bytes, bytes], ...] = ()) -> None:
-    length = (b"content-length", str(len(reply.body)).encode())
-    await send({"type": "http.response.start", "status": reply.status, "headers": [*reply.headers, length, *more]})
+    await send({"type": "http.response.start", "status": reply.status, "headers": [*reply.framed_headers, *more]})
     await send({"type": "http.response.body", "body": reply.body})
 
 

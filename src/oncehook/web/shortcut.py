@@ -180,5 +180,7 @@ def _head(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
 
 def _written(reply: Reply, keep_alive: bool) -> bytes:
     end = b"" if keep_alive else b"connection: close\r\n"
-    length = len(reply.body)
-    return b"%scontent-length: %d\r\n%s\r\n%s" % (_head(reply.status, reply.headers), length, end, reply.body)
+    head = _head(reply.status, reply.headers)
+    if reply.status == 204:  # as `Reply.framed_headers`, in one piece of bytes
+        return b"%s%s\r\n" % (head, end)
+    return b"%scontent-length: %d\r\n%s\r\n%s" % (head, len(reply.body), end, reply.body)
