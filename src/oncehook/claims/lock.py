@@ -6,10 +6,13 @@ key for all of `keep`. `Claims` and `once` can and do not.
 
 from __future__ import annotations
 
+import contextlib
+import inspect
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from oncehook.claims.faces import KEEP, shared, shared_async
-from oncehook.errors import ClaimLost
+from oncehook.errors import ClaimLost, ConfigError, StoreUnavailable
 
 NAMESPACE: Final = "oncehook-locks"
 """Apart from claims: the same id may be locked here and claimed there."""
@@ -18,50 +21,123 @@ NAMESPACE: Final = "oncehook-locks"
 class DedupLock:
     """A lock on one id, for `keep`. Without `store`, as for `once`.
 
-    >>> if DedupLock("wamid.HBgL…", store="redis://localhost/0").acquire():
+    `prefix` stands before the id in the key: the same id is locked once for each. `seen` is given the id and says
+    whether your own database has it already, for what the lock has forgotten; what it finds is not acquired.
+
+    >>> if DedupLock("wamid.HBgL…", store="redis://localhost/0", prefix="inbox-7:").acquire():
     ...     handle(message)
     """
 
-    def __init__(self, source_id: str, *, store: str | None = None, keep: str | float = KEEP) -> None:
+    def __init__(
+        self,
+        source_id: str,
+        *,
+        store: str | None = None,
+        keep: str | float = KEEP,
+        prefix: str = "",
+        seen: Callable[[str], object] | None = None,
+    ) -> None:
+        if inspect.iscoroutinefunction(seen):
+            raise ConfigError("`seen` must be a plain function here.", hint="Use AsyncDedupLock to have it awaited.")
         self.source_id = source_id
+        self._key = _key(prefix, source_id)
         self._claims = shared(store, namespace=NAMESPACE, ttl=keep)
+        self._seen = seen
         self._token: str | None = None
 
     def acquire(self) -> bool:
         """Take it; True for exactly one of any number that try. Raises StoreUnavailable rather than guess."""
-        claim = self._claims.claim(self.source_id)
-        self._token = claim.token or self._token
-        return claim.status == "new"
+        try:
+            claim = self._claims.claim(self._key)
+        except StoreUnavailable:
+            if self._was_seen():
+                return False
+            raise
+        if claim.status != "new":
+            return False
+        self._token = claim.token
+        if self._look():
+            self._token = None  # stays locked, so that the next one need not look
+            return False
+        return True
 
     def release(self) -> bool:
         """Give it back, if this very object has it; says whether it did. Never touches somebody else's."""
         token, self._token = self._token, None
         try:
-            self._claims.abort(self.source_id, token)
+            self._claims.abort(self._key, token)
         except ClaimLost:
             return False
         return True
 
+    def _was_seen(self) -> bool:
+        return self._seen is not None and bool(self._seen(self.source_id))
+
+    def _look(self) -> bool:
+        try:
+            return self._was_seen()
+        except BaseException:
+            with contextlib.suppress(StoreUnavailable):  # its own error matters more; the lock lapses
+                self.release()
+            raise
+
 
 class AsyncDedupLock:
-    """The same on an event loop."""
+    """The same on an event loop; `seen` may be `def` or `async def`."""
 
-    def __init__(self, source_id: str, *, store: str | None = None, keep: str | float = KEEP) -> None:
+    def __init__(
+        self,
+        source_id: str,
+        *,
+        store: str | None = None,
+        keep: str | float = KEEP,
+        prefix: str = "",
+        seen: Callable[[str], Awaitable[object] | object] | None = None,
+    ) -> None:
         self.source_id = source_id
+        self._key = _key(prefix, source_id)
         self._claims = shared_async(store, namespace=NAMESPACE, ttl=keep)
+        self._seen = seen
         self._token: str | None = None
 
     async def acquire(self) -> bool:
         """Take it; as `DedupLock.acquire`."""
-        claim = await self._claims.claim(self.source_id)
-        self._token = claim.token or self._token
-        return claim.status == "new"
+        try:
+            claim = await self._claims.claim(self._key)
+        except StoreUnavailable:
+            if await self._was_seen():
+                return False
+            raise
+        if claim.status != "new":
+            return False
+        self._token = claim.token
+        if await self._look():
+            self._token = None
+            return False
+        return True
 
     async def release(self) -> bool:
         """Give it back, if this very object has it; as `DedupLock.release`."""
         token, self._token = self._token, None
         try:
-            await self._claims.abort(self.source_id, token)
+            await self._claims.abort(self._key, token)
         except ClaimLost:
             return False
         return True
+
+    async def _was_seen(self) -> bool:
+        found = self._seen(self.source_id) if self._seen is not None else False
+        return bool(await found if inspect.isawaitable(found) else found)
+
+    async def _look(self) -> bool:
+        try:
+            return await self._was_seen()
+        except BaseException:
+            with contextlib.suppress(StoreUnavailable):
+                await self.release()
+            raise
+
+
+def _key(prefix: str, source_id: str) -> str:
+    """Return what is locked; without an id that is nothing, which no lock takes."""
+    return prefix + source_id if source_id and isinstance(source_id, str) else source_id
