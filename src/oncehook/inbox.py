@@ -145,6 +145,7 @@ class Inbox(Layout):
         if self._sweep is not None:
             await self._sweep.stop()
             self._sweep = None
+            self.observer.sum_up()
             await self._write_rejections()
         await self.store.close()
         self._receiver = None

@@ -31,6 +31,10 @@ class Count:
         """Count one more. By nought, it is shown from the start, so that its first rise is seen."""
         self._values[labels] = self._values.get(labels, 0) + by
 
+    def values(self) -> dict[tuple[str, ...], int]:
+        """Return a copy of what was counted so far, by labels."""
+        return dict(self._values)
+
     def family(self) -> Metric:
         family = CounterMetricFamily(self._name, self._about, labels=self._labels)
         for labels, value in self._values.items():

@@ -102,7 +102,28 @@ class Observer:
             self._panel.mount(instrument)
         self._rejections: deque[Rejection] = deque(maxlen=KEPT_REJECTIONS)
         self._counts: Counter[tuple[int, str]] = Counter()
+        self._summed = (self._arrivals.values(), self._attempts.values())
+        """What `sum_up` has told already."""
         self.audience: Audience = _Nobody()
+
+    def sum_up(self) -> None:
+        """Log at info, in one line each way, what has gone well since the last call; each of it is a line at debug.
+
+        Where every arrival and attempt is a line at info, there is nothing to sum up.
+        """
+        arrivals, attempts = self._arrivals.values(), self._attempts.values()
+        came, made = _more(arrivals, self._summed[0]), _more(attempts, self._summed[1])
+        self._summed = arrivals, attempts
+        if self.verbose:
+            return
+        accepted, duplicates = _of(came, "accepted"), _of(came, "duplicate")
+        if accepted or duplicates:
+            fields = {
+                "accepted": accepted.total(), "duplicates": duplicates.total(), "sources": dict(accepted + duplicates),
+            }  # fmt: skip
+            log.info("arrival.summary", extra={"fields": fields})
+        if done := _of(made, "done"):
+            attempt_log.info("attempt.summary", extra={"fields": {"done": done.total(), "destinations": dict(done)}})
 
     # -- the way in ----------------------------------------------------------------------------
 
@@ -267,6 +288,15 @@ class Observer:
 
 _LEVELS: Final = {Settle.done: logging.DEBUG, Settle.retry: logging.INFO, Settle.dead: logging.ERROR}
 _MOMENTS: Final = {Settle.done: "attempt.done", Settle.retry: "attempt.retry", Settle.dead: "delivery.dead"}
+
+
+def _more(now: Mapping[tuple[str, ...], int], before: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
+    return {labels: n - before.get(labels, 0) for labels, n in now.items()}
+
+
+def _of(counted: Mapping[tuple[str, ...], int], outcome: str) -> Counter[str]:
+    """How often this outcome was counted, by source or destination, where it was."""
+    return Counter({name: n for (name, what), n in counted.items() if what == outcome and n})
 
 
 def _told(destination: str, settled: Settlement, worker: str | None) -> dict[str, object]:

@@ -45,6 +45,9 @@ class Witness(Protocol):
     def replay_over(self, replay: StoredReplay) -> None:
         """This process has brought a replay to its end, or it was aborted here."""
 
+    def sum_up(self) -> None:
+        """A second has passed: say how much went well."""
+
 
 class Sweep:
     """Keeps house for one process."""
@@ -77,7 +80,7 @@ class Sweep:
         """Begin, on the running loop."""
         self._store.finished = self._witness.replay_over
         duties = (
-            (1.0, self._write_rejections), (10.0, self._greet), (10.0, self._watch),
+            (1.0, self._sum_up), (1.0, self._write_rejections), (10.0, self._greet), (10.0, self._watch),
             (60.0, self._prune), (3600.0, self._roll_up),
         )  # fmt: skip
         self._tasks = [asyncio.create_task(self._every(pace, duty)) for pace, duty in duties]
@@ -112,6 +115,9 @@ class Sweep:
         return None
 
     # -- duties --------------------------------------------------------------------------------
+
+    async def _sum_up(self) -> None:
+        self._witness.sum_up()
 
     async def _feed_for_ever(self) -> None:
         # First what was asked for while nobody was there: what it leads nowhere with waits from then on.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from oncehook import __version__
-from oncehook.deliveries import Expired
+from oncehook.deliveries import Expired, Lease, Options, Settle, Settlement, Turn
 from oncehook.errors import Overloaded, SignatureInvalid, TooLarge
 from oncehook.inbox import Inbox
 from oncehook.logs import plain, set_up_logging
@@ -170,6 +171,75 @@ def test_one_json_line_for_what_somebody_may_have_to_act_on(observer: Observer, 
     }  # fmt: skip
     assert (rejected["event"], rejected["level"], rejected["reason"]) == ("arrival.rejected", "info", "stale")
     assert (error["event"], error["level"], error["code"]) == ("arrival.error", "warning", "overloaded")
+
+
+def leased() -> Lease:
+    id_, now = new_id(), datetime.now(UTC)
+    return Lease(
+        id_, id_, id_, 1, fence=1, run=1, attempt=1, deaths=0, turn=Turn.live, options=Options.none, replay_id=None,
+        seconds=10.0, event_id=id_, source_id=1, source="orders", type="order.paid", key="k", subject=None,
+        received_at=now, event_at=None, marks=Mark.none, rank=None, rank_scope=None, highest_rank=None, head=b"",
+        body=b"",
+    )  # fmt: skip
+
+
+def test_what_goes_well_is_told_in_sum(observer: Observer, stream: io.StringIO, tmp_path: Path) -> None:
+    set_up_logging("info", stream)
+    inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+    crm = inbox.destination("crm", url="http://127.0.0.1:1/", allow_private=True)
+    observer.sum_up()
+    for outcome in ["accepted"] * 3 + ["duplicate"] * 2 + ["ignored", "handshake"]:
+        observer.arrival("orders", [outcome], 0.1, 1, [item()], ["evt_1"])
+    observer.arrival("hooks", ["accepted", "duplicate"], 0.1, 1, [item()] * 2, ["evt_1", "evt_2"])
+    for _ in range(4):
+        observer.attempted(crm, Settlement(leased(), Settle.done))
+    assert lines_of(stream) == []
+    observer.sum_up()
+    came, made = (json.loads(line) for line in lines_of(stream))
+    assert {**came, "timestamp": ""} == {
+        "event": "arrival.summary", "level": "info", "timestamp": "", "accepted": 4, "duplicates": 3,
+        "sources": {"orders": 5, "hooks": 2},
+    }  # fmt: skip
+    assert {**made, "timestamp": ""} == {
+        "event": "attempt.summary", "level": "info", "timestamp": "", "done": 4, "destinations": {"crm": 4},
+    }  # fmt: skip
+    observer.sum_up()  # nothing more has come
+    assert len(lines_of(stream)) == 2
+    observer.arrival("orders", ["duplicate"], 0.1, 1, [item()], ["evt_1"])
+    observer.sum_up()
+    last = json.loads(lines_of(stream)[-1])
+    assert (last["accepted"], last["duplicates"], last["sources"]) == (0, 1, {"orders": 1})
+
+
+def test_where_each_is_told_there_is_no_sum(observer: Observer, stream: io.StringIO) -> None:
+    set_up_logging("info", stream)
+    observer.verbose = True
+    observer.arrival("orders", ["duplicate"], 0.1, 1, [item()], ["evt_1"])
+    observer.sum_up()
+    assert [json.loads(line)["event"] for line in lines_of(stream)] == ["arrival.duplicate"]
+
+
+async def test_an_inbox_sums_up_while_it_runs_and_when_it_stops(tmp_path: Path, stream: io.StringIO) -> None:
+    set_up_logging("info", stream)
+    inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+    inbox.source("orders", verify="none", key="$.id")
+    inbox.on("orders", name="ship")(lambda event: None)
+
+    def told(word: str, field: str) -> int:
+        found = [json.loads(line) for line in lines_of(stream)]
+        return sum(one[field] for one in found if one["event"] == word)
+
+    async with inbox.running():
+        for body in (b'{"id":1}', b'{"id":1}', b'{"id":2}'):
+            await inbox.receive("orders", {}, body)
+        async with asyncio.timeout(60):
+            while told("arrival.summary", "accepted") < 2:
+                await asyncio.sleep(0.05)
+        assert told("arrival.summary", "duplicates") == 1
+        await inbox.receive("orders", {}, b'{"id":3}')
+        await inbox.drain()
+    assert told("arrival.summary", "accepted") == 3
+    assert told("attempt.summary", "done") == 3
 
 
 def test_a_conflict_inside_a_batch_is_told(observer: Observer, stream: io.StringIO) -> None:
