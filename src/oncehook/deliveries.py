@@ -29,6 +29,9 @@ REPLAY_PAUSE = 60.0
 ANSWER_KEPT = 4096
 """Bytes of a destination's answer that are kept."""
 
+RESULT_KEPT = 16384
+"""Bytes of a handler's result, as JSON, up to which it is kept whole."""
+
 
 class Turn(IntEnum):
     """Whose turn it is: live work first, bulk replay behind it, what may have killed a worker alone."""
@@ -271,7 +274,7 @@ class Evidence:
     status: int | None = None
     error: str | None = None
     answer: bytes | None = None
-    """The first 4 KB of what the destination said, or a traceback."""
+    """The first 4 KB of what the destination said, a traceback, or what a handler returned, as JSON."""
 
 
 NOTHING = Evidence()
@@ -448,6 +451,12 @@ class StoredAttempt:
     def id(self) -> bytes:
         """16 bytes that stand for it: where its delivery's id begins, and its fence."""
         return self.delivery_id[:8] + self.fence.to_bytes(8)
+
+    @property
+    def result(self) -> bytes | None:
+        """What a handler returned, as JSON: kept as the answer of an attempt that went well without any status."""
+        is_handlers = self.outcome is AttemptOutcome.done and self.evidence.status is None
+        return self.evidence.answer if is_handlers else None
 
 
 @dataclass(slots=True, frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 from starlette.applications import Starlette
 
-from oncehook import Inbox
+from oncehook import Event, Inbox
 from oncehook.testing import send
 from tests.acceptance.desk_house import Answer, call
 from tests.testing.test_plugin import good, run
@@ -127,3 +127,23 @@ async def test_an_event_is_opened_as_json_that_no_browser_takes_for_a_page(inbox
     assert (told["id"], told["source"], told["key"], len(told["deliveries"])) == (event_id, "orders", "1", 2)
     assert f'/events/{event_id}/json"' in (await look(inbox, f"/events/{event_id}")).body.decode()
     assert (await look(inbox, f"/events/{event_id}/json", None)).status != 200
+
+
+async def test_what_a_handler_returned_is_shown_and_cannot_break_the_page(tmp_path: Path) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path}/shop.db")
+    inbox.source("orders", verify="none", key="$.id")
+
+    @inbox.on("orders")
+    def ship(event: Event) -> dict[str, object]:
+        return {"rows": 3, "note": "</pre><script>alert(1)</script>"}
+
+    async with inbox.running():
+        event_id = await sent(inbox)
+        await inbox.drain()
+        timeline = await look(inbox, f"/events/{event_id}")
+        deliveries = await look(inbox, f"/events/{event_id}?tab=deliveries")
+    assert "returned {&#34;rows&#34;:3" in timeline.body.decode()
+    told = deliveries.body.decode()
+    assert "<h3>Result, attempt 1, after" in told
+    assert "&#34;rows&#34;: 3,\n" in told
+    assert "<script>alert" not in timeline.body.decode() + told

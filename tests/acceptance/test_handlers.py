@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredDelivery
+from oncehook.deliveries import RESULT_KEPT, Category, DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import ConfigError
 from oncehook.model import Kind, read_id
+from oncehook.web.answers import attempt
 from tests.acceptance.conftest import Engine
 
 TWICE = ["0.02s"]
@@ -102,6 +105,88 @@ async def test_where_a_stop_iteration_came_from_is_told(inbox: Inbox) -> None:
         next(iter(()))
 
     assert "test_handlers.py:" in ((await work_off(inbox)).last_error or "")
+
+
+# -- what it returns ---------------------------------------------------------------------------
+
+
+@dataclass
+class Summary:
+    sent: int
+    at: datetime
+
+
+class Unwilling:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise RuntimeError("not now")
+
+
+MOST = "x" * (RESULT_KEPT - 2)
+RETURNED: list[tuple[Any, Any]] = [
+    (None, None),
+    ({"success": True, "stdout": "3 files\n"}, {"success": True, "stdout": "3 files\n"}),
+    (0, 0),
+    ("", ""),
+    (False, False),
+    ([1, "two", None], [1, "two", None]),
+    (Summary(2, datetime(2026, 11, 17, tzinfo=UTC)), {"sent": 2, "at": "2026-11-17T00:00:00Z"}),
+    (MOST, MOST),
+    (MOST + "x", "<str>"),
+    (["y" * 20_000], "<list>"),
+    ("\ud800", "<str>"),
+    (object(), "<object>"),
+    (Unwilling(), "<tests.acceptance.test_handlers.Unwilling>"),
+]
+
+
+@pytest.mark.parametrize(("returned", "kept"), RETURNED, ids=range(len(RETURNED)))
+@pytest.mark.parametrize("blocking", [True, False], ids=["def", "async"])
+async def test_what_a_handler_returns_is_kept_with_its_attempt(
+    inbox: Inbox, returned: Any, kept: Any, blocking: bool
+) -> None:
+    def ship(event: Event) -> Any:
+        return returned
+
+    async def ship_on_the_loop(event: Event) -> Any:
+        return returned
+
+    inbox.on("app")(ship if blocking else ship_on_the_loop)
+    assert await result_of_one(inbox) == kept
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["def", "async"])
+async def test_what_a_handler_with_a_transaction_returns_is_kept(inbox: Inbox, engine: Engine, blocking: bool) -> None:
+    if engine.url.startswith("sqlite"):
+
+        def commit(event: Event) -> Any:
+            event.commit(lambda connection: None)
+            return {"id": 1}
+
+        inbox.on("app")(commit)
+    else:
+
+        def ship(event: Event, tx: Any) -> Any:
+            return {"id": 1}
+
+        async def ship_on_the_loop(event: Event, tx: Any) -> Any:
+            return {"id": 1}
+
+        inbox.on("app")(ship if blocking else ship_on_the_loop)
+    assert await result_of_one(inbox) == {"id": 1}
+
+
+async def result_of_one(inbox: Inbox) -> Any:
+    """What is kept of the one attempt of one event, as the API tells it."""
+    async with inbox.running():
+        event_id = await inbox.emit("app", "order.paid", {"id": 1}, key="1", subject="o1")
+        await inbox.drain()
+        page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
+        [made] = await inbox.store.attempts_of(page.items[0].id)
+    assert page.items[0].status is DeliveryStatus.done
+    told = attempt(made)
+    assert told.answer is None
+    return told.result
 
 
 async def test_a_function_that_yields_is_no_handler(inbox: Inbox) -> None:

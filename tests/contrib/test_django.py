@@ -182,12 +182,15 @@ def test_effect_and_completion_commit_together(house: House, number: str) -> Non
     seen: list[bool] = []
 
     @house.on()
-    def handler(event: Event) -> None:
+    def handler(event: Event) -> dict[str, int]:
         keep(event)
         seen.append(connection.in_atomic_block)
+        return {"orders": kept(number)}
 
     (delivery,) = house.run(number)
     assert (delivery.status, delivery.attempts, kept(number), seen) == (DeliveryStatus.done, 1, 1, [True])
+    [attempt] = house.bridge.call(house.inbox.desk.attempts(delivery.id))
+    assert attempt.result == b'{"orders":1}'
 
 
 def test_what_a_handler_raises_takes_its_writes_back(house: House, number: str) -> None:

@@ -64,15 +64,15 @@ Add = Callable[[Event, Any, Callable[[], None]], Any]
 def on(request: pytest.FixtureRequest, inbox: Inbox) -> Callable[[Add], None]:
     """Register a handler in both forms: it is given the event and a session that `add`s, `flush`es and so on."""
 
-    def register(handler: Callable[[Event, Session], None]) -> None:
+    def register(handler: Callable[[Event, Session], Any]) -> None:
         if request.param == "def":
             inbox.on("app", name="book", retry=["0.02s"])(session_handler(handler))
             return
 
         @inbox.on("app", name="book", retry=["0.02s"])
         @session_handler
-        async def book(event: Event, session: AsyncSession) -> None:
-            await session.run_sync(lambda sync: handler(event, sync))
+        async def book(event: Event, session: AsyncSession) -> Any:
+            return await session.run_sync(lambda sync: handler(event, sync))
 
     return register
 
@@ -80,14 +80,17 @@ def on(request: pytest.FixtureRequest, inbox: Inbox) -> Callable[[Add], None]:
 async def test_what_a_session_adds_is_committed_with_the_completion(inbox: Inbox, database: Database, on: Any) -> None:
     """R51"""
 
-    def book(event: Event, session: Session) -> None:
+    def book(event: Event, session: Session) -> dict[str, str | None]:
         session.add(Entry(payment=event.key, details={"attempt": event.attempt}))  # flushed and committed for us
+        return {"booked": event.key}
 
     on(book)
     async with inbox.running():
         for n in range(40):  # more than there are connections: they are lent again
             await inbox.emit("app", "payment", {}, key=f"p{n}")
         delivery = await deliver(inbox, key="last")
+        [attempt] = await inbox.store.attempts_of(delivery.id)
+        assert attempt.result == b'{"booked":"last"}'
         assert not [check for check in await inbox.store.check() if not check.ok]
     assert delivery.status is DeliveryStatus.done
     assert sorted(entries(database)) == sorted([*(f"p{n}" for n in range(40)), "last"])

@@ -24,6 +24,7 @@ from tests.servers import free_port
 
 from oncehook.cli import COMMANDS, cli, main
 from oncehook.cli.setup import address_of
+from oncehook.cli.show import _attempt as attempt_lines
 from oncehook.config import ServerConfig
 
 CONFIG = """
@@ -410,3 +411,15 @@ def test_the_demo(tmp_path: Path) -> None:
 )
 def test_where_commands_find_the_server(host: str, address: str) -> None:
     assert address_of(ServerConfig(host=host)) == address
+
+
+def test_what_a_handler_returned_is_shown_on_one_line() -> None:
+    made = {
+        "run": 1, "attempt": 1, "outcome": "done", "category": None, "status": None, "duration": 0.25, "id": "att_1",
+        "started_at": "2026-11-17T12:00:00Z", "error": None, "answer": None, "result": None,
+    }  # fmt: skip
+    assert len(attempt_lines(made)) == 1
+    assert attempt_lines({**made, "result": 0})[1:] == ["    returned 0"]
+    [_, line] = attempt_lines({**made, "result": {"note": "a\n\x1b[2Kb", "n": 1}})
+    assert line.startswith('    returned {"note":"a')
+    assert line.isprintable()

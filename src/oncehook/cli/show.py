@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
+import msgspec
 
 from oncehook.cli.api import Api, Failed, Misused, Unreachable, at, json_option, speaks
 from oncehook.cli.replay import replay_lines, why
@@ -282,4 +283,6 @@ def _attempt(attempt: Mapping[str, Any]) -> list[str]:
         lines += [f"    {text(one, 500)}" for one in attempt["error"].splitlines()]
     if attempt["answer"]:
         lines += [f"    | {text(one, 500)}" for one in attempt["answer"].splitlines()]
+    if attempt["result"] is not None:
+        lines.append(f"    returned {text(msgspec.json.encode(attempt['result']).decode(), 2000)}")
     return lines

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from oncehook import assembly, faults
 from oncehook.deliveries import Category, Evidence, Lease
 from oncehook.destinations.base import WELL, Result, Terms
-from oncehook.destinations.handler import failure
+from oncehook.destinations.handler import failure, kept_result
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
 from oncehook.inbox import Inbox
@@ -115,7 +115,7 @@ class CeleryDestination:
             # Of an attempt whose end nobody saw, or that failed: the result stands under the same id.
             earlier = await self._in_thread(self._app.backend.get_task_meta, task_id)
             if earlier["status"] == "SUCCESS":
-                return WELL
+                return Result(evidence=kept_result(earlier["result"]))
             await self._in_thread(self._app.backend.forget, task_id)
         await self._in_thread(self._send, lease, task_id)
         wait = _SOONEST
@@ -123,7 +123,7 @@ class CeleryDestination:
             # Asked, not listened for: Celery's listener for results is not made for many threads.
             meta = await self._in_thread(self._app.backend.get_task_meta, task_id)
             if meta["status"] == "SUCCESS":
-                return WELL
+                return Result(evidence=kept_result(meta["result"]))
             if meta["status"] in ("FAILURE", "REVOKED"):
                 return failure(_raised(meta["result"]))
             await asyncio.sleep(wait)

@@ -60,15 +60,16 @@ def _on_a_thread(handler: Handler, make: Callable[..., Any] | None) -> Handler:
     make = make or Session
 
     @wraps(handler)
-    def handle(event: Event, tx: Any) -> None:
+    def handle(event: Event, tx: Any) -> Any:
         token = _lent.set(_Lent(tx))
         try:
             connection = engine.connect()
         finally:
             _lent.reset(token)
         with connection, connection.begin(), make(bind=connection, join_transaction_mode=_JOIN) as session:
-            handler(event, session)
+            returned = handler(event, session)
             session.commit()
+        return returned
 
     return _taking_tx(handle)
 
@@ -77,7 +78,7 @@ def _on_the_loop(handler: Handler, make: Callable[..., Any] | None) -> Handler:
     engine: AsyncEngine | None = None
 
     @wraps(handler)
-    async def handle(event: Event, tx: Any) -> None:
+    async def handle(event: Event, tx: Any) -> Any:
         nonlocal engine, make
         if engine is None:
             engine, make = _async_engine(), make or _async_session()
@@ -90,8 +91,9 @@ def _on_the_loop(handler: Handler, make: Callable[..., Any] | None) -> Handler:
             _lent.reset(token)
         try:
             async with connection.begin(), make(bind=connection, join_transaction_mode=_JOIN) as session:
-                await handler(event, session)
+                returned = await handler(event, session)
                 await session.commit()
+                return returned
         finally:
             await connection.close()
 

@@ -1,8 +1,8 @@
 """A Python function as a destination: `def` on a thread, `async def` on the loop, either with the store's transaction.
 
 What a handler raises decides what becomes of its delivery: `GiveUp` ends it, `RetryLater` says when, a network error is
-transient, anything else is unknown and tried again. A coroutine is cancelled at its time limit; a thread cannot be, so
-its lease is kept until it ends (DESIGN.md 8.16).
+transient, anything else is unknown and tried again. What it returns is kept with the attempt. A coroutine is cancelled
+at its time limit; a thread cannot be, so its lease is kept until it ends (DESIGN.md 8.16).
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
+
 from oncehook import clock, faults, units
-from oncehook.deliveries import ANSWER_KEPT, Category, Emission, Evidence, Lease
+from oncehook.deliveries import ANSWER_KEPT, NOTHING, RESULT_KEPT, Category, Emission, Evidence, Lease
 from oncehook.destinations.base import WELL, Result, Terms, settlement
 from oncehook.emit import Emitter
 from oncehook.errors import ConfigError, GiveUp, LeaseLost, RetryLater
@@ -103,37 +105,34 @@ class HandlerDestination:
         return result
 
     async def _on_the_loop(self, lease: Lease, event: Event) -> Result:
-        await self._within_limit(self.handler(event))
-        return await self._well(event)
+        return await self._well(event, await self._within_limit(self.handler(event)))
 
     async def _on_the_loop_with_tx(self, lease: Lease, event: Event) -> Result:
         started = clock.perf()
         async with self._store.transaction() as tx:
-            await self._within_limit(self.handler(event, tx=tx.connection))
-            well = await self._well(event)
+            well = await self._well(event, await self._within_limit(self.handler(event, tx=tx.connection)))
             faults.point("before_tx_settle")
             lease.is_settling = True
             await tx.settle(settlement(self.terms, lease, well, clock.perf() - started))
         return _settled(well.emits)
 
-    async def _within_limit(self, attempt: Any) -> None:
+    async def _within_limit(self, attempt: Any) -> Any:
         try:
             async with asyncio.timeout(self.terms.timeout) as limit:
-                await attempt
+                return await attempt
         except TimeoutError as error:
             if limit.expired():
                 raise TimeoutError(f"The handler took longer than {self.terms.timeout:g} s.") from error
             raise
 
     async def _on_a_thread(self, lease: Lease, event: Event) -> Result:
-        await self._in_thread(self.handler, event)
-        return await self._well(event)
+        return await self._well(event, await self._in_thread(self.handler, event))
 
-    async def _well(self, event: Event) -> Result:
+    async def _well(self, event: Event, returned: object) -> Result:
         drafts = event.finish()
-        if event.effect is None and not drafts:
+        if event.effect is None and not drafts and returned is None:
             return WELL
-        return Result(commit=event.effect, emits=await self._emitter.emissions(drafts))
+        return Result(evidence=kept_result(returned), commit=event.effect, emits=await self._emitter.emissions(drafts))
 
     async def _on_a_thread_with_tx(self, lease: Lease, event: Event) -> Result:
         return _settled(await self._in_thread(self._call_with_tx, lease, event))
@@ -141,8 +140,8 @@ class HandlerDestination:
     def _call_with_tx(self, lease: Lease, event: Event) -> Sequence[Emission]:
         started = clock.perf()
         with self._store.blocking_transaction() as tx:
-            self.handler(event, tx=tx.connection)
-            well = Result(emits=self._emitter.emissions_blocking(event.finish()))
+            returned = self.handler(event, tx=tx.connection)
+            well = Result(evidence=kept_result(returned), emits=self._emitter.emissions_blocking(event.finish()))
             faults.point("before_tx_settle")
             lease.is_settling = True
             tx.settle(settlement(self.terms, lease, well, clock.perf() - started))
@@ -153,7 +152,7 @@ class HandlerDestination:
         called = partial(copy_context().run, _carried, function, *arguments)
         result = await asyncio.get_running_loop().run_in_executor(self._threads, called)
         if inspect.isawaitable(result):
-            await self._within_limit(result)  # a partial or a callable object that turned out to be asynchronous
+            return await self._within_limit(result)  # a partial or a callable object that turned out to be asynchronous
         return result
 
 
@@ -176,6 +175,23 @@ def _settled(emits: Sequence[Emission]) -> Result:
     for emission in emits:
         emission.committed()
     return Result(settled=True)
+
+
+def kept_result(returned: object) -> Evidence:
+    """Return what is kept of a handler's result: JSON, or the name of its type where JSON cannot hold it or is long."""
+    if returned is None:
+        return NOTHING
+    try:
+        kept = msgspec.json.encode(returned)
+    except Exception:  # whatever an object does when it is encoded: the handler has done its work
+        kept = b""
+    if not kept or len(kept) > RESULT_KEPT:
+        kept = msgspec.json.encode(f"<{_name_of(type(returned))}>")
+    return Evidence(answer=kept)
+
+
+def _name_of(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def failure(error: BaseException) -> Result:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -175,7 +175,10 @@ def arrival(came: shown.ShownArrival) -> Arrival:
 
 
 class Attempt(Answer, frozen=True):
-    """One try of a delivery. `attempt` counts within the run; `duration` is in seconds."""
+    """One try of a delivery. `attempt` counts within the run; `duration` is in seconds.
+
+    `answer` is what a destination said, or a traceback; `result` what a handler returned.
+    """
 
     id: str
     delivery_id: str
@@ -186,13 +189,14 @@ class Attempt(Answer, frozen=True):
     status: int | None
     error: str | None
     answer: str | None
+    result: Any
     started_at: datetime
     ended_at: datetime
     duration: float
 
 
 def attempt(made: deliveries.StoredAttempt) -> Attempt:
-    told = made.evidence.answer
+    told = made.evidence.answer if made.result is None else None
     return fill(
         Attempt,
         made,
@@ -201,6 +205,7 @@ def attempt(made: deliveries.StoredAttempt) -> Attempt:
         delivery_id=show_id(Kind.delivery, made.delivery_id),
         attempt=made.n,
         answer=None if told is None else told.decode("utf-8", "replace"),
+        result=None if made.result is None else msgspec.json.decode(made.result),
         duration=round((made.ended_at - made.started_at).total_seconds(), 6),
     )
 

@@ -141,7 +141,8 @@ def evidence(attempt: StoredAttempt) -> str:
     took_ = took((attempt.ended_at - attempt.started_at).total_seconds())
     if attempt.outcome is AttemptOutcome.done:
         status = attempt.evidence.status
-        return f"in {took_}" if status is None else f"{status} in {took_}"
+        returned = "" if attempt.result is None else f" · returned {first_line(attempt.result.decode(), 60)}"
+        return f"in {took_}{returned}" if status is None else f"{status} in {took_}"
     parts = [f"{answer(attempt)} after {took_}"]
     if attempt.category is not None:
         parts.append(str(attempt.category))

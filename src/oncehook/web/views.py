@@ -69,6 +69,7 @@ def _templates() -> Environment:
         "state": state_of,
         "iso": iso,
         "evidence": evidence,
+        "laid_out": laid_out,
     }
     made.globals |= {"when": when, "Kind": Kind, "id": show_id, "Mark": Mark, "SENTENCES": SENTENCES}
     return made
@@ -196,6 +197,11 @@ def evidence(answer: bytes) -> str:
         if not is_ours:
             kept.append(line)
     return "\n".join(kept)
+
+
+def laid_out(result: bytes) -> str:
+    """Lay out what a handler returned on lines of its own."""
+    return msgspec.json.format(result, indent=2).decode()
 
 
 def first_line(text: str | None, longest: int = 200) -> str:

@@ -17,7 +17,7 @@ from django.db import close_old_connections, connections, transaction
 from oncehook import clock, faults
 from oncehook.deliveries import Emission, Lease
 from oncehook.destinations.base import Result, Terms, settlement
-from oncehook.destinations.handler import Handler, HandlerDestination
+from oncehook.destinations.handler import Handler, HandlerDestination, kept_result
 from oncehook.emit import Emitter
 from oncehook.errors import ConfigError
 from oncehook.event import Event
@@ -93,8 +93,8 @@ class DjangoDestination(HandlerDestination):
             with transaction.atomic(using=self._alias, durable=True):
                 # First in line, so that it is told of the commit even if a callback of the handler's own then raises.
                 transaction.on_commit(lambda: commits.append(True), using=self._alias)
-                self._handle(event)
-                well = Result(emits=self._emitter.emissions_blocking(event.finish()))
+                returned = self._handle(event)
+                well = Result(evidence=kept_result(returned), emits=self._emitter.emissions_blocking(event.finish()))
                 faults.point("before_tx_settle")
                 lease.is_settling = True
                 joined = self._joined()
@@ -110,12 +110,14 @@ class DjangoDestination(HandlerDestination):
         joined.committed()
         return well.emits
 
-    def _handle(self, event: Event) -> None:
-        if inspect.isawaitable(self.handler(event)):
+    def _handle(self, event: Event) -> object:
+        returned = self.handler(event)
+        if inspect.isawaitable(returned):
             raise ConfigError(f'Handler "{self.name}" is asynchronous, and cannot be atomic.')
         if transaction.get_rollback(using=self._alias):
             # Django would roll back in silence, and what we settle along with it.
             raise transaction.TransactionManagementError("The handler has marked its transaction to be rolled back.")
+        return returned
 
     def _joined(self) -> JoinedTransaction:
         from oncehook.store.postgres import PostgresStore

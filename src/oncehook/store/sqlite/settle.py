@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from oncehook.deliveries import (
-    ANSWER_KEPT,
     Emission,
     Lease,
     Options,
@@ -254,12 +253,11 @@ class Settling:
 
     def _note_attempt(self, settlement: Settlement, head: Head, delivery_id: bytes, run: int) -> None:
         evidence = settlement.evidence
-        answer = None if evidence.answer is None else evidence.answer[:ANSWER_KEPT]
         started_at = self.now - micros(settlement.duration)
         self.attempts.append(
             (
                 *(delivery_id, head.fence, run, head.attempts, started_at, self.now, settlement.what.value),
-                *(settlement.category, evidence.status, _error(settlement), answer),
+                *(settlement.category, evidence.status, _error(settlement), evidence.answer),
             )
         )
 
