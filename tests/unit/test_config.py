@@ -68,6 +68,7 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
         source('split = "$.items"\nredact = []\nvolatile = ["$.attempt"]\nignore = ["ping", "status.*"]'),
         source('path = "Zk3v9xQ2Lm8sT4wYb6NcRd"\nbudget = "800ms"\nrevive_dead = true\non_conflict = "reject"'),
         source("", 'verify = { scheme = "none", confirm = "anyone may send" }'),
+        source('secret = { env = "KEY" }', 'verify = [{ scheme = "hmac", header = "X-Signature" }, "bearer"]'),
         destination('retry = ["10s", "1m", 300]'),
         destination("retry = []"),
         destination('retry = "quick"'),

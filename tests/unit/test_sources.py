@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from oncehook.errors import ConfigError, SignatureInvalid
+from oncehook.inbox import Inbox
 from oncehook.keys import DEFAULT_KEY
 from oncehook.model import Arrival
 from oncehook.sources import Preset, Reply, Source, Splitter, build, split_at
@@ -216,6 +218,18 @@ def test_parts_are_made_one_by_one() -> None:
 def test_what_is_not_the_path_of_an_array(path: str) -> None:
     with pytest.raises(ConfigError, match="split takes the path of an array"):
         split_at(path)
+
+
+def test_a_program_may_give_a_list_of_schemes_as_settings_do(tmp_path: Path) -> None:
+    inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
+    verify: list[str | dict[str, object]] = [{"scheme": "hmac", "header": "X-Signature"}, "bearer"]
+    source = inbox.source("orders", verify=verify, secret="s", key="$.id")
+    assert not source.loopback_only
+    source.verifier(arrival(authorization="Bearer s"))
+    with pytest.raises(SignatureInvalid):
+        source.verifier(arrival(authorization="Bearer t"))
+    with pytest.raises(ConfigError, match="no secret"):
+        inbox.source("others", verify=["bearer", "basic"])
 
 
 # -- answers -----------------------------------------------------------------------------------
