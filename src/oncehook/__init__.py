@@ -10,7 +10,9 @@ from oncehook import logs
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from oncehook.categories import Classify
     from oncehook.claims.once import once
+    from oncehook.deliveries import Category
     from oncehook.errors import ClaimLost, GiveUp, InProgress, OncehookError, RetryLater
     from oncehook.event import Event
     from oncehook.inbox import Inbox
@@ -18,7 +20,9 @@ if TYPE_CHECKING:
     from oncehook.sources import Preset, Sample
 
 _HOMES = {
+    "Category": "deliveries",
     "ClaimLost": "errors",
+    "Classify": "categories",
     "Event": "event",
     "GiveUp": "errors",
     "InProgress": "errors",
@@ -32,7 +36,9 @@ _HOMES = {
 }
 
 __all__ = [
+    "Category",
     "ClaimLost",
+    "Classify",
     "Event",
     "GiveUp",
     "InProgress",

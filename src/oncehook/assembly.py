@@ -11,10 +11,11 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from oncehook import presets, units, verify
 from oncehook.backoff import Policy, policy
+from oncehook.categories import Classify, Rules
 from oncehook.config import DestinationConfig, Loaded, SourceConfig, WatermarkConfig
 from oncehook.config.tables import FilesConfig, RetryConfig, RouteConfig, WhatsAppConfig
 from oncehook.config.twice import Twice
@@ -125,6 +126,7 @@ def destination_from(name: str, settings: DestinationConfig) -> Destination:
         headers={header: _text(value) for header, value in settings.headers.items()},
         forward_headers=settings.forward_headers,
         allow_private=settings.allow_private,
+        preset=settings.preset,
     )
 
 
@@ -136,6 +138,7 @@ def _terms(settings: DestinationConfig) -> Terms:
         concurrency=settings.concurrency,
         rate=settings.rate,
         breaker=Breaker(settings.breaker.failures, settings.breaker.open),
+        rules=Rules(frozenset(settings.transient), frozenset(settings.permanent)),
     )
 
 
@@ -179,6 +182,19 @@ def _text(value: str | Secret) -> str:
     return value if isinstance(value, str) else value.reveal().decode()
 
 
+class TermSettings(TypedDict, total=False):
+    """How a destination wants to be treated, in the words of `[destination.NAME]`."""
+
+    retry: str | Sequence[str | float] | Mapping[str, object] | Policy
+    timeout: str | float
+    lease: str | float
+    concurrency: int
+    rate: str | None
+    breaker: Mapping[str, Any] | Breaker | None
+    transient: Collection[int]
+    permanent: Collection[int]
+
+
 def terms_of(
     *,
     retry: str | Sequence[str | float] | Mapping[str, object] | Policy = "durable",
@@ -187,6 +203,10 @@ def terms_of(
     concurrency: int = 16,
     rate: str | None = None,
     breaker: Mapping[str, Any] | Breaker | None = None,
+    transient: Collection[int] = (),
+    permanent: Collection[int] = (),
+    classify: Classify | None = None,
+    shared: Sequence[Classify] = (),
 ) -> Terms:
     """How a destination wants to be treated, as a program says it: durations and rates may be words."""
     if not isinstance(breaker, Breaker):
@@ -199,6 +219,7 @@ def terms_of(
     return Terms(
         policy(retry), units.seconds(timeout), units.seconds(lease), concurrency,
         None if rate is None else units.rate(rate), breaker,
+        Rules(frozenset(transient), frozenset(permanent), classify, shared),
     )  # fmt: skip
 
 

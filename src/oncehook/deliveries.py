@@ -68,7 +68,7 @@ class DeliveryStatus(StrEnum):
 
 
 class Category(StrEnum):
-    """What kind of failure an attempt met."""
+    """What kind of failure an attempt met: one that passes, one for good, or one that nobody can tell."""
 
     transient = "transient"
     permanent = "permanent"

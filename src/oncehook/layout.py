@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack
 
 from oncehook import assembly, routes, watermarks
+from oncehook.assembly import TermSettings
+from oncehook.categories import Classify, check_classify
 from oncehook.config import Config, Loaded, Names, RetentionConfig, load
 from oncehook.config.twice import Twice
 from oncehook.destinations.base import Destination
 from oncehook.destinations.handler import TIMEOUT, Handler, HandlerDestination
 from oncehook.destinations.http import HttpDestination
+from oncehook.destinations.receivers import ReceiverName
 from oncehook.destinations.sender import SenderDestination, Unsure
 from oncehook.emit import Emitter
 from oncehook.errors import ConfigError
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 D = TypeVar("D", bound=Destination)
 F = TypeVar("F", bound=Handler)
+C = TypeVar("C", bound=Classify)
 
 
 class Layout:
@@ -46,6 +50,8 @@ class Layout:
         self.sources: dict[str, Source] = {}
         self.routes: list[routes.Route] = []
         self.destinations: dict[str, Destination] = {}
+        self.classifiers: list[Classify] = []
+        """What `classify` was given; shared by all handlers."""
         self.limits = watermarks.Limits()
         self.retention = RetentionConfig()
         self.settings: Loaded | None = None
@@ -177,13 +183,14 @@ class Layout:
         coalesce: bool | str | None = None,
         latest_wins: bool = False,
         on_dead: str = "continue",
-        timeout: str | float = TIMEOUT,
-        **terms: Any,
+        classify: Classify | None = None,
+        **terms: Unpack[TermSettings],
     ) -> Callable[[F], F]:
         """Have a function handle events of a source: `def` or `async def`, given the `Event`, and `tx` if it takes one.
 
         The destination is called as the function is, unless `name` says otherwise. `terms` are those of
-        `[destination.NAME]`: retry, lease, concurrency, rate, breaker.
+        `[destination.NAME]`: retry, timeout (60 s), lease, concurrency, rate, breaker, transient, permanent.
+        `classify` is given what the function raised, and says which category that has; None: as the table says.
 
         >>> @inbox.on("whatsapp", "message.*", retry="quick")
         ... async def reply(event: Event) -> None: ...
@@ -192,7 +199,8 @@ class Layout:
         def register(handler: F) -> F:
             called = name or name_of(handler)
             if not self._is_handled_by(called, handler):
-                chosen = assembly.terms_of(timeout=timeout, **terms)
+                terms.setdefault("timeout", TIMEOUT)
+                chosen = assembly.terms_of(**terms, classify=classify, shared=self.classifiers)
                 self.add_destination(HandlerDestination(called, handler, chosen, self.store, self._emitter))
             self.route(
                 source, called, when={"type": type, **(when or {})},
@@ -207,6 +215,19 @@ class Layout:
         known = self.destinations.get(name)
         return isinstance(known, HandlerDestination) and known.handler is handler
 
+    def classify(self, classify: C) -> C:
+        """Have a function say which category an error of any handler has: `Category`, its word, or None.
+
+        It is asked after a handler's own `classify`, in the order of adding; where all say None, the table decides.
+
+        >>> @inbox.classify
+        ... def by_type(error: Exception) -> Category | None:
+        ...     return Category.transient if isinstance(error, StockLocked) else None
+        """
+        self._check_in_time("This classify function")
+        self.classifiers.append(check_classify(classify))
+        return classify
+
     def destination(
         self,
         name: str,
@@ -218,9 +239,13 @@ class Layout:
         forward_headers: Sequence[str] = (),
         allow_private: bool | Sequence[str] = False,
         ca: Path | None = None,
-        **terms: Any,
+        preset: ReceiverName | None = None,
+        **terms: Unpack[TermSettings],
     ) -> Destination:
-        """Add an HTTP destination. Settings are those of `[destination.NAME]`; durations and rates may be words."""
+        """Add an HTTP destination. Settings are those of `[destination.NAME]`; durations and rates may be words.
+
+        >>> inbox.destination("n8n", url="https://n8n.example/webhook/abc", preset="n8n", permanent=[409])
+        """
         secrets = [assembly.from_env(sign_env, name)] if sign_env else assembly.as_secrets(sign)
         return self.add_destination(
             HttpDestination(
@@ -232,10 +257,13 @@ class Layout:
                 forward_headers=forward_headers,
                 allow_private=assembly.networks(allow_private),
                 ca=ca,
+                preset=preset,
             )
         )
 
-    def sender(self, name: str, sender: Sender, *, unsure: Unsure = "retry", **terms: Any) -> SenderDestination:
+    def sender(
+        self, name: str, sender: Sender, *, unsure: Unsure = "retry", **terms: Unpack[TermSettings]
+    ) -> SenderDestination:
         """Add a WhatsApp API as a destination: it is sent what is routed to it, and what is emitted under its name.
 
         `unsure="dead"` leaves a message of which nobody can tell whether it was sent to a person. `terms` are those of
@@ -244,8 +272,8 @@ class Layout:
         >>> inbox.sender("answers", MetaCloud(token, phone_number_id), retry="quick")
         >>> await inbox.send_message("answers", Text(to="+55 11 99999-0001", text="On its way"), key="order-42")
         """
-        chosen = assembly.terms_of(**{"timeout": sender.timeout, **terms})
-        return self.add_destination(SenderDestination(name, sender, chosen, unsure=unsure))
+        terms.setdefault("timeout", sender.timeout)
+        return self.add_destination(SenderDestination(name, sender, assembly.terms_of(**terms), unsure=unsure))
 
     def add_destination(self, destination: D) -> D:
         """Add a destination that is already built. Raises ConfigError when its name is taken."""

@@ -177,7 +177,7 @@ class Settling:
                 self._worker.lost(settled.lease)
                 continue
             terms = self._worker.destination_of(settled.lease).terms
-            self.add(settlement(terms, settled.lease, failure(error), settled.duration))
+            self.add(settlement(terms, settled.lease, failure(error, terms.rules), settled.duration))
 
 
 def _may_fail(settled: Settlement) -> bool:

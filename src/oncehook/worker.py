@@ -515,7 +515,8 @@ class Worker:
             self.lost(lease)
         except Exception as error:  # a destination that raised after all
             log.exception("attempt.failed")
-            self._settling.add(settlement(destination.terms, lease, failure(error), clock.perf() - started))
+            terms = destination.terms
+            self._settling.add(settlement(terms, lease, failure(error, terms.rules), clock.perf() - started))
         finally:
             del self._attempts[lease.fence]
             if lease.fence not in self._kept:

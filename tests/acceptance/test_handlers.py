@@ -7,12 +7,12 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
-from oncehook import Event, Inbox
-from oncehook.deliveries import RESULT_KEPT, Category, DeliveryStatus, Filter, StoredDelivery
+from oncehook import Category, Event, GiveUp, Inbox
+from oncehook.deliveries import RESULT_KEPT, DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import ConfigError
 from oncehook.model import Kind, read_id
 from oncehook.web.answers import attempt
@@ -199,3 +199,120 @@ async def test_a_function_that_yields_is_no_handler(inbox: Inbox) -> None:
     for handler in (ship, ship_on_the_loop):
         with pytest.raises(ConfigError, match="yield"):
             inbox.on("app")(handler)
+
+
+# -- categories --------------------------------------------------------------------------------
+
+
+class Locked(Exception):
+    """Of the program's own: the table cannot know it."""
+
+
+class Answered(Exception):
+    """An error of some client."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"HTTP {status}")
+        self.status_code = status
+
+
+async def outcome(inbox: Inbox, error: Exception, **settings: Any) -> tuple[str, str | None, int]:
+    """Status, category and attempts of a delivery whose handler raises this."""
+
+    @inbox.on("app", retry=TWICE, **settings)
+    async def ship(event: Event) -> None:
+        raise error
+
+    delivery = await work_off(inbox)
+    return delivery.status, delivery.category, delivery.attempts
+
+
+@pytest.mark.parametrize(
+    ("error", "settings", "found"),
+    [
+        (Answered(400), {}, ("dead", "permanent", 1)),
+        (Answered(503), {}, ("dead", "transient", 2)),
+        (Answered(404), {"transient": [404, 423]}, ("dead", "transient", 2)),
+        (Answered(503), {"permanent": [503]}, ("dead", "permanent", 1)),
+        (KeyError("id"), {}, ("dead", "permanent", 1)),
+        (Locked(), {}, ("dead", "unknown", 2)),
+    ],
+    ids=str,
+)
+async def test_what_a_handler_raises_is_judged_like_an_answer(
+    inbox: Inbox, error: Exception, settings: dict[str, Any], found: tuple[str, str, int]
+) -> None:
+    assert await outcome(inbox, error, **settings) == found
+
+
+def own(error: Exception) -> Category | None:
+    return Category.transient if isinstance(error, KeyError) else None
+
+
+def of_all(error: Exception) -> Literal["permanent"] | None:
+    return "permanent" if isinstance(error, Locked | KeyError) else None
+
+
+@pytest.mark.parametrize(
+    ("error", "category"),
+    [(KeyError("id"), "transient"), (Locked(), "permanent"), (ValueError(), "permanent"), (RuntimeError(), "unknown")],
+    ids=repr,
+)
+async def test_functions_of_ones_own_are_asked_before_the_table(inbox: Inbox, error: Exception, category: str) -> None:
+    """The handler's, then the inbox's; also one that is added after the handler."""
+
+    @inbox.on("app", retry=TWICE, classify=own)
+    def ship(event: Event) -> None:
+        raise error
+
+    assert inbox.classify(of_all) is of_all
+    assert (await work_off(inbox)).category == category
+
+
+async def test_what_a_handler_says_itself_is_not_asked_about(inbox: Inbox) -> None:
+    assert await outcome(inbox, GiveUp("no"), classify=lambda error: "transient") == ("dead", "permanent", 1)
+
+
+@pytest.mark.parametrize("says", ["rarely", 7, ZeroDivisionError], ids=str)
+async def test_a_function_that_fails_is_told_of_and_the_table_decides(
+    inbox: Inbox, says: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(error: Exception) -> Any:
+        if isinstance(says, type):
+            raise says
+        return says
+
+    assert await outcome(inbox, KeyError("id"), classify=broken) == ("dead", "permanent", 1)
+    assert "classify.failed" in [record.getMessage().split()[0] for record in caplog.records]
+
+
+async def test_a_function_that_could_never_answer_is_refused(inbox: Inbox) -> None:
+    async def later(error: Exception) -> None: ...
+
+    with pytest.raises(ConfigError, match="awaited"):
+        inbox.on("app", classify=later)(lambda event: None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="awaited"):
+        inbox.classify(later)  # type: ignore[type-var]
+    for wrong in ({"transient": [404], "permanent": [404]}, {"transient": [200]}, {"permanent": ["404"]}):
+        with pytest.raises(ConfigError):
+            inbox.on("app", **wrong)(lambda event: None)  # type: ignore[arg-type]
+    inbox.on("app")(lambda event: None)
+    async with inbox.running():
+        with pytest.raises(ConfigError, match="too late"):
+            inbox.classify(own)
+
+
+async def test_an_effect_that_cannot_be_written_is_judged_by_the_same_rules(inbox: Inbox, engine: Engine) -> None:
+    def write(event: Event) -> None:
+        def effect(db: Any) -> None:
+            raise Locked
+
+        event.commit(effect)
+
+    def write_with_tx(event: Event, tx: Any) -> None:
+        raise Locked
+
+    inbox.classify(of_all)
+    inbox.on("app", retry=TWICE)(write if engine.name == "sqlite" else write_with_tx)
+    delivery = await work_off(inbox)
+    assert (delivery.category, delivery.attempts) == (Category.permanent, 1)

@@ -23,6 +23,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from oncehook import clock
+from oncehook.categories import Rules
 from oncehook.deliveries import Category, Lease, Options, Turn
 from oncehook.destinations.base import Destination, Result, Terms
 from oncehook.destinations.http import HttpDestination
@@ -164,7 +165,8 @@ def head(*headers: tuple[str, str]) -> bytes:
 async def opened(url: str | Sink, **options: Any) -> AsyncIterator[HttpDestination]:
     where = url if isinstance(url, str) else f"http://127.0.0.1:{url.port}/hook"
     options.setdefault("allow_private", LOOPBACK)
-    made = HttpDestination("sink", where, terms=Terms(timeout=options.pop("timeout", 60.0)), **options)
+    terms = Terms(timeout=options.pop("timeout", 60.0), rules=options.pop("rules", Rules()))
+    made = HttpDestination("sink", where, terms=terms, **options)
     await made.open()
     try:
         yield made
@@ -399,6 +401,27 @@ async def test_the_status_decides(sink: Sink, status: int, category: Category | 
     assert result.evidence.answer == (None if bodiless else b"said")
     assert (result.evidence.error is None) == (category is None)
     assert result.pause == ("answered 410 Gone" if status == 410 else None)
+
+
+@pytest.mark.parametrize(
+    ("status", "category"),
+    [
+        (404, Category.transient),
+        (410, Category.transient),
+        (409, Category.permanent),
+        (503, Category.permanent),
+        (422, Category.permanent),
+        (502, Category.transient),
+        (204, None),
+    ],
+)
+async def test_statuses_that_a_destination_names_count_before_the_table(
+    sink: Sink, status: int, category: Category | None
+) -> None:
+    sink.says = b"HTTP/1.1 %d Whatever\r\nContent-Length: 0\r\n\r\n" % status
+    rules = Rules(transient=frozenset({404, 410}), permanent=frozenset({409, 503}))
+    result = await attempt(sink, rules=rules)
+    assert (result.category, result.pause) == (category, None), "who is to be tried again is not paused"
     assert len(sink.seen) == 1
 
 

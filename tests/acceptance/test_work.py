@@ -108,7 +108,8 @@ async def test_a_handler_is_told_everything_and_the_same_key_each_time(inbox: In
         (GiveUp("not ours"), ["dead"], Category.permanent),
         (RetryLater("busy"), ["retry", "retry", "retry", "dead"], Category.transient),
         (ConnectionError("gone"), ["retry", "retry", "retry", "dead"], Category.transient),
-        (ValueError("odd"), ["retry", "retry", "retry", "dead"], Category.unknown),
+        (RuntimeError("odd"), ["retry", "retry", "retry", "dead"], Category.unknown),
+        (ValueError("odd"), ["dead"], Category.permanent),
     ],
 )
 async def test_what_a_handler_raises_decides(

@@ -46,7 +46,7 @@ def record(self, event):
 def fail_once(self, event):
     note(self, event)
     if event["attempt"] == 1:
-        raise ValueError("not yet")
+        raise RuntimeError("not yet")
     return {"rows": 3}
 
 @app.task(bind=True)
@@ -206,7 +206,7 @@ async def test_finished_is_done_when_the_task_has_succeeded(inbox: Inbox, worker
         delivery, attempts = await deliver(inbox, "twice")
     assert delivery.status is DeliveryStatus.done
     assert [str(one.outcome) for one in attempts] == ["retry", "done"]
-    assert "ValueError: not yet" in str(attempts[0].evidence.error)
+    assert "RuntimeError: not yet" in str(attempts[0].evidence.error)
     assert [one.result for one in attempts] == [None, b'{"rows":3}']
     notes = await worker.ran("twice", 2)
     assert [note["headers"]["attempt"] for note in notes] == [1, 2]

@@ -46,7 +46,7 @@ async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -
     @inbox.on("orders", retry=["0.01s"])
     async def ship(event: Event) -> None:
         if event.key == "bad":
-            raise GiveUp("never") if event.attempt == 2 else ValueError("not yet")
+            raise GiveUp("never") if event.attempt == 2 else RuntimeError("not yet")
 
     async with inbox.running():
         for key in ("good", "good", "bad"):
@@ -112,7 +112,7 @@ async def test_an_aborted_replay_says_so_once(tmp_path: Path, lines: io.StringIO
 
     @inbox.on("app", retry=["1h"])
     async def ship(event: Event) -> None:
-        raise GiveUp("never") if event.run == 1 else ValueError("not yet")
+        raise GiveUp("never") if event.run == 1 else RuntimeError("not yet")
 
     async with inbox.running():
         for n in range(3):

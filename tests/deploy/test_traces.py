@@ -120,7 +120,7 @@ async def test_every_attempt_is_a_span_and_failures_are_told(inbox: Inbox, spans
     @inbox.on("orders", retry=["0.01s"])
     async def ship(event: Event) -> None:
         if event.attempt == 1:
-            raise ValueError("no such order")
+            raise RuntimeError("no such order")
         raise GiveUp("never")
 
     async with inbox.running():

@@ -285,6 +285,20 @@ async def test_a_programs_inbox_runs_on_the_tests_store(inbox: Trial, tmp_path: 
     assert own.destinations["crm"] is state["destinations"]["crm"]
 
 
+async def test_a_programs_functions_for_categories_count_whenever_they_were_added(inbox: Trial, tmp_path: Path) -> None:
+    own = Inbox(f"sqlite:{tmp_path / 'production.db'}")
+
+    @own.on("app", retry=["1m"])
+    def ship(event: Event) -> None:
+        raise KeyError("id")
+
+    inbox.use(own)
+    own.classify(lambda error: "transient")
+    await inbox.emit("app", "order.paid", {})
+    await inbox.drain()
+    assert [one.category for one in await inbox.deliveries("ship")] == ["transient"]
+
+
 async def test_a_host_application_starts_it_by_itself(inbox: Trial, tmp_path: Path) -> None:
     own, seen = program(tmp_path)
     inbox.use(own)

@@ -48,8 +48,8 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
         "SourceConfig": "preset verify secret verify_token public_url tolerance path key on_missing_key on_conflict "
         "subject type event_time ignore rank rank_scope split redact volatile max_body budget keep_keys keep_events "
         "revive_dead ip_allow",
-        "DestinationConfig": "url whatsapp unsure sign headers forward_headers timeout retry rate concurrency breaker "
-        "lease allow_private",
+        "DestinationConfig": "url preset whatsapp unsure sign headers forward_headers timeout retry transient "
+        "permanent rate concurrency breaker lease allow_private",
         "RouteConfig": "from to when coalesce latest_wins on_dead",
         "ServerConfig": "host port admin_token tokens trusted_proxies admin_bind public_without_tls log_level",
     }
@@ -72,6 +72,8 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
         destination('retry = ["10s", "1m", 300]'),
         destination("retry = []"),
         destination('retry = "quick"'),
+        destination("transient = [404, 423]\npermanent = [409]"),
+        destination('preset = "n8n"'),
         destination('retry = { jitter = "0.5s" }'),
         destination('allow_private = ["10.0.0.0/8", "fd00::/8"]'),
         destination('headers = { X-Team = "billing", Authorization = { env = "KEY" } }\nforward_headers = ["X-Trace"]'),
@@ -183,6 +185,11 @@ def test_a_misspelt_setting_is_not_also_missing() -> None:
         (destination("retry = { factor = 0.5 }"), "must be a number from 1 to 100"),
         (destination('retry = { base = "1h", cap = "1m" }'), "cap must not be shorter than base"),
         (destination('retry = { jitter = "some" }'), "is not a duration"),
+        (destination("transient = 404"), "write for example [404, 423]"),
+        (destination("transient = [204]"), "transient in [destination.n8n]: must be a whole number from 300 to 599"),
+        (destination('permanent = ["409"]'), "must be a whole number from 300 to 599"),
+        (destination("transient = [404]\npermanent = [403, 404]"), "404 is listed in transient, too"),
+        (destination('preset = "stripe"'), 'preset in [destination.n8n]: must be "n8n"'),
         (destination("breaker = { failures = 0 }"), "must be a whole number"),
         (destination("breaker = 3"), "must be a table"),
         (destination('rate = "50"'), "is not a rate"),

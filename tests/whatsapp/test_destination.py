@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from oncehook.categories import Rules
 from oncehook.deliveries import ANSWER_KEPT, Category, Lease, Options, Turn
 from oncehook.destinations.base import Result, Terms
 from oncehook.destinations.sender import SenderDestination, Unsure
@@ -33,9 +34,17 @@ def lease(body: bytes = BODY, *, turn: Turn = Turn.live, options: Options = Opti
     )  # fmt: skip
 
 
-async def attempt(answer: Any = None, *, unsure: Unsure = "retry", timeout: float = 5.0, **how: Any) -> Result:
+async def attempt(
+    answer: Any = None,
+    *,
+    unsure: Unsure = "retry",
+    timeout: float = 5.0,
+    rules: Rules = Rules(),  # noqa: B008 - it does not change
+    **how: Any,
+) -> Result:
     phone = Phone([answer] if answer is not None else [])
-    destination = SenderDestination("answers", phone, Terms(timeout=timeout), unsure=unsure)  # type: ignore[arg-type]
+    terms = Terms(timeout=timeout, rules=rules)
+    destination = SenderDestination("answers", phone, terms, unsure=unsure)  # type: ignore[arg-type]
     await destination.open()
     return await destination.attempt(lease(**how))
 
@@ -80,6 +89,16 @@ async def test_what_may_pass_is_tried_again_when_the_api_says() -> None:
 async def test_the_category_is_that_of_the_reason(reason: Reason) -> None:
     failure = SendFailed("It was not sent.", reason)
     assert (await attempt(failure)).category is failure.category
+
+
+async def test_a_status_that_the_settings_name_counts_before_the_apis_reason() -> None:
+    rules = Rules(transient=frozenset({400}))
+    assert (await attempt(closed(), rules=rules)).category is Category.transient
+
+
+async def test_what_somebody_elses_sender_raises_has_its_category() -> None:
+    assert (await attempt(ConnectionResetError())).category is Category.transient
+    assert (await attempt(KeyError("to"))).category is Category.permanent
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"to": "5511999990001"}', b'{"to": "5511999990001", "text": " "}'])

@@ -125,7 +125,7 @@ UNKNOWN_TO: Final = {
     "evolution-api": ("token", "phone_number_id", "version"),
     "evolution-go": ("phone_number_id", "version"),
 }
-_OF_A_URL: Final = ("sign", "headers", "forward_headers")
+_OF_A_URL: Final = ("preset", "sign", "headers", "forward_headers")
 
 
 def _check_destination(name: str, destination: DestinationConfig, walk: Walk) -> None:
@@ -143,6 +143,8 @@ def _check_destination(name: str, destination: DestinationConfig, walk: Walk) ->
             if getattr(destination, key):
                 walk.note((*path, key), f"{key} in [destination.{name}] is for a url, not for whatsapp")
         _check_whatsapp(name, whatsapp, walk)
+    for status in sorted({*destination.transient} & {*destination.permanent}):
+        walk.note((*path, "permanent"), f"permanent in [destination.{name}]: {status} is listed in transient, too")
 
 
 def lacking(whatsapp: WhatsAppConfig) -> list[str]:

@@ -102,6 +102,13 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join(f'"{word}"' for word in words)
 
 
+def _statuses(value: object, place: Place) -> tuple[int, ...]:
+    status = whole(300, 599)
+    if not isinstance(value, list | tuple):
+        raise ConfigError("must be a list of statuses; write for example [404, 423]")
+    return tuple(status.read(item, place) for item in value)
+
+
 TEXT: Final = Form(lambda value, place: _text(value), {"type": "string", "minLength": 1})
 FLAG: Final = Form(lambda value, place: _flag(value), {"type": "boolean"})
 TEXTS: Final = Form(
@@ -109,6 +116,7 @@ TEXTS: Final = Form(
     {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]},
     list,
 )
+STATUSES: Final = Form(_statuses, {"type": "array", "items": {"type": "integer", "minimum": 300, "maximum": 599}}, list)
 
 
 # -- durations, sizes, rates -------------------------------------------------------------------

@@ -15,6 +15,7 @@ import msgspec
 from oncehook.config import forms
 from oncehook.config.forms import Form, Network, Place
 from oncehook.config.walk import Field, fields_of, table_of
+from oncehook.destinations.receivers import NAMES, ReceiverName
 from oncehook.errors import ConfigError
 from oncehook.secret import Secret
 
@@ -189,6 +190,9 @@ class DestinationConfig(_Table, frozen=True, kw_only=True):
     """Where events are sent: to a web address, or over WhatsApp."""
 
     url: Annotated[str | None, forms.URL, "The address to send to."] = None
+    preset: Annotated[
+        ReceiverName | None, forms.choice(*NAMES), "A known receiver: n8n, which is waited for while it starts."
+    ] = None
     whatsapp: WhatsAppConfig | None = None
     unsure: Annotated[
         Literal["retry", "dead"],
@@ -200,6 +204,8 @@ class DestinationConfig(_Table, frozen=True, kw_only=True):
     forward_headers: Annotated[tuple[str, ...], forms.HEADER_NAMES, "Headers of the sender to pass on."] = ()
     timeout: Annotated[float, forms.DURATION, "How long an attempt may take."] = 15.0
     retry: Annotated[str | tuple[float, ...] | RetryConfig, _RETRY, "When to try again."] = "durable"
+    transient: Annotated[tuple[int, ...], forms.STATUSES, "Statuses to try again that are permanent elsewhere."] = ()
+    permanent: Annotated[tuple[int, ...], forms.STATUSES, "Statuses that make a dead letter at once."] = ()
     rate: Annotated[float | None, forms.RATE, "How many attempts to begin, per worker process."] = None
     concurrency: Annotated[int, forms.whole(1, 10_000), "How many attempts at once, per worker process."] = 16
     breaker: BreakerConfig = BreakerConfig()

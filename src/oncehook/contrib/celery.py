@@ -10,9 +10,11 @@ import asyncio
 import base64
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from oncehook import assembly, faults
+from oncehook.assembly import TermSettings
+from oncehook.categories import Classify
 from oncehook.deliveries import Category, Evidence, Lease
 from oncehook.destinations.base import WELL, Result, Terms
 from oncehook.destinations.handler import failure, kept_result
@@ -34,20 +36,27 @@ _SOONEST, _LATEST = 0.05, 1.0
 
 
 def celery_task(
-    inbox: Inbox, task: str, *, app: Celery, name: str | None = None, finished: bool = False, **terms: Any
+    inbox: Inbox,
+    task: str,
+    *,
+    app: Celery,
+    name: str | None = None,
+    finished: bool = False,
+    classify: Classify | None = None,
+    **terms: Unpack[TermSettings],
 ) -> CeleryDestination:
     """Add a destination that hands events to a task; it is called as the task is, unless `name` says otherwise.
 
     By default a delivery is done when the broker has its task. With `finished` it is done when the task has succeeded,
-    within `timeout` (60 s), and tried again when it has failed; that needs a result backend. `terms` are those of
-    `[destination.NAME]`.
+    within `timeout` (60 s); what a failed task raised, and `classify`, decide as for a handler. That needs a result
+    backend. `terms` are those of `[destination.NAME]`.
 
     >>> celery_task(inbox, "billing.handle_invoice", app=celery)
     >>> inbox.route("stripe", "billing.handle_invoice", when={"type": "invoice.*"})
     """
     if finished:
         terms.setdefault("timeout", 60.0)
-    chosen = assembly.terms_of(**terms)
+    chosen = assembly.terms_of(**terms, classify=classify, shared=inbox.classifiers)
     return inbox.add_destination(CeleryDestination(task, app, name=name, finished=finished, terms=chosen))
 
 
@@ -125,7 +134,7 @@ class CeleryDestination:
             if meta["status"] == "SUCCESS":
                 return Result(evidence=kept_result(meta["result"]))
             if meta["status"] in ("FAILURE", "REVOKED"):
-                return failure(_raised(meta["result"]))
+                return failure(_raised(meta["result"]), self.terms.rules)
             await asyncio.sleep(wait)
             wait = min(wait * 1.5, _LATEST)
 

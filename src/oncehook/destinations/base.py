@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from oncehook.backoff import DURABLE, Policy
+from oncehook.categories import Rules
 from oncehook.deliveries import NOTHING, Breaker, Category, Emission, Evidence, Lease, Settle, Settlement
 
 
@@ -24,6 +25,8 @@ class Terms:
     rate: float | None = None
     """Attempts begun per second, per worker process."""
     breaker: Breaker = field(default_factory=Breaker)
+    rules: Rules = field(default_factory=Rules)
+    """Which category its failures have, where the general table is not meant."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,6 +38,8 @@ class Result:
     evidence: Evidence = NOTHING
     retry_after: float | None = None
     """Seconds after which the destination wants to be asked again: not sooner than that, nor than our own policy."""
+    patience: Policy | None = None
+    """When to try again after this failure, instead of the destination's own policy."""
     wait: float | None = None
     """Seconds after which it is to be tried again, whatever the policy says below its cap: a handler's own word."""
     pause: str | None = None
@@ -90,7 +95,8 @@ def settlement(terms: Terms, lease: Lease, result: Result, duration: float, *, t
             emits=result.emits,
             take_next=terms.lease if take_next else None,
         )
-    wait = None if result.category is Category.permanent else _wait(terms.retry, lease.attempt, result)
+    policy = result.patience or terms.retry
+    wait = None if result.category is Category.permanent else _wait(policy, lease.attempt, result)
     return Settlement(
         lease,
         Settle.dead if wait is None else Settle.retry,

@@ -1,8 +1,8 @@
 """A Python function as a destination: `def` on a thread, `async def` on the loop, either with the store's transaction.
 
-What a handler raises decides what becomes of its delivery: `GiveUp` ends it, `RetryLater` says when, a network error is
-transient, anything else is unknown and tried again. What it returns is kept with the attempt. A coroutine is cancelled
-at its time limit; a thread cannot be, so its lease is kept until it ends (DESIGN.md 8.16).
+What a handler raises decides what becomes of its delivery: `GiveUp` ends it, `RetryLater` says when, and anything else
+has the category that `categories` finds for it. What it returns is kept with the attempt. A coroutine is cancelled at
+its time limit; a thread cannot be, so its lease is kept until it ends (DESIGN.md 8.16).
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from typing import Any, Final
 import msgspec
 
 from oncehook import clock, faults, units
-from oncehook.deliveries import ANSWER_KEPT, NOTHING, RESULT_KEPT, Category, Emission, Evidence, Lease
+from oncehook.categories import Rules
+from oncehook.deliveries import ANSWER_KEPT, NOTHING, RESULT_KEPT, Emission, Evidence, Lease
 from oncehook.destinations.base import WELL, Result, Terms, settlement
 from oncehook.emit import Emitter
-from oncehook.errors import ConfigError, GiveUp, LeaseLost, RetryLater
+from oncehook.errors import ConfigError, LeaseLost, RetryLater
 from oncehook.event import Event
 from oncehook.model import Engine
 from oncehook.store.base import Store
 
 Handler = Callable[..., Any]
 
-_PASSING: Final = (TimeoutError, ConnectionError, OSError)
-"""Raised by whatever a handler talks to: worth trying again."""
-
 _NOT_THEIRS: Final = (str(Path(__file__).parent.parent), str(Path(asyncio.__file__).parent))
 """Frames of ours and of the loop say nothing about where a handler went wrong."""
+
+NO_RULES: Final = Rules()
 
 TIMEOUT: Final = 60.0
 """Seconds for a handler that says nothing else."""
@@ -100,7 +100,7 @@ class HandlerDestination:
             if isinstance(error, asyncio.CancelledError) and _is_called_off():
                 raise
             lease.is_settling = False
-            return failure(error)
+            return failure(error, self.terms.rules)
         faults.point("after_effect")
         return result
 
@@ -194,16 +194,14 @@ def _name_of(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def failure(error: BaseException) -> Result:
-    """What an exception says about an attempt."""
-    if isinstance(error, GiveUp):
-        category = Category.permanent
-    else:
-        category = Category.transient if isinstance(error, (RetryLater, *_PASSING)) else Category.unknown
+def failure(error: BaseException, rules: Rules = NO_RULES) -> Result:
+    """Return what an exception says about an attempt."""
+    found = rules.of_error(error)
     after = error.after if isinstance(error, RetryLater) else None
     return Result(
-        category,
+        found.category,
         Evidence(error=_first_line(error), answer=_trace(error)),
+        retry_after=found.retry_after,
         wait=None if after is None else units.seconds(after),
     )
 

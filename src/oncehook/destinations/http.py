@@ -1,7 +1,7 @@
 """An HTTP destination: a lease comes in, one signed POST goes out (Standard Webhooks), and the answer says how it went.
 
-2xx is done; 408, 425, 429, 5xx, silence and network errors are transient; other 4xx and 3xx are permanent; 410 asks
-for a pause as well. The worker calls it; `oncehook.outbound` makes the call and guards where it may go.
+2xx is done, anything else has the category that the destination's rules or the general table say, and a 410 for good
+asks for a pause as well. The worker calls it; `oncehook.outbound` makes the call and guards where it may go.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from oncehook import clock
-from oncehook.backoff import retry_after
+from oncehook.backoff import Policy, retry_after
 from oncehook.deliveries import ANSWER_KEPT, Category, Evidence, Lease
 from oncehook.destinations.base import Result, Terms
+from oncehook.destinations.receivers import ReceiverName, receiver_of
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
 from oncehook.model import Kind, show_id, unpack_head
-from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted
+from oncehook.outbound import Answer, Unanswered
 from oncehook.outbound.addresses import Network
 from oncehook.outbound.urls import read_url, shown_url
 from oncehook.verify.standard import signer
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 TRUST: Final = 3
 """Crashes of the process that are not held against a delivery: sending bytes has hardly ever ended a process."""
-
-_TRANSIENT: Final = frozenset({408, 425, 429})
 
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _VALUE: Final = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
@@ -72,8 +71,12 @@ class HttpDestination:
         allow_private: bool | Sequence[Network] = False,
         ca: Path | None = None,
         outbound: Outbound | None = None,
+        preset: ReceiverName | None = None,
     ) -> None:
-        """`outbound` brings rules and connections of its own; then `allow_private` and `ca` say nothing."""
+        """`preset` names a receiver whose manners are known.
+
+        `outbound` brings rules and connections of its own; then `allow_private` and `ca` say nothing.
+        """
         self.name = name
         self.number = 0
         self.terms = terms or Terms()
@@ -86,6 +89,7 @@ class HttpDestination:
         self._hidden = _hidden(self._headers.values())
         self._allow_private, self._ca = allow_private, ca
         self._outbound = outbound
+        self._receiver = None if preset is None else receiver_of(preset)
         self.trace_headers: Callable[[], Mapping[str, str]] | None = None
         """What tells the receiver which trace an attempt belongs to, where attempts are traced (see `traces`)."""
 
@@ -115,7 +119,7 @@ class HttpDestination:
             headers = self._headers_for(lease)
             answer = await self._outbound.post(self._url, headers, lease.body, within=self.terms.timeout)
         except Unanswered as error:
-            return Result(_category_of_silence(error), Evidence(error=str(error)))
+            return Result(error.category, Evidence(error=str(error)), patience=self._patience(self._why_unready(error)))
         except Exception as error:  # the worker must learn of it; the text may hold what is secret
             return Result(Category.unknown, Evidence(error=f"sending failed: {type(error).__name__}"))
         return self._judge(answer)
@@ -182,16 +186,27 @@ class HttpDestination:
     # -- what came back ------------------------------------------------------------------------
 
     def _judge(self, answer: Answer) -> Result:
-        evidence = Evidence(answer.status, failure(answer.status), self._masked(answer.body)[:ANSWER_KEPT] or None)
-        category = category_of(answer.status)
+        rules, status = self.terms.rules, answer.status
+        category, said = rules.of_status(status), failure(status)
+        unready = None if status in rules.permanent else self._why_unready(answer)
+        if unready is not None:
+            category, said = Category.transient, unready
+        evidence = Evidence(status, said, self._masked(answer.body)[:ANSWER_KEPT] or None)
         if category is None:
             return Result(evidence=evidence)
         return Result(
             category,
             evidence,
             retry_after=retry_after(answer.retry_after, clock.now_utc()),
-            pause="answered 410 Gone" if answer.status == 410 else None,
+            patience=self._patience(unready),
+            pause="answered 410 Gone" if status == 410 and category is Category.permanent else None,
         )
+
+    def _why_unready(self, came: Answer | Unanswered) -> str | None:
+        return None if self._receiver is None else self._receiver.why_unready(came)
+
+    def _patience(self, unready: str | None) -> Policy | None:
+        return None if self._receiver is None or unready is None else self._receiver.patience
 
     def _masked(self, body: bytes) -> bytes:
         """An answer that repeats our own credentials must not carry them into the store (S25)."""
@@ -201,29 +216,11 @@ class HttpDestination:
         return body
 
 
-def category_of(status: int) -> Category | None:
-    """What kind of failure a status is; None: it went well."""
-    if 200 <= status < 300:
-        return None
-    if status in _TRANSIENT or 500 <= status < 600:
-        return Category.transient
-    if 300 <= status < 500:
-        return Category.permanent
-    return Category.unknown
-
-
 def failure(status: int) -> str | None:
     """One line about a status that is not well; always the same for the same one, so that causes can be counted."""
     if 200 <= status < 300:
         return None
     return f"HTTP {status}; redirects are not followed" if 300 <= status < 400 else f"HTTP {status}"
-
-
-def _category_of_silence(error: Unanswered) -> Category:
-    if isinstance(error, Forbidden):
-        return Category.permanent
-    # Most certificates that fail have run out and will be renewed; some are wrong for good. Nobody can tell from here.
-    return Category.unknown if isinstance(error, Untrusted) else Category.transient
 
 
 def header_text(text: str) -> str:

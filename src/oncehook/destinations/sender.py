@@ -91,7 +91,8 @@ class SenderDestination:
                 return _permanent(_STOPPED)
             raise
         except Exception as error:  # the worker must learn of it; the text may hold what is secret
-            return self._silent(f"sending failed: {type(error).__name__}", Category.unknown)
+            found = self.terms.rules.of_error(error)
+            return self._silent(f"sending failed: {type(error).__name__}", found.category)
         return Result(evidence=Evidence(sent.status, answer=_answer_of(sent)))
 
     def _failed(self, error: SendFailed) -> Result:
@@ -99,7 +100,8 @@ class SenderDestination:
         evidence = Evidence(error.status, _line(said), error.answer[:ANSWER_KEPT] or None)
         if error.unsure and self.unsure == "dead":
             return _permanent(_line(f"unsure, {said}"), evidence)
-        return Result(error.category, evidence, retry_after=error.retry_after)
+        found = self.terms.rules.of_error(error)
+        return Result(found.category, evidence, retry_after=found.retry_after)
 
     def _silent(self, said: str, category: Category = Category.transient) -> Result:
         """Nobody can tell whether the message went out."""

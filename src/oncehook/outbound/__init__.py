@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from oncehook.deliveries import Category
 from oncehook.errors import OncehookError
 
 
@@ -25,6 +26,7 @@ class Unanswered(OncehookError):
     """No status line came back."""
 
     code = "unanswered"
+    category = Category.transient
 
     def __init__(self, message: str = "", *, hint: str = "", reached: bool = True) -> None:
         super().__init__(message, hint=hint)
@@ -36,9 +38,12 @@ class Forbidden(Unanswered):
     """Every address this name leads to is one that may not be called."""
 
     code = "address_forbidden"
+    category = Category.permanent
 
 
 class Untrusted(Unanswered):
     """The other end could not prove who it is."""
 
     code = "certificate_untrusted"
+    # Most certificates that fail have run out and will be renewed; some are wrong for good. Nobody can tell from here.
+    category = Category.unknown

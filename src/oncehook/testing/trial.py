@@ -102,7 +102,7 @@ class Trial(Inbox):
         for destination in inbox.destinations.values():
             self.add_destination(self._on_own_store(destination))
         self.routes += map(copy.copy, inbox.routes)
-        self.limits, self.retention = inbox.limits, inbox.retention
+        self.limits, self.retention, self.classifiers = inbox.limits, inbox.retention, inbox.classifiers
         self._standing_in.append((inbox, inbox.__dict__))
         inbox.__dict__ = self.__dict__
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
+from oncehook.categories import category_of
 from oncehook.deliveries import Category
 from oncehook.errors import OncehookError
-from oncehook.outbound import Forbidden, Unanswered, Untrusted
+from oncehook.outbound import Unanswered
 
 NOBODY_ANSWERED: Final = frozenset({504, 524})
 """Said by a gateway that has handed the message on and got no answer."""
@@ -51,6 +52,13 @@ CATEGORY: dict[Reason, Category] = {
     Reason.unavailable: Category.transient,
     Reason.unknown: Category.unknown,
 }
+
+_REASON: Final = {
+    Category.transient: Reason.unavailable,
+    Category.permanent: Reason.invalid,
+    Category.unknown: Reason.unknown,
+}
+"""What is said where nothing but the category is known."""
 
 
 @dataclass(slots=True, frozen=True)
@@ -110,9 +118,7 @@ def reason_of(status: int) -> Reason:
         return Reason.too_large
     if status == 429:
         return Reason.rate_limited
-    if status in (408, 425) or 500 <= status < 600:
-        return Reason.unavailable
-    return Reason.invalid if 300 <= status < 500 else Reason.unknown
+    return _REASON[category_of(status) or Category.unknown]
 
 
 def unsupported(api: str, what: str) -> SendFailed:
@@ -121,8 +127,5 @@ def unsupported(api: str, what: str) -> SendFailed:
 
 
 def silence(error: Unanswered) -> SendFailed:
-    if isinstance(error, Forbidden):
-        return SendFailed(str(error), Reason.invalid)
-    if isinstance(error, Untrusted):
-        return SendFailed(str(error), Reason.unknown)
-    return SendFailed(str(error), Reason.unavailable, unsure=error.reached)
+    may_be_sent = error.reached and error.category is Category.transient
+    return SendFailed(str(error), _REASON[error.category], unsure=may_be_sent)

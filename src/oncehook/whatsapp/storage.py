@@ -21,6 +21,8 @@ from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
+from oncehook.categories import Rules
+from oncehook.deliveries import Category
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.secret import Environment, Secret
 from oncehook.units import seconds
@@ -36,14 +38,6 @@ _PREFIX: Final = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*")
 
 _NOT_AGAIN: Final = {"NotImplemented", "ConditionalRequestConflict"}
 """Answers to a conditional upload after which it is worth trying without the condition."""
-_PASSING: Final = {
-    "SlowDown",
-    "Throttling",
-    "ThrottlingException",
-    "TooManyRequests",
-    "RequestTimeout",
-    "InternalError",
-}
 _WORDS: Final = {
     "NoSuchBucket": ("there is no such bucket", "Create the bucket, or correct its name."),
     "InvalidAccessKeyId": ("the access key is not known there", "Check the access key and the endpoint."),
@@ -74,6 +68,7 @@ class StorageFailed(OncehookError):
         super().__init__(message, hint=hint)
         self.transient = transient
         """Whether it may work when tried again."""
+        self.category = Category.transient if transient else Category.permanent
 
 
 @dataclass(slots=True, frozen=True)
@@ -315,10 +310,10 @@ class S3Files:
         """What went wrong, in our words: the library's may repeat what was sent."""
         place = f'bucket "{self._bucket}" at {urlsplit(self._endpoint or "").hostname or "AWS"}'
         code, status = _code(error), _status(error)
+        transient = Rules().of_error(error).category is Category.transient
         if code is None:
-            return StorageFailed(f"{place} cannot be reached: {type(error).__name__}.", transient=_is_network(error))
+            return StorageFailed(f"{place} cannot be reached: {type(error).__name__}.", transient=transient)
         reason, hint = _WORDS.get(code, (f"it answered {status} {code}", ""))
-        transient = code in _PASSING or status in (408, 429) or status >= 500
         return StorageFailed(f"{place}: {reason}.", transient=transient, hint=hint)
 
 
@@ -339,11 +334,6 @@ def _code(error: Exception) -> str | None:
 def _status(error: Exception) -> int:
     answer = getattr(error, "response", None)
     return int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)) if isinstance(answer, dict) else 0
-
-
-def _is_network(error: Exception) -> bool:
-    errors = import_module("botocore.exceptions")
-    return isinstance(error, (errors.HTTPClientError, errors.ConnectionError))
 
 
 # -- settings ----------------------------------------------------------------------------------

@@ -70,6 +70,15 @@ class N8nStandIn(StandIn[Any]):
         answer = Reply(status or 500, {"code": 0, "message": message}, headers)
         self.script(lambda request: answer, times)
 
+    def restart(self, *, times: int = 1) -> None:
+        """The next calls meet n8n while it starts: `times` in each state that it goes through before it is ready.
+
+        It listens and knows no address (404, a page), waits for its database (503), migrates it (200, whatever is
+        asked), and has yet to load its workflows (404, a page, then as for one that is off).
+        """
+        for state in (_no_such_page, _no_database, _migrating, _no_such_page, _not_loaded):
+            self.script(state, times)
+
     def deactivate(self, path: str | None = None) -> None:
         """A flow is switched off: its address is not registered any more."""
         self.active.discard(path or min(self.active))
@@ -111,6 +120,24 @@ def _content(request: Request) -> Any:
         return msgspec.json.decode(request.body)
     except msgspec.DecodeError:
         return request.body.decode("utf-8", "replace")
+
+
+def _no_such_page(request: Request) -> Reply:
+    said = f"Cannot {request.method} {request.path}"
+    page = f"<!DOCTYPE html>\n<html><head><title>Error</title></head><body><pre>{said}</pre></body></html>"
+    return Reply(404, page.encode(), {"content-type": "text/html; charset=utf-8"})
+
+
+def _no_database(request: Request) -> Reply:
+    return Reply(503, {"code": 503, "message": "Database is not ready!"})
+
+
+def _migrating(request: Request) -> Reply:
+    return Reply(200, b"n8n is starting up. Please wait", {"content-type": "text/html; charset=utf-8"})
+
+
+def _not_loaded(request: Request) -> Reply:
+    return _not_registered(request.method, request.path.removeprefix("/webhook/"))
 
 
 def _not_registered(method: str, path: str) -> Reply:

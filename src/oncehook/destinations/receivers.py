@@ -1,0 +1,64 @@
+"""The manners of known receivers: how each answers while it is not ready, and how patiently to wait for it.
+
+`preset = "n8n"` on an HTTP destination names one. Whatever is not about being ready is left to the table of
+`categories` and to the destination's own settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from oncehook.backoff import Policy, policy
+from oncehook.errors import ConfigError
+from oncehook.outbound import Answer, Unanswered
+
+ReceiverName = Literal["n8n"]
+NAMES: Final[tuple[ReceiverName, ...]] = get_args(ReceiverName)
+
+
+@dataclass(slots=True, frozen=True)
+class Receiver:
+    """A program that many send to."""
+
+    unready: Callable[[Answer], str | None]
+    """Say, in one line, why an answer means that it is not ready yet; None: it was ready."""
+    patience: Policy
+    """When to try again while it is not, whatever the destination's `retry` says."""
+
+    def why_unready(self, came: Answer | Unanswered) -> str | None:
+        """Return why the receiver was not ready; None where it was. Nobody listens while it is started anew."""
+        if isinstance(came, Answer):
+            return self.unready(came)
+        return None if came.reached else str(came)
+
+
+def _n8n(answer: Answer) -> str | None:
+    """n8n listens before it is ready: then it knows no webhook (404), has no database (503), or says 200 to everything.
+
+    It answers 404 as well while a workflow is off, and for another method than the workflow's, which no wait will mend.
+    """
+    if answer.status == 404 and b"is not registered for POST requests" not in answer.body:
+        return "HTTP 404: n8n is starting, or the workflow is off"
+    if answer.status == 200 and answer.body.startswith(b"n8n is starting up"):
+        return "HTTP 200: n8n is starting and did not take it"
+    return f"HTTP {answer.status}" if answer.status in (502, 503) else None
+
+
+_THREE_DAYS: Final = policy(
+    ("5s", "10s", "15s", "30s", "1m", "2m", "5m", "15m", "30m", "1h", "2h", "4h", "8h", "12h", "24h", "24h")
+)
+"""A start takes half a minute, migrations some minutes, and a workflow may be off over a weekend."""
+
+RECEIVERS: Final[Mapping[str, Receiver]] = {"n8n": Receiver(_n8n, _THREE_DAYS)}
+
+
+def receiver_of(name: str) -> Receiver:
+    """Return the receiver that a setting names. Raises ConfigError for one that is not known."""
+    if name not in RECEIVERS:
+        raise ConfigError(
+            f"{name!r} is no preset of a destination; there is {' and '.join(NAMES)}.",
+            hint="Presets of sources are for what comes in.",
+        )
+    return RECEIVERS[name]
