@@ -41,8 +41,8 @@ DEFAULT_KEY: Final = [
     "header:Idempotency-Key",
     "$.idempotency_key",
     "$.messageId",
-    "$.data.messageId",
     "$.data.idempotency_key",
+    "$.data.messageId",
 ]
 DEFAULT_TYPE: Final = ["$.type", "$.event"]
 

@@ -34,7 +34,8 @@ from tests.presets.trial import Trial, trial
     [
         ({"idempotency_key": "a", "messageId": "b", "data": {"messageId": "c", "idempotency_key": "d"}}, {}, "a"),
         ({"messageId": "b", "data": {"messageId": "c", "idempotency_key": "d"}}, {}, "b"),
-        ({"data": {"messageId": "c", "idempotency_key": "d"}}, {}, "c"),
+        ({"data": {"messageId": "c", "idempotency_key": "d"}}, {}, "d"),
+        ({"data": {"messageId": "c"}}, {}, "c"),
         ({"data": {"idempotency_key": "d"}}, {}, "d"),
         ({"data": {"idempotency_key": "d"}}, {"Idempotency-Key": '"e"'}, "d"),
         ({"data": {}}, {"Idempotency-Key": '"e"'}, "e"),

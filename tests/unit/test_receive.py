@@ -152,7 +152,7 @@ async def test_the_default_places_of_a_key(inbox: Inbox) -> None:
         ({"idempotency_key": "body"}, {"Idempotency-Key": "header"}),
         ({"idempotency_key": "one", "messageId": "not this"}, {}),
         ({"messageId": "two", "data": {"messageId": "not this"}}, {}),
-        ({"data": {"messageId": "three", "idempotency_key": "not this"}}, {}),
+        ({"data": {"messageId": "not this", "idempotency_key": "three"}}, {}),
         ({"data": {"idempotency_key": 4}}, {}),
         ({"data": {"id": "nothing"}}, {}),
         ({"idempotency_key": None, "messageId": ""}, {}),
@@ -163,6 +163,15 @@ async def test_the_default_places_of_a_key(inbox: Inbox) -> None:
     assert [event.key for event in events] == ["header", "one", "two", "three", "4", None, None]
     assert [event.marks for event in events][-2:] == [Mark.unkeyed] * 2
     assert b'oncehook_unkeyed_total{source="n8n"} 2.0' in await inbox.metrics()
+
+
+async def test_two_keys_for_one_message_are_two_events(inbox: Inbox) -> None:
+    inbox.source("triggers", verify=Nothing())
+    await inbox.start()
+    for word, outcome in (("received", "accepted"), ("read", "accepted"), ("read", "duplicate")):
+        body = {"data": {"messageId": "M7", "idempotency_key": f"M7:{word}"}}
+        assert (await send(inbox, "triggers", body)).outcome == outcome
+    assert [event.key for event in await stored(inbox)] == ["M7:received", "M7:read"]
 
 
 async def test_a_conflict_is_kept_with_its_body_and_counted(inbox: Inbox) -> None:

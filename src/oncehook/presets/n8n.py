@@ -18,7 +18,7 @@ PRESET = Preset(
     body_authenticated=False,
     key_authenticated=False,
     # The body goes first: where the flow signs, the signature covers it, and a header never.
-    key=["$.idempotency_key", "$.messageId", "$.data.messageId", "$.data.idempotency_key", "header:Idempotency-Key"],
+    key=["$.idempotency_key", "$.messageId", "$.data.idempotency_key", "$.data.messageId", "header:Idempotency-Key"],
     on_missing_key="accept",
     type=["$.type", "$.event", "$.event_type"],
     event_time=["$.timestamp", "$.created_at", "$.data.timestamp"],
