@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncehook.whatsapp.messages import InvalidMessage
-from oncehook.whatsapp.numbers import id_of, normalise
+from oncehook.whatsapp.numbers import id_of, is_group_id, is_user_id, normalise
+
+GROUP = "Y2FwaV9ncm91cDoxNzA1NTU1MDEzOToxMjAzNjM0MDQ2OTQyMzM4MjAZD"
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,10 @@ from oncehook.whatsapp.numbers import id_of, normalise
         ("5511999990001-1600000000@g.us", None, "5511999990001-1600000000@g.us"),
         ("123456789012345@lid", None, "123456789012345@lid"),
         ("5511999990001-1400000000@broadcast", None, "5511999990001-1400000000@broadcast"),
+        ("US.13491208655302741918", None, "US.13491208655302741918"),  # Meta's ids of people and groups
+        (" IN.ENT.9081726354 ", "55", "IN.ENT.9081726354"),
+        (f"BR.{'a1' * 64}", None, f"BR.{'a1' * 64}"),
+        (GROUP, "55", GROUP),
         ("(11) 99999-0001", "55", "5511999990001"),
         ("(11) 3333-4444", "+55", "551133334444"),
         ("011 99999-0001", "55", "5511999990001"),
@@ -56,6 +62,10 @@ def test_a_recipient_has_one_spelling(written: str, country: str | None, expecte
         ("", None, "holds no number"),
         ("  ", "55", "holds no number"),
         ("call me", None, "holds more than digits"),
+        ("us.13491208655302741918", None, "holds more than digits"),
+        ("US.1349120865.5302741918", None, "holds more than digits"),
+        (f"BR.{'a1' * 64}a", None, "holds more than digits"),
+        ("Y2FwaV9ncm91cDo", None, "holds more than digits"),
         ("+55 11 99999-OOO1", None, "holds more than digits"),
         ("٥٥١١٩٩٩٩٩٠٠٠١", None, "holds more than digits"),
         ("+55 11 99999-0001 ext 2", "55", "holds more than digits"),
@@ -90,7 +100,12 @@ def test_anything_else_is_refused_in_words_or_becomes_digits(text: str, country:
         found = normalise(text, country=country)
     except InvalidMessage:
         return
-    assert "@" in found or (found.isascii() and found.isdigit() and 8 <= len(found) <= 15)
+    assert (
+        "@" in found
+        or is_user_id(found)
+        or is_group_id(found)
+        or (found.isascii() and found.isdigit() and 8 <= len(found) <= 15)
+    )
 
 
 def test_a_chat_has_an_id() -> None:

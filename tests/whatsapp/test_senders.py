@@ -93,6 +93,9 @@ async def asked_for(make: Making, ok: bytes, message: whatsapp.Message, id: str 
 
 # -- what is sent ------------------------------------------------------------------------------
 
+USER, META_GROUP = "US.13491208655302741918", "Y2FwaV9ncm91cDoxNzA1NTU1MDEzOToxMjAzNjM0MDQ2OTQyMzM4MjAZD"
+# A user id in `to` would be answered 200 and never arrive.
+META_USER = {"messaging_product": "whatsapp", "recipient_type": "individual", "recipient": USER}
 META_TO = {"messaging_product": "whatsapp", "recipient_type": "individual", "to": NUMBER}
 
 
@@ -124,6 +127,25 @@ META_TO = {"messaging_product": "whatsapp", "recipient_type": "individual", "to"
         (
             Reaction(to=TO, message_id="wamid.1", emoji=""),
             META_TO | {"type": "reaction", "reaction": {"message_id": "wamid.1", "emoji": ""}},
+        ),
+        (
+            Text(to=USER, text="Hello", reply_to="wamid.1"),
+            META_USER
+            | {"type": "text", "text": {"body": "Hello", "preview_url": False}, "context": {"message_id": "wamid.1"}},
+        ),
+        (
+            Reaction(to=USER, message_id="wamid.1", emoji="👍"),
+            META_USER | {"type": "reaction", "reaction": {"message_id": "wamid.1", "emoji": "👍"}},
+        ),
+        (
+            Text(to=META_GROUP, text="Hello"),
+            {
+                "messaging_product": "whatsapp",
+                "recipient_type": "group",
+                "to": META_GROUP,
+                "type": "text",
+                "text": {"body": "Hello", "preview_url": False},
+            },
         ),
         (
             Read(message_id="wamid.1"),
@@ -296,6 +318,9 @@ async def test_a_local_number_is_completed() -> None:
         (meta, Text(to=TO, text=" "), Reason.invalid),
         (meta, Text(to="120363@g.us", text="Hello"), Reason.unsupported),
         (meta, Text(to="123456@lid", text="Hello"), Reason.unsupported),
+        (evolution_api, Text(to=USER, text="Hello"), Reason.unsupported),
+        (evolution_go, Text(to=USER, text="Hello"), Reason.unsupported),
+        (evolution_go, Reaction(to=META_GROUP, message_id="1", emoji=""), Reason.unsupported),
         (evolution_api, Media(to=TO, kind="image", id="99"), Reason.unsupported),
         (evolution_go, Media(to=TO, kind="image", id="99"), Reason.unsupported),
         (evolution_go, Template(to=TO, name="hello"), Reason.unsupported),

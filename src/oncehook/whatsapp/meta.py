@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from oncehook.errors import ConfigError
 from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
+from oncehook.whatsapp.numbers import is_group_id, is_user_id
 from oncehook.whatsapp.outcomes import Fault, Reason, reason_of, unsupported
 from oncehook.whatsapp.sender import Call, Credential, Sender
 
@@ -47,6 +48,7 @@ class MetaCloud(Sender):
     """
 
     api = "meta"
+    takes_meta_ids = True
     actions: ClassVar[Mapping[str, str]] = {"info": "number_info"}
 
     def __init__(
@@ -80,9 +82,9 @@ class MetaCloud(Sender):
             body |= {"status": "read", "message_id": message.message_id}
             return Call("POST", f"{self._number}/messages", body)
         if "@" in message.to:
-            raise unsupported("Meta's API", f"to {message.to.partition('@')[2]} ids; only to numbers")
+            raise unsupported("Meta's API", f"to {message.to.partition('@')[2]} ids; only to numbers and ids of Meta's")
         kind, content = _content(message)
-        body |= {"recipient_type": "individual", "to": message.to, "type": kind, kind: content}
+        body |= {**_address(message.to), "type": kind, kind: content}
         if isinstance(message, Text | Media) and message.reply_to:
             body["context"] = {"message_id": message.reply_to}
         if id is not None:
@@ -106,6 +108,13 @@ class MetaCloud(Sender):
         details = data.get("details") if isinstance(data, dict) else None
         text = str(details or error.get("message") or "")
         return Fault(_reason(code, text, status), text, None if code is None else str(code))
+
+
+def _address(to: str) -> dict[str, str]:
+    # A user id in `to` is answered 200 and never delivered: Meta takes its digits for a phone number.
+    if is_user_id(to):
+        return {"recipient_type": "individual", "recipient": to}
+    return {"recipient_type": "group" if is_group_id(to) else "individual", "to": to}
 
 
 def _content(message: Text | Media | Template | Reaction) -> tuple[str, dict[str, Any]]:

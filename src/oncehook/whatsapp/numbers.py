@@ -1,7 +1,8 @@
 """One way of writing a recipient: what a person, a form or a webhook wrote comes in, what every API takes goes out.
 
-A number becomes its digits in E.164 without the plus (`5511999990001`); a group, a hidden number (`@lid`), a channel or
-a list keeps its id. Called by senders, and by whoever emits a message.
+A number becomes its digits in E.164 without the plus (`5511999990001`); a group, a hidden number (`@lid`), a channel, a
+list, and the ids that Meta gives to people and groups stay as they are. Called by senders, and by whoever emits a
+message.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ _AS_THEY_ARE: Final = frozenset({"g.us", "lid", "newsletter", "broadcast"})
 _PEOPLE: Final = frozenset({PERSON, "c.us"})
 _ID: Final = re.compile(r"[0-9A-Za-z._:-]+")
 _STATUS: Final = "status@broadcast"
+_USER_ID: Final = re.compile(r"[A-Z]{2}\.(?:ENT\.)?[0-9A-Za-z]{1,128}")
+"""A business-scoped user id (BSUID) of Meta's, or its parent: `US.13491208655302741918`."""
+_GROUP_ID: Final = re.compile(r"Y2FwaV9ncm91cDo[0-9A-Za-z+/=_-]{1,200}")
+"""A group of the Cloud API: `capi_group:…` in base64."""
 _DEVICE: Final = re.compile(r"[.:][0-9.:]*$")
 _BETWEEN: Final = re.compile(r"[\s().\-/\u00ad\u2010-\u2015\u2212\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
 """What people put between digits: spaces, dashes, brackets; and the invisible marks that come along in a copy."""
 
 _SHORTEST, _LONGEST = 8, 15
-_LONGEST_TEXT: Final = 100
+_LONGEST_TEXT: Final = 256
 
 _LOCAL: Final[Mapping[str, re.Pattern[str]]] = {
     "1": re.compile(r"[2-9][0-9]{2}[2-9][0-9]{6}"),
@@ -48,6 +53,8 @@ def normalise(text: str, *, country: str | None = None) -> str:
     if len(text) > _LONGEST_TEXT:
         raise _wrong(text, "is too long")
     written = text.strip()
+    if is_user_id(written) or is_group_id(written):
+        return written
     if "@" in written:
         return _from_id(written)
     digits = _BETWEEN.sub("", written)
@@ -62,6 +69,16 @@ def normalise(text: str, *, country: str | None = None) -> str:
             )
         return _checked(digits, text)
     return _checked(_with_country(_digits(digits, text), _calling_code(country)), text)
+
+
+def is_user_id(to: str) -> bool:
+    """Tell whether this is Meta's id of a person, whose phone number may be unknown."""
+    return _USER_ID.fullmatch(to) is not None
+
+
+def is_group_id(to: str) -> bool:
+    """Tell whether this is Meta's id of a group."""
+    return _GROUP_ID.fullmatch(to) is not None
 
 
 def id_of(number: str) -> str:

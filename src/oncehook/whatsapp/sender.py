@@ -42,8 +42,8 @@ from oncehook.whatsapp.messages import (
     Text,
     check,
 )
-from oncehook.whatsapp.numbers import normalise
-from oncehook.whatsapp.outcomes import CATEGORY, NOBODY_ANSWERED, Fault, Reason, SendFailed, Sent, silence
+from oncehook.whatsapp.numbers import is_group_id, is_user_id, normalise
+from oncehook.whatsapp.outcomes import CATEGORY, NOBODY_ANSWERED, Fault, Reason, SendFailed, Sent, silence, unsupported
 
 if TYPE_CHECKING:
     from oncehook.outbound.client import Outbound
@@ -122,6 +122,8 @@ class Sender(ABC):
     """Its name in settings."""
     actions: ClassVar[Mapping[str, str]] = {}
     """What `instance` can do, and the method behind it."""
+    takes_meta_ids: ClassVar[bool] = False
+    """Whether it can send to the ids that Meta gives to people and groups."""
     address: str
     """Whom it reaches, without credentials."""
 
@@ -226,6 +228,8 @@ class Sender(ABC):
                 message = msgspec.structs.replace(message, to=normalise(message.to, country=self.country))
         except InvalidMessage as error:
             raise SendFailed(str(error), Reason.invalid_number) from None
+        if message.to is not None and not self.takes_meta_ids and (is_user_id(message.to) or is_group_id(message.to)):
+            raise unsupported(self.api, "to ids of Meta's; only to numbers and WhatsApp's own ids")
         return await self._ready_media(message) if isinstance(message, Media) else message
 
     async def _ready_media(self, media: Media) -> Media:

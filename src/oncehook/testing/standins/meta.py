@@ -217,7 +217,8 @@ class MetaStandIn(StandIn[MetaHook]):
             self.read.append(str(fields.get("message_id")))
             return Reply(200, {"success": True})
         kind = str(fields.get("type", "text"))
-        to = digits(str(fields.get("to", "")))
+        said = str(fields.get("to") or fields.get("recipient") or "")
+        to = digits(said) if fields.get("to") and fields.get("recipient_type") != "group" else said
         if (wrong := self._wrong(kind, to, fields)) is not None:
             return wrong
         sent = self.take(_wamid(to), to, kind, fields)
@@ -225,7 +226,7 @@ class MetaStandIn(StandIn[MetaHook]):
             200,
             {
                 "messaging_product": "whatsapp",
-                "contacts": [{"input": str(fields["to"]), "wa_id": to}],
+                "contacts": [{"input": said, "wa_id" if fields.get("to") else "user_id": to}],
                 "messages": [
                     {"id": sent.id, **({"message_status": "accepted"} if kind == "template" else {})},
                 ],
@@ -234,7 +235,7 @@ class MetaStandIn(StandIn[MetaHook]):
 
     def _wrong(self, kind: str, to: str, fields: dict[str, Any]) -> Reply | None:
         if not to:
-            return error(100, details="The parameter to is required.", bare=True)
+            return error(100, details="The parameter to or recipient is required.", bare=True)
         if kind not in KINDS:
             return error(100, details=f"Param type must be one of {{{', '.join(map(str.upper, KINDS))}}}")
         if not isinstance(fields.get(kind), list if kind == "contacts" else dict):
@@ -307,14 +308,21 @@ class MetaStandIn(StandIn[MetaHook]):
         >>> meta.message(from_="5511988880142", text="Hi")
         >>> meta.message(from_="5511988880142", type="image", mime_type="image/jpeg", sha256="…")
         """
-        number = digits(from_)
+        is_user_id = "." in from_
+        number = from_ if is_user_id else digits(from_)
         self._closed.discard(number)
         if type == "text":
             content = {"body": text or "", **content}
         elif type in MEDIA_KINDS:
             content = {"id": _media_id(), **content}
-        item = {"from": number, "id": id or _wamid(number), "timestamp": _now(), type: content, "type": type}
-        return MetaHook("messages", item, {"profile": {"name": name}, "wa_id": number})
+        item = {
+            "from_user_id" if is_user_id else "from": number,
+            "id": id or _wamid(number),
+            "timestamp": _now(),
+            type: content,
+            "type": type,
+        }
+        return MetaHook("messages", item, {"profile": {"name": name}, "user_id" if is_user_id else "wa_id": number})
 
     def status(self, of: object, status: str, *, to: str | None = None, code: int | None = None) -> MetaHook:
         """How far a message has come: `sent`, `delivered`, `read` or `failed` (with the code that tells why).
@@ -340,7 +348,7 @@ class MetaStandIn(StandIn[MetaHook]):
             "messaging_product": "whatsapp",
             "metadata": {"display_phone_number": self.display_phone_number, "phone_number_id": self.phone_number_id},
         }
-        contacts = {hook.contact["wa_id"]: hook.contact for hook in hooks if hook.contact is not None}
+        contacts = {str(hook.contact): hook.contact for hook in hooks if hook.contact is not None}
         if contacts:
             value["contacts"] = list(contacts.values())
         for hook in hooks:
