@@ -6,7 +6,8 @@ costs its neighbours anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -50,13 +51,24 @@ def each(name: str, below: Apart) -> Apart:
     return apart
 
 
-def one_of(whole: dict[str, Any], names: Sequence[str]) -> Iterator[Any]:
-    """A copy of the object for every item of the named lists, holding that item and no other."""
+def itself(item: Any) -> Iterator[Any]:
+    """Leaves an object as it is."""
+    yield item if isinstance(item, dict) else Odd(item)
+
+
+def one_of(
+    whole: dict[str, Any], names: Collection[str], below: Mapping[str, Apart] = MappingProxyType({})
+) -> Iterator[Any]:
+    """A copy of the object for every item of the named lists, holding that item and no other.
+
+    `below` takes the items of some lists apart in turn.
+    """
     rest = {name: value for name, value in whole.items() if name not in names}
     for name in names:
         items = whole.get(name)
         for item in items if isinstance(items, list) else ():
-            yield put(rest, name, item if isinstance(item, dict) else Odd(item))
+            for part in below.get(name, itself)(item):
+                yield put(rest, name, part)
 
 
 def put(whole: dict[str, Any], name: str, part: Any) -> Any:

@@ -1,58 +1,286 @@
 """WhatsApp Cloud API (Meta): up to 1000 messages and statuses in one request, retried for seven days.
 
 A retry goes to all apps of the business account, so somebody else's failure brings us duplicates. Anything but 200
-counts as failed.
+counts as failed. What Meta puts under `value` may also stand at the top of the body, or under `data`: that is how
+360dialog sends its old messages and its partner events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from oncehook.model import Arrival
+from oncehook.payload import text_of
 from oncehook.presets import _meta
+from oncehook.sight import Sight
 from oncehook.sources import Odd, Preset, Sample
 
-VALUE: Final = "$.entry[0].changes[0].value"
-NUMBER: Final = f"{VALUE}.metadata.phone_number_id"
-MESSAGE: Final = f"{VALUE}.messages[0]"
-STATUS: Final = f"{VALUE}.statuses[0]"
-# What the business itself writes on its phone, where app and API share a number.
-ECHO: Final = f"{VALUE}.message_echoes[0]"
-LISTS: Final = ("messages", "statuses", "message_echoes")
-# Who an item is about. People with a username may have no phone number to show, only an id of their own.
-PEOPLE: Final = ("from", "from_user_id", "to", "to_user_id", "recipient_id", "recipient_user_id")
-MEMBERS: Final = ("recipient_participant_id", "recipient_participant_user_id")
+LISTS: Final = {
+    "messages": "message",
+    "statuses": "status",
+    # What the business itself writes on its phone, where app and API share a number.
+    "message_echoes": "echo",
+    "calls": "call",
+    "history": "history",
+    "state_sync": "state_sync",
+    "user_preferences": "user_preference",
+}
+"""The lists of a value, and what one item of each is called in the type of its event."""
+
+WORDS: Final = {"status": "status", "call": "event", "state_sync": "action", "user_preference": "value"}
+"""Which field of an item tells what happened; of messages it is their `type`."""
+
+STATUSES: Final = ("sent", "delivered", "read")
+PLAIN: Final = ("parent_user_id", "user_id", "wa_id")
+WHO: Final[Mapping[str, Sequence[str]]] = {
+    "messages": ("from_parent_user_id", "from_user_id", "from"),
+    "message_echoes": ("to_parent_user_id", "to_user_id", "to"),
+    "statuses": ("recipient_parent_user_id", "recipient_user_id", "recipient_id"),
+    "state_sync": ("parent_user_id", "user_id", "phone_number"),
+}
+"""Where an item names the person it is about: parent BSUID, BSUID, phone number."""
+
+# Meta's pages spell the parent of a status's recipient in three ways.
+PARENTS: Final = ("parent_recipient_user_id", "parent_user_id")
+MEMBERS: Final = ("recipient_participant_user_id", "recipient_participant_id")
+IDS: Final = frozenset({*PLAIN, *MEMBERS, *PARENTS, *(name for names in WHO.values() for name in names)})
+
+
+# -- taking apart ------------------------------------------------------------------------------
 
 
 def split(data: Any, arrival: Arrival) -> Iterator[Any]:
-    """Each message and each status is an event of its own, with the metadata and the contact it belongs to."""
-    return _documents(data)
+    """Make each message, status, call and contact an event of its own, with the metadata and contact it belongs to."""
+    if isinstance(data, dict) and "entry" not in data:
+        if _holds_items(data.get("data")):
+            for part in _items(data["data"]):
+                yield Odd({**data, "data": part.part}) if isinstance(part, Odd) else {**data, "data": part}
+            return
+        if _holds_items(data):
+            yield from _items(data)
+            return
+    yield from _documents(data)
+
+
+def _holds_items(value: Any) -> bool:
+    return isinstance(value, dict) and any(isinstance(value.get(name), list) and value[name] for name in LISTS)
+
+
+def _items(value: dict[str, Any]) -> Iterator[Any]:
+    for part in _meta.one_of(value, LISTS, {"history": _chunk}):
+        yield part if isinstance(part, Odd) else _with_own_contacts(part)
 
 
 def _changes(change: Any) -> Iterator[Any]:
     value = change.get("value") if isinstance(change, dict) else None
-    parts = list(_meta.one_of(value, LISTS)) if isinstance(value, dict) else []
-    for part in parts:
-        yield Odd({**change, "value": part.part}) if isinstance(part, Odd) else {**change, "value": _theirs(part)}
-    if not parts:  # account, template and quality changes are one event each
+    if not _holds_items(value):  # account, template and quality changes are one event each
         yield change if isinstance(change, dict) else Odd(change)
+        return
+    for part in _items(change["value"]):
+        yield Odd({**change, "value": part.part}) if isinstance(part, Odd) else {**change, "value": part}
 
 
+def _chunk(chunk: Any) -> Iterator[Any]:
+    # A chunk without threads says that the business did not share its history.
+    if isinstance(chunk, dict) and "threads" not in chunk:
+        yield chunk
+    else:
+        yield from _threads(chunk)
+
+
+_threads: Final = _meta.each("threads", _meta.each("messages", _meta.itself))
 _documents: Final = _meta.each("entry", _meta.each("changes", _changes))
 
 
-def _theirs(value: dict[str, Any]) -> dict[str, Any]:
-    """Of all contacts in the batch, those of this item: the others are none of its business, and would multiply."""
+def _with_own_contacts(value: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the contacts of other items: they are none of its business, and would multiply."""
     contacts = value.get("contacts")
     if not isinstance(contacts, list) or len(contacts) < 2:
         return value
     item = next(value[name][0] for name in LISTS if name in value)
-    ids = [item[name] for name in (*PEOPLE, *MEMBERS) if item.get(name)]
-    known = [
-        one for one in contacts if isinstance(one, dict) and (one.get("wa_id") in ids or one.get("user_id") in ids)
-    ]
+    ids = [item[name] for name in IDS if item.get(name)]
+    known = [one for one in contacts if isinstance(one, dict) and any(one.get(name) in ids for name in PLAIN)]
     return {**value, "contacts": known}
+
+
+# -- reading one event -------------------------------------------------------------------------
+
+
+class Person(NamedTuple):
+    """Who is on the other side, by every name that Meta gives."""
+
+    parent: Any = None
+    user_id: Any = None
+    """The business-scoped user id (BSUID): always there since April 2026, while the phone number may be withheld."""
+    phone: Any = None
+
+
+class Notice(NamedTuple):
+    """The one item of an event, and what stands around it."""
+
+    kind: str
+    """`message`, `status`, …; empty for a change that holds no item."""
+    item: dict[str, Any]
+    person: Person
+    group: Any
+    """The group it belongs to, if any."""
+    number: tuple[str, ...]
+    """The `phone_number_id` of the business; empty where there is no metadata."""
+    business: Any
+    """The business's own phone number."""
+    account: Any
+    field: Any
+
+
+def read(data: Any) -> Notice:
+    """Read the one item of an event. Raises what reading something absent raises, which a rule takes for missing."""
+    value, field, account = _value(data)
+    metadata = _object(value.get("metadata"))
+    about = (_texts(metadata.get("phone_number_id")) or (), metadata.get("display_phone_number"), account, field)
+    name = next((name for name in LISTS if isinstance(value.get(name), list) and value[name]), None)
+    if name is None:
+        return Notice("", {}, Person(), None, *about)
+    item, ids = _object(value[name][0]), None
+    if name == "history":
+        thread = _object(_first(item.get("threads")))
+        item, ids = (
+            _object(_first(thread.get("messages"))),
+            {"wa_id": thread.get("id"), **_object(thread.get("context"))},
+        )
+    person = _person(
+        _object(item.get("contact")) if name == "state_sync" else item if ids is None else ids,
+        WHO.get(name, PLAIN),
+        value.get("contacts"),
+    )
+    return Notice(_kind(name, item, field), item, person, _group(item), *about)
+
+
+def _value(data: Any) -> tuple[dict[str, Any], Any, Any]:
+    """Return what the lists stand in, the name of the field, and the id of the business account."""
+    if "entry" in data:
+        entry = data["entry"][0]
+        change = entry["changes"][0]
+        return _object(change.get("value")), change.get("field"), entry.get("id")
+    if isinstance(data.get("data"), dict):
+        return data["data"], data.get("event"), data["data"].get("id")
+    return data, None, None
+
+
+def _kind(name: str, item: dict[str, Any], field: Any) -> str:
+    # Media of the history come later, as messages and echoes: nobody should answer those.
+    if field == "history":
+        return "history"
+    return "call" if name == "statuses" and item.get("type") == "call" else LISTS[name]
+
+
+def _group(item: dict[str, Any]) -> Any:
+    return item.get("group_id") or (item.get("recipient_id") if item.get("recipient_type") == "group" else None)
+
+
+def _person(ids: dict[str, Any], names: Sequence[str], contacts: Any) -> Person:
+    parent, user_id, phone = (ids.get(name) for name in names)
+    parent = parent or next((ids[name] for name in PARENTS if ids.get(name)), None)
+    contact = _contact(contacts, [one for one in (parent, user_id, phone) if one])
+    return Person(
+        parent or contact.get("parent_user_id"), user_id or contact.get("user_id"), phone or contact.get("wa_id")
+    )
+
+
+def _contact(contacts: Any, ids: Sequence[Any]) -> dict[str, Any]:
+    """Return the contact with one of these ids; where an item names nobody, the only one there is."""
+    found = [one for one in contacts if isinstance(one, dict)] if isinstance(contacts, list) else []
+    if not ids:
+        return found[0] if len(found) == 1 else {}
+    return next((one for one in found if any(one.get(name) in ids for name in PLAIN)), {})
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else None
+
+
+def _texts(*parts: Any) -> tuple[str, ...] | None:
+    """Return the parts as texts, if all of them are there."""
+    found = [text_of(part) for part in parts]
+    return tuple(text for text in found if text) if all(found) else None
+
+
+# -- the rules ---------------------------------------------------------------------------------
+
+
+def key(sight: Sight) -> tuple[str, ...] | None:
+    """Return the number and the item's id, with what happened where several things happen to one id.
+
+    Sent, delivered, read and failed all carry the wamid of the message: only with the status is it one event. In a
+    group every member has a status of their own. Contacts and preferences have no id: there it is who, what and when.
+    """
+    notice = read(sight.data)
+    item, number = notice.item, notice.number
+    if notice.kind in ("message", "echo"):
+        return _texts(*number, item.get("id"))
+    if notice.kind == "history":  # a placeholder and the picture it stands for have the same id
+        return _texts(*number, "history", item.get("id"), item.get("type"))
+    if notice.kind == "status":
+        return _texts(*number, item.get("id"), item.get("status"), *_member(item))
+    if notice.kind == "call":
+        return _texts(*number, item.get("id"), _word(notice))
+    if notice.kind in ("state_sync", "user_preference"):
+        who, when = _who(notice.person), event_time(sight)
+        return _texts(*number, notice.kind, who, *filter(None, [item.get("category")]), _word(notice), when)
+    return None
+
+
+def kind(sight: Sight) -> str | None:
+    """Return `message.text`, `status.read`, `call.ringing`, `history.image` …; otherwise the name of the field."""
+    notice = read(sight.data)
+    word = text_of(_word(notice))
+    return f"{notice.kind}.{word.lower() if notice.kind == 'call' else word}" if word else text_of(notice.field)
+
+
+def subject(sight: Sight) -> tuple[str, ...] | str | None:
+    """Return the number and whom or what it is about: the group, the call, the person; otherwise the account.
+
+    A person is the parent BSUID, the BSUID or the phone number, whichever is there: the next message may withhold the
+    phone number.
+    """
+    notice = read(sight.data)
+    about = notice.item.get("id") if notice.kind == "call" else notice.group or _who(notice.person)
+    return _texts(*notice.number, about) or text_of(notice.account)
+
+
+def event_time(sight: Sight) -> str | None:
+    """Return when it happened."""
+    item = read(sight.data).item
+    return text_of(item.get("timestamp") or _object(item.get("metadata")).get("timestamp"))
+
+
+def rank(sight: Sight) -> str | None:
+    """Return how far a message has come: with `latest_wins`, delivered never comes after read."""
+    notice = read(sight.data)
+    return str(STATUSES.index(notice.item["status"])) if notice.kind == "status" else None
+
+
+def rank_scope(sight: Sight) -> tuple[str, ...] | None:
+    """Return the message, and in a group the member."""
+    notice = read(sight.data)
+    return _texts(notice.item.get("id"), *_member(notice.item)) if notice.kind == "status" else None
+
+
+def _word(notice: Notice) -> Any:
+    item = notice.item
+    return item.get(WORDS.get(notice.kind, "type")) or (item.get("status") if notice.kind == "call" else None)
+
+
+def _who(person: Person) -> Any:
+    return person.parent or person.user_id or person.phone
+
+
+def _member(item: dict[str, Any]) -> list[Any]:
+    return [item[name] for name in MEMBERS if item.get(name)][:1]
 
 
 _ENVELOPE: Final = (
@@ -73,37 +301,16 @@ PRESET = Preset(
     scheme=_meta.SIGNATURE,
     handshake=_meta.handshake,
     split=split,
-    # Sent, delivered, read and failed all carry the wamid of the message: only with the status is it one event.
-    # In a group every member has a status of their own.
-    key=[
-        [NUMBER, f"{MESSAGE}.id"],
-        *[[NUMBER, f"{STATUS}.id", f"{STATUS}.status", f"{STATUS}.{member}"] for member in MEMBERS],
-        [NUMBER, f"{STATUS}.id", f"{STATUS}.status"],
-        [NUMBER, f"{ECHO}.id"],
-    ],
+    key=key,
     # account_update, template and quality changes have no id.
     on_missing_key="body_hash",
-    type=[
-        ["literal:message", f"{MESSAGE}.type"],
-        ["literal:status", f"{STATUS}.status"],
-        ["literal:echo", f"{ECHO}.type"],
-        "$.entry[0].changes[0].field",
-    ],
-    subject=[
-        [NUMBER, f"{MESSAGE}.from"],
-        [NUMBER, f"{MESSAGE}.from_user_id"],
-        [NUMBER, f"{STATUS}.recipient_id"],
-        [NUMBER, f"{STATUS}.recipient_user_id"],
-        [NUMBER, f"{ECHO}.to"],
-        [NUMBER, f"{ECHO}.to_user_id"],
-        "$.entry[0].id",
-    ],
-    event_time=[f"{MESSAGE}.timestamp", f"{STATUS}.timestamp", f"{ECHO}.timestamp"],
-    # Statuses may overtake each other: with `latest_wins`, delivered never comes after read.
-    rank={"of": f"{STATUS}.status", "order": ["sent", "delivered", "read"]},
-    rank_scope=[*[[f"{STATUS}.id", f"{STATUS}.{member}"] for member in MEMBERS], f"{STATUS}.id"],
+    type=kind,
+    subject=subject,
+    event_time=event_time,
+    rank=rank,
+    rank_scope=rank_scope,
     # Which contacts come along depends on what else is in the batch.
-    volatile=("$.entry[*].time", "$.entry[*].changes[*].value.contacts"),
+    volatile=("$.entry[*].time", "$.entry[*].changes[*].value.contacts", "$.contacts", "$.data.contacts"),
     horizon="7d",
     keep_keys="30d",
     daily_volume=50,
