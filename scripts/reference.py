@@ -260,6 +260,7 @@ ADVICE: Final = {
     "message_invalid": "Correct the message; trying again does not help.",
     "method_not_allowed": "Use the method that the page of the API names.",
     "migration_needed": "`oncehook db migrate`, or `migrate = true`.",
+    "no_message": "Let the handler take only types that hold a message: `message.*`, `messages.upsert`, `Message`.",
     "not_found": "Check the id; it may have been pruned.",
     "erased": "Its subject was erased, and nothing brings it back: see [erase a subject](../how-to/erase.md).",
     "not_replayable": "Pending and leased need no replay; for what is done say `force`.",

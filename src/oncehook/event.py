@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oncehook import payload
 from oncehook.deliveries import Lease, Options, Trigger
 from oncehook.emit import Draft, draft
 from oncehook.errors import ConfigError
 from oncehook.model import Kind, Mark, show_id, unpack_head
+
+if TYPE_CHECKING:
+    from oncehook.whatsapp.incoming import IncomingMessage
 
 Effect = Callable[[Any], object]
 """A short function of a connection: it writes what must commit together with the delivery."""
@@ -108,6 +111,20 @@ class Event:
     def form(self) -> dict[str, list[str]]:
         """The body as a form: every value of every field."""
         return payload.parse_form(self.body)
+
+    @property
+    def whatsapp(self) -> IncomingMessage:
+        """The WhatsApp message it holds, read alike from Cloud API, 360dialog, Evolution API and Evolution Go.
+
+        Raises NoMessage where it holds none: a status, a call, anything that is not WhatsApp's.
+        """
+        from oncehook.whatsapp.incoming import read_incoming
+
+        try:
+            data = self.json()
+        except ValueError:
+            data = None
+        return read_incoming(data)
 
     # -- which attempt this is -----------------------------------------------------------------
 

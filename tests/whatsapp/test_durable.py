@@ -20,10 +20,11 @@ from oncehook import clock
 from oncehook.config import load
 from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import ConfigError
+from oncehook.event import Event
 from oncehook.inbox import Inbox
 from oncehook.model import Kind, Mark, read_id
 from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn
-from oncehook.whatsapp.messages import InvalidMessage, Read, Text
+from oncehook.whatsapp import EvolutionApi, EvolutionGo, InvalidMessage, MetaCloud, NoMessage, Read, Sender, Text
 from tests.acceptance.conftest import make_engine
 from tests.whatsapp.phone import HANG, Phone, busy, closed, silent
 
@@ -366,7 +367,10 @@ async def test_an_instance_that_comes_back(tmp_path: Path) -> None:
 PAGE = (Path(__file__).parents[2] / "docs/how-to/whatsapp-answers.md").read_text()
 
 
-async def test_the_program_of_the_page_answers_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("customer", ["5511999990001", "US.13491208655302741918"], ids=["by number", "by user id"])
+async def test_the_program_of_the_page_answers_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, customer: str
+) -> None:
     monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     with MetaStandIn(secret="app-secret", token="EAAG") as meta:
@@ -377,10 +381,47 @@ async def test_the_program_of_the_page_answers_once(tmp_path: Path, monkeypatch:
         inbox: Inbox = names["inbox"]
         inbox.sources["whatsapp"].budget = 60.0
         async with inbox.running():
-            for arrival in meta.signed(meta.message(from_="5511999990001", text="Where is it?")) * 2:
+            for arrival in meta.signed(meta.message(from_=customer, text="Where is it?")) * 2:
                 await inbox.receive("whatsapp", arrival.headers, arrival.body)
             await inbox.drain()
-        assert [(sent.to, sent.text) for sent in meta.sent] == [("5511999990001", "On its way")]
+        assert [(sent.to, sent.text) for sent in meta.sent] == [(customer, "On its way")]
+
+
+def near(standin: Any) -> Sender:
+    if isinstance(standin, MetaStandIn):
+        return MetaCloud(standin.token, standin.phone_number_id, base_url=standin.url, allow_private=True)
+    if isinstance(standin, EvolutionApiStandIn):
+        return EvolutionApi(standin.url, standin.api_key, "sales", allow_private=True)
+    return EvolutionGo(standin.url, standin.token, allow_private=True)
+
+
+@pytest.mark.parametrize("make", [MetaStandIn, EvolutionApiStandIn, EvolutionGoStandIn], ids=lambda make: make.preset)
+async def test_one_handler_answers_over_every_api(tmp_path: Path, make: Any) -> None:
+    with make() as standin:
+        inbox = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
+        inbox.source("phone", preset=make.preset, secret=standin.secret, verify_token="hello", budget=60.0)
+        inbox.sender("answers", near(standin))
+        refused: list[Exception] = []
+
+        @inbox.on("phone")
+        async def reply(event: Event) -> None:
+            try:
+                message = event.whatsapp
+            except NoMessage as error:
+                refused.append(error)
+                raise
+            await inbox.send_message("answers", message.reply_to(f"{message.text}?"), key=event.idempotency_key)
+
+        async with inbox.running():
+            read = standin.receipt("3EB0") if make is EvolutionGoStandIn else standin.status("3EB0", "READ")
+            for hook in (standin.message(from_="5511999990001", text="Hi"), read):
+                for arrival in standin.signed(hook):
+                    await inbox.receive("phone", arrival.headers, arrival.body)
+            await inbox.drain()
+            (dead,) = (await inbox.desk.deliveries(Filter(status=DeliveryStatus.dead))).items
+        assert [(sent.to, sent.text) for sent in standin.sent] == [("5511999990001", "Hi?")]
+        assert [getattr(error, "code", "") for error in refused] == ["no_message"]
+        assert (dead.category, dead.attempts) == (Category.permanent, 1)
 
 
 def test_the_settings_of_the_page_are_good(tmp_path: Path) -> None:

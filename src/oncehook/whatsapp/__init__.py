@@ -14,6 +14,7 @@ from typing import Any, Final
 from oncehook.errors import ConfigError
 from oncehook.whatsapp.evolution_api import EvolutionApi
 from oncehook.whatsapp.evolution_go import EvolutionGo
+from oncehook.whatsapp.incoming import IncomingMessage, NoMessage
 from oncehook.whatsapp.messages import (
     InvalidMessage,
     Media,
@@ -36,11 +37,13 @@ __all__ = [
     "EvolutionApi",
     "EvolutionGo",
     "Files",
+    "IncomingMessage",
     "InvalidMessage",
     "Media",
     "MediaKind",
     "Message",
     "MetaCloud",
+    "NoMessage",
     "Reaction",
     "Read",
     "Reason",
