@@ -388,6 +388,7 @@ async def test_a_batch_that_would_grow_too_large_is_kept_whole(tmp_path: Path) -
 
 
 NAMES = ["entry", "changes", "value", "messages", "statuses", "contacts", "metadata", "id", "from", "status"]
+NAMES += ["data", "history", "threads", "context", "calls", "state_sync", "contact", "user_preferences", "user_id"]
 
 
 @given(json_values(NAMES))

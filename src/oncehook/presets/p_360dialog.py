@@ -1,6 +1,7 @@
 """360dialog: WhatsApp Cloud API hooks passed on by a partner, with its own signature or a header of one's own.
 
-Everything but the proof is Meta's: envelope, batches, ids and statuses. It wants its answer within a second.
+Everything but the proof is Meta's: envelope, batches, ids and statuses. Older numbers have the lists of Meta's `value`
+at the top of the body, and partner events under `data`. It wants its answer within a second.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ PRESET = replace(
     facts={
         **{name: page for name, page in whatsapp_cloud.PRESET.facts.items() if name in ("key", "subject", "rank")},
         "scheme": "docs.360dialog.com/partner/onboarding/webhook-events-and-setup/signature-validation",
-        "split": "docs.360dialog.com/partner/messaging/receiving-messages-via-webhook",
+        "split": "docs.360dialog.com/partner/messaging/receiving-messages-via-webhook · …/partner/onboarding/"
+        "whatsapp-coexistence/coexistence-webhooks · github.com/chatwoot/chatwoot "
+        "spec/services/whatsapp/incoming_message_service_spec.rb (the flat shape)",
         "horizon": "docs.360dialog.com/partner/messaging/receiving-messages-via-webhook (7 days)",
         "budget": "docs.360dialog.com/partner/messaging/receiving-messages-via-webhook (under 1 % above 1 s)",
         "max_body": "unverified (as WhatsApp)",

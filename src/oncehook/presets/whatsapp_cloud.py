@@ -319,10 +319,12 @@ PRESET = Preset(
     facts={
         "scheme": "developers.facebook.com/docs/graph-api/webhooks/getting-started",
         "handshake": "developers.facebook.com/docs/graph-api/webhooks/getting-started",
-        "split": "developers.facebook.com/documentation/business-messaging/whatsapp/webhooks/overview",
+        "split": "developers.facebook.com/documentation/business-messaging/whatsapp/webhooks/overview · "
+        "…/reference/history, …/smb_app_state_sync, …/user_preferences · …/whatsapp/calling/reference",
         "key": "developers.facebook.com/documentation/business-messaging/whatsapp/webhooks/reference/messages/status "
         "(payloads; that a wamid is unique is said nowhere)",
-        "subject": "developers.facebook.com/documentation/business-messaging/whatsapp/business-scoped-user-ids",
+        "subject": "developers.facebook.com/documentation/business-messaging/whatsapp/business-scoped-user-ids · "
+        "github.com/chatwoot/chatwoot app/jobs/webhooks/whatsapp_events_job.rb (order of ids; calls)",
         "rank": "unverified",
         "max_body": "developers.facebook.com/documentation/business-messaging/whatsapp/webhooks/overview (3 MB)",
         "horizon": "developers.facebook.com/documentation/business-messaging/whatsapp/webhooks/overview (7 days)",
