@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import pytest
+import contextlib
+from typing import Any
 
-from oncehook.whatsapp import NoMessage
+import pytest
+from hypothesis import given
+
+from oncehook.whatsapp import IncomingMessage, NoMessage
 from oncehook.whatsapp.incoming import read_incoming
-from tests.presets.families import Said, cloud, evolution_go
+from tests.presets.families import Said, cloud, evolution_api, evolution_go
+from tests.presets.messaging import json_values
 from tests.presets.test_families import FAMILIES
 
-EACH = [(preset, name) for preset, payloads in FAMILIES.items() for name in payloads]
+# Of a batch a handler sees its parts.
+EACH = [(preset, name) for preset, payloads in FAMILIES.items() for name, one in payloads.items() if len(one.made) == 1]
 
 
 @pytest.mark.parametrize(("preset", "name"), EACH, ids=lambda part: part)
 def test_a_handler_sees_the_message(preset: str, name: str) -> None:
     payload = FAMILIES[preset][name]
-    if len(payload.made) > 1:
-        return  # a handler sees its parts
     if payload.said is None:
         with pytest.raises(NoMessage):
             read_incoming(payload.body)
@@ -47,3 +51,45 @@ def test_no_shape_is_mistaken_for_a_message(junk: object) -> None:
     for shape in shapes:
         with pytest.raises(NoMessage):
             read_incoming(shape)
+
+
+NAMES = ["entry", "changes", "value", "messages", "contacts", "history", "threads", "from", "id", "text", "body"]
+EVOLUTION = [
+    "key",
+    "remoteJid",
+    "id",
+    "message",
+    "conversation",
+    "Info",
+    "Chat",
+    "Sender",
+    "ID",
+    "Message",
+    "editedMessage",
+]
+
+
+@given(json_values(NAMES), json_values(EVOLUTION))
+def test_no_shape_makes_it_stumble(meta: Any, evolution: Any) -> None:
+    for shape in (
+        meta,
+        cloud.document(messages=[meta]),
+        {"event": "x", "data": evolution},
+        {"event": "x", "data": [evolution]},
+    ):
+        with contextlib.suppress(NoMessage):
+            read_incoming(shape)
+
+
+@pytest.mark.parametrize("chat", [evolution_go.GROUP, evolution_go.CHANNEL, "status@broadcast", cloud.GROUP])
+def test_what_is_written_to_many_is_not_direct(chat: str) -> None:
+    assert not IncomingMessage("3EB0", chat, chat, "Hi", from_me=False).is_direct
+    assert not IncomingMessage("3EB0", chat, cloud.SHEENA, "Hi", from_me=False).is_direct
+
+
+def test_a_message_in_a_thousand_wrappers_has_no_words() -> None:
+    content: dict[str, Any] = {"conversation": "deep"}
+    for _ in range(900):
+        content = {"ephemeralMessage": {"message": content}}
+    body = evolution_api.envelope("messages.upsert", evolution_api.raw(content, "ephemeralMessage"))
+    assert read_incoming(body).text == ""

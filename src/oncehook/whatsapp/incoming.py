@@ -12,7 +12,7 @@ from typing import Any, Final
 from oncehook.errors import GiveUp
 from oncehook.presets import whatsapp_cloud
 from oncehook.whatsapp.messages import InvalidMessage, Text
-from oncehook.whatsapp.numbers import PERSON, normalise
+from oncehook.whatsapp.numbers import PERSON, is_group_id, normalise
 
 
 class NoMessage(GiveUp):
@@ -39,7 +39,8 @@ class IncomingMessage:
     @property
     def is_direct(self) -> bool:
         """Whether a person wrote it to the business alone: not in a group, a channel or a status, and not oneself."""
-        return not self.from_me and self.chat == self.sender and not self.chat.endswith("@newsletter")
+        is_person = self.chat.partition("@")[2] in ("", "lid") and not is_group_id(self.chat)
+        return is_person and self.chat == self.sender and not self.from_me
 
     def reply_to(self, text: str, *, quote: bool = True) -> Text:
         """Make the message that answers this one, for `Inbox.send_message`; `quote=False` does not cite it."""
