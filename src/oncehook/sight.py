@@ -40,7 +40,7 @@ class Sight:
     less of a body than there is, where no such rule looks and the others need no more.
     """
 
-    __slots__ = ("_data", "_form", "_head", "_loaded", "_parse", "_query", "arrival", "body", "unparsed")
+    __slots__ = ("_data", "_form", "_head", "_loaded", "_parse", "_query", "arrival", "body", "memo", "unparsed")
 
     def __init__(self, arrival: Arrival, body: bytes, data: Any = MISSING, parse: Parse = parse) -> None:
         self.arrival = arrival
@@ -48,6 +48,8 @@ class Sight:
         """The bytes of the event: the arrival's own, or those of one part of it."""
         self.unparsed = False
         """JSON was asked for, and the body could not be read."""
+        self.memo: Any = None
+        """What one rule of a preset has read, for the others: all of them are called with the same sight."""
         self._data = data
         self._parse = parse
         self._loaded = data is not MISSING

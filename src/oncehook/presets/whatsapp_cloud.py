@@ -212,13 +212,20 @@ def _texts(*parts: Any) -> tuple[str, ...] | None:
 # -- the rules ---------------------------------------------------------------------------------
 
 
+def _notice(sight: Sight) -> Notice:
+    if sight.memo is None:
+        sight.memo = read(sight.data)
+    notice: Notice = sight.memo
+    return notice
+
+
 def key(sight: Sight) -> tuple[str, ...] | None:
     """Return the number and the item's id, with what happened where several things happen to one id.
 
     Sent, delivered, read and failed all carry the wamid of the message: only with the status is it one event. In a
     group every member has a status of their own. Contacts and preferences have no id: there it is who, what and when.
     """
-    notice = read(sight.data)
+    notice = _notice(sight)
     item, number = notice.item, notice.number
     if notice.kind in ("message", "echo"):
         return _texts(*number, item.get("id"))
@@ -236,7 +243,7 @@ def key(sight: Sight) -> tuple[str, ...] | None:
 
 def kind(sight: Sight) -> str | None:
     """Return `message.text`, `status.read`, `call.ringing`, `history.image` …; otherwise the name of the field."""
-    notice = read(sight.data)
+    notice = _notice(sight)
     word = text_of(_word(notice))
     return f"{notice.kind}.{word.lower() if notice.kind == 'call' else word}" if word else text_of(notice.field)
 
@@ -247,26 +254,26 @@ def subject(sight: Sight) -> tuple[str, ...] | str | None:
     A person is the parent BSUID, the BSUID or the phone number, whichever is there: the next message may withhold the
     phone number.
     """
-    notice = read(sight.data)
+    notice = _notice(sight)
     about = notice.item.get("id") if notice.kind == "call" else notice.group or _who(notice.person)
     return _texts(*notice.number, about) or text_of(notice.account)
 
 
 def event_time(sight: Sight) -> str | None:
     """Return when it happened."""
-    item = read(sight.data).item
+    item = _notice(sight).item
     return text_of(item.get("timestamp") or _object(item.get("metadata")).get("timestamp"))
 
 
 def rank(sight: Sight) -> str | None:
     """Return how far a message has come: with `latest_wins`, delivered never comes after read."""
-    notice = read(sight.data)
+    notice = _notice(sight)
     return str(STATUSES.index(notice.item["status"])) if notice.kind == "status" else None
 
 
 def rank_scope(sight: Sight) -> tuple[str, ...] | None:
     """Return the message, and in a group the member."""
-    notice = read(sight.data)
+    notice = _notice(sight)
     return _texts(notice.item.get("id"), *_member(notice.item)) if notice.kind == "status" else None
 
 
