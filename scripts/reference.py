@@ -264,6 +264,7 @@ ADVICE: Final = {
     "not_found": "Check the id; it may have been pruned.",
     "erased": "Its subject was erased, and nothing brings it back: see [erase a subject](../how-to/erase.md).",
     "not_replayable": "Pending and leased need no replay; for what is done say `force`.",
+    "not_started": "Give the inbox's lifespan to your application, or start it with `async with inbox.running():`.",
     "not_waiting": "Look at its state: only pending can be retried, only dead discarded.",
     "overloaded": "The sender tries again. If it lasts: a faster disk, PostgreSQL, or another receiver.",
     "payload_mismatch": "Two different things use one key: make keys distinct.",

@@ -34,6 +34,7 @@
     ├── ConfigError         the operator: a setting is wrong
     └── StoreError          the operator: the store cannot do what was asked
         ├── StoreUnavailable        answered 503; the sender's retry repairs it
+        │   ├── NotStarted          nobody has started the inbox
         │   └── Overloaded          more waits than can be written in time
         ├── StoreHeld               another process writes this SQLite file
         ├── MigrationNeeded         the schema is older than this program
@@ -302,6 +303,13 @@ class StoreUnavailable(StoreError):
     """The store cannot write now; try again."""
 
     code = "store_unavailable"
+
+
+class NotStarted(StoreUnavailable):
+    """This inbox is not started."""
+
+    code = "not_started"
+    hint = "Give its lifespan to your application (`lifespan=inbox.lifespan`), or use `async with inbox.running():`."
 
 
 class Overloaded(StoreUnavailable):

@@ -20,10 +20,10 @@ from oncehook.deliveries import StoredWorker
 from oncehook.desk import Desk
 from oncehook.destinations.sender import SenderDestination
 from oncehook.emit import draft
-from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.layout import Layout
 from oncehook.model import Arrival, Check, Headers, digest
-from oncehook.receive import Receipt, Receiver
+from oncehook.receive import ClosedReceiver, Receipt, Receiver
 from oncehook.sweep import Sweep
 from oncehook.whatsapp.outgoing import type_of
 from oncehook.worker import Worker
@@ -201,9 +201,9 @@ class Inbox(Layout):
 
     @property
     def receiver(self) -> Receiver:
-        """The front door; there is one only while the inbox runs."""
+        """The front door; while the inbox is not started, one that asks every sender to try again."""
         if self._receiver is None:
-            raise ConfigError("This inbox is not started.", hint="Use `async with inbox.running():` or its lifespan.")
+            return ClosedReceiver(self.sources, self.store, self._deliveries, self.observer)
         return self._receiver
 
     def asgi(self) -> Mount:
@@ -243,6 +243,8 @@ class Inbox(Layout):
 
         `source` names where it comes from ("app") and need not be configured as a source of arrivals.
         """
+        if not self.is_started:
+            raise NotStarted
         return await self._emitter.emit(draft(source, type, payload, key, subject))
 
     async def emit_in(

@@ -178,7 +178,8 @@ class Observer:
     def unavailable(self, source: str, error: StoreUnavailable) -> None:
         self._arrivals.add(source, "error")
         self._store_errors.add("record")
-        log.warning("arrival.error", extra={"fields": {"source": source, "code": error.code, "error": str(error)}})
+        fields = {"source": source, "code": error.code, "error": str(error), "hint": error.hint}
+        log.warning("arrival.error", extra={"fields": fields})
 
     def _count_marks(self, source: str, marks: Mark) -> None:
         if Mark.unkeyed in marks:

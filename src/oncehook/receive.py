@@ -20,6 +20,7 @@ from oncehook.errors import (
     Encoded,
     KeyConflict,
     KeyRequired,
+    NotStarted,
     Rejected,
     SignatureInvalid,
     StoreUnavailable,
@@ -312,6 +313,22 @@ class Receiver:
             error = KeyConflict()
             return Receipt(Reply(error.status, _sentence(str(error), error.code)), outcome, ids)
         return Receipt(_answer(source, begun.arrival, answer), outcome, ids)
+
+
+class ClosedReceiver(Receiver):
+    """The front door of an inbox that is not started: every sender is asked to try again, and the log says why."""
+
+    def begin(self, source: Source | None, arrival: Arrival) -> Receipt:
+        """Put every arrival off, genuine or not: nothing can be stored."""
+        return Receipt(self.put_off(source, NotStarted()), "error", [])
+
+    def greet(self, source: Source | None, arrival: Arrival) -> Reply:
+        """Put handshakes off, too: whoever registers an address should learn that nothing is taken there yet."""
+        return self.put_off(source, NotStarted())
+
+    def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
+        """Put off what would be rejected: there is no store to note it in."""
+        return self.put_off(source, NotStarted())
 
 
 MOST_PARTS: Final = 10_000

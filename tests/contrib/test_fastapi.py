@@ -17,7 +17,7 @@ from starlette.routing import Mount, Route
 
 from oncehook import Inbox
 from oncehook.contrib.asgi import Answered, Received, answer, lifespan, received
-from oncehook.errors import ConfigError
+from oncehook.errors import ConfigError, NotStarted
 from oncehook.testing import signed
 from tests.contrib.running import Example, Program, ask, post
 
@@ -112,8 +112,42 @@ async def test_the_inbox_lives_around_the_applications_own_lifespan(inbox: Inbox
     async with app.router.lifespan_context(app) as state:
         assert state == {"greeting": "hello"}
     assert len(told) == 2
-    with pytest.raises(ConfigError, match="not started"):
-        _ = inbox.receiver
+    assert not inbox.is_started
+
+
+async def test_a_forgotten_lifespan_is_503_with_a_hint_in_the_log(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R1: what cannot be stored is asked for again, genuine or not, at every way in."""
+    inbox.source("meta", preset="whatsapp-cloud", secret="s", verify_token="token")
+    app = FastAPI()
+    app.mount("/hooks", inbox.asgi())
+    app.add_exception_handler(Answered, answer)
+
+    @app.post("/orders")
+    async def orders(hook: Annotated[Received, Depends(received(inbox, "orders"))]) -> Response:
+        return hook.response()
+
+    handshake = "/hooks/meta?hub.mode=subscribe&hub.verify_token=token&hub.challenge=1"
+    async with served(app) as client:
+        answers = [
+            await client.post("/hooks/orders", json={"id": "1"}),
+            await client.post("/orders", json={"id": "1"}),
+            await client.post("/hooks/orders", json={"id": "1"}, headers={"content-length": "5000"}),
+            await client.post("/hooks/nobody", json={"id": "1"}),
+            await client.get(handshake),
+        ]
+    assert [(a.status_code, a.json()["code"], a.headers["retry-after"]) for a in answers] == [
+        (503, "not_started", "5")
+    ] * len(answers)
+    assert (await inbox.receive("orders", {}, b'{"id": "1"}')).reply.status == 503
+    assert caplog.text.count("lifespan=inbox.lifespan") == len(answers) + 1
+    with pytest.raises(NotStarted) as refused:
+        await inbox.emit("app", "started", {})
+    assert "lifespan=inbox.lifespan" in refused.value.hint
+    async with inbox.running():
+        assert (await inbox.receive("orders", {}, b'{"id": "1"}')).outcome == "accepted"
+    assert (await inbox.receive("orders", {}, b'{"id": "2"}')).reply.status == 503
 
 
 async def test_a_dependency_gives_what_was_kept(inbox: Inbox) -> None:

@@ -172,7 +172,7 @@ async def _send(send: Send, reply: Reply, more: tuple[tuple[bytes, bytes], ...] 
 
 
 class Mount:
-    """The way in as a part of somebody else's application; works while the inbox runs (its lifespan)."""
+    """The way in as a part of somebody else's application; answers 503 until the inbox is started (its lifespan)."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
