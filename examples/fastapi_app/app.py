@@ -1,7 +1,7 @@
 """Hooks in a FastAPI application: a mount for senders, a route of one's own, the dashboard."""
 
 import os
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Depends, FastAPI, Request, Response
 
@@ -20,13 +20,15 @@ async def ship(event: Event) -> None:
     shipped.append(event.key)
 
 
-def is_staff(request: Request) -> str | None:
-    return "operator" if request.headers.get("x-user") == "staff" else None  # ask your own session here
+def staff(request: Request) -> tuple[str, Literal["operator"]] | None:
+    """Whose name goes into the audit log, and what they may do. Ask your own session here."""
+    name = request.headers.get("x-user")
+    return (name, "operator") if name else None
 
 
 app = FastAPI(lifespan=inbox.lifespan)
 app.mount("/hooks", inbox.asgi())
-app.mount("/inbox", inbox.dashboard(authorize=is_staff))
+app.mount("/inbox", inbox.dashboard(authorize=staff))
 app.add_exception_handler(Answered, answer)
 
 

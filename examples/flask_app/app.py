@@ -2,8 +2,9 @@
 
 import os
 from pathlib import Path
+from typing import Literal
 
-from flask import Flask
+from flask import Flask, Request
 
 from oncehook import Event, Inbox
 from oncehook.contrib.flask import init_app
@@ -18,8 +19,14 @@ def ship(event: Event) -> None:
         ledger.write(f"{event.key}\n")
 
 
+def staff(request: Request) -> tuple[str, Literal["operator"]] | None:
+    """Whose name goes into the audit log, and what they may do. Ask your own session here."""
+    name = request.headers.get("X-User")
+    return (name, "operator") if name else None
+
+
 app = Flask(__name__)
-bridge = init_app(inbox, app, url_prefix="/hooks")
+bridge = init_app(inbox, app, url_prefix="/hooks", dashboard="/inbox", authorize=staff)
 
 
 @app.post("/orders/<order>")

@@ -214,9 +214,10 @@ class Inbox(Layout):
         return made
 
     def dashboard(self, *, authorize: Authorize) -> ASGIApp:
-        """The dashboard, to mount in another application: `app.mount("/inbox", inbox.dashboard(authorize=is_staff))`.
+        """Dashboard and API, to mount in another application: `app.mount("/inbox", inbox.dashboard(authorize=staff))`.
 
-        `authorize` is given each request and says "viewer", "operator", "admin", or None for nobody.
+        `authorize` is given each request and says who makes it: a name for the audit log and the role "viewer",
+        "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. The API is at `api/v1`.
         """
         from oncehook.web.live import Stream
         from oncehook.web.pages import dashboard

@@ -71,6 +71,62 @@ async def test_where_the_way_in_is_not_told_that_is_left_open(inbox: Inbox, tmp_
     assert (await addresses(beside))[0] == "http://shop.example/…/orders"
 
 
+async def audit(inbox: Inbox) -> list[tuple[str, str]]:
+    return [(line.actor, line.act) for line in await inbox.desk.audit(limit=5)]
+
+
+def in_the_name_of(inbox: Inbox, decision: Any) -> Starlette:
+    async def authorize(request: Any) -> Any:
+        return decision
+
+    return Starlette(routes=[Mount("/staff/inbox", inbox.dashboard(authorize=authorize))])
+
+
+OURS = {"sec-fetch-site": "same-origin", "content-type": "application/x-www-form-urlencoded"}
+
+
+@pytest.mark.parametrize(
+    ("decision", "name"),
+    [(("anna@shop.example", "operator"), "anna@shop.example"), ("operator", "host"), ((" Anna ", "admin"), "Anna")],
+)
+async def test_the_audit_names_the_person_whom_the_application_names(inbox: Inbox, decision: Any, name: str) -> None:
+    app = in_the_name_of(inbox, decision)
+    paused = await call(app, "POST", "/staff/inbox/destinations/handler-1/pause", b"reason=x", OURS, "203.0.113.7")
+    assert paused.status == 303
+    assert await audit(inbox) == [(name, "pause")]
+    assert f"{name} · ".encode() in (await ask(app, "/system")).body
+    named = {**OURS, "content-type": "application/json"}
+    told = await call(app, "POST", "/staff/inbox/api/v1/destinations/handler-2/pause", b"{}", named, "203.0.113.7")
+    assert told.status == 200, told.body
+    assert await audit(inbox) == [(name, "pause"), (name, "pause")]
+
+
+@pytest.mark.parametrize(
+    "decision", ["Admin", "", True, ("anna", "owner"), ("", "admin"), (1, "admin"), ("anna",), ("anna", None), {}]
+)
+async def test_a_decision_that_cannot_be_read_lets_nobody_in_and_is_told(
+    inbox: Inbox, decision: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = in_the_name_of(inbox, decision)
+    assert (await ask(app, "/events")).status == 403
+    assert (await ask(app, "/api/v1/events")).status == 401
+    assert caplog.text.count("Return (name, role)") == 2
+
+
+async def test_the_api_is_mounted_with_the_dashboard_and_refuses_another_sites_changes(inbox: Inbox) -> None:
+    app = in_the_name_of(inbox, ("vera", "viewer"))
+    listed = await ask(app, "/api/v1/destinations")
+    assert [one["name"] for one in listed.json["items"]] == NAMES
+    assert (await ask(app, "/openapi.json")).json["openapi"]
+    path = "/staff/inbox/api/v1/destinations/handler-1/pause"
+    for site, status in (("cross-site", 403), ("same-origin", 403)):  # a stranger's page; a viewer
+        headers = {"sec-fetch-site": site}
+        assert (await call(app, "POST", path, b"{}", headers, "203.0.113.7")).status == status
+    nobody = in_the_name_of(inbox, None)
+    assert (await ask(nobody, "/api/v1/destinations")).status == 401
+    assert await audit(inbox) == []
+
+
 async def test_a_host_is_a_strangers_text(inbox: Inbox) -> None:
     page = await ask(around(inbox), "/sources", host='x"><script>alert(1)</script>')
     assert page.status == 200

@@ -38,6 +38,7 @@ from orders.models import Order  # type: ignore[import-not-found]  # noqa: E402
 
 from oncehook.contrib.django import assembly, conf, views  # noqa: E402
 from oncehook.contrib.django.assembly import DjangoInbox  # noqa: E402
+from oncehook.contrib.django.urls import dashboard  # noqa: E402
 
 numbers = itertools.count()
 
@@ -496,6 +497,50 @@ def test_a_discard_carries_the_users_name(house: House, dead: StoredDelivery) ->
     assert house.bridge.call(house.inbox.desk.delivery(dead.id)).status is DeliveryStatus.discarded
 
 
+# -- the dashboard -----------------------------------------------------------------------------
+
+OURS = {"HTTP_SEC_FETCH_SITE": "same-origin"}
+
+
+def test_the_dashboard_is_for_the_projects_staff_under_wsgi(database: str, number: str) -> None:
+    body = order(f"event-{number}", number)
+    assert Client().post("/hooks/shop", body, "application/json", headers=signed(body)).status_code == 200
+    nobody, _ = browser()
+    for client in (Client(), nobody):
+        assert client.get("/inbox/events").status_code == 403
+        assert client.get("/inbox/api/v1/events").status_code == 401
+    viewer, _ = browser("view_delivery", "view_event")
+    page = viewer.get("/inbox/events", {"query": f"subject:{number}"})
+    assert (page.status_code, "order.paid" in page.text) == (200, True)
+    assert 'href="/inbox/dead"' in page.text
+    assert "http://testserver/hooks/shop" in viewer.get("/inbox/sources").text
+    assert viewer.get("/inbox/api/v1/events", {"query": f"subject:{number}"}).json()["items"]
+    assert viewer.get("/inbox/static/oncehook.css")["Content-Type"].startswith("text/css")
+    assert viewer.get("/inbox/ui/stream").status_code == 501
+    refused = viewer.post("/inbox/destinations/keep/pause", {"reason": "x"}, **OURS)
+    assert refused.status_code == 403
+
+
+def test_what_is_done_at_the_dashboard_carries_the_users_name(database: str) -> None:
+    client = Client(enforce_csrf_checks=True)
+    user = User.objects.create_user(f"user{next(numbers)}", is_staff=True, is_superuser=True)
+    client.force_login(user)
+    pause = "/inbox/destinations/keep/pause"
+    assert client.post(pause, {"reason": "x"}, HTTP_SEC_FETCH_SITE="cross-site").status_code == 403
+    assert client.post(pause, {"reason": "no paper"}, **OURS).status_code == 303
+    resume = "/inbox/api/v1/destinations/keep/resume"
+    assert client.post(resume, "{}", "application/json", **OURS).status_code == 200
+    audit = assembly.the_bridge().call(assembly.the_inbox().desk.audit(limit=2))
+    assert [(line.actor, line.act) for line in audit] == [(user.username, "resume"), (user.username, "pause")]
+
+
+def test_another_rule_may_decide_at_the_dashboard(database: str) -> None:
+    (pattern,), *_ = dashboard(authorize=lambda request: ("anna", "viewer") if "anna" in request.GET else None)
+    for query, status in (("", 403), ("anna", 200)):
+        asked = RequestFactory().get(f"/inbox/events?{query}")
+        assert pattern.callback(asked, rest="events").status_code == status
+
+
 def test_a_query_that_cannot_be_read_is_told(database: str) -> None:
     viewer, _ = browser("view_event")
     page = viewer.get("/admin/oncehook/event/", {"q": "colour:red", "before": ""})
@@ -533,25 +578,32 @@ def test_threads_may_ask_at_once(house: House, number: str) -> None:
     assert answers == [200] * 16
 
 
+PAGE = Path(__file__).parents[2] / "docs/how-to/django.md"
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
 def test_the_blocks_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    page = (Path(__file__).parents[2] / "docs/how-to/django.md").read_text()
     inbox = DjangoInbox(str(conf.store_url()))
     inbox.alias = conf.alias()
     made = assembly.the_inbox.__wrapped__
     monkeypatch.setattr(assembly, "the_inbox", lambda: inbox)
     monkeypatch.setattr(assembly, "the_bridge", lambda: Bridge(inbox))
     monkeypatch.setenv("STRIPE_SECRET", "whsec_test")
-    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-    assert len(blocks) == 5
-    for block in blocks:
+    sources = []
+    assert len(blocks()) == 5
+    for block in blocks():
         said: dict[str, Any] = {"__name__": "block"}
         exec(compile(block, "django.md", "exec"), said)
         if "ONCEHOOK" in said:
             with override_settings(ONCEHOOK=said["ONCEHOOK"]):
-                assert list(made().sources) == ["stripe"]
+                sources += made().sources
+    assert sources == ["stripe"]
     assert list(inbox.destinations) == ["keep"]
 
 
 def test_the_page_names_every_setting() -> None:
-    page = (Path(__file__).parents[2] / "docs/how-to/django.md").read_text()
+    page = PAGE.read_text()
     assert not [key for key in conf.KEYS if f"`{key}`" not in page]

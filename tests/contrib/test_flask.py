@@ -12,18 +12,26 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+from wsgiref.validate import validator
 
+import flask
 import pytest
-from flask import Flask
+import werkzeug.test
+from flask import Flask, Request
+from werkzeug.exceptions import NotFound
+from werkzeug.middleware.dispatcher import DispatcherMiddleware
+from werkzeug.test import TestResponse
 
 from oncehook import Event, Inbox, clock
 from oncehook.contrib import bridge as bridges
+from oncehook.contrib import wsgi
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.flask import init_app
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import Arrival
 from oncehook.store.sqlite.hold import holder
-from tests.contrib.running import ROOT, Database, Example, database, post
+from tests.contrib.running import ROOT, Database, Example, ask, database, post
 from tests.servers import Postgres
 
 __all__ = ["database"]
@@ -48,6 +56,9 @@ def test_on_sqlite_one_process_receives_and_works(tmp_path: Path) -> None:
         placed = [post(f"{program.url}/orders/7", {}).json["event_id"] for _ in range(2)]
         assert placed[0] == placed[1]
         assert sorted(example.wait_for_lines("shipped.txt", 2)) == ["1", "placed-7"]
+        assert ask("GET", f"{program.url}/inbox/events").status == 403
+        page = ask("GET", f"{program.url}/inbox/events", headers={"X-User": "staff"})
+        assert (page.status, b"order.placed" in page.body) == (200, True)
         log = program.stop()
         assert program.process.returncode == 0
         assert "Traceback" not in log
@@ -90,6 +101,132 @@ def test_a_process_may_refuse_at_its_start(tmp_path: Path) -> None:
         program = example.start(THREE_PROCESSES)
         assert program.wait() != 0
         assert "SQLite takes one writing process" in program.log.read_text()
+
+
+# -- the dashboard -----------------------------------------------------------------------------
+
+
+class Staff:
+    """A Flask application with a session of its own, and the dashboard for whoever it knows."""
+
+    def __init__(self, inbox: Inbox, prefix: str = "/staff/inbox") -> None:
+        self.inbox, self.prefix = inbox, prefix
+        self.app = Flask(__name__)
+        self.app.secret_key = "only for this test"
+        self.bridge = init_app(inbox, self.app, dashboard=prefix, authorize=self._authorize)
+        self.client = self.app.test_client()
+
+    def _authorize(self, request: Request) -> Any:
+        assert request.path == flask.request.path  # within the request's context: Flask's own session can be asked
+        name = flask.session.get("name")
+        return None if name is None else (name, flask.session["role"])
+
+    def log_in(self, name: str, role: str) -> None:
+        with self.client.session_transaction() as session:
+            session["name"], session["role"] = name, role
+
+    def ask(self, path: str, **more: Any) -> TestResponse:
+        return self.client.get(self.prefix + path, **more)
+
+    def act(self, path: str, *, site: str = "same-origin", **more: Any) -> TestResponse:
+        return self.client.post(self.prefix + path, headers={"Sec-Fetch-Site": site}, **more)
+
+    def audit(self) -> list[tuple[str, str]]:
+        return [(line.actor, line.act) for line in self.bridge.call(self.inbox.desk.audit(limit=9))]
+
+
+@pytest.fixture
+def staff(inbox: Inbox) -> Iterator[Staff]:
+    @inbox.on("orders", retry=[])
+    def ship(event: Event) -> None:
+        if event.run == 1:
+            raise RuntimeError("the printer is out of paper")
+
+    made = Staff(inbox)
+    yield made
+    made.bridge.stop()
+
+
+def test_flask_has_the_dashboard_for_whom_it_lets_in(staff: Staff) -> None:
+    assert staff.ask("/events").status_code == 403
+    assert staff.ask("/api/v1/events").status_code == 401
+    staff.log_in("anna", "operator")
+    assert staff.client.post("/hooks/orders", json=order("größe 1")).status_code == 200
+    staff.bridge.call(staff.inbox.drain())
+    assert staff.ask("").headers["Location"].endswith("/staff/inbox/")
+    page = staff.ask("/events?query=status:dead").text
+    assert "order.paid" in page
+    assert 'href="/staff/inbox/dead"' in page
+    assert "ui/stream" not in page  # a stream would hold one of the server's threads
+    assert 'hx-trigger="refresh, every 5s"' in page
+    assert "http://localhost/hooks/orders" in staff.ask("/sources").text
+    (event,) = staff.ask("/api/v1/events").json["items"]  # type: ignore[index]
+    assert (event["key"], staff.ask(f"/events/{event['id']}").status_code) == ("größe 1", 200)
+    style = staff.ask("/static/oncehook.css")
+    assert (style.status_code, style.mimetype, len(style.data) > 1000) == (200, "text/css", True)
+    unchanged = {"If-None-Match": style.headers["ETag"]}
+    assert staff.ask("/static/oncehook.css", headers=unchanged).status_code == 304
+    assert staff.client.head("/staff/inbox/").status_code == 200
+    assert staff.ask("/static/../../pages.py").status_code == 404
+    assert staff.ask("/nowhere/größe").status_code == 404
+
+
+def test_what_is_done_in_flask_is_audited_in_the_persons_name(staff: Staff) -> None:
+    staff.client.post("/hooks/orders", json=order("1"))
+    staff.bridge.call(staff.inbox.drain())
+    staff.log_in("anna", "operator")
+    (dead,) = staff.ask("/api/v1/deliveries?query=status:dead").json["items"]  # type: ignore[index]
+    assert staff.act(f"/deliveries/{dead['id']}/discard", site="cross-site", data={"reason": "x"}).status_code == 403
+    assert staff.act(f"/api/v1/deliveries/{dead['id']}/replay", site="cross-site", json={}).status_code == 403
+    assert staff.audit() == []
+    assert staff.act(f"/api/v1/deliveries/{dead['id']}/replay", json={"reason": "paper"}).status_code == 202
+    staff.bridge.call(staff.inbox.drain())
+    assert staff.ask("/api/v1/events?query=status:done").json["items"]  # type: ignore[index]
+    staff.log_in("vera", "viewer")
+    assert staff.act("/destinations/ship/pause", data={}).status_code == 403
+    staff.log_in("olaf", "operator")
+    assert staff.act("/destinations/ship/pause", data={"reason": "no paper"}).status_code == 303
+    assert staff.audit() == [("olaf", "pause"), ("anna", "replay")]
+    assert "no paper" in staff.ask("/destinations").text
+
+
+def test_under_wsgi_nobody_holds_a_thread_and_nothing_large_is_read(staff: Staff) -> None:
+    staff.log_in("anna", "admin")
+    for path in ("/ui/stream", "/ui/stream?page=live", "/api/v1/stream"):
+        assert (staff.ask(path).status_code, b"would give a whole thread" in staff.ask(path).data) == (501, True)
+    assert "asks every 5 s" in staff.ask("/live").text
+    assert staff.act("/destinations/ship/pause", data=b"x" * (1 << 21)).status_code == 413
+
+
+def test_a_dashboard_whose_store_is_away_is_503_and_told(
+    staff: Staff, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Bridge(Inbox(f"sqlite:{staff.inbox.store.path}"))  # type: ignore[attr-defined]
+    other.start()
+    staff.log_in("anna", "admin")
+    assert staff.ask("/").status_code == 503
+    assert "use PostgreSQL for several processes" in caplog.text
+    other.stop()
+
+
+def test_dashboard_and_authorize_belong_together(inbox: Inbox) -> None:
+    for given in ({"dashboard": "/inbox"}, {"authorize": lambda request: "admin"}):
+        with pytest.raises(ConfigError, match="belong together"):
+            init_app(inbox, Flask(__name__), **given)  # type: ignore[arg-type]
+
+
+def test_any_wsgi_server_can_mount_it(inbox: Inbox) -> None:
+    bridge = Bridge(inbox)
+    app = wsgi.dashboard(
+        bridge,
+        authorize=lambda environ: ("anna", "admin") if environ.get("HTTP_X_USER") == "anna" else None,
+        hooks="/hooks",
+    )
+    client = werkzeug.test.Client(DispatcherMiddleware(NotFound(), {"/inbox": validator(app)}))
+    assert client.get("/inbox/events", buffered=True).status_code == 403
+    page = client.get("/inbox/sources", headers={"X-User": "anna"}, buffered=True)
+    assert (page.status_code, "/hooks/orders" in page.text) == (200, True)
+    bridge.stop()
 
 
 # -- the bridge --------------------------------------------------------------------------------

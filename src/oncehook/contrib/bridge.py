@@ -167,7 +167,7 @@ class Bridge:
                 arrival.path = arrival.path.replace(source.path, source.name, 1)
         arrival.path = quote(arrival.path)
         try:
-            arrival.body = _body(arrival.headers, read, DEFAULT_MAX_BODY if source is None else source.max_body)
+            arrival.body = read_body(arrival.headers, read, DEFAULT_MAX_BODY if source is None else source.max_body)
         except Rejected as error:
             return self._said(source, self._turn_away(source, arrival, error))
         if arrival.method != "POST":
@@ -190,13 +190,13 @@ class Bridge:
         try:
             return self.call(self._take(source, arrival))
         except OncehookError as error:
-            return Receipt(_put_off(source, error), "error", [])
+            return Receipt(put_off(source, error), "error", [])
 
     def _said(self, source: Source | None, coroutine: Coroutine[Any, Any, Reply]) -> Reply:
         try:
             return self.call(coroutine)
         except OncehookError as error:
-            return _put_off(source, error)
+            return put_off(source, error)
 
 
 def _result(future: concurrent.futures.Future[T], timeout: float | None) -> T:
@@ -219,7 +219,7 @@ def check_length(headers: Headers, cap: int) -> None:
                 raise TooLarge
 
 
-def _body(headers: Headers, read: Read, cap: int) -> bytes:
+def read_body(headers: Headers, read: Read, cap: int) -> bytes:
     """The whole body; reading stops at the cap, whatever its length was said to be."""
     check_length(headers, cap)
     parts: list[bytes] = []
@@ -232,7 +232,7 @@ def _body(headers: Headers, read: Read, cap: int) -> bytes:
     return b"".join(parts)
 
 
-def _put_off(source: Source | None, error: OncehookError) -> Reply:
+def put_off(source: Source | None, error: OncehookError) -> Reply:
     """Nothing of ours is the sender's fault: it tries again, and whoever reads the log learns what to do."""
     log.error("bridge.failed", extra={"fields": {"code": error.code, "error": str(error), "hint": error.hint}})
     return try_again(source)

@@ -1,4 +1,5 @@
-"""Flask: a blueprint that receives hooks. The application stays synchronous; the inbox runs beside it (see `bridge`).
+"""Flask: a blueprint that receives hooks, and one for the dashboard. The application stays synchronous; the inbox runs
+beside it (see `bridge`).
 
 `init_app(inbox, app)` is all most need. On PostgreSQL the application may run in any number of processes, and the work
 is done by `oncehook worker app:inbox`; on SQLite it is one process, which does the work too.
@@ -7,10 +8,12 @@ is done by `oncehook worker app:inbox`; on SQLite it is one process, which does 
 from __future__ import annotations
 
 from oncehook.contrib.bridge import Bridge
+from oncehook.contrib.wsgi import Dashboard, as_bytes
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival
 from oncehook.sources import Reply
+from oncehook.web.access import AuthorizeBlocking
 from oncehook.web.peers import UNKNOWN, plain
 
 try:
@@ -22,18 +25,33 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def init_app(
-    inbox: Inbox | Bridge, app: flask.Flask, *, url_prefix: str = "/hooks", work: bool | None = None
+    inbox: Inbox | Bridge,
+    app: flask.Flask,
+    *,
+    url_prefix: str = "/hooks",
+    work: bool | None = None,
+    dashboard: str | None = None,
+    authorize: AuthorizeBlocking[flask.Request] | None = None,
 ) -> Bridge:
     """Receive hooks at `url_prefix/{source}`. The bridge is also found as `app.extensions["oncehook"]`.
 
     Nothing is opened before the first request of a process. `work` says whether this process makes attempts, too;
-    unsaid, it does on SQLite only.
+    unsaid, it does on SQLite only. `dashboard` is the path of dashboard and API, for whom `authorize` lets in: see
+    `dashboard_blueprint`.
 
     >>> bridge = init_app(inbox, app)
     >>> bridge.call(inbox.emit("app", "order_placed", {"order": 42}, key="order-42"))
     """
+    if (dashboard is None) != (authorize is None):
+        raise ConfigError(
+            "`dashboard` and `authorize` belong together.",
+            hint='Write init_app(inbox, app, dashboard="/inbox", authorize=…), with a function of the request.',
+        )
     bridge = inbox if isinstance(inbox, Bridge) else Bridge(inbox, work=work)
     app.register_blueprint(blueprint(bridge), url_prefix=url_prefix)
+    if dashboard is not None and authorize is not None:
+        made = dashboard_blueprint(bridge, authorize=authorize, hooks=url_prefix)
+        app.register_blueprint(made, url_prefix=dashboard)
     app.extensions["oncehook"] = bridge
     return bridge
 
@@ -48,6 +66,33 @@ def blueprint(bridge: Bridge, name: str = "oncehook") -> flask.Blueprint:
     def receive(source: str, rest: str = "") -> flask.Response:
         request = flask.request
         return response(bridge.answer(arrival_of(request, source), request.stream.read))
+
+    return made
+
+
+def dashboard_blueprint(
+    bridge: Bridge,
+    *,
+    authorize: AuthorizeBlocking[flask.Request],
+    hooks: str | None = None,
+    name: str = "oncehook_dashboard",
+) -> flask.Blueprint:
+    """Dashboard and API, to be registered where one likes.
+
+    `authorize` is given Flask's request, within its context, and says who makes it: a name for the audit log and the
+    role "viewer", "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. `hooks` is the
+    prefix of the blueprint that receives, to be shown.
+    """
+    shown, made = Dashboard(bridge), flask.Blueprint(name, __name__)
+
+    @made.route("/", methods=METHODS)
+    @made.route("/<path:rest>", methods=METHODS)
+    def show(rest: str = "") -> flask.Response:
+        request = flask.request
+        below = (request.script_root + request.path.removesuffix(rest)).rstrip("/")
+        environ = {**request.environ, "SCRIPT_NAME": as_bytes(below), "PATH_INFO": as_bytes(f"/{rest}")}
+        where = None if hooks is None else request.script_root + hooks.rstrip("/")
+        return response(shown.answer(environ, authorize(request), where))
 
     return made
 

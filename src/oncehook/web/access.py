@@ -2,18 +2,19 @@
 
 The API shows every request to `Access.identify` and gets an `Identity` or None. Tokens are kept as hashes only and
 compared in constant time; a cookie is no credential here (S29). A host application may decide instead, with a function
-of its own.
+of its own (`Authorize`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import ip_address
-from typing import Final
+from typing import Any, Final, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
@@ -27,7 +28,10 @@ from oncehook.sessions import prove
 from oncehook.verify import same
 from oncehook.web.peers import PeerOf, direct_peer
 
+log = logging.getLogger("oncehook.web")
+
 LONGEST_TOKEN: Final = 4096
+LONGEST_NAME: Final = 200
 
 
 class Role(IntEnum):
@@ -49,8 +53,32 @@ class Identity:
     role: Role
 
 
-Authorize = Callable[[Request], "str | Awaitable[str | None] | None"]
-"""A host application's own decision: the role's name, or None for nobody."""
+RoleName = Literal["viewer", "operator", "admin"]
+Authorized = RoleName | tuple[str, RoleName] | None
+"""A host application's decision: the person's name and role, a role alone, or None for nobody."""
+Authorize = Callable[[Request], Authorized | Awaitable[Authorized]]
+"""A host application's function that decides, given each request."""
+R = TypeVar("R")
+AuthorizeBlocking = Callable[[R], Authorized]
+"""The same for a framework without an event loop, given its own kind of request."""
+
+UNNAMED: Final = "host"
+"""The actor in the audit log where the host application says a role and no name."""
+
+
+async def authorized(authorize: Authorize, request: Request) -> Identity | None:
+    """Ask the host application who makes this request. A decision that cannot be read lets nobody in."""
+    answer: Any = authorize(request)
+    if inspect.isawaitable(answer):
+        answer = await answer
+    if answer is None:
+        return None
+    name, role = answer if isinstance(answer, tuple) and len(answer) == 2 else (UNNAMED, answer)
+    if not isinstance(name, str) or not name.strip() or not isinstance(role, str) or role not in Role.__members__:
+        hint = 'Return (name, role) with a role of "viewer", "operator" or "admin"; a role alone; or None for nobody.'
+        log.error("authorize.invalid", extra={"fields": {"answer": repr(answer)[:LONGEST_NAME], "hint": hint}})
+        return None
+    return Identity(name.strip()[:LONGEST_NAME], Role[role])
 
 
 class Access:
@@ -111,14 +139,11 @@ class Access:
         found = self.identify(request.scope["headers"], self._peer_of(request.scope))
         if found is not None or self._authorize is None:
             return found
-        answer = self._authorize(request)
-        role = await answer if inspect.isawaitable(answer) else answer
-        if role is None or role not in Role.__members__:
-            return None
-        if request.method not in ("GET", "HEAD") and not is_same_origin(request):
+        found = await authorized(self._authorize, request)
+        if found is not None and request.method not in ("GET", "HEAD") and not is_same_origin(request):
             # The host may go by a cookie, which a browser also sends for a stranger's page.
             raise Forbidden("This change comes from another site.")
-        return Identity("host", Role[role])
+        return found
 
 
 def _bearer(headers: Headers) -> bytes | None:

@@ -30,6 +30,14 @@ class TooManyWatchers(Refused):
     retry_after = 5.0
 
 
+class NotLive(Refused):
+    """Nothing can be watched here: this server would give a whole thread to whoever watches."""
+
+    code = "not_live"
+    status = 501
+    hint = "Ask again every few seconds, or run `oncehook serve` beside it."
+
+
 class Watcher:
     """One reader of the stream."""
 
@@ -58,6 +66,9 @@ class Watcher:
 
 class Stream:
     """Everybody who watches now."""
+
+    is_live = True
+    """Whether anybody may watch; pages that may not ask again by themselves."""
 
     def __init__(self) -> None:
         self._watchers: set[Watcher] = set()
@@ -108,6 +119,16 @@ class Stream:
                     yield piece
         finally:
             self.leave(watcher)
+
+
+class NoStream(Stream):
+    """A stream for servers that give a thread to each request: nobody may watch."""
+
+    is_live = False
+
+    def join(self) -> Watcher:
+        """Raises NotLive."""
+        raise NotLive
 
 
 def written(kind: str, fields: Mapping[str, Any]) -> bytes:

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from oncehook.desk import Desk
 from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
-from oncehook.web import callouts, dead, events, feed, overview, replays, standing, trials
+from oncehook.web import api, callouts, dead, events, feed, overview, replays, standing, trials
 from oncehook.web.access import Access, Authorize, Identity, Role
 from oncehook.web.callouts import Guide
 from oncehook.web.latency import Latency
@@ -328,22 +328,24 @@ def routes(desk: Desk, door: Door, live: Stream, guide: Guide | None = None) -> 
 
 
 class _Hosted(Starlette):
-    """The dashboard inside another application. It learns from that one's routes where hooks come in."""
+    """Dashboard and API inside another application. It learns from that one's routes where hooks come in."""
 
     def __init__(self, own: list[BaseRoute], ways_in: Sequence[object]) -> None:
         super().__init__(routes=own)
         self._ways_in = ways_in
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        around = getattr(scope.get("app"), "routes", ())  # of Starlette and FastAPI; others do not tell
+        around = getattr(scope.get("app"), "routes", ())  # of Starlette and FastAPI; others say it in the scope
         mounts = [one.path for one in around if isinstance(one, Mount) and one.app in self._ways_in]
-        scope[WAY_IN] = scope.get("app_root_path", "") + mounts[0] if mounts else None
+        scope.setdefault(WAY_IN, scope.get("app_root_path", "") + mounts[0] if mounts else None)
         await super().__call__(scope, receive, send)
 
 
 def dashboard(desk: Desk, live: Stream, *, authorize: Authorize, ways_in: Sequence[object] = ()) -> Starlette:
-    """The dashboard as an application, to be mounted in another one under any prefix; that one decides who comes in.
+    """Dashboard and API as an application, to be mounted in another one; that one decides who comes in.
 
     `ways_in` are the applications that take hooks in, which the other one may have mounted beside it.
     """
-    return _Hosted(routes(desk, Door(Access(), authorize=authorize), live), ways_in)
+    access = Access(authorize=authorize)
+    own = [*api.routes(desk, access, live), *routes(desk, Door(access, authorize=authorize), live)]
+    return _Hosted(own, ways_in)

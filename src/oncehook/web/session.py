@@ -7,7 +7,6 @@ restart, and every server of an inbox knows them. A bearer token is no credentia
 
 from __future__ import annotations
 
-import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -21,7 +20,7 @@ from oncehook.model import StoredSession
 from oncehook.sessions import SESSION_SECONDS, Sessions, hash_of
 from oncehook.sources import Network
 from oncehook.verify import same
-from oncehook.web.access import Access, Authorize, Identity, Role, is_local
+from oncehook.web.access import Access, Authorize, Identity, Role, authorized, is_local
 from oncehook.web.peers import direct_peer, is_within, peer_finder
 
 MOST_ADDRESSES: Final = 1000
@@ -115,9 +114,7 @@ class Door:
     async def of(self, request: Request) -> Identity | None:
         """Who asks, or None."""
         if self._authorize is not None:
-            answer = self._authorize(request)
-            role = await answer if inspect.isawaitable(answer) else answer
-            return Identity("host", Role[role]) if role is not None and role in Role.__members__ else None
+            return await authorized(self._authorize, request)
         name = await self._name(request)
         session = await self._sessions.of(name) if self._sessions is not None and name else None
         return None if session is None else self._holder(name, session)

@@ -176,6 +176,7 @@ class Visit(Ask):
             "identity": self.identity,
             "may_act": self.may_act,
             "is_hosted": self.door.is_hosted,
+            "is_live": self.stream.is_live,
             "here": self.request.scope["path"],
             "said": self.request.query_params.get("said", ""),
             "now": self.now,

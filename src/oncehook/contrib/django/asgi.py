@@ -23,9 +23,10 @@ from starlette.requests import Request
 
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django import assembly
+from oncehook.contrib.django.staff import authorized
 from oncehook.errors import OncehookError
 from oncehook.receive import try_again
-from oncehook.web.access import Authorize
+from oncehook.web.access import Authorize, Authorized
 
 T = TypeVar("T")
 Scope = MutableMapping[str, Any]
@@ -35,31 +36,20 @@ Send = Callable[[Message], Coroutine[Any, Any, None]]
 App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
-async def staff(request: Request) -> str | None:
-    """Who may do what at the dashboard, by the project's own session: see `role_of`."""
-    return await sync_to_async(_role_in_session)(request.cookies)
+async def staff(request: Request) -> Authorized:
+    """Who makes this request, by the project's own session: see `contrib.django.staff`."""
+    return await sync_to_async(_authorized)(request.cookies)
 
 
-def _role_in_session(cookies: Mapping[str, str]) -> str | None:
+def _authorized(cookies: Mapping[str, str]) -> Authorized:
     close_old_connections()
     try:
         asked = HttpRequest()
         engine = import_module(settings.SESSION_ENGINE)
         asked.session = engine.SessionStore(cookies.get(settings.SESSION_COOKIE_NAME))
-        return role_of(get_user(asked))
+        return authorized(get_user(asked))
     finally:
         close_old_connections()
-
-
-def role_of(user: Any) -> str | None:
-    """Superusers are admins; of the staff, who may replay and discard are operators, who may look are viewers."""
-    if not (user.is_active and user.is_staff):
-        return None
-    if user.is_superuser:
-        return "admin"
-    if user.has_perms(["oncehook.replay_delivery", "oncehook.discard_delivery"]):
-        return "operator"
-    return "viewer" if user.has_perms(["oncehook.view_event", "oncehook.view_delivery"]) else None
 
 
 def with_inbox(

@@ -1,10 +1,28 @@
-"""`path("hooks/", include("oncehook.contrib.django.urls"))` gives POST /hooks/{source}, and GET for handshakes."""
+"""`path("hooks/", include("oncehook.contrib.django.urls"))` gives POST /hooks/{source}, and GET for handshakes.
+
+`path("inbox/", dashboard())` gives dashboard and API, for the project's staff.
+"""
 
 from __future__ import annotations
 
-from django.urls import re_path
+from django.http import HttpRequest
+from django.urls import URLPattern, re_path
 
-from oncehook.contrib.django.views import hook
+from oncehook.contrib.django import staff
+from oncehook.contrib.django.views import hook, show_dashboard
+from oncehook.web.access import AuthorizeBlocking
+
+__all__ = ["dashboard"]
 
 app_name = "oncehook"
 urlpatterns = [re_path(r"^(?P<rest>.+)$", hook, name="hook")]
+
+
+def dashboard(*, authorize: AuthorizeBlocking[HttpRequest] = staff.staff) -> tuple[list[URLPattern], str, str]:
+    """Dashboard and API, as `admin.site.urls` is the admin: `path("inbox/", dashboard())`.
+
+    `authorize` is given each request and says who makes it: a name for the audit log and the role "viewer", "operator"
+    or "admin", as `("anna", "operator")`; a role alone; or None for nobody. Unsaid, staff is let in by its permissions.
+    """
+    name = "oncehook_dashboard"
+    return [re_path(r"^(?P<rest>.*)$", show_dashboard(authorize), name="dashboard")], name, name

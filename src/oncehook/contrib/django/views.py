@@ -1,12 +1,13 @@
-"""The view that takes hooks in: what follows the prefix names the source, the bridge has the answer.
+"""The views of a project: hooks, where what follows the prefix names the source, and the dashboard.
 
-It is a plain function: under WSGI it runs in the server's thread, under ASGI in one that Django gives each request. The
-inbox itself runs on the bridge's loop in both.
+They are plain functions: under WSGI they run in the server's thread, under ASGI in one that Django gives each request.
+The inbox itself runs on the bridge's loop in both.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Callable
 from ipaddress import ip_network
 
@@ -14,13 +15,16 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
 from django.http import HttpRequest, HttpResponse
 from django.http.request import UnreadablePostError
+from django.urls import NoReverseMatch, reverse
 from django.views.decorators.csrf import csrf_exempt
 
 from oncehook.contrib.bridge import Read
 from oncehook.contrib.django import assembly, conf
+from oncehook.contrib.wsgi import Dashboard, as_bytes
 from oncehook.errors import Malformed
 from oncehook.model import Arrival, Headers
 from oncehook.sources import Reply
+from oncehook.web.access import AuthorizeBlocking
 from oncehook.web.peers import PeerOf, peer_finder
 
 
@@ -45,6 +49,40 @@ def hook(request: HttpRequest, rest: str) -> HttpResponse:
 
 # A sender has no account here, whatever the project's middleware asks of others (Django 5.1's LoginRequiredMiddleware).
 hook.login_required = False  # type: ignore[attr-defined]
+
+
+def show_dashboard(authorize: AuthorizeBlocking[HttpRequest]) -> Callable[..., HttpResponse]:
+    """Make the view of dashboard and API, for whom `authorize` lets in."""
+
+    @_outside_transactions
+    @csrf_exempt  # the dashboard checks by itself where a change comes from (S29)
+    def show(request: HttpRequest, rest: str) -> HttpResponse:
+        body = request.body
+        environ = {
+            **request.META,
+            "SCRIPT_NAME": as_bytes(request.path.removesuffix(rest).rstrip("/")),
+            "PATH_INFO": as_bytes(f"/{rest}"),
+            "HTTP_HOST": request.get_host(),  # as the project's own settings take it
+            "CONTENT_LENGTH": str(len(body)),
+            "wsgi.input": io.BytesIO(body),
+            "wsgi.url_scheme": request.scheme,
+        }
+        return _response(_dashboard().answer(environ, authorize(request), _hooks()))
+
+    return show
+
+
+@functools.cache
+def _dashboard() -> Dashboard:
+    return Dashboard(assembly.the_bridge())
+
+
+def _hooks() -> str | None:
+    """The path below which the project takes hooks in, if it does."""
+    try:
+        return reverse("oncehook:hook", kwargs={"rest": "x"}).removesuffix("/x")
+    except NoReverseMatch:
+        return None
 
 
 # -- the request -------------------------------------------------------------------------------
