@@ -1,4 +1,4 @@
-"""The stories that oncehook began with (DESIGN.md 1), as examples that run as their README says."""
+"""The stories that oncehook began with, as examples that run as their README says."""
 
 from __future__ import annotations
 
@@ -74,6 +74,48 @@ def test_a_keyed_trigger_that_failed_is_replayed_and_not_skipped_by_its_own_key(
         assert post(url, {"data": {}}).said == (422, "key_missing")
         assert post(url, {"idempotency_key": "t-2"}).said == (200, "accepted")
         assert example.wait_for_lines("ran.txt", 2) == ["t-1 run 2", "t-2 run 1"]
+
+
+TOLD = {
+    "two_copies.py": """
+One WhatsApp message, delivered twice at the same moment
+  original, GET and SETEX   2 rows. Both workers looked before either had written.
+  oncehook, 16 copies       1 row. 1 accepted, 15 duplicate. Key, event and work are one commit.
+A worker dies in the middle, and Meta delivers again
+  original, SET NX EX       0 rows. The lock of the dead refuses every retry for 24 hours.
+  oncehook, killed          0 rows. 1 accepted, then the process is gone.
+  oncehook, next start      1 row. 1 duplicate. The event was due, and no lock was in its way.
+""",
+    "replayed_trigger.py": """
+A trigger from n8n comes twice; its destination answers 502 once; a person replays what failed
+  original, two copies      it ran 2 times. The key is one level deeper than it looks.
+  original, 502 once        failed, and never tried again.
+  original, replayed        skipped. The replay meets its own unique key.
+  oncehook, two copies      accepted, duplicate; n8n ran 1 time.
+  oncehook, 502 once        done on attempt 2.
+  oncehook, no agent        dead, and kept until a person replays or discards it.
+  oncehook, replayed        done in run 2, under the same key.
+  oncehook, a late copy     duplicate. Keys count for hooks that come in, not for replays.
+""",
+    "rivals.py": """
+Two hooks for one object, a microsecond apart
+  original, side by side    2 rows. Each looked before the other had written.
+  original, with a check    0 rows. Each found the other, and quit.
+  oncehook, in order        1 row, paid. 1 hook of the object at a time.
+Version 4 of the object comes before version 3
+  oncehook, latest wins     the row says shipped. Version 4 handled, version 3 stale.
+""",
+}
+
+
+@pytest.mark.parametrize("script", TOLD)
+def test_a_script_tells_each_story_beside_its_original(script: str, tmp_path: Path) -> None:
+    with Example("stories", tmp_path) as example:
+        assert example.run(f"python {script}") == TOLD[script].lstrip()
+
+
+def test_there_is_a_script_for_each_story() -> None:
+    assert {path.name for path in (ROOT / "examples/stories").glob("*.py")} == set(TOLD)
 
 
 @pytest.mark.parametrize("page", ["fastapi", "flask", "celery", "sqlalchemy"])
