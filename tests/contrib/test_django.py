@@ -593,15 +593,49 @@ def test_the_blocks_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "the_bridge", lambda: Bridge(inbox))
     monkeypatch.setenv("STRIPE_SECRET", "whsec_test")
     sources = []
-    assert len(blocks()) == 5
+    assert len(blocks()) == 7
     for block in blocks():
         said: dict[str, Any] = {"__name__": "block"}
         exec(compile(block, "django.md", "exec"), said)
         if "ONCEHOOK" in said:
             with override_settings(ONCEHOOK=said["ONCEHOOK"]):
                 sources += made().sources
-    assert sources == ["stripe"]
-    assert list(inbox.destinations) == ["keep"]
+    assert sources == ["stripe", "shop"]
+    assert list(inbox.destinations) == ["keep", "keep_latest"]
+
+
+def test_versions_that_come_out_of_order_end_as_the_page_says(
+    database: str, number: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, handler = (block for block in blocks() if '"rank"' in block or "latest_wins" in block)
+    said: dict[str, Any] = {}
+    exec(settings, said)
+    with override_settings(ONCEHOOK=said["ONCEHOOK"]):
+        inbox = assembly.the_inbox.__wrapped__()
+    monkeypatch.setattr(assembly, "the_inbox", lambda: inbox)
+    exec(handler, {"__name__": "block"})
+    inbox.sources["shop"].budget = 60.0
+    bridge = Bridge(inbox, work=True)
+    rows = re.findall(
+        r"^\| version (\d)(?:, `(\w+)`| once more) \| (.*?) \| `(\w+)` \|$", PAGE.read_text(), re.MULTILINE
+    )
+    told: list[str] = []
+    bodies: dict[str, bytes] = {}
+    for version, status, _, state in rows:
+        body = {"number": number, "version": int(version), "status": status}
+        receipt = bridge.receive("shop", {}, bodies.setdefault(version, json.dumps(body).encode()))
+        bridge.call(inbox.drain())
+        assert Order.objects.get(number=number).status == state
+        told.append(receipt.outcome)
+    assert told == ["accepted", "accepted", "accepted", "duplicate"]
+    page = bridge.call(inbox.desk.deliveries(inbox.desk.read(f"subject:{number}")))
+    assert [(one.status, one.note) for one in reversed(page.items)] == [
+        (DeliveryStatus.done, None),
+        (DeliveryStatus.done, None),
+        (DeliveryStatus.done, "stale"),
+    ]
+    assert Order.objects.get(number=number).changes == 2
+    bridge.stop()
 
 
 def test_the_page_names_every_setting() -> None:
