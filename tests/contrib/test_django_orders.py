@@ -128,6 +128,7 @@ def test_the_dashboard_is_for_the_projects_staff(tmp_path: Path) -> None:
         admin, viewer, stranger = sessions.stdout.split()[-3:]
         status, page = shop.request("GET", "/inbox/events", headers={"Cookie": f"sessionid={viewer}"})
         assert (status, b"order.paid" in page) == (200, True)
+        assert "viewer · viewer" in page.decode()  # the user's name, which the audit log has, and the role
         assert shop.request("GET", "/inbox/events", headers={"Cookie": f"sessionid={admin}"})[0] == 200
         for cookie in ({"Cookie": f"sessionid={stranger}"}, {"Cookie": "sessionid=guessed"}, {}):
             status, page = shop.request("GET", "/inbox/events", headers=cookie)
