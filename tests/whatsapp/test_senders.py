@@ -199,6 +199,14 @@ async def test_meta_is_asked_like_this(message: whatsapp.Message, expected: dict
             {"key": {"remoteJid": "120363@g.us", "fromMe": False, "id": "3EB0"}, "reaction": "👍"},
         ),
         (
+            Reaction(to="120363@g.us", message_id="3EB0", emoji="👍", participant=TO),
+            "message/sendReaction",
+            {
+                "key": {"remoteJid": "120363@g.us", "fromMe": False, "id": "3EB0", "participant": JID},
+                "reaction": "👍",
+            },
+        ),
+        (
             Read(to=TO, message_id="3EB0"),
             "chat/markMessageAsRead",
             {"readMessages": [{"remoteJid": JID, "fromMe": False, "id": "3EB0"}]},
@@ -240,6 +248,11 @@ async def test_evolution_api_is_asked_like_this(message: whatsapp.Message, path:
             Reaction(to=TO, message_id="3EB0", emoji=""),
             "/message/react",
             {"number": NUMBER, "reaction": "remove", "id": "3EB0", "fromMe": False},
+        ),
+        (
+            Reaction(to="120363@g.us", message_id="3EB0", emoji="👍", participant="55119@lid"),
+            "/message/react",
+            {"number": "120363@g.us", "reaction": "👍", "id": "3EB0", "fromMe": False, "participant": "55119@lid"},
         ),
         (Read(to=TO, message_id="3EB0"), "/message/markread", {"number": NUMBER, "id": ["3EB0"]}),
     ],
@@ -292,6 +305,8 @@ async def test_the_conveniences_say_what_the_messages_say(make: Making, ok: byte
         await sender.send(Media(to=TO, kind="image", link=LINK, caption="See"))
         await sender.react(TO, "1", "👍", from_me=True)
         await sender.send(Reaction(to=TO, message_id="1", emoji="👍", from_me=True))
+        await sender.react(TO, "1", "👍", participant=TO)
+        await sender.send(Reaction(to=TO, message_id="1", emoji="👍", participant=TO))
         await sender.mark_read("1", TO)
         await sender.send(Read(message_id="1", to=TO))
         if make is not evolution_go:
@@ -315,6 +330,12 @@ async def test_a_local_number_is_completed() -> None:
     [
         (meta, Text(to="call me", text="Hello"), Reason.invalid_number),
         (evolution_go, Text(to="123", text="Hello"), Reason.invalid_number),
+        (evolution_go, Text(to="", text="Hello"), Reason.invalid_number),
+        (
+            evolution_go,
+            Reaction(to="120363@g.us", message_id="1", emoji="👍", participant="me"),
+            Reason.invalid_number,
+        ),
         (meta, Text(to=TO, text=" "), Reason.invalid),
         (meta, Text(to="120363@g.us", text="Hello"), Reason.unsupported),
         (meta, Text(to="123456@lid", text="Hello"), Reason.unsupported),
@@ -400,6 +421,10 @@ def api_error(status: int, *message: object) -> bytes:
         (api_error(400, 'The "my shop" instance is not connected'), Reason.instance_offline, False),
         (api_error(400, "PrismaClientKnownRequestError: Invalid `create()`"), Reason.invalid, True),
         (api_error(500, "Error: Timed Out"), Reason.unavailable, True),
+        # Baileys' Boom, put into a BadRequestException by sendMessageWithTyping
+        (api_error(400, "Error: Timed Out"), Reason.unavailable, True),
+        (api_error(400, "AxiosError: timeout of 10000ms exceeded"), Reason.unavailable, True),
+        (api_error(400, "PrismaClientKnownRequestError: Timed out fetching a new connection"), Reason.invalid, True),
         (api_error(500, "Error: rate-overlimit"), Reason.rate_limited, False),
         (api_error(400, "Method not available in the Baileys service"), Reason.unsupported, False),
         (api_error(400, "maxContentLength size of 100 exceeded"), Reason.too_large, False),
@@ -425,6 +450,21 @@ async def test_evolution_apis_words_decide(says: bytes, reason: Reason, unsure: 
         (400, "phone number is required", Reason.invalid_number, False),
         (400, "message body is required", Reason.invalid, False),
         (500, "Invalid file format: 'image/gif'. Only 'image/jpeg' is accepted", Reason.invalid, False),
+        (500, "invalid sticker URL", Reason.invalid, False),
+        (500, "failed to convert image to WebP: failed to decode image: image: unknown format", Reason.invalid, False),
+        (500, "failed to convert image to WebP: failed to fetch image from URL: EOF", Reason.unavailable, False),
+        (
+            500,
+            "documentos não são suportados em canais do WhatsApp. Use imagem, vídeo, áudio ou enquete",
+            Reason.unsupported,
+            False,
+        ),
+        (
+            500,
+            "error during conversion: exit status 1, details: pipe:0: Invalid data found when processing input",
+            Reason.invalid,
+            False,
+        ),
         (500, "info query returned status 429: rate-overlimit", Reason.rate_limited, False),
         (500, "file too large", Reason.too_large, False),
         (500, "timed out waiting for message send response", Reason.unavailable, True),
@@ -437,6 +477,19 @@ async def test_evolution_gos_words_decide(status: int, said: str, reason: Reason
     error = await refusal(evolution_go, answer(status, {"error": said}))
     assert (error.reason, error.category, error.unsure) == (reason, CATEGORY[reason], unsure)
     assert str(error) == said
+
+
+async def test_evolution_gos_missing_license_keeps_its_code_and_its_sentence() -> None:
+    said = {
+        "error": "service not activated",
+        "code": "LICENSE_REQUIRED",
+        "register_url": "http://go.example/manager/login",
+        "message": "License required. Open the manager to activate your license.",
+    }
+    error = await refusal(evolution_go, answer(503, said))
+    assert (error.reason, error.category, error.unsure) == (Reason.unavailable, Category.transient, False)
+    assert (error.status, error.api_code) == (503, "LICENSE_REQUIRED")
+    assert str(error) == "service not activated: License required. Open the manager to activate your license."
 
 
 @EVERY

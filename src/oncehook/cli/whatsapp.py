@@ -193,10 +193,14 @@ def send_template(sender: Sender, to: str, name: str, language: str, components:
 @click.argument("message_id")
 @click.argument("emoji")
 @click.option("--from-me", is_flag=True, help="The message was one of our own.")
+@click.option("--participant", metavar="NUMBER", help="Who wrote it, in a group (Evolution).")
 @_speaks
-def react(sender: Sender, to: str, message_id: str, emoji: str, from_me: bool) -> Mapping[str, object]:
+def react(
+    sender: Sender, to: str, message_id: str, emoji: str, from_me: bool, participant: str | None
+) -> Mapping[str, object]:
     """Put EMOJI on a message of the chat with TO; an empty one takes it back."""
-    return _send(sender, Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me))
+    reaction = Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me, participant=participant)
+    return _send(sender, reaction)
 
 
 @command.command("read")

@@ -1,8 +1,8 @@
 """Evolution API v2: an instance is a phone that is logged in to WhatsApp Web, and its name is in every path.
 
 Its errors are sentences of several libraries in one list, so they are recognised by words. Two of them lie: when its
-own database fails (Prisma) it answers 400, and when WhatsApp is slow it answers 500, and in both cases the message may
-be on its way. The first is left to be permanent: it would send the message again at every try.
+own database fails (Prisma) and when WhatsApp is slow ("Timed Out") it answers 400, and in both cases the message may be
+on its way. The first is left to be permanent: it would send the message again at every try. The second passes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from oncehook.whatsapp.sender import Call, Credential, Sender, wire_id
 _OFFLINE: Final = ("connection closed", "connection terminated", "not connected", "logged out", "state: close")
 _TOO_LARGE: Final = ("too large", "maxcontentlength", "media size", "file size")
 _NOT_THERE: Final = ("method not available", "not implemented")
-_MAY_BE_SENT: Final = ("prisma", "timed out", "timeout")
+_DATABASE: Final = "prisma"
+_SLOW: Final = ("timed out", "timeout")
 
 
 class EvolutionApi(Sender):
@@ -58,7 +59,8 @@ class EvolutionApi(Sender):
             return self._read(message)
         if isinstance(message, Reaction):
             key = {"remoteJid": id_of(message.to), "fromMe": message.from_me, "id": message.message_id}
-            return self._post("message/sendReaction", {"key": key, "reaction": message.emoji})
+            author = {"participant": id_of(message.participant)} if message.participant else {}
+            return self._post("message/sendReaction", {"key": key | author, "reaction": message.emoji})
         path, body = _content(message)
         body = {"number": message.to, **body}
         if isinstance(message, Text | Media) and message.reply_to:
@@ -92,8 +94,10 @@ class EvolutionApi(Sender):
         low = text.lower()
         if any(word in low for word in _OFFLINE):
             return Fault(Reason.instance_offline, text)
-        if any(word in low for word in _MAY_BE_SENT):
+        if _DATABASE in low:
             return Fault(reason_of(status), text, unsure=True)
+        if any(word in low for word in _SLOW):
+            return Fault(Reason.unavailable, text, unsure=True)
         if "rate-overlimit" in low:
             return Fault(Reason.rate_limited, text)
         if any(word in low for word in _TOO_LARGE):

@@ -28,7 +28,20 @@ _SAYS: Final[Sequence[tuple[Reason, tuple[str, ...]]]] = (
     ),
     (Reason.rate_limited, ("rate-overlimit", "status 429", "error 429")),
     (Reason.too_large, ("too large", "too big")),
-    (Reason.invalid, ("is required", "invalid file format", "invalid media type", "missing ", "invalid character")),
+    (Reason.unsupported, ("documentos não são suportados",)),  # documents, in a channel
+    (
+        Reason.invalid,
+        (
+            "is required",
+            "invalid file format",
+            "invalid media type",
+            "invalid sticker url",
+            "failed to decode image",
+            "invalid data found",  # ffmpeg, of a sound that is none
+            "missing ",
+            "invalid character",
+        ),
+    ),
 )
 _MAY_BE_SENT: Final = ("timed out", "deadline exceeded", "before message send returned")
 
@@ -83,7 +96,8 @@ class EvolutionGo(Sender):
             # Its `id` is that of the message under the emoji; the reaction itself cannot be given one.
             emoji = message.emoji or "remove"
             body = {"number": message.to, "reaction": emoji, "id": message.message_id, "fromMe": message.from_me}
-            return Call("POST", "/message/react", body)
+            author = {"participant": id_of(message.participant)} if message.participant else {}
+            return Call("POST", "/message/react", body | author)
         path, body = _content(message)
         body = {"number": message.to, **body}
         if isinstance(message, Text | Media) and message.reply_to:
@@ -106,7 +120,9 @@ class EvolutionGo(Sender):
         if status in (401, 403):
             return Fault(Reason.unauthorized, text)
         reason = next((reason for reason, words in _SAYS if any(word in low for word in words)), reason_of(status))
-        return Fault(reason, text, unsure=any(word in low for word in _MAY_BE_SENT))
+        code = said.get("code") if isinstance(said, dict) else None
+        api_code = code if isinstance(code, str) and code else None
+        return Fault(reason, text, api_code, unsure=any(word in low for word in _MAY_BE_SENT))
 
     # -- the instance --------------------------------------------------------------------------
 
@@ -212,7 +228,10 @@ def _proxy(through: Proxy) -> dict[str, str]:
 
 
 def _sentence(said: Any) -> str:
-    error = said.get("error") or said.get("message") if isinstance(said, dict) else None
+    """Join the short word (`error`) and the sentence (`message`) that the server gives of a failure."""
+    if not isinstance(said, dict):
+        return ""
+    error = said.get("error")
     if isinstance(error, dict):
         error = error.get("message") or error.get("code")
-    return "" if error is None else str(error)
+    return ": ".join(str(part) for part in (error, said.get("message")) if part)

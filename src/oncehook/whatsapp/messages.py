@@ -71,6 +71,8 @@ class Reaction(_Outgoing, frozen=True, kw_only=True, tag="reaction"):
     emoji: str
     from_me: bool = False
     """Whether the message was one of our own."""
+    participant: str | None = None
+    """Who wrote the message, in a group: WhatsApp finds it by chat, author and id (Evolution)."""
 
 
 class Read(_Outgoing, frozen=True, kw_only=True, tag="read"):

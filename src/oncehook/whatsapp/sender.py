@@ -67,6 +67,7 @@ tell whether a message that met such a one was received."""
 _SHORTEST_SECRET: Final = 6
 _MASKED: Final = b"[masked]"
 _TEXT_KEPT: Final = 300
+_CODE_KEPT: Final = 64
 
 
 @dataclass(slots=True, frozen=True)
@@ -224,13 +225,18 @@ class Sender(ABC):
         except InvalidMessage as error:
             raise SendFailed(str(error), Reason.invalid) from None
         try:
-            if message.to is not None:
-                message = msgspec.structs.replace(message, to=normalise(message.to, country=self.country))
+            message = self._with_numbers(message)
         except InvalidMessage as error:
             raise SendFailed(str(error), Reason.invalid_number) from None
         if message.to is not None and not self.takes_meta_ids and (is_user_id(message.to) or is_group_id(message.to)):
             raise unsupported(self.api, "to ids of Meta's; only to numbers and WhatsApp's own ids")
         return await self._ready_media(message) if isinstance(message, Media) else message
+
+    def _with_numbers(self, message: Message) -> Message:
+        """Write every number in the message in one spelling. Raises InvalidMessage."""
+        given = {field: getattr(message, field, None) for field in ("to", "participant")}
+        numbers = {field: normalise(text, country=self.country) for field, text in given.items() if text is not None}
+        return msgspec.structs.replace(message, **numbers)
 
     async def _ready_media(self, media: Media) -> Media:
         if media.filename is not None:
@@ -284,9 +290,19 @@ class Sender(ABC):
         """Words approved beforehand."""
         return await self.send(Template(to=to, name=name, language=language, components=list(components)), **how)
 
-    async def react(self, to: str, message_id: str, emoji: str, *, from_me: bool = False, **how: Any) -> Sent:
-        """An emoji on a message; an empty one takes it back."""
-        return await self.send(Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me), **how)
+    async def react(
+        self,
+        to: str,
+        message_id: str,
+        emoji: str,
+        *,
+        from_me: bool = False,
+        participant: str | None = None,
+        **how: Any,
+    ) -> Sent:
+        """An emoji on a message; an empty one takes it back. In a group, `participant` is who wrote the message."""
+        reaction = Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me, participant=participant)
+        return await self.send(reaction, **how)
 
     async def mark_read(self, message_id: str, to: str | None = None, **how: Any) -> Sent:
         """The two blue ticks on a received message; Evolution also asks whose it was."""
@@ -392,16 +408,18 @@ class Sender(ABC):
 
     def _failed(self, answer: Answer, said: Any) -> SendFailed:
         fault = self._fault(answer.status, said)
-        text = " ".join(self._masked(fault.text.encode()).decode("utf-8", "replace").split())
         return SendFailed(
-            text[:_TEXT_KEPT] or f"HTTP {answer.status}",
+            self._line(fault.text, _TEXT_KEPT) or f"HTTP {answer.status}",
             fault.reason,
             status=answer.status,
-            api_code=fault.api_code,
+            api_code=None if fault.api_code is None else self._line(fault.api_code, _CODE_KEPT),
             answer=self._masked(answer.body)[:ANSWER_KEPT],
             retry_after=retry_after(answer.retry_after, clock.now_utc()),
             unsure=fault.unsure or answer.status in NOBODY_ANSWERED,
         )
+
+    def _line(self, text: str, longest: int) -> str:
+        return " ".join(self._masked(text.encode()).decode("utf-8", "replace").split())[:longest]
 
     def _masked(self, body: bytes) -> bytes:
         """An answer that repeats our own credentials must not carry them any further (S25)."""
