@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from oncehook.whatsapp import EvolutionApi, EvolutionGo, MetaCloud, Sender
 from oncehook.whatsapp.files import (
     LIMITS,
     OPUS,
@@ -91,6 +92,10 @@ SAMPLES: dict[str, tuple[bytes, str, MediaKind | None]] = {
     "3gp": (mp4(b"3gp5", b"vide"), "video/3gpp", "video"),
     "mov": (mp4(b"qt  ", b"vide"), "video/quicktime", None),
     "webm": (b"\x1aE\xdf\xa3\x9fB\x86\x81\x01B\xf7\x81\x01B\xf2\x81\x04B\xf3\x81\x08B\x82\x84webm", "video/webm", None),
+    "mkv": (b"\x1aE\xdf\xa3\x93B\x82\x88matroska", "video/x-matroska", None),
+    "mpeg": (b"\x00\x00\x01\xba" + bytes(20), "video/mpeg", None),
+    "tiff": (b"II*\x00" + bytes(20), "image/tiff", None),
+    "3gp, only sound": (mp4(b"3gp5", b"soun"), "audio/3gpp", None),
     "avi": (b"RIFF\x00\x00\x00\x00AVI LIST", "video/x-msvideo", None),
     "m4a": (mp4(b"M4A ", b"soun"), "audio/mp4", "audio"),
     "m4a of a general brand": (mp4(b"mp42", b"soun"), "audio/mp4", "audio"),
@@ -245,6 +250,61 @@ def test_a_kind_that_is_asked_for_must_fit(sample: str, kind: MediaKind) -> None
         with pytest.raises(FileUnsupported, match=f"as an? {kind}") as refused:
             prepare(data, kind=kind)
         assert 'kind="document"' in refused.value.hint
+
+
+TAKEN: dict[type[Sender], dict[str, set[str]]] = {
+    # developers.facebook.com, Cloud API, supported media types
+    MetaCloud: {
+        "image": {"jpeg", "png"},
+        "video": {"mp4", "3gp"},
+        "audio": {"m4a", "mp3", "aac", "amr", "opus"},
+        "sticker": {"webp"},
+    },
+    # prepareMediaMessage: sharp for pictures, films as they are, ffmpeg for sounds
+    EvolutionApi: {
+        "image": {"jpeg", "png", "gif", "webp", "tiff", "avif"},
+        "video": {"mp4", "3gp", "mov", "avi", "webm", "mkv", "mpeg"},
+        "audio": {"m4a", "mp3", "aac", "amr", "amr wide", "opus", "vorbis", "wav", "flac", "3gp, only sound", "webm"},
+        "sticker": {"webp", "png", "jpeg", "gif", "tiff", "avif"},
+    },
+    # sendMediaUrlWithRetry names the types that it accepts; stickers are decoded as PNG or WebP; ffmpeg for sounds
+    EvolutionGo: {
+        "image": {"jpeg", "png", "webp"},
+        "video": {"mp4"},
+        "audio": {"m4a", "mp3", "aac", "amr", "amr wide", "opus", "vorbis", "wav", "flac", "3gp, only sound", "webm"},
+        "sticker": {"webp", "png"},
+    },
+}
+
+
+@pytest.mark.parametrize("sender", TAKEN)
+@pytest.mark.parametrize("kind", ["image", "video", "audio", "sticker"])
+@pytest.mark.parametrize("sample", sorted(set().union(*(set().union(*one.values()) for one in TAKEN.values()))))
+def test_each_api_takes_its_own_files(sender: type[Sender], kind: MediaKind, sample: str) -> None:
+    data = SAMPLES[sample][0]
+    if sample in TAKEN[sender][kind]:
+        assert prepare(data, kind=kind, types=sender.file_types).kind == kind
+    else:
+        with pytest.raises(FileUnsupported, match=f"as an? {kind}; it takes "):
+            prepare(data, kind=kind, types=sender.file_types)
+
+
+@pytest.mark.parametrize(
+    ("sender", "kinds"),
+    [
+        (MetaCloud, {"gif": None, "mov": None, "avi": None, "wav": None, "webp": "sticker", "pdf": "document"}),
+        (EvolutionApi, {"gif": "image", "mov": "video", "avi": "video", "wav": "audio", "webp": "sticker"}),
+        (EvolutionGo, {"gif": None, "mov": None, "avi": None, "wav": "audio", "webm": None, "webp": "sticker"}),
+    ],
+)
+def test_what_is_not_asked_for_is_sent_as_what_it_is(sender: type[Sender], kinds: dict[str, MediaKind | None]) -> None:
+    for sample, kind in kinds.items():
+        data = SAMPLES[sample][0]
+        if kind is None:
+            with pytest.raises(FileUnsupported, match="This API takes no"):
+                prepare(data, types=sender.file_types)
+        else:
+            assert prepare(data, types=sender.file_types).kind == kind
 
 
 @pytest.mark.parametrize("data", [EXE, b"<html>502 Bad Gateway</html>", bytes(range(256)), PDF])

@@ -37,6 +37,7 @@ from oncehook.whatsapp import (
     Template,
     Text,
 )
+from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, prepare
 from oncehook.whatsapp.sender import CATEGORY, wire_id
 from tests.whatsapp.scripted import Api, Asked, Behaviour, answer, cut, hang
 
@@ -673,6 +674,10 @@ async def test_retry_after_is_obeyed_up_to_the_cap(monkeypatch: pytest.MonkeyPat
 
 # -- files -------------------------------------------------------------------------------------
 
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
+OPUS = b"OggS\x00\x02" + bytes(20) + b"\x01\x13OpusHead" + bytes(20)
+WEBP = b"RIFF\x16\x00\x00\x00WEBPVP8 " + bytes(14)
+
 
 @dataclass
 class Stored:
@@ -696,11 +701,22 @@ class Shelf:
     links: int = 0
     error: OncehookError | None = None
 
-    async def store(
-        self, content: str | Path | bytes, /, *, filename: str | None = None, kind: whatsapp.MediaKind | None = None
-    ) -> Stored:
-        self.kept.append(content)
-        return Stored("k1", kind or "document", "application/pdf", filename or "found.pdf")
+    async def prepare(
+        self,
+        content: str | Path | bytes,
+        /,
+        *,
+        filename: str | None = None,
+        kind: whatsapp.MediaKind | None = None,
+        types: FileTypes = META_TYPES,
+    ) -> OutgoingFile:
+        if isinstance(content, bytes):
+            return prepare(content, filename=filename, kind=kind, types=types)
+        return OutgoingFile(b"%PDF-1.7", kind or "document", "application/pdf", filename or "found.pdf")
+
+    async def store(self, file: OutgoingFile, /) -> Stored:
+        self.kept.append(file.data)
+        return Stored("k1", file.kind, file.mime, file.filename)
 
     async def link(self, key: str, /) -> str:
         if self.error is not None:
@@ -713,12 +729,34 @@ async def test_a_file_is_stored_and_sent_as_what_it_is() -> None:
     shelf = Shelf()
     async with sending(meta, META_OK, files=shelf) as (sender, api):
         await sender.send_file(TO, Path("invoice.pdf"), caption="Here")
-        await sender.send_file(TO, b"\x89PNG", kind="image", filename="a.png", id="evt_1")
-    assert shelf.kept == [Path("invoice.pdf"), b"\x89PNG"]
+        await sender.send_file(TO, PNG, kind="image", filename="a.png", id="evt_1")
+    assert shelf.kept == [b"%PDF-1.7", PNG]
     link = "https://files.example/k1?signature="
     assert api.asked[0].json["document"] == {"link": f"{link}1", "caption": "Here", "filename": "found.pdf"}
     assert api.asked[1].json["image"] == {"link": f"{link}2"}
     assert api.asked[1].json["biz_opaque_callback_data"] == "evt_1"
+
+
+@EVERY
+@pytest.mark.parametrize(
+    ("content", "how", "reason"),
+    [
+        (OPUS, {"caption": "Listen"}, Reason.invalid),
+        (WEBP, {"caption": "Look"}, Reason.invalid),
+        (PNG, {"caption": "x" * 65_537}, Reason.invalid),
+        (PNG, {"to": "call me"}, Reason.invalid_number),
+    ],
+)
+async def test_what_cannot_be_sent_with_a_file_is_refused_before_the_upload(
+    make: Making, ok: bytes, content: bytes, how: dict[str, str], reason: Reason
+) -> None:
+    shelf = Shelf()
+    async with sending(make, ok, files=shelf) as (sender, api):
+        for send in (sender.send_file, sender.prepare_file):
+            with pytest.raises(SendFailed) as raised:
+                await send(how.get("to", TO), content, caption=how.get("caption"))
+            assert (raised.value.reason, raised.value.category) == (reason, Category.permanent)
+    assert (shelf.kept, api.asked) == ([], [])
 
 
 async def test_every_attempt_has_a_fresh_link() -> None:

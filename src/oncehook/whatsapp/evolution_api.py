@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from oncehook.errors import ConfigError
 from oncehook.outbound.proxies import NONE, read_proxy
+from oncehook.whatsapp.files import CONVERTED_AUDIO, WEBP, FileTypes
 from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
 from oncehook.whatsapp.numbers import id_of
 from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
@@ -23,6 +24,10 @@ _TOO_LARGE: Final = ("too large", "maxcontentlength", "media size", "file size")
 _NOT_THERE: Final = ("method not available", "not implemented")
 _DATABASE: Final = "prisma"
 _SLOW: Final = ("timed out", "timeout")
+
+
+_PICTURES: Final = ("image/jpeg", "image/png", WEBP, "image/gif", "image/tiff", "image/avif")
+"""What sharp reads, which makes a JPEG of every picture and a WebP of every sticker."""
 
 
 class EvolutionApi(Sender):
@@ -38,6 +43,17 @@ class EvolutionApi(Sender):
         "delete": "delete_instance",
         "set_webhook": "set_webhook",
         "set_proxy": "set_proxy",
+    }
+
+    file_types: ClassVar[FileTypes] = {
+        "image": _PICTURES,
+        # Handed on as they are.
+        "video": (
+            *("video/mp4", "video/3gpp", "video/quicktime", "video/x-msvideo"),
+            *("video/webm", "video/x-matroska", "video/mpeg"),
+        ),
+        "audio": CONVERTED_AUDIO,
+        "sticker": _PICTURES,
     }
 
     def __init__(self, base_url: str, api_key: Credential, instance: str, **settings: Any) -> None:

@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from oncehook.errors import ConfigError
 from oncehook.outbound.proxies import NONE, Proxy, read_proxy
+from oncehook.whatsapp.files import CONVERTED_AUDIO, WEBP, FileTypes
 from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
 from oncehook.whatsapp.numbers import PERSON, id_of
 from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
@@ -62,6 +63,13 @@ class EvolutionGo(Sender):
         "delete": "delete_instance",
         "proxy": "set_proxy",
         "info": "info",
+    }
+
+    file_types: ClassVar[FileTypes] = {
+        "image": ("image/jpeg", "image/png", WEBP),
+        "video": ("video/mp4",),
+        "audio": CONVERTED_AUDIO,
+        "sticker": (WEBP, "image/png"),
     }
 
     def __init__(

@@ -1,8 +1,9 @@
 """Files to be sent: a path or bytes come in, an `OutgoingFile` goes out, or a `FileRefused` that says what to do.
 
-What a file is, its bytes decide; its name is asked only where they cannot tell. The storage calls `prepare` before it
-uploads. The table of marks is our own: the libraries for it (puremagic, filetype) know hundreds of types and not the
-differences that matter to WhatsApp, which are Opus or Vorbis, a film or only sound in an mp4, a moving or a still webp.
+What a file is, its bytes decide; its name is asked only where they cannot tell. What it may be sent as, the API's own
+table decides (`FileTypes`). Senders have a file prepared before it is uploaded. The table of marks is our own: the
+libraries for it (puremagic, filetype) know hundreds of types and not the differences that matter to WhatsApp, which are
+Opus or Vorbis, a film or only sound in an mp4, a moving or a still webp.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import re
 import stat
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
@@ -37,19 +38,26 @@ LIMITS: Final[Mapping[SizeKind, int]] = {
 UNKNOWN: Final = "application/octet-stream"
 OPUS: Final = "audio/ogg; codecs=opus"
 
-_KINDS: Final[dict[str, MediaKind]] = {
-    "image/jpeg": "image",
-    "image/png": "image",
-    "video/mp4": "video",
-    "video/3gpp": "video",
-    "audio/aac": "audio",
-    "audio/amr": "audio",
-    "audio/mpeg": "audio",
-    "audio/mp4": "audio",
-    OPUS: "audio",
-    "image/webp": "sticker",
-}
+WEBP: Final = "image/webp"
 
+FileTypes = Mapping[MediaKind, Collection[str]]
+"""The media types that an API takes as each kind. Any type may be a document."""
+
+META_TYPES: Final[FileTypes] = {
+    "image": ("image/jpeg", "image/png"),
+    "video": ("video/mp4", "video/3gpp"),
+    "audio": ("audio/aac", "audio/amr", "audio/mpeg", "audio/mp4", OPUS),
+    "sticker": (WEBP,),
+}
+"""Meta converts nothing, so these are what WhatsApp itself shows."""
+
+CONVERTED_AUDIO: Final = (
+    *META_TYPES["audio"],
+    *("audio/amr-wb", "audio/ogg", "audio/wav", "audio/flac", "audio/3gpp", "video/webm"),
+)
+"""Sounds that an API with ffmpeg makes a voice message of. A browser's recordings are WebM, whatever they hold."""
+
+_FAMILIES: Final[Mapping[str, MediaKind]] = {"image": "image", "video": "video", "audio": "audio"}
 _LONGEST_NAME: Final = 200
 _HEAD: Final = 4096
 _TAIL: Final = 1 << 16
@@ -68,7 +76,7 @@ class FileUnreadable(FileRefused):
 
 
 class FileUnsupported(FileRefused):
-    """WhatsApp does not take this file as what it was to be sent as."""
+    """The API does not take this file as what it was to be sent as."""
 
     code = "file_unsupported"
     hint = 'Convert it, or send it as a document: kind="document".'
@@ -92,7 +100,7 @@ class FileTooLarge(FileRefused):
 
 @dataclass(slots=True, frozen=True)
 class OutgoingFile:
-    """A file that WhatsApp would take."""
+    """A file that the API would take."""
 
     data: bytes = field(repr=False)
     kind: MediaKind
@@ -106,11 +114,12 @@ def prepare(
     *,
     filename: str | None = None,
     kind: MediaKind | None = None,
+    types: FileTypes = META_TYPES,
     limits: Mapping[SizeKind, int] = LIMITS,
 ) -> OutgoingFile:
-    """Read it if need be, see what it is, and check that WhatsApp takes it. Raises FileRefused.
+    """Read it if need be, see what it is, and check that the API takes it. Raises FileRefused.
 
-    Without `kind` its type decides. A picture, film or sound that WhatsApp does not take as such is refused:
+    Without `kind` its type decides. A picture, film or sound that the API does not take as such is refused:
     it becomes a document only when that is asked for.
     """
     limits = {**LIMITS, **limits}
@@ -122,18 +131,17 @@ def prepare(
     if not data:
         raise FileUnsupported("The file is empty.", hint="Look at what was to write it.")
     mime = detect(data, filename)
-    chosen = _kind(mime, filename) if kind is None else _checked(kind, mime)
+    chosen = _kind(mime, filename, types) if kind is None else _checked(kind, mime, types)
     check_size(chosen, len(data), animated=is_animated(data), limits=limits)
     return OutgoingFile(data, chosen, mime, clean_name(filename, mime))
 
 
-def kind_of(mime: str) -> MediaKind:
-    """What a file of this type is sent as. Raises FileUnsupported for pictures, films and sounds not taken as such."""
-    if mime in _KINDS:
-        return _KINDS[mime]
-    if _is_media(mime):
-        raise FileUnsupported(f"WhatsApp takes no {mime}{_taken(mime)}.")
-    return "document"
+def kind_of(mime: str, types: FileTypes = META_TYPES) -> MediaKind:
+    """Return what a file of this type is sent as. Raises FileUnsupported for media that the API does not take."""
+    kind = "sticker" if mime == WEBP else _FAMILIES.get(mime.partition("/")[0], "document")
+    if kind != "document" and mime not in types[kind]:
+        raise FileUnsupported(f"This API takes no {mime}{_taken(kind, types)}.")
+    return kind
 
 
 def check_size(kind: MediaKind, size: int, *, animated: bool = False, limits: Mapping[SizeKind, int] = LIMITS) -> None:
@@ -144,8 +152,8 @@ def check_size(kind: MediaKind, size: int, *, animated: bool = False, limits: Ma
         raise FileTooLarge(name, size, limit)
 
 
-def _kind(mime: str, filename: str | None) -> MediaKind:
-    kind = kind_of(mime)
+def _kind(mime: str, filename: str | None, types: FileTypes) -> MediaKind:
+    kind = kind_of(mime, types)
     named = _named(filename)
     if kind == "document" and _is_media(named):
         # a broken download, or something in disguise: nobody asked for that to reach a customer
@@ -153,15 +161,15 @@ def _kind(mime: str, filename: str | None) -> MediaKind:
     return kind
 
 
-def _checked(kind: MediaKind, mime: str) -> MediaKind:
-    if kind != "document" and _KINDS.get(mime) != kind:
-        raise FileUnsupported(f"The file is {mime}, which WhatsApp does not take as {_one(kind)}{_taken(kind)}.")
+def _checked(kind: MediaKind, mime: str, types: FileTypes) -> MediaKind:
+    if kind != "document" and mime not in types[kind]:
+        taken = _taken(kind, types)
+        raise FileUnsupported(f"The file is {mime}, which this API does not take as {_one(kind)}{taken}.")
     return kind
 
 
-def _taken(mime_or_kind: str) -> str:
-    wanted = mime_or_kind.partition("/")[0]
-    return f"; it takes {', '.join(mime for mime, kind in _KINDS.items() if kind == wanted)}"
+def _taken(kind: MediaKind, types: FileTypes) -> str:
+    return f"; it takes {', '.join(types[kind])}"
 
 
 def _one(kind: SizeKind) -> str:
@@ -169,7 +177,7 @@ def _one(kind: SizeKind) -> str:
 
 
 def _is_media(mime: str) -> bool:
-    return mime.partition("/")[0] in ("image", "video", "audio")
+    return mime.partition("/")[0] in _FAMILIES
 
 
 def _most(kind: MediaKind | None, limits: Mapping[SizeKind, int]) -> int:

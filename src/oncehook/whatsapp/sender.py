@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypeVar
 
 import msgspec
 
@@ -29,7 +29,7 @@ from oncehook.outbound.addresses import Guard, Network
 from oncehook.outbound.proxies import proxy_from, read_proxy
 from oncehook.outbound.urls import read_url
 from oncehook.secret import Secret
-from oncehook.whatsapp.files import clean_name
+from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, clean_name
 from oncehook.whatsapp.links import why_not
 from oncehook.whatsapp.messages import (
     InvalidMessage,
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["CATEGORY", "Files", "Reason", "SendFailed", "Sender", "Sent", "StoredFile"]
 
 Credential = str | Secret
+_M = TypeVar("_M", bound=Message)
 Retry = Policy | str | Sequence[str | float] | Mapping[str, object]
 
 FROM_ENVIRONMENT: Final = "env"
@@ -104,10 +105,19 @@ class StoredFile(Protocol):
 class Files(Protocol):
     """Where files lie while WhatsApp fetches them."""
 
-    async def store(
-        self, content: str | Path | bytes, /, *, filename: str | None = None, kind: MediaKind | None = None
-    ) -> StoredFile:
-        """Keep it, and say what it is."""
+    async def prepare(
+        self,
+        content: str | Path | bytes,
+        /,
+        *,
+        filename: str | None = None,
+        kind: MediaKind | None = None,
+        types: FileTypes = META_TYPES,
+    ) -> OutgoingFile:
+        """Read it and see what it is, by what an API takes; `oncehook.whatsapp.files.prepare` does that."""
+
+    async def store(self, file: OutgoingFile, /) -> StoredFile:
+        """Keep it."""
 
     async def link(self, key: str, /) -> str:
         """An address from which it can be fetched, for a while.
@@ -125,6 +135,8 @@ class Sender(ABC):
     """What `instance` can do, and the method behind it."""
     takes_meta_ids: ClassVar[bool] = False
     """Whether it can send to the ids that Meta gives to people and groups."""
+    file_types: ClassVar[FileTypes] = META_TYPES
+    """Which files the API takes as pictures, films, sounds and stickers."""
     address: str
     """Whom it reaches, without credentials."""
 
@@ -219,7 +231,12 @@ class Sender(ABC):
         return Sent(self._message_id(said), answer.status, self._masked(answer.body)[:ANSWER_KEPT])
 
     async def _ready(self, message: Message) -> Message:
-        """The message with its recipient in one spelling, and with a fresh link to what is in storage."""
+        """Return the message as `_checked` does, with a fresh link to what is in storage."""
+        message = self._checked(message)
+        return await self._ready_media(message) if isinstance(message, Media) else message
+
+    def _checked(self, message: _M) -> _M:
+        """Return the message with its numbers in one spelling. Raises SendFailed for what could never be sent."""
         try:
             check(message)
         except InvalidMessage as error:
@@ -230,10 +247,9 @@ class Sender(ABC):
             raise SendFailed(str(error), Reason.invalid_number) from None
         if message.to is not None and not self.takes_meta_ids and (is_user_id(message.to) or is_group_id(message.to)):
             raise unsupported(self.api, "to ids of Meta's; only to numbers and WhatsApp's own ids")
-        return await self._ready_media(message) if isinstance(message, Media) else message
+        return message
 
-    def _with_numbers(self, message: Message) -> Message:
-        """Write every number in the message in one spelling. Raises InvalidMessage."""
+    def _with_numbers(self, message: _M) -> _M:
         given = {field: getattr(message, field, None) for field in ("to", "participant")}
         numbers = {field: normalise(text, country=self.country) for field, text in given.items() if text is not None}
         return msgspec.structs.replace(message, **numbers)
@@ -335,9 +351,13 @@ class Sender(ABC):
     ) -> Media:
         """A file as a message: put into storage, and not sent. For `Inbox.send_message`, which keeps and retries it.
 
-        A path is believed: never make one of what a stranger wrote.
+        What could not be sent (the file, its caption, the number) is refused before anything is uploaded. A path is
+        believed: never make one of what a stranger wrote.
         """
-        stored = await self._needed_files().store(content, filename=filename, kind=kind)
+        files = self._needed_files()
+        file = await files.prepare(content, filename=filename, kind=kind, types=self.file_types)
+        self._checked(Media(to=to, kind=file.kind, stored=file.filename, caption=caption))
+        stored = await files.store(file)
         return Media(
             to=to,
             kind=stored.kind,

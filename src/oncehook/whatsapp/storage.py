@@ -178,20 +178,34 @@ class S3Files:
 
     # -- storing -------------------------------------------------------------------------------
 
-    async def store(
+    async def prepare(
         self,
         path_or_bytes: str | os.PathLike[str] | bytes,
         *,
         filename: str | None = None,
         kind: MediaKind | None = None,
-    ) -> StoredFile:
-        """Upload a file, unless its content lies there already. Raises FileRefused or StorageFailed."""
-        return await self._run(self._store, path_or_bytes, filename, kind)
+        types: files.FileTypes = files.META_TYPES,
+    ) -> files.OutgoingFile:
+        """Read a file and see what it is, by what an API takes (`types`); upload nothing. Raises FileRefused."""
+        prepare = files.prepare
+        return await self._run(prepare, path_or_bytes, filename=filename, kind=kind, types=types, limits=self._limits)
 
-    def _store(
-        self, path_or_bytes: str | os.PathLike[str] | bytes, filename: str | None, kind: MediaKind | None
+    async def store(
+        self,
+        content: str | os.PathLike[str] | bytes | files.OutgoingFile,
+        *,
+        filename: str | None = None,
+        kind: MediaKind | None = None,
     ) -> StoredFile:
-        file = files.prepare(path_or_bytes, filename=filename, kind=kind, limits=self._limits)
+        """Upload a file, unless its content lies there already. Raises FileRefused or StorageFailed.
+
+        What `prepare` has made is taken as it is; anything else is prepared by what Meta takes.
+        """
+        if not isinstance(content, files.OutgoingFile):
+            content = await self.prepare(content, filename=filename, kind=kind)
+        return await self._run(self._store, content)
+
+    def _store(self, file: files.OutgoingFile) -> StoredFile:
         key = f"{self._prefix}{hashlib.sha256(file.data).hexdigest()}{files.extension_of(file.mime)}"
         if not self._is_there(key, len(file.data)):
             self._upload(key, file)
