@@ -57,6 +57,7 @@ def _add_fields(logger: object, method: str, event: MutableMapping[str, Any]) ->
 _COLORS: Final = {
     "arrival.accepted": "32", "arrival.duplicate": "34", "arrival.conflict": "35", "arrival.rejected": "31",
     "arrival.error": "31;1", "attempt.done": "32", "attempt.retry": "33", "delivery.dead": "31;1",
+    "message.sent": "32", "message.failed": "31;1",
     "warning": "33", "error": "31;1", "critical": "31;1",
 }  # fmt: skip
 _HIDDEN: Final = frozenset(
@@ -136,7 +137,8 @@ def _set_in(trace: str) -> list[str]:
 # -- in a program with a logging of its own ----------------------------------------------------
 
 LOGGERS: Final = (
-    "api", "arrival", "attempt", "bridge", "claims", "receive", "replay", "settings", "store", "sweep", "web", "worker",
+    "api", "arrival", "attempt", "bridge", "claims", "receive", "replay", "settings", "store", "sweep", "web",
+    "whatsapp", "worker",
 )  # fmt: skip
 """By name, after `oncehook.`: a filter of `oncehook` itself would not be asked about their lines."""
 

@@ -32,7 +32,7 @@ class Phone:
     async def close(self) -> None:
         self.is_open = False
 
-    async def send(self, message: Message, *, id: str | None = None) -> Sent:
+    async def attempt(self, message: Message, *, id: str | None = None) -> Sent:
         assert self.is_open
         self.given.append((message, id))
         self.began.set()

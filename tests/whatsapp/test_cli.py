@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from oncehook.backoff import NAMED, Policy
 from oncehook.cli import main
 from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn, S3StandIn
 from tests.whatsapp.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, fresh_prefix, shared_s3
@@ -49,6 +50,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         said = capsys.readouterr()
         return Ran(int(ended.value.code or 0), said.out, said.err)
 
+    monkeypatch.setitem(NAMED, "quick", Policy(attempts=3, waits=(0.0, 0.0)))
     return running
 
 
@@ -86,7 +88,7 @@ country = 55
 def test_a_text_by_variables(run: Run, meta: MetaStandIn) -> None:
     ran = run("send-text", NUMBER, "On its way", "--allow-private", **speaking_to(meta))
     (sent,) = meta.sent
-    assert (ran.code, ran.json) == (0, {"message_id": sent.id, "status": 200}), ran.err
+    assert (ran.code, ran.json) == (0, {"message_id": sent.id, "status": 200, "attempts": 1}), ran.err
     assert (sent.to, sent.text) == ("5511999990001", "On its way")
 
 
@@ -184,9 +186,24 @@ def test_nobody_there(run: Run, meta: MetaStandIn) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         away = f"http://127.0.0.1:{free.getsockname()[1]}"
-    ran = run("send-text", NUMBER, "x", "--allow-private", "--base-url", away, **speaking_to(meta))
+    command = ("send-text", NUMBER, "x", "--allow-private", "--base-url", away)
+    ran = run(*command, "--retry", "none", **speaking_to(meta))
     assert (ran.code, ran.out) == (3, "")
     assert ran.err.startswith("oncehook: unavailable: ")
+    assert "tried" not in ran.err
+    again = run(*command, **speaking_to(meta))
+    assert (again.code, again.out, again.err.count("\n")) == (3, "", 1)
+    assert "(tried 3 times)" in again.err
+
+
+def test_what_may_pass_is_tried_again(run: Run, meta: MetaStandIn) -> None:
+    meta.fail(503, times=2)
+    ran = run("send-text", NUMBER, "Hello", "--allow-private", **speaking_to(meta))
+    assert (ran.code, ran.json["attempts"], ran.err) == (0, 3, "")
+    assert [sent.text for sent in meta.sent] == ["Hello"]
+    meta.fail(503, times=1)
+    once = run("send-text", NUMBER, "Hello", "--allow-private", "--retry", "none", **speaking_to(meta))
+    assert (once.code, once.out, len(meta.sent)) == (1, "", 1)
 
 
 @pytest.mark.parametrize(
@@ -205,6 +222,14 @@ def test_wrong_use(arguments: tuple[str, ...], env: Any, sentence: str, run: Run
     ran = run(*arguments, "--allow-private", **(speaking_to(meta) if env == "meta" else env))
     assert (ran.code, ran.out, meta.sent) == (2, "", [])
     assert sentence in ran.err
+
+
+def test_it_logs_one_structured_line_when_asked(meta: MetaStandIn, tmp_path: Path) -> None:
+    env = {**os.environ, **speaking_to(meta)}
+    command = [sys.executable, "-m", "oncehook", "whatsapp", "send-text", NUMBER, "Hello", "--allow-private", "-v"]
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=env, timeout=60, check=True)
+    (logged,) = [json.loads(line) for line in ran.stderr.splitlines()]
+    assert logged.items() >= {"event": "message.sent", "attempts": 1, "final_status": "done"}.items()
 
 
 def test_in_a_process_of_its_own(meta: MetaStandIn, tmp_path: Path) -> None:

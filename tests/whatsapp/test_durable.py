@@ -193,7 +193,7 @@ from oncehook.whatsapp.messages import Text
 from tests.whatsapp.phone import Phone
 
 class Dying(Phone):
-    async def send(self, message, *, id=None):
+    async def attempt(self, message, *, id=None):
         print(id, flush=True)  # it has gone out
         os.kill(os.getpid(), signal.SIGKILL)
 

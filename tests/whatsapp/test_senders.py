@@ -657,6 +657,49 @@ async def test_what_may_have_been_sent_is_not_sent_again_unless_told(make: Makin
         assert len(api.asked) == 2
 
 
+def moments(caplog: pytest.LogCaptureFixture) -> list[tuple[str, dict[str, object]]]:
+    records = [vars(record) for record in caplog.records if record.name == "oncehook.whatsapp"]
+    return [(record["moment"], record["fields"]) for record in records]
+
+
+@EVERY
+async def test_a_direct_send_counts_its_attempts_and_logs_one_line(
+    make: Making, ok: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "oncehook")
+    async with sending(make, answer(502), ok, answer(503)) as (sender, _):
+        sent = await sender.send_text(TO, "Hello", retry=SOON)
+        assert sent.attempts == 2
+        ((moment, fields),) = moments(caplog)
+        told = {"api": sender.api, "type": "message.text", "attempts": 2, "final_status": "done"}
+        assert (moment, fields) == ("message.sent", told | {"status": sent.status, "message_id": sent.message_id})
+        caplog.clear()
+        with pytest.raises(SendFailed) as raised:
+            await sender.send_text(TO, "Hello", retry=SOON)
+        assert raised.value.attempts == 3
+        ((moment, fields),) = moments(caplog)
+        assert moment == "message.failed"
+        assert fields.items() >= {"attempts": 3, "final_status": "dead", "category": "transient", "status": 503}.items()
+        assert NUMBER not in caplog.text
+
+
+async def test_a_refusal_is_logged_as_permanent_after_one_attempt(caplog: pytest.LogCaptureFixture) -> None:
+    error = await refusal(meta, meta_error(400, 131047, "More than 24 hours have passed"))
+    assert error.attempts == 1
+    ((moment, fields),) = moments(caplog)
+    assert (moment, fields["category"], fields["attempts"]) == ("message.failed", "permanent", 1)
+    assert 'category=permanent reason=window_closed code=131047 status=400 error="More than 24' in caplog.text
+
+
+async def test_an_attempt_of_a_delivery_logs_nothing_here(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "oncehook")
+    async with sending(meta, META_OK, answer(503)) as (sender, _):
+        assert (await sender.attempt(Text(to=TO, text="Hello"))).attempts == 1
+        with pytest.raises(SendFailed):
+            await sender.attempt(Text(to=TO, text="Hello"))
+    assert moments(caplog) == []
+
+
 async def test_retry_after_is_obeyed_up_to_the_cap(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
 

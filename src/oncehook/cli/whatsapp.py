@@ -1,8 +1,8 @@
 """`oncehook whatsapp`: send one message, or call an instance, for scripts and agents.
 
 The API is that of a configured destination (`--destination`), or is said by options and ONCEHOOK_WHATSAPP_… variables.
-One JSON object on stdout; a failure is one line on stderr. What is sent here goes out at once and once: no inbox keeps
-it, so nothing is tried again.
+One JSON object on stdout; a failure is one line on stderr. What is sent here goes out at once, and is tried again by a
+policy (`--retry`) for as long as the command runs: no inbox keeps it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import logging
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 import msgspec
 
+from oncehook.backoff import NAMED
+from oncehook.cli.manners import voice
 from oncehook.cli.setup import config_option
 from oncehook.cli.showing import line, say
 from oncehook.config import load
@@ -27,7 +30,7 @@ from oncehook.config.forms import suggest
 from oncehook.config.tables import WhatsAppConfig
 from oncehook.deliveries import Category
 from oncehook.errors import ConfigError, OncehookError
-from oncehook.logs import plain
+from oncehook.logs import plain, set_up_logging
 from oncehook.secret import Secret
 from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message, Reaction, Read, Template, Text, check
 from oncehook.whatsapp.sender import Sender, SendFailed, Sent
@@ -38,12 +41,14 @@ if TYPE_CHECKING:
 _ENV: Final = "ONCEHOOK_WHATSAPP_"
 _PLAIN: Final = ("api", "base_url", "instance", "phone_number_id", "version", "country")
 _SECRET: Final = ("token", "api_key", "proxy")
+_ONCE: Final = "none"
 TIMEOUT: Final = 30.0
 
 
 def _tell(error: OncehookError) -> None:
     """One line on stderr: the code, what happened, and what to do."""
-    said = " ".join(part for part in (f"{_code(error)}: {error}", error.hint) if part)
+    tried = f"(tried {error.attempts} times)" if isinstance(error, SendFailed) and error.attempts > 1 else ""
+    said = " ".join(part for part in (f"{_code(error)}: {error}", tried, error.hint) if part)
     click.echo(f"oncehook: {plain(' '.join(said.split()))}", err=True)
 
 
@@ -65,8 +70,37 @@ def _exit_code(error: OncehookError) -> int:
 # -- which API ---------------------------------------------------------------------------------
 
 
-def _speaks(command: Callable[..., Mapping[str, object]]) -> Callable[..., int]:
-    """A command that has a sender: the options that say which, and what comes back as JSON."""
+Work = Callable[[Sender], Awaitable[Mapping[str, object]]]
+Draft = Message | Callable[[Sender], Awaitable[Message]]
+
+
+def _sends(command: Callable[..., Draft]) -> Callable[..., int]:
+    """Make a command that sends of a function that returns a message, or what makes one with an open sender."""
+
+    @click.option(
+        "--retry",
+        type=click.Choice([*NAMED, _ONCE]),
+        default="quick",
+        show_default=True,
+        help="When to try again; never what may have been sent.",
+    )
+    @functools.wraps(command)
+    def sending(retry: str, **options: Any) -> Work:
+        draft = command(**options)
+        if not callable(draft):
+            check(draft)
+
+        async def send(sender: Sender) -> Mapping[str, object]:
+            message = await draft(sender) if callable(draft) else draft
+            return _told(await sender.send(message, retry=None if retry == _ONCE else retry))
+
+        return send
+
+    return _speaks(sending)
+
+
+def _speaks(command: Callable[..., Work]) -> Callable[..., int]:
+    """Make a command of a function that returns what to do with an open sender; options say which sender."""
 
     @config_option
     @click.option("--destination", metavar="NAME", envvar=f"{_ENV}DESTINATION", help="The sender of these settings.")
@@ -82,18 +116,27 @@ def _speaks(command: Callable[..., Mapping[str, object]]) -> Callable[..., int]:
     @functools.wraps(command)
     def speaking(config_file: Path | None, destination: str | None, allow_private: bool, **options: Any) -> int:
         said = {key: options.pop(key) for key in _PLAIN}
+        _set_up_logging()
         try:
             if destination is not None:
                 sender = _configured(config_file, destination)
             else:
                 sender = _said(said, allow_private=allow_private)
-            say([line(command(sender, **options))])
+            say([line(_run(sender, command(**options)))])
         except OncehookError as error:
             _tell(error)
             return _exit_code(error)
         return 0
 
     return speaking
+
+
+def _set_up_logging() -> None:
+    """Log with -v only: what happened is on stdout or stderr already."""
+    if voice.verbose:
+        set_up_logging("debug")
+    else:
+        logging.getLogger("oncehook").addHandler(logging.NullHandler())
 
 
 def _configured(config_file: Path | None, name: str) -> Sender:
@@ -149,10 +192,10 @@ def command() -> None:
 @click.argument("text")
 @click.option("--reply-to", metavar="ID", help="The message that this one answers.")
 @click.option("--preview-url", is_flag=True, help="Show the first link in it with a picture.")
-@_speaks
-def send_text(sender: Sender, to: str, text: str, reply_to: str | None, preview_url: bool) -> Mapping[str, object]:
+@_sends
+def send_text(to: str, text: str, reply_to: str | None, preview_url: bool) -> Message:
     """Send TEXT to the number TO."""
-    return _send(sender, Text(to=to, text=text, reply_to=reply_to, preview_url=preview_url))
+    return Text(to=to, text=text, reply_to=reply_to, preview_url=preview_url)
 
 
 @command.command("send-file")
@@ -161,16 +204,10 @@ def send_text(sender: Sender, to: str, text: str, reply_to: str | None, preview_
 @click.option("--caption", help="Words below it.")
 @click.option("--filename", help="What the recipient sees it called.")
 @click.option("--kind", type=click.Choice(get_args(MediaKind)), help="Instead of what its bytes say.")
-@_speaks
-def send_file(
-    sender: Sender, to: str, file: Path, caption: str | None, filename: str | None, kind: MediaKind | None
-) -> Mapping[str, object]:
+@_sends
+def send_file(to: str, file: Path, caption: str | None, filename: str | None, kind: MediaKind | None) -> Draft:
     """Send FILE to the number TO: stored in the bucket (ONCEHOOK_S3_…, or `files` of the settings), sent as a link."""
-
-    async def sending(opened: Sender) -> Mapping[str, object]:
-        return _told(await opened.send_file(to, file, caption=caption, filename=filename, kind=kind))
-
-    return _run(sender, sending)
+    return lambda sender: sender.prepare_file(to, file, caption=caption, filename=filename, kind=kind)
 
 
 @command.command("send-template")
@@ -178,14 +215,14 @@ def send_file(
 @click.argument("name")
 @click.option("--language", default="en_US", show_default=True, help="Language of the template.")
 @click.option("--components", metavar="JSON", default="[]", help="Its components, as the API wants them.")
-@_speaks
-def send_template(sender: Sender, to: str, name: str, language: str, components: str) -> Mapping[str, object]:
+@_sends
+def send_template(to: str, name: str, language: str, components: str) -> Message:
     """Send the approved template NAME to the number TO (Meta)."""
     try:
         parts = msgspec.json.decode(components, type=list[dict[str, Any]])
     except msgspec.DecodeError as error:
         raise InvalidMessage(f"--components is no JSON list of objects: {error}") from None
-    return _send(sender, Template(to=to, name=name, language=language, components=parts))
+    return Template(to=to, name=name, language=language, components=parts)
 
 
 @command.command("react")
@@ -194,37 +231,29 @@ def send_template(sender: Sender, to: str, name: str, language: str, components:
 @click.argument("emoji")
 @click.option("--from-me", is_flag=True, help="The message was one of our own.")
 @click.option("--participant", metavar="NUMBER", help="Who wrote it, in a group (Evolution).")
-@_speaks
-def react(
-    sender: Sender, to: str, message_id: str, emoji: str, from_me: bool, participant: str | None
-) -> Mapping[str, object]:
+@_sends
+def react(to: str, message_id: str, emoji: str, from_me: bool, participant: str | None) -> Message:
     """Put EMOJI on a message of the chat with TO; an empty one takes it back."""
-    reaction = Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me, participant=participant)
-    return _send(sender, reaction)
+    return Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me, participant=participant)
 
 
 @command.command("read")
 @click.argument("message_id")
 @click.option("--to", help="Whose message it was (Evolution).")
-@_speaks
-def read(sender: Sender, message_id: str, to: str | None) -> Mapping[str, object]:
+@_sends
+def read(message_id: str, to: str | None) -> Message:
     """Mark a message as read."""
-    return _send(sender, Read(message_id=message_id, to=to))
+    return Read(message_id=message_id, to=to)
 
 
 @command.command("instance")
 @click.argument("action")
 @click.argument("options", nargs=-1, metavar="[NAME=VALUE]...")
 @_speaks
-def instance(sender: Sender, action: str, options: tuple[str, ...]) -> Mapping[str, object]:
+def instance(action: str, options: tuple[str, ...]) -> Work:
     """Call an instance: state, connect, logout … as the API has them; its answer as JSON."""
     said = dict(_pair(option) for option in options)
-
-    async def calling(opened: Sender) -> Mapping[str, object]:
-        answer: Mapping[str, object] = await opened.instance(action, **said)
-        return answer
-
-    return _run(sender, calling)
+    return lambda sender: sender.instance(action, **said)
 
 
 def _pair(option: str) -> tuple[str, Any]:
@@ -240,16 +269,7 @@ def _pair(option: str) -> tuple[str, Any]:
 # -- sending -----------------------------------------------------------------------------------
 
 
-def _send(sender: Sender, message: Message) -> Mapping[str, object]:
-    check(message)
-
-    async def sending(opened: Sender) -> Mapping[str, object]:
-        return _told(await opened.send(message))
-
-    return _run(sender, sending)
-
-
-def _run(sender: Sender, work: Callable[[Sender], Awaitable[Mapping[str, object]]]) -> Mapping[str, object]:
+def _run(sender: Sender, work: Work) -> Mapping[str, object]:
     async def running() -> Mapping[str, object]:
         async with sender, contextlib.AsyncExitStack() as stack:
             if (close := getattr(sender.files, "close", None)) is not None:
@@ -260,4 +280,4 @@ def _run(sender: Sender, work: Callable[[Sender], Awaitable[Mapping[str, object]
 
 
 def _told(sent: Sent) -> Mapping[str, object]:
-    return {"message_id": sent.message_id, "status": sent.status}
+    return {"message_id": sent.message_id, "status": sent.status, "attempts": sent.attempts}

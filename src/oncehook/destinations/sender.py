@@ -76,7 +76,7 @@ class SenderDestination:
             message = read_message(lease.body)
             # The sender keeps to its own limit, and knows better than we what an end in the middle means.
             async with asyncio.timeout(self.terms.timeout + GRACE) as limit:
-                sent = await self.sender.send(message, id=outward_id(lease))
+                sent = await self.sender.attempt(message, id=outward_id(lease))
         except (InvalidMessage, ConfigError) as error:
             return _permanent(_line(f"{error.code}: {error}"))
         except SendFailed as error:

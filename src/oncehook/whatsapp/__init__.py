@@ -30,7 +30,7 @@ from oncehook.whatsapp.messages import (
 from oncehook.whatsapp.meta import MetaCloud
 from oncehook.whatsapp.numbers import normalise
 from oncehook.whatsapp.outcomes import Reason, SendFailed, Sent
-from oncehook.whatsapp.sender import Files, Sender, StoredFile
+from oncehook.whatsapp.sender import Files, Sender, SendOptions, StoredFile
 
 __all__ = [
     "APIS",
@@ -48,6 +48,7 @@ __all__ = [
     "Read",
     "Reason",
     "SendFailed",
+    "SendOptions",
     "Sender",
     "Sent",
     "StoredFile",

@@ -69,6 +69,8 @@ class Sent:
     status: int
     answer: bytes = field(default=b"", repr=False)
     """How the API's answer begins."""
+    attempts: int = 1
+    """How often it was tried, this time included."""
 
 
 class SendFailed(OncehookError):
@@ -98,6 +100,8 @@ class SendFailed(OncehookError):
         self.retry_after = retry_after
         self.unsure = unsure
         """The request may have reached the API all the same: no answer came, and the message may be on its way."""
+        self.attempts = 1
+        """How often it was tried."""
 
 
 @dataclass(slots=True, frozen=True)

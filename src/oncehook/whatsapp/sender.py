@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypedDict, TypeVar, Unpack
 
 import msgspec
 
@@ -44,15 +45,27 @@ from oncehook.whatsapp.messages import (
 )
 from oncehook.whatsapp.numbers import is_group_id, is_user_id, normalise
 from oncehook.whatsapp.outcomes import CATEGORY, NOBODY_ANSWERED, Fault, Reason, SendFailed, Sent, silence, unsupported
+from oncehook.whatsapp.outgoing import type_of
 
 if TYPE_CHECKING:
     from oncehook.outbound.client import Outbound
 
-__all__ = ["CATEGORY", "Files", "Reason", "SendFailed", "Sender", "Sent", "StoredFile"]
+__all__ = ["CATEGORY", "Files", "Reason", "SendFailed", "SendOptions", "Sender", "Sent", "StoredFile"]
+
+log = logging.getLogger("oncehook.whatsapp")
 
 Credential = str | Secret
-_M = TypeVar("_M", bound=Message)
 Retry = Policy | str | Sequence[str | float] | Mapping[str, object]
+_M = TypeVar("_M", bound=Message)
+
+
+class SendOptions(TypedDict, total=False):
+    """How to send: what `Sender.send` takes beside the message."""
+
+    id: str | None
+    retry: Retry | None
+    retry_unsure: bool
+
 
 FROM_ENVIRONMENT: Final = "env"
 """As `proxy`: look in the environment, see `oncehook.outbound.proxies`."""
@@ -211,21 +224,38 @@ class Sender(ABC):
 
         `id` is a stable id of this message, handed on as far as the API can: so that it is the same at a second try.
         `retry` tries again by that policy, which an inbox would do better: here it is lost with the process. What may
-        have been sent is not sent again, unless `retry_unsure` says so.
+        have been sent is not sent again, unless `retry_unsure` says so. How it ended is logged in one line, and counted
+        in `attempts` of the outcome.
         """
         waits = None if retry is None else policy(retry)
-        attempt = 1
+        attempts = 1
         while True:
             try:
-                return await self._send_once(message, id)
+                sent = replace(await self.attempt(message, id=id), attempts=attempts)
             except SendFailed as error:
-                wait = None if waits is None else _wait(waits, attempt, error, retry_unsure)
+                wait = None if waits is None else _wait(waits, attempts, error, retry_unsure)
                 if wait is None:
+                    error.attempts = attempts
+                    self._log_failed(message, error)
                     raise
                 await asyncio.sleep(wait)
-                attempt += 1
+                attempts += 1
+            else:
+                self._log_sent(message, sent)
+                return sent
 
-    async def _send_once(self, message: Message, id: str | None) -> Sent:
+    def _log_sent(self, message: Message, sent: Sent) -> None:
+        fields = {"api": self.api, "type": type_of(message), "attempts": sent.attempts, "final_status": "done"}
+        log.info("message.sent", extra={"fields": fields | {"status": sent.status, "message_id": sent.message_id}})
+
+    def _log_failed(self, message: Message, error: SendFailed) -> None:
+        fields = {"api": self.api, "type": type_of(message), "attempts": error.attempts, "final_status": "dead"}
+        why = {"category": error.category.value, "reason": error.reason.value, "code": error.api_code}
+        told = {"status": error.status, "error": str(error), "unsure": error.unsure or None}
+        log.warning("message.failed", extra={"fields": fields | why | told})
+
+    async def attempt(self, message: Message, *, id: str | None = None) -> Sent:
+        """Try once to send a message, and log nothing: a destination keeps count itself. Raises SendFailed."""
         call = self._call_for(await self._ready(message), id)
         answer, said = await self._make(call, _ANSWER_READ)
         return Sent(self._message_id(said), answer.status, self._masked(answer.body)[:ANSWER_KEPT])
@@ -272,7 +302,7 @@ class Sender(ABC):
             raise SendFailed(f"No link to the file: {error}", reason, hint=error.hint) from error
 
     async def send_text(
-        self, to: str, text: str, *, reply_to: str | None = None, preview_url: bool = False, **how: Any
+        self, to: str, text: str, *, reply_to: str | None = None, preview_url: bool = False, **how: Unpack[SendOptions]
     ) -> Sent:
         """Words. `how` is handed to `send`, here and below."""
         return await self.send(Text(to=to, text=text, reply_to=reply_to, preview_url=preview_url), **how)
@@ -288,7 +318,7 @@ class Sender(ABC):
         filename: str | None = None,
         mime: str | None = None,
         reply_to: str | None = None,
-        **how: Any,
+        **how: Unpack[SendOptions],
     ) -> Sent:
         """A picture, a film, a sound, a document or a sticker, from a web address or by the id Meta gave it."""
         words = {"caption": caption, "filename": filename, "mime": mime, "reply_to": reply_to}
@@ -301,7 +331,7 @@ class Sender(ABC):
         *,
         language: str = "en_US",
         components: Sequence[dict[str, Any]] = (),
-        **how: Any,
+        **how: Unpack[SendOptions],
     ) -> Sent:
         """Words approved beforehand."""
         return await self.send(Template(to=to, name=name, language=language, components=list(components)), **how)
@@ -314,13 +344,13 @@ class Sender(ABC):
         *,
         from_me: bool = False,
         participant: str | None = None,
-        **how: Any,
+        **how: Unpack[SendOptions],
     ) -> Sent:
         """An emoji on a message; an empty one takes it back. In a group, `participant` is who wrote the message."""
         reaction = Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me, participant=participant)
         return await self.send(reaction, **how)
 
-    async def mark_read(self, message_id: str, to: str | None = None, **how: Any) -> Sent:
+    async def mark_read(self, message_id: str, to: str | None = None, **how: Unpack[SendOptions]) -> Sent:
         """The two blue ticks on a received message; Evolution also asks whose it was."""
         return await self.send(Read(message_id=message_id, to=to), **how)
 
@@ -333,7 +363,7 @@ class Sender(ABC):
         filename: str | None = None,
         kind: MediaKind | None = None,
         reply_to: str | None = None,
-        **how: Any,
+        **how: Unpack[SendOptions],
     ) -> Sent:
         """A file of this machine, by its path, or bytes: put into storage, and sent as what it is."""
         words = {"caption": caption, "filename": filename, "reply_to": reply_to}
