@@ -1,10 +1,15 @@
-"""What holds for all tests: signals are heard, ids follow the clock, slow is not wrong, the longest begin first."""
+"""What holds for all tests: no network, signals are heard, ids follow the clock, slow is not wrong, longest first."""
 
 from __future__ import annotations
 
+import errno
 import signal
+import socket
+import sys
 from collections.abc import Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -15,6 +20,35 @@ from oncehook import model
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_HERE = (None, "", b"", "localhost", b"localhost", socket.gethostname())
+_NO_NETWORK = "no test reaches the network"
+
+
+def _address(host: object) -> IPv4Address | IPv6Address | None:
+    """Return the address that a host is written as, without its IPv6 coat; None for names."""
+    try:
+        address = ip_address((host.decode() if isinstance(host, bytes) else str(host)).partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(address, "ipv4_mapped", None) or address
+
+
+def _stay_here(event: str, arguments: tuple[Any, ...]) -> None:
+    """Refuse connections to other machines, and questions about their names, as a machine without a network does.
+
+    A test that means the outside goes through a proxy of its own on the loopback.
+    """
+    if event == "socket.getaddrinfo":
+        if arguments[0] not in _HERE and _address(arguments[0]) is None:
+            raise socket.gaierror(socket.EAI_NONAME, _NO_NETWORK)
+    elif event == "socket.connect" and arguments[0].family in (socket.AF_INET, socket.AF_INET6):
+        address = _address(arguments[1][0])
+        if address is not None and not (address.is_loopback or address.is_unspecified):
+            raise OSError(errno.ENETUNREACH, _NO_NETWORK)
+
+
+sys.addaudithook(_stay_here)
 
 # How long an example takes says how busy the machine is, and nothing about the program.
 settings.register_profile("oncehook", deadline=None, suppress_health_check=[HealthCheck.too_slow])

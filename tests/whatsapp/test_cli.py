@@ -168,6 +168,58 @@ def test_instances(run: Run) -> None:
         assert isinstance(ran.json, dict), ran.err
 
 
+# -- the environment of those who move in ------------------------------------------------------
+
+
+def test_evolution_go_by_the_variables_that_people_have(run: Run) -> None:
+    with EvolutionGoStandIn() as go:
+        have = {"EVOLUTION_GO_URL": go.url, "EVOLUTION_GO_KEY": go.admin_key, "EVOLUTION_GO_INSTANCE_TOKEN": go.token}
+        assert run("send-text", NUMBER, "Hello", "--allow-private", **have).code == 0
+        assert run("instance", "info", "--instance", go.instance_id, "--allow-private", **have).code == 0
+        only_a_key = {"EVOLUTION_GO_URL": go.url, "EVOLUTION_GO_KEY": go.token}
+        assert run("send-text", NUMBER, "Hello", "--allow-private", **only_a_key).code == 0
+        ours = {"ONCEHOOK_WHATSAPP_TOKEN": "another-token"}
+        assert "unauthorized" in run("send-text", NUMBER, "Hello", "--allow-private", **have, **ours).err
+        assert len(go.sent) == 2
+
+
+def test_evolution_api_by_the_variables_that_people_have(run: Run) -> None:
+    with EvolutionApiStandIn() as evolution:
+        have = {"EVOLUTION_API_URL": evolution.url, "EVOLUTION_API_KEY": evolution.api_key}
+        command = ("send-text", NUMBER, "Hello", "--instance", evolution.instance, "--allow-private")
+        assert run(*command, **have).code == 0
+        both = run(*command, **have, EVOLUTION_GO_URL="http://go.example")
+        assert (both.code, "Which API?" in both.err) == (2, True)
+        assert run(*command, "--api", "evolution-api", **have, EVOLUTION_GO_URL="http://go.example").code == 0
+
+
+def test_their_key_goes_to_their_server_only(run: Run) -> None:
+    with EvolutionGoStandIn() as go:
+        have = {"EVOLUTION_GO_URL": "http://go.example", "EVOLUTION_GO_KEY": go.token}
+        ran = run("send-text", NUMBER, "Hello", "--base-url", go.url, "--allow-private", **have)
+        assert (ran.code, "ONCEHOOK_WHATSAPP_TOKEN" in ran.err) == (2, True)
+        assert go.sent == []
+
+
+def test_who_is_told_stands_in_a_variable(run: Run, meta: MetaStandIn) -> None:
+    theirs = {"NOTIFY_WHATSAPP_PHONE": NUMBER}
+    assert run("notify", "The backup is done.", "--allow-private", **speaking_to(meta), **theirs).code == 0
+    ours = {"ONCEHOOK_WHATSAPP_NOTIFY_TO": "+55 11 99999-0002"}
+    assert run("notify", "And again.", "--allow-private", **speaking_to(meta), **theirs, **ours).code == 0
+    assert [sent.to for sent in meta.sent] == ["5511999990001", "5511999990002"]
+    nobody = run("notify", "Hello?", "--allow-private", **speaking_to(meta))
+    assert (nobody.code, "--to" in nobody.err) == (2, True)
+
+
+def test_a_proxy_that_is_named_is_used_and_never_gone_round(run: Run, meta: MetaStandIn) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    proxy = {"WEBSHARE_PROXY_HOST": "127.0.0.1", "WEBSHARE_PROXY_PORT": port}
+    ran = run("send-text", NUMBER, "Hello", "--allow-private", "--retry", "none", **speaking_to(meta), **proxy)
+    assert (ran.code, "proxy" in ran.err, meta.sent) == (3, True, [])
+
+
 # -- failing -----------------------------------------------------------------------------------
 
 

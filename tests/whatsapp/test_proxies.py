@@ -7,20 +7,24 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from ipaddress import ip_network
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
+from oncehook import Inbox
+from oncehook.config import load
 from oncehook.errors import ConfigError
 from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted
 from oncehook.outbound.client import Outbound
 from oncehook.outbound.proxies import proxy_from, read_proxy
-from oncehook.whatsapp import EvolutionGo, MetaCloud, Reason, SendFailed
+from oncehook.whatsapp import EvolutionApi, EvolutionGo, MetaCloud, Reason, Sender, SendFailed, sender
 from tests import certificates
 from tests.whatsapp.scripted import Api, answer, cut, hang, read_request
 
@@ -286,6 +290,47 @@ def test_without_the_package_a_socks_proxy_says_what_to_install(monkeypatch: pyt
     assert raised.value.hint == "pip install 'oncehook[proxy]'"
 
 
+# -- no other way out --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "8.8.8.8", "::ffff:8.8.8.8"])
+def test_no_test_reaches_the_network(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+        with socket.socket(family, kind) as one, pytest.raises(OSError, match="no test reaches the network"):
+            one.connect((host, 443))
+
+
+async def test_no_test_asks_for_a_name_of_the_network() -> None:
+    with pytest.raises(socket.gaierror, match="no test reaches the network"):
+        await asyncio.get_running_loop().getaddrinfo("api.example", 443)
+
+
+@pytest.mark.parametrize("make", [MetaCloud, EvolutionApi, EvolutionGo])
+async def test_a_sender_reaches_the_network_through_the_proxy_only(
+    make: type[Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings: dict[type[Sender], dict[str, str]] = {
+        MetaCloud: {"token": "token-0123", "phone_number_id": "1"},
+        EvolutionApi: {"api_key": "token-0123", "instance": "shop"},
+        EvolutionGo: {"token": "token-0123"},
+    }
+    said = settings[make] | {"base_url": "http://api.example"}
+    async with sender(make.api, **said) as without:
+        with pytest.raises(SendFailed) as raised:
+            await without.send_text("+55 11 99999-0001", "Hello")
+        assert (raised.value.reason, raised.value.unsure) == (Reason.unavailable, False)
+    async with behind("http", OK) as (relay, api):
+        monkeypatch.setenv("WEBSHARE_PROXY_HOST", "127.0.0.1")
+        monkeypatch.setenv("WEBSHARE_PROXY_PORT", str(relay.port))
+        monkeypatch.setenv("WEBSHARE_PROXY_USERNAME", USER)
+        monkeypatch.setenv("WEBSHARE_PROXY_PASSWORD", PASSWORD)
+        async with sender(make.api, **said, proxy="env") as through:
+            assert (await through.send_text("+55 11 99999-0001", "Hello")).status == 200
+        assert [wanted.startswith("http://api.example/") for wanted in relay.wanted] == [True]
+        assert len(api.asked) == 1
+
+
 # -- how a proxy is written --------------------------------------------------------------------
 
 
@@ -333,7 +378,6 @@ def test_a_proxy_that_cannot_be_meant_is_an_error_that_does_not_repeat_it(text: 
 @pytest.mark.parametrize(
     ("environ", "instance", "expected"),
     [
-        ({}, "shop", None),
         ({"ONCEHOOK_PROXY": "http://all:1"}, "shop", "http://all:1"),
         ({"ONCEHOOK_PROXY": "http://all:1"}, None, "http://all:1"),
         (
@@ -358,7 +402,27 @@ def test_a_proxy_that_cannot_be_meant_is_an_error_that_does_not_repeat_it(text: 
         ),
         ({"PROXY_HOST": "::1", "PROXY_PORT": "80"}, None, "http://[::1]:80"),
         ({"PROXY_HOST": "p.example", "PROXY_PORT": "80", "ONCEHOOK_PROXY": "http://all:1"}, None, "http://all:1"),
-        ({"PROXY_PORT": "80"}, None, None),
+        ({"ONCEHOOK_PROXY": "none"}, None, None),
+        (
+            {
+                "WEBSHARE_PROXY_HOST": "p.webshare.io",
+                "WEBSHARE_PROXY_PORT": "80",
+                "WEBSHARE_PROXY_USERNAME": USER,
+                "WEBSHARE_PROXY_PASSWORD": PASSWORD,
+            },
+            "shop",
+            f"http://{USER}:{QUOTED}@p.webshare.io:80",
+        ),
+        (
+            {
+                "PROXY_HOST": "p.example",
+                "PROXY_PORT": "80",
+                "WEBSHARE_PROXY_HOST": "p.webshare.io",
+                "WEBSHARE_PROXY_PORT": "80",
+            },
+            None,
+            "http://p.example:80",
+        ),
     ],
 )
 def test_the_environment_names_a_proxy(environ: dict[str, str], instance: str | None, expected: str | None) -> None:
@@ -367,6 +431,44 @@ def test_the_environment_names_a_proxy(environ: dict[str, str], instance: str | 
         read_proxy(expected)
 
 
-def test_half_a_proxy_in_the_environment_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="PROXY_PORT is not"):
-        proxy_from({"PROXY_HOST": "p.example"}, None)
+@pytest.mark.parametrize("prefix", ["PROXY", "WEBSHARE_PROXY"])
+def test_half_a_proxy_in_the_environment_is_an_error(prefix: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{prefix}_HOST is set, and {prefix}_PORT is not"):
+        proxy_from({f"{prefix}_HOST": "p.example"}, None)
+
+
+@pytest.mark.parametrize("environ", [{}, {"ONCEHOOK_PROXY": " "}, {"PROXY_PORT": "80"}, {"HTTP_PROXY": "http://p:1"}])
+def test_where_a_proxy_is_asked_for_and_none_is_named_nothing_starts(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match="names no proxy") as raised:
+        proxy_from(environ, "shop")
+    assert "WEBSHARE_PROXY_HOST" in raised.value.hint
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="names no proxy"):
+        EvolutionGo("http://go.example", "token-0123", instance="shop", proxy="env")
+    monkeypatch.setenv("ONCEHOOK_PROXY_SHOP", "none")
+    EvolutionGo("http://go.example", "token-0123", instance="shop", proxy="env")
+
+
+SETTINGS = """
+[destination.answers.whatsapp]
+api = "evolution-go"
+base_url = "https://go.example"
+token = { env = "TOKEN" }
+proxy = "env"
+"""
+
+
+def test_a_server_whose_settings_ask_for_a_proxy_does_not_start_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKEN", "token-0123")
+    (tmp_path / "oncehook.toml").write_text(SETTINGS)
+    loaded = load(tmp_path / "oncehook.toml")
+    with pytest.raises(ConfigError, match="names no proxy"):
+        Inbox(f"sqlite:{tmp_path}/inbox.db").add_settings(loaded)
+    monkeypatch.setenv("WEBSHARE_PROXY_HOST", "p.webshare.io")
+    monkeypatch.setenv("WEBSHARE_PROXY_PORT", "80")
+    Inbox(f"sqlite:{tmp_path}/inbox.db").add_settings(loaded)

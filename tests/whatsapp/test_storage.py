@@ -435,6 +435,13 @@ async def test_the_environment_of_a_real_server(s3: S3Server) -> None:
         (R2 | AWS | {"R2_BUCKET": "media"}, "https://abc.r2.cloudflarestorage.com", "r2-key"),
         (R2 | AWS | {"AWS_S3_BUCKET": "media"}, "https://media.s3.sa-east-1.amazonaws.com", "aws-key"),
         (AWS | {"ONCEHOOK_S3_BUCKET": "media"}, "https://media.s3.sa-east-1.amazonaws.com", "aws-key"),
+        (AWS | {"BACKUP_S3_BUCKET": "media"}, "https://media.s3.sa-east-1.amazonaws.com", "aws-key"),
+        (
+            AWS | {"AWS_S3_BUCKET": "media", "BACKUP_S3_BUCKET": "x"},
+            "https://media.s3.sa-east-1.amazonaws.com",
+            "aws-key",
+        ),
+        (R2 | {"BACKUP_S3_BUCKET": "media"}, "https://abc.r2.cloudflarestorage.com", "r2-key"),
         (
             OURS | {"ONCEHOOK_S3_ENDPOINT": "http://minio:9000", "ONCEHOOK_S3_PUBLIC_ENDPOINT": "https://s3.example"},
             "https://s3.example",
@@ -452,6 +459,7 @@ async def test_the_environment_as_people_have_it(env: dict[str, str], where: str
         ({}, "ONCEHOOK_S3_BUCKET"),
         ({"ONCEHOOK_S3_BUCKET": ""}, "ONCEHOOK_S3_BUCKET"),
         ({"ONCEHOOK_S3_BUCKET": BUCKET}, "ONCEHOOK_S3_ACCESS_KEY"),
+        ({"BACKUP_S3_BUCKET": BUCKET}, "ONCEHOOK_S3_ACCESS_KEY"),
         (
             {"ONCEHOOK_S3_BUCKET": BUCKET, "R2_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b"},
             "ONCEHOOK_S3_SECRET_KEY",

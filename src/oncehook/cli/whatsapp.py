@@ -31,6 +31,7 @@ from oncehook.config.tables import WhatsAppConfig
 from oncehook.deliveries import Category
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.logs import plain, set_up_logging
+from oncehook.outbound.proxies import named_proxy
 from oncehook.secret import Secret
 from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message, Reaction, Read, Template, Text, check
 from oncehook.whatsapp.sender import Sender, SendFailed, Sent
@@ -154,20 +155,51 @@ def _configured(config_file: Path | None, name: str) -> Sender:
 def _said(settings: Mapping[str, str | None], *, allow_private: bool) -> Sender:
     from oncehook.assembly import sender_from
 
-    api = settings["api"]
+    api = settings["api"] or _api_of_others()
     if api is None:
         raise ConfigError("Which API?", hint="Say --destination NAME, or --api meta, evolution-api or evolution-go.")
-    given: dict[str, Any] = {key: value for key, value in settings.items() if value}
+    given: dict[str, Any] = {key: value for key, value in settings.items() if value} | {"api": api}
     for key in _SECRET:  # never an option: whoever is on the machine can read those
         if os.environ.get(variable := _ENV + key.upper()):
             given[key] = Secret.from_env(variable)
-    given.setdefault("proxy", "env")
+    if "base_url" not in given:  # a key of theirs is for their server, and for no other
+        given = _of_others(api) | given
+    if named_proxy(os.environ, given.get("instance") or given.get("phone_number_id")):
+        given.setdefault("proxy", "env")
     meant = WhatsAppConfig(**{key: value for key, value in given.items() if key not in UNKNOWN_TO[api]})
     if missing := lacking(meant):
         raise ConfigError(
             f"{api} needs {' and '.join(missing)}.", hint=f"Set {', '.join(_ENV + key.upper() for key in missing)}."
         )
     return sender_from(meant, files=_files(), timeout=TIMEOUT, allow_private=allow_private)
+
+
+_OTHERS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
+    "evolution-api": {"base_url": ("EVOLUTION_API_URL",), "api_key": ("EVOLUTION_API_KEY",)},
+    "evolution-go": {
+        "base_url": ("EVOLUTION_GO_URL",),
+        "token": ("EVOLUTION_GO_INSTANCE_TOKEN", "EVOLUTION_GO_KEY"),
+        "api_key": ("EVOLUTION_GO_KEY",),
+    },
+}
+"""Variables that people have from other programs, read where ours are not set."""
+
+
+def _api_of_others() -> str | None:
+    """Return the one API whose address those variables hold; None where there are two."""
+    named = [api for api, variables in _OTHERS.items() if os.environ.get(variables["base_url"][0])]
+    return named[0] if len(named) == 1 else None
+
+
+def _of_others(api: str) -> dict[str, Any]:
+    found = {key: next(filter(os.environ.get, variables), None) for key, variables in _OTHERS.get(api, {}).items()}
+    if not found.get("base_url"):
+        return {}
+    return {
+        key: os.environ[variable] if key in _PLAIN else Secret.from_env(variable)
+        for key, variable in found.items()
+        if variable
+    }
 
 
 def _files() -> S3Files | None:
@@ -196,6 +228,21 @@ def command() -> None:
 def send_text(to: str, text: str, reply_to: str | None, preview_url: bool) -> Message:
     """Send TEXT to the number TO."""
     return Text(to=to, text=text, reply_to=reply_to, preview_url=preview_url)
+
+
+@command.command("notify")
+@click.argument("text")
+@click.option(
+    "--to",
+    metavar="NUMBER",
+    required=True,
+    envvar=[f"{_ENV}NOTIFY_TO", "NOTIFY_WHATSAPP_PHONE"],
+    help="Who is told.",
+)
+@_sends
+def notify(text: str, to: str) -> Message:
+    """Send TEXT to whoever looks after this machine."""
+    return Text(to=to, text=text)
 
 
 @command.command("send-file")

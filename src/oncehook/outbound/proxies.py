@@ -1,7 +1,8 @@
 """The proxy a client goes through: read from one word, or from the environment in the form that Webshare hands out.
 
 `read_proxy` takes `http://user:password@host:port` or `socks5://…`; `proxy_from` finds such a word for an instance in
-`ONCEHOOK_PROXY_<INSTANCE>`, `ONCEHOOK_PROXY` or `PROXY_HOST` and its companions. Neither ever repeats credentials.
+`ONCEHOOK_PROXY_<INSTANCE>`, `ONCEHOOK_PROXY`, or `PROXY_HOST` or `WEBSHARE_PROXY_HOST` and its companions, and refuses
+to go without one unless that is said (`none`). Neither ever repeats credentials.
 Called by the client, by senders and by whoever tells an instance which proxy to use.
 """
 
@@ -20,6 +21,11 @@ NONE: Final = "none"
 """What an instance's own variable says to go without the proxy that all others use."""
 
 _FORM: Final = 'It is written like "http://user:password@proxy.example:8080" or "socks5://…".'
+_PREFIXES: Final = ("PROXY", "WEBSHARE_PROXY")
+_NAMES: Final = (
+    "Set ONCEHOOK_PROXY, or PROXY_HOST or WEBSHARE_PROXY_HOST with _PORT, _USERNAME and _PASSWORD; "
+    "ONCEHOOK_PROXY=none goes without."
+)
 _SCHEMES: Final[Mapping[str, Literal["http", "socks5"]]] = {"http": "http", "socks5": "socks5", "socks5h": "socks5"}
 
 
@@ -90,10 +96,21 @@ def _host(text: str) -> str:
 
 
 def proxy_from(environ: Mapping[str, str], instance: str | None = None) -> str | None:
-    """The proxy that the environment names for this instance, as `read_proxy` takes it; None: go without."""
+    """Return the proxy that the environment names for this instance, for `read_proxy`; None where it says `none`.
+
+    Raises ConfigError where it names none: who asked for a proxy must not be seen without one.
+    """
+    found = named_proxy(environ, instance)
+    if found is None:
+        raise ConfigError('proxy = "env", and the environment names no proxy.', hint=_NAMES)
+    return None if found == NONE else found
+
+
+def named_proxy(environ: Mapping[str, str], instance: str | None = None) -> str | None:
+    """Return what the environment says about this instance's proxy, which may be `none`; None where it says nothing."""
     own = environ.get(f"ONCEHOOK_PROXY_{_variable(instance)}", "").strip() if instance else ""
-    found = own or environ.get("ONCEHOOK_PROXY", "").strip() or _from_pieces(environ)
-    return None if not found or found == NONE else found
+    named = own or environ.get("ONCEHOOK_PROXY", "").strip()
+    return named or next(filter(None, (_from_pieces(environ, prefix) for prefix in _PREFIXES)), None)
 
 
 def _variable(instance: str) -> str:
@@ -101,14 +118,14 @@ def _variable(instance: str) -> str:
     return re.sub(r"[^A-Z0-9]", "_", instance.upper())
 
 
-def _from_pieces(environ: Mapping[str, str]) -> str | None:
+def _from_pieces(environ: Mapping[str, str], prefix: str) -> str | None:
     host, port, username, password, protocol = (
-        environ.get(f"PROXY_{name}", "").strip() for name in ("HOST", "PORT", "USERNAME", "PASSWORD", "PROTOCOL")
+        environ.get(f"{prefix}_{name}", "").strip() for name in ("HOST", "PORT", "USERNAME", "PASSWORD", "PROTOCOL")
     )
     if not host:
         return None
     if not port:
-        raise ConfigError("PROXY_HOST is set, and PROXY_PORT is not.")
+        raise ConfigError(f"{prefix}_HOST is set, and {prefix}_PORT is not.")
     user = f"{quote(username, safe='')}:{quote(password, safe='')}@" if username or password else ""
     where = f"[{host}]" if ":" in host else host
     return f"{(protocol or 'http').lower()}://{user}{where}:{port}"

@@ -177,8 +177,9 @@ class Sender(ABC):
         self._guard = Guard(allow_private)
         self._outbound: Outbound | None = None
         _revealed(key, self.api)
-        if isinstance(proxy, str) and proxy != FROM_ENVIRONMENT:
-            read_proxy(proxy)
+        # Whoever asked for a proxy is refused here, and not at the first message.
+        if isinstance(proxy, str) and (through := self._proxy_word()) is not None:
+            read_proxy(through)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.address}>"

@@ -142,7 +142,7 @@ class S3Files:
     def from_env(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> Self:
         """From variables: ONCEHOOK_S3_BUCKET and so on, as the settings above are called. Raises ConfigError.
 
-        What is missing is taken from R2_* or AWS_* variables, whichever hold the keys.
+        What is missing is taken from R2_* or AWS_* variables, whichever hold the keys; BACKUP_S3_BUCKET comes last.
         """
         return cls(**{**_settings(Environment(environ)), **options})
 
@@ -408,6 +408,7 @@ _FAMILIES: Final[tuple[Mapping[str, tuple[str, ...]], ...]] = (
         "access_key": ("AWS_ACCESS_KEY_ID",),
         "secret_key": ("AWS_SECRET_ACCESS_KEY",),
     },
+    {"bucket": ("BACKUP_S3_BUCKET",)},
 )
 _WITH_THE_KEYS: Final = ("access_key", "secret_key", "endpoint", "account", "region")
 
