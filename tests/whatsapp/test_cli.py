@@ -168,6 +168,30 @@ def test_instances(run: Run) -> None:
         assert isinstance(ran.json, dict), ran.err
 
 
+def test_what_was_sent_can_be_looked_after(run: Run) -> None:
+    with EvolutionGoStandIn() as go:
+        env = {"EVOLUTION_GO_URL": go.url, "EVOLUTION_GO_INSTANCE_TOKEN": go.token, "EVOLUTION_GO_KEY": go.admin_key}
+        link = "https://files.example/a.png"
+        assert run("send-media", NUMBER, "image", link, "--caption", "See", "--allow-private", **env).code == 0
+        assert run("send-media", NUMBER, "sticker", link, "--allow-private", **env).code == 0
+        assert [(sent.type, sent.body.get("caption")) for sent in go.sent] == [("image", "See"), ("sticker", None)]
+        for command in (
+            ("edit", NUMBER, "3EB0", "Hi"),
+            ("delete-message", NUMBER, "3EB0"),
+            ("message-status", "3EB0"),
+            ("presence", NUMBER, "composing"),
+        ):
+            ran = run(*command, "--allow-private", **env)
+            assert (ran.code, ran.json["message"]) == (0, "success"), ran.err
+        assert [what for what, _ in go.asked] == ["edit", "delete", "status", "presence"]
+        assert run("instances", "--allow-private", **env).json["data"][0]["name"] == go.instance
+        told = run("summary", "--allow-private", **env)
+        assert told.json["instances"] == [{"name": go.instance, "id": go.instance_id, "connected": False}]
+        assert go.token not in told.out
+    refused = run("edit", NUMBER, "1", "x", "--api", "meta", "--phone-number-id", "1", ONCEHOOK_WHATSAPP_TOKEN="t-0123")
+    assert (refused.code, '"meta" has no action "edit"' in refused.err) == (2, True)
+
+
 # -- the environment of those who move in ------------------------------------------------------
 
 

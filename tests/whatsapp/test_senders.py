@@ -828,6 +828,8 @@ async def test_without_storage_it_says_what_is_missing() -> None:
 
 # -- instances ---------------------------------------------------------------------------------
 
+NO_PROXY = {"enabled": False, "host": "", "port": "", "protocol": "", "username": "", "password": ""}
+
 
 @pytest.mark.parametrize(
     ("make", "action", "options", "method", "path", "body"),
@@ -916,6 +918,67 @@ async def test_without_storage_it_says_what_is_missing() -> None:
                 "phone": "",
             },
         ),
+        (evolution_api, "delete-proxy", {}, "POST", "/proxy/set/my%20shop", NO_PROXY),
+        (evolution_api, "instances", {}, "GET", "/instance/fetchInstances", None),
+        (
+            evolution_api,
+            "edit",
+            {"to": TO, "message_id": "3EB0", "text": "Hi"},
+            "POST",
+            "/chat/updateMessage/my%20shop",
+            {"number": NUMBER, "text": "Hi", "key": {"remoteJid": JID, "fromMe": True, "id": "3EB0"}},
+        ),
+        (
+            evolution_api,
+            "delete-message",
+            {"to": "120363@g.us", "message_id": "3EB0", "from_me": False, "participant": TO},
+            "DELETE",
+            "/chat/deleteMessageForEveryone/my%20shop",
+            {"id": "3EB0", "remoteJid": "120363@g.us", "fromMe": False, "participant": JID},
+        ),
+        (
+            evolution_api,
+            "message-status",
+            {"message_id": "3EB0", "to": TO},
+            "POST",
+            "/chat/findStatusMessage/my%20shop",
+            {"where": {"id": "3EB0", "remoteJid": JID}},
+        ),
+        (
+            evolution_api,
+            "presence",
+            {"to": TO, "state": "composing"},
+            "POST",
+            "/chat/sendPresence/my%20shop",
+            {"number": NUMBER, "presence": "composing", "delay": 1200},
+        ),
+        (evolution_go, "delete-proxy", {}, "DELETE", "/instance/proxy/inst-1", None),
+        (evolution_go, "instances", {}, "GET", "/instance/all", None),
+        (
+            evolution_go,
+            "edit",
+            {"to": TO, "message_id": "3EB0", "text": "Hi"},
+            "POST",
+            "/message/edit",
+            {"chat": JID, "messageId": "3EB0", "message": "Hi"},
+        ),
+        (
+            evolution_go,
+            "delete-message",
+            {"to": TO, "message_id": "3EB0"},
+            "POST",
+            "/message/delete",
+            {"chat": JID, "messageId": "3EB0"},
+        ),
+        (evolution_go, "message-status", {"message_id": "3EB0"}, "POST", "/message/status", {"id": "3EB0"}),
+        (
+            evolution_go,
+            "presence",
+            {"to": TO, "state": "recording"},
+            "POST",
+            "/message/presence",
+            {"number": NUMBER, "state": "composing", "isAudio": True},
+        ),
         (evolution_go, "status", {}, "GET", "/instance/status", None),
         (evolution_go, "qr", {}, "GET", "/instance/qr", None),
         (evolution_go, "pair", {"phone": NUMBER}, "POST", "/instance/pair", {"phone": NUMBER}),
@@ -944,8 +1007,30 @@ async def test_an_instance_is_called_like_this(
         assert (asked.method, asked.path) == (method, path)
         assert (asked.json if asked.body else None) == body
         if make is evolution_go:
-            of_admins = action in ("create", "delete", "proxy", "info")
+            of_admins = action in ("create", "delete", "proxy", "delete-proxy", "info", "instances")
             assert asked.headers["apikey"] == (ADMIN if of_admins else TOKEN)
+
+
+async def test_a_summary_tells_who_is_connected_and_no_token() -> None:
+    listed = [{"id": "1", "name": "shop", "token": "secret", "connected": True}, {"id": "2", "name": "b"}, None]
+    async with sending(evolution_go, answer(200, {"message": "success", "data": listed})) as (sender, _):
+        shop = {"name": "shop", "id": "1", "connected": True}
+        b = {"name": "b", "id": "2", "connected": False}
+        assert await sender.instance("summary") == {"instances": [shop, b], "total": 2, "connected": 1}
+    theirs = [{"id": "1", "name": "shop", "connectionStatus": "open"}, {"name": "b", "connectionStatus": "close"}]
+    async with sending(evolution_api, answer(200, theirs)) as (sender, _):
+        told = await sender.instance("summary")
+        assert (told["total"], told["connected"], told["instances"][0]) == (2, 1, shop)
+
+
+@pytest.mark.parametrize("make", [evolution_api, evolution_go])
+async def test_a_wrong_number_is_not_asked_about(make: Making) -> None:
+    async with sending(make, answer(200)) as (sender, api):
+        for action, more in (("edit", {"text": "x"}), ("delete_message", {})):
+            with pytest.raises(SendFailed) as raised:
+                await sender.instance(action, to="call me", message_id="1", **more)
+            assert raised.value.reason is Reason.invalid_number
+        assert not api.asked
 
 
 @EVERY

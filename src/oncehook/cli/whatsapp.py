@@ -33,7 +33,7 @@ from oncehook.errors import ConfigError, OncehookError
 from oncehook.logs import plain, set_up_logging
 from oncehook.outbound.proxies import named_proxy
 from oncehook.secret import Secret
-from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message, Reaction, Read, Template, Text, check
+from oncehook.whatsapp.messages import InvalidMessage, Media, MediaKind, Message, Reaction, Read, Template, Text, check
 from oncehook.whatsapp.sender import Sender, SendFailed, Sent
 
 if TYPE_CHECKING:
@@ -257,6 +257,21 @@ def send_file(to: str, file: Path, caption: str | None, filename: str | None, ki
     return lambda sender: sender.prepare_file(to, file, caption=caption, filename=filename, kind=kind)
 
 
+@command.command("send-media")
+@click.argument("to")
+@click.argument("kind", type=click.Choice(get_args(MediaKind)))
+@click.argument("url")
+@click.option("--caption", help="Words below it.")
+@click.option("--filename", help="What the recipient sees it called.")
+@click.option("--reply-to", metavar="ID", help="The message that this one answers.")
+@_sends
+def send_media(
+    to: str, kind: MediaKind, url: str, caption: str | None, filename: str | None, reply_to: str | None
+) -> Message:
+    """Send what is at the web address URL to the number TO, as an image, video, audio, document or sticker."""
+    return Media(to=to, kind=kind, link=url, caption=caption, filename=filename, reply_to=reply_to)
+
+
 @command.command("send-template")
 @click.argument("to")
 @click.argument("name")
@@ -291,6 +306,56 @@ def react(to: str, message_id: str, emoji: str, from_me: bool, participant: str 
 def read(message_id: str, to: str | None) -> Message:
     """Mark a message as read."""
     return Read(message_id=message_id, to=to)
+
+
+@command.command("edit")
+@click.argument("to")
+@click.argument("message_id")
+@click.argument("text")
+@_speaks
+def edit(to: str, message_id: str, text: str) -> Work:
+    """Replace the words of a message that we sent to TO (Evolution)."""
+    return lambda sender: sender.instance("edit", to=to, message_id=message_id, text=text)
+
+
+@command.command("delete-message")
+@click.argument("to")
+@click.argument("message_id")
+@_speaks
+def delete_message(to: str, message_id: str) -> Work:
+    """Take a message that we sent to TO back for everybody (Evolution)."""
+    return lambda sender: sender.instance("delete_message", to=to, message_id=message_id)
+
+
+@command.command("message-status")
+@click.argument("message_id")
+@_speaks
+def message_status(message_id: str) -> Work:
+    """Show how far a message has come (Evolution)."""
+    return lambda sender: sender.instance("message_status", message_id=message_id)
+
+
+@command.command("presence")
+@click.argument("to")
+@click.argument("state", type=click.Choice(["composing", "recording", "paused"]))
+@_speaks
+def presence(to: str, state: str) -> Work:
+    """Show TO that we are writing, or recording, or not any more (Evolution)."""
+    return lambda sender: sender.instance("presence", to=to, state=state)
+
+
+@command.command("instances")
+@_speaks
+def instances() -> Work:
+    """List all instances, as the server knows them (Evolution)."""
+    return lambda sender: sender.instance("instances")
+
+
+@command.command("summary")
+@_speaks
+def summary() -> Work:
+    """List all instances by name, and which of them are connected (Evolution)."""
+    return lambda sender: sender.instance("summary")
 
 
 @command.command("instance")

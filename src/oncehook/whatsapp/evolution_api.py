@@ -17,7 +17,7 @@ from oncehook.whatsapp.files import CONVERTED_AUDIO, WEBP, FileTypes
 from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
 from oncehook.whatsapp.numbers import id_of
 from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
-from oncehook.whatsapp.sender import Call, Credential, Sender, wire_id
+from oncehook.whatsapp.sender import Call, Credential, Sender, summary_of, wire_id
 
 _OFFLINE: Final = ("connection closed", "connection terminated", "not connected", "logged out", "state: close")
 _TOO_LARGE: Final = ("too large", "maxcontentlength", "media size", "file size")
@@ -43,6 +43,13 @@ class EvolutionApi(Sender):
         "delete": "delete_instance",
         "set_webhook": "set_webhook",
         "set_proxy": "set_proxy",
+        "delete_proxy": "delete_proxy",
+        "instances": "instances",
+        "summary": "summary",
+        "edit": "edit_message",
+        "delete_message": "delete_message",
+        "message_status": "message_status",
+        "presence": "set_presence",
     }
 
     file_types: ClassVar[FileTypes] = {
@@ -175,8 +182,7 @@ class EvolutionApi(Sender):
     async def set_proxy(self, proxy: str) -> dict[str, Any]:
         """Let the phone reach WhatsApp through a proxy; `none` takes it away."""
         if proxy == NONE:
-            empty = {"host": "", "port": "", "protocol": "", "username": "", "password": ""}
-            return await self._ask(self._post("proxy/set", {"enabled": False, **empty}))
+            return await self.delete_proxy()
         through = read_proxy(proxy)
         body = {
             "enabled": True,
@@ -187,6 +193,46 @@ class EvolutionApi(Sender):
             "password": through.password,
         }
         return await self._ask(self._post("proxy/set", body))
+
+    async def delete_proxy(self) -> dict[str, Any]:
+        """Let the phone reach WhatsApp without a proxy."""
+        empty = {"host": "", "port": "", "protocol": "", "username": "", "password": ""}
+        return await self._ask(self._post("proxy/set", {"enabled": False, **empty}))
+
+    async def instances(self) -> dict[str, Any]:
+        """List every instance that this key may see, as the server knows it (`data`)."""
+        return await self._ask(Call("GET", "/instance/fetchInstances"))
+
+    async def summary(self) -> dict[str, Any]:
+        """List every instance by name, id and whether it is connected, without credentials."""
+        return summary_of(await self.instances(), lambda one: one.get("connectionStatus") == "open")
+
+    # -- messages that were sent -----------------------------------------------------------------
+
+    async def edit_message(self, to: str, message_id: str, text: str) -> dict[str, Any]:
+        """Replace the words of a message of our own; WhatsApp allows it for 15 minutes."""
+        number = self._one_spelling(to)
+        key = {"remoteJid": id_of(number), "fromMe": True, "id": message_id}
+        return await self._ask(self._post("chat/updateMessage", {"number": number, "text": text, "key": key}))
+
+    async def delete_message(
+        self, to: str, message_id: str, *, from_me: bool = True, participant: str | None = None
+    ) -> dict[str, Any]:
+        """Take a message back for everybody; of another's, in a group that we look after, `participant` wrote it."""
+        body = {"id": message_id, "remoteJid": id_of(self._one_spelling(to)), "fromMe": from_me}
+        author = {"participant": id_of(self._one_spelling(participant))} if participant else {}
+        path = f"/chat/deleteMessageForEveryone/{self._quoted}"
+        return await self._ask(Call("DELETE", path, body | author))
+
+    async def message_status(self, message_id: str, *, to: str | None = None) -> dict[str, Any]:
+        """Tell how far a message has come, as the server has stored it (`data`)."""
+        chat = {"remoteJid": id_of(self._one_spelling(to))} if to else {}
+        return await self._ask(self._post("chat/findStatusMessage", {"where": {"id": message_id, **chat}}))
+
+    async def set_presence(self, to: str, state: str, *, delay: int = 1200) -> dict[str, Any]:
+        """Show that we are `composing`, `recording` or `paused`, for so many milliseconds."""
+        body = {"number": self._one_spelling(to), "presence": state, "delay": delay}
+        return await self._ask(self._post("chat/sendPresence", body))
 
 
 def _content(message: Text | Media | Template) -> tuple[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from oncehook.whatsapp.files import CONVERTED_AUDIO, WEBP, FileTypes
 from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
 from oncehook.whatsapp.numbers import PERSON, id_of
 from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
-from oncehook.whatsapp.sender import Call, Credential, Sender, wire_id
+from oncehook.whatsapp.sender import Call, Credential, Sender, summary_of, wire_id
 
 _SAYS: Final[Sequence[tuple[Reason, tuple[str, ...]]]] = (
     (
@@ -62,7 +62,14 @@ class EvolutionGo(Sender):
         "logout": "logout",
         "delete": "delete_instance",
         "proxy": "set_proxy",
+        "delete_proxy": "delete_proxy",
         "info": "info",
+        "instances": "instances",
+        "summary": "summary",
+        "edit": "edit_message",
+        "delete_message": "delete_message",
+        "message_status": "message_status",
+        "presence": "set_presence",
     }
 
     file_types: ClassVar[FileTypes] = {
@@ -189,10 +196,44 @@ class EvolutionGo(Sender):
 
     async def set_proxy(self, proxy: str) -> dict[str, Any]:
         """Let it reach WhatsApp through a proxy; `none` takes it away. Needs the administrator's key."""
-        path = f"/instance/proxy/{self._instance()}"
         if proxy == NONE:
-            return await self._ask(self._as_admin("DELETE", path))
+            return await self.delete_proxy()
+        path = f"/instance/proxy/{self._instance()}"
         return await self._ask(self._as_admin("POST", path, _proxy(read_proxy(proxy))))
+
+    async def delete_proxy(self) -> dict[str, Any]:
+        """Let it reach WhatsApp without a proxy. Needs the administrator's key."""
+        return await self._ask(self._as_admin("DELETE", f"/instance/proxy/{self._instance()}"))
+
+    async def instances(self) -> dict[str, Any]:
+        """List every instance as the server knows it, tokens included (`data`). Needs the administrator's key."""
+        return await self._ask(self._as_admin("GET", "/instance/all"))
+
+    async def summary(self) -> dict[str, Any]:
+        """List every instance by name, id and whether it is connected. Needs the administrator's key."""
+        return summary_of(await self.instances(), lambda one: one.get("connected") is True)
+
+    # -- messages that were sent -----------------------------------------------------------------
+
+    async def edit_message(self, to: str, message_id: str, text: str) -> dict[str, Any]:
+        """Replace the words of a message of our own."""
+        body = {"chat": id_of(self._one_spelling(to)), "messageId": message_id, "message": text}
+        return await self._ask(Call("POST", "/message/edit", body))
+
+    async def delete_message(self, to: str, message_id: str) -> dict[str, Any]:
+        """Take a message of our own back for everybody."""
+        body = {"chat": id_of(self._one_spelling(to)), "messageId": message_id}
+        return await self._ask(Call("POST", "/message/delete", body))
+
+    async def message_status(self, message_id: str) -> dict[str, Any]:
+        """Tell how far a message has come, as the server has stored it."""
+        return await self._ask(Call("POST", "/message/status", {"id": message_id}))
+
+    async def set_presence(self, to: str, state: str) -> dict[str, Any]:
+        """Show that we are `composing`, `recording` or `paused`."""
+        audio = state == "recording"
+        body = {"number": self._one_spelling(to), "state": "composing" if audio else state, "isAudio": audio}
+        return await self._ask(Call("POST", "/message/presence", body))
 
     def _as_admin(self, method: str, path: str, body: dict[str, Any] | None = None) -> Call:
         if self._admin_key is None:

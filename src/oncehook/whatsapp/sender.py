@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
@@ -426,6 +426,13 @@ class Sender(ABC):
         done: dict[str, Any] = await method(**options)
         return done
 
+    def _one_spelling(self, text: str) -> str:
+        """Return a number of a call that is no message in one spelling. Raises SendFailed."""
+        try:
+            return normalise(text, country=self.country)
+        except InvalidMessage as error:
+            raise SendFailed(str(error), Reason.invalid_number) from None
+
     async def _ask(self, call: Call) -> dict[str, Any]:
         """Make a call about an instance; what comes back is always a table."""
         answer, said = await self._make(call, _DOCUMENT_READ)
@@ -523,6 +530,14 @@ def _decoded(body: bytes) -> Any:
 
 
 # -- settings ----------------------------------------------------------------------------------
+
+
+def summary_of(said: Mapping[str, Any], is_connected: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
+    """Return name, id and connection of each instance in a list that an API answered, and how many there are."""
+    listed = said.get("data")
+    known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    told = [{"name": one.get("name"), "id": one.get("id"), "connected": is_connected(one)} for one in known]
+    return {"instances": told, "total": len(told), "connected": sum(one["connected"] is True for one in told)}
 
 
 def wire_id(id: str) -> str:

@@ -27,6 +27,14 @@ REQUIRED: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """What can be sent, and what is said of a field that is missing."""
 
+LATER: Final[Mapping[str, Mapping[str, str]]] = {
+    "edit": {"chat": "chat is required", "message": "message is required", "messageId": "messageId is required"},
+    "delete": {"chat": "chat is required", "messageId": "messageId is required"},
+    "status": {"id": "id is required"},
+    "presence": {"number": "phone number is required", "state": "state is required"},
+}
+"""What can be asked about messages and chats, and what is said of a field that is missing."""
+
 OF_ALL: Final = ("create", "all", "info", "delete", "proxy", "forcereconnect", "logs")
 """Instance calls that need the global key."""
 
@@ -73,6 +81,8 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
         self.proxies: dict[str, dict[str, Any]] = {}
         self.read: list[str] = []
         """Messages that were marked as read, by id."""
+        self.asked: list[tuple[str, dict[str, Any]]] = []
+        """What was asked about messages that were sent: `edit`, `delete`, `status`, `presence`."""
         self._expired = False
         self._absent: set[str] = set()
 
@@ -123,6 +133,8 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
                 return self._react(request.json())
             case "POST", ["message", "markread"]:
                 return self._mark_read(request.json())
+            case "POST", ["message", what] if what in LATER:
+                return self._later(what, request.json())
             case _, ["instance", *_]:
                 return self._of_instance(request, parts[1:])
         return Reply(404, b"404 page not found", {"content-type": "text/plain"})
@@ -179,6 +191,15 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
         if (trouble := self._trouble(str(fields["number"]))) is not None:
             return trouble
         self.read += map(str, ids)
+        return _success({"timestamp": _moment()})
+
+    def _later(self, what: str, fields: dict[str, Any]) -> Reply:
+        for field, complaint in LATER[what].items():
+            if not fields.get(field):
+                return error(400, complaint)
+        if not self.is_connected:
+            return error(500, "client disconnected")
+        self.asked.append((what, fields))
         return _success({"timestamp": _moment()})
 
     # -- instances -----------------------------------------------------------------------------
