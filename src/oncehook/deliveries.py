@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum, IntFlag, StrEnum
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from oncehook.clauses import Clause
 from oncehook.model import Intake, Item, Mark, Planned, Verdict
@@ -422,6 +422,8 @@ class Filter:
     """Status code of the last attempt: `503`, or a class of them, `5xx`."""
     attempts_above: int | None = None
     attempts_below: int | None = None
+    is_replayed: bool | None = None
+    """True: only those that a replay has run again."""
     replay_id: bytes | None = None
     since: datetime | None = None
     """Received at or after."""
@@ -490,6 +492,27 @@ class StoredDelivery:
     blocked_by: bytes | None = None
     """The delivery at the head of its subject, when that is another one."""
 
+    @property
+    def is_replayed(self) -> bool:
+        """Whether a replay has run it again."""
+        return self.replay_id is not None
+
+
+class ListedDelivery(NamedTuple):
+    """A delivery beside its event in a list."""
+
+    id: bytes
+    destination: str
+    status: DeliveryStatus
+    note: str | None
+    run: int
+    replay_id: bytes | None
+    """The latest replay that has run it again."""
+
+    @property
+    def is_replayed(self) -> bool:
+        return self.replay_id is not None
+
 
 @dataclass(slots=True, frozen=True)
 class ListedEvent:
@@ -505,8 +528,7 @@ class ListedEvent:
     marks: Mark
     size: int
     copies: int
-    deliveries: Sequence[tuple[str, DeliveryStatus, str | None]]
-    """Destination, status and note of each."""
+    deliveries: Sequence[ListedDelivery]
 
 
 @dataclass(slots=True, frozen=True)

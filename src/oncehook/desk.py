@@ -6,7 +6,7 @@ the same numbers; who may do what they decide before they ask. Every act carries
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -16,6 +16,7 @@ from typing import Final, Literal
 from oncehook import __version__, clock, query, shown, stats, watermarks
 from oncehook.backoff import Policy
 from oncehook.deliveries import (
+    REPLAY_PAUSE,
     Audited,
     Cause,
     DeliveryStatus,
@@ -28,6 +29,7 @@ from oncehook.deliveries import (
 )
 from oncehook.destinations.base import Destination
 from oncehook.erasing import Erasing
+from oncehook.erasure import ERASED
 from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon
 from oncehook.model import (
     Figures,
@@ -41,6 +43,7 @@ from oncehook.model import (
     new_id,
 )
 from oncehook.plans import Plan, Wish, draw_up, ended, some_id, some_ids, unseal
+from oncehook.previews import Preview
 from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, Seen, StoredReplay
 from oncehook.routes import Route
 from oncehook.shown import (
@@ -58,7 +61,6 @@ from oncehook.stats import PerDay, Stats
 from oncehook.store.base import Store
 from oncehook.trials import TakeIn, Trials, nobody_home
 from oncehook.watermarks import Limits, Watermark
-from oncehook.whatsapp.outgoing import Preview
 
 Now = Callable[[], datetime]
 FreeDisk = Callable[[], float | None]
@@ -66,6 +68,11 @@ FreeDisk = Callable[[], float | None]
 
 DAY: Final = timedelta(hours=24)
 LONGEST_REASON: Final = 1000
+ENDED: Final = (DeliveryStatus.dead, DeliveryStatus.discarded, DeliveryStatus.done)
+
+
+async def _nothing_to_write() -> None:
+    """All counts are in the store."""
 
 
 class Desk:
@@ -82,10 +89,11 @@ class Desk:
         free_disk: FreeDisk = lambda: None,
         nudge: Callable[[], object] = lambda: None,
         take_in: TakeIn = nobody_home,
+        write_counts: Callable[[], Awaitable[None]] = _nothing_to_write,
         now: Now = clock.now_utc,
     ) -> None:
         """`nudge` is called when a bulk replay was made or goes on, so that somebody feeds it now; `take_in` is the way
-        in, for samples."""
+        in, for samples; `write_counts` stores what this process has counted and not written down yet."""
         self._store = store
         self._sources = sources
         self._destinations = destinations
@@ -93,6 +101,7 @@ class Desk:
         self.limits = limits
         self._free_disk = free_disk
         self._nudge = nudge
+        self._write_counts = write_counts
         self._now = now
         self.erasing = Erasing(store, sources)
         """Erasing a subject, for all faces."""
@@ -171,14 +180,43 @@ class Desk:
         return await self._store.subject_of(delivery_id)
 
     async def previews(self, deliveries: Iterable[StoredDelivery]) -> dict[bytes, Preview]:
-        """By delivery, what a sender would send to whom: nothing for other destinations, or what is no message."""
+        """Return, by delivery, who would get it and what it says: the message that a sender would send, or what a
+        person wrote in what came in. Nothing where no text is found."""
         found: dict[bytes, Preview] = {}
+        events: dict[bytes, StoredEvent | None] = {}
         for delivery in deliveries:
-            read = getattr(self._destinations.get(delivery.destination), "preview", None)
-            event = None if read is None else await self._store.get_event(delivery.event_id)
-            if read is not None and event is not None and (seen := read(event.body)) is not None:
+            source, destination = self._sources.get(delivery.source), self._destinations.get(delivery.destination)
+            read_message = getattr(destination, "preview", None)
+            if read_message is None and (source is None or source.preview is None):
+                continue
+            if delivery.event_id not in events:
+                events[delivery.event_id] = await self._store.get_event(delivery.event_id)
+            event, seen = events[delivery.event_id], None
+            if event is not None and read_message is not None:
+                seen = read_message(event.body)
+            elif event is not None and source is not None and (text := source.preview_of(event)) is not None:
+                seen = Preview(destination.address if destination else delivery.destination, text, is_incoming=True)
+            if seen is not None:
                 found[delivery.id] = seen
         return found
+
+    async def replayable(self, deliveries: Iterable[StoredDelivery]) -> set[bytes]:
+        """Return those that a replay would run again now: ended, not erased, not replayed within the last minute, and
+        for a destination that is configured here or has a worker."""
+        known = {*self._destinations, *await self._elsewhere()}
+        rested = self._now() - timedelta(seconds=REPLAY_PAUSE)
+        return {
+            one.id
+            for one in deliveries
+            if one.status in ENDED
+            and one.note != ERASED
+            and one.destination in known
+            and (one.last_replay_at is None or one.last_replay_at <= rested)
+        }
+
+    async def _elsewhere(self) -> set[str]:
+        """The destinations that workers have, of whichever process."""
+        return {name for worker in await self._store.workers() for name in worker.destinations}
 
     async def causes(self, destination: str | None = None) -> list[Cause]:
         """Dead letters by destination and cause."""
@@ -281,7 +319,7 @@ class Desk:
         """What a replay would do. Nothing happens."""
         planned = await self._store.plan_replay(wish.filter, force=wish.force)
         levels, previews = await self._store.levels(), await self.previews(planned.sample)
-        return draw_up(wish, planned, self._destinations, levels, previews)
+        return draw_up(wish, planned, self._destinations, levels, previews, await self._elsewhere())
 
     async def start_replay(
         self, wish: Wish, *, actor: str, reason: str = "", request_key: str | None = None, expected: int | None = None
@@ -422,10 +460,17 @@ class Desk:
         )
 
     async def _today(self) -> dict[str, int]:
-        """Events accepted since midnight UTC, by source."""
+        """Events accepted since midnight UTC, by source; of one whose preset says which types are volume, those."""
+        await self._write_counts()
         midnight = self._now().replace(hour=0, minute=0, second=0, microsecond=0)
-        figures = await self._store.figures(midnight)
-        return {source: counted.get("accepted", 0) for source, counted in figures.by_source.items()}
+        figures, by_type = await self._store.figures(midnight), self._counted_by_type()
+        return {
+            source: counted.get("volume" if source in by_type else "accepted", 0)
+            for source, counted in figures.by_source.items()
+        }
+
+    def _counted_by_type(self) -> set[str]:
+        return {source.name for source in self._sources.values() if source.volume is not None}
 
     async def watermarks(self) -> list[Watermark]:
         """Every level that has a limit."""
@@ -470,6 +515,7 @@ class Desk:
             workers=await self._store.workers(),
             watermarks=await self.watermarks(),
             crossings=await self._store.crossings(),
+            counted_by_type=self._counted_by_type(),
         )
 
     async def levels(self) -> Mapping[str, Level]:

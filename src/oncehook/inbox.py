@@ -74,6 +74,7 @@ class Inbox(Layout):
             free_disk=lambda: assembly.free_disk(self.store),
             nudge=self._nudge,
             take_in=lambda arrival: self.receiver.receive(arrival),
+            write_counts=self._write_counts,
         )
 
     def add_settings(self, loaded: Loaded, app: str = "the program") -> None:
@@ -124,7 +125,7 @@ class Inbox(Layout):
             measure=self.desk.watermarks,
             works_for=self.destinations if works else None,
             worker=self._as_worker,
-            write_rejections=self._write_rejections,
+            write_counts=self._write_counts,
         )
 
     def wind_down(self) -> None:
@@ -146,7 +147,7 @@ class Inbox(Layout):
             await self._sweep.stop()
             self._sweep = None
             self.observer.sum_up()
-            await self._write_rejections()
+            await self._write_counts()
         await self.store.close()
         self._receiver = None
 
@@ -281,10 +282,11 @@ class Inbox(Layout):
 
     # -- looking after itself ------------------------------------------------------------------
 
-    async def _write_rejections(self) -> None:
-        """Write down what was turned away: outside every commit, so a flood of forgeries costs no fsync each."""
-        rejections, counts = self.observer.take_rejections()
-        if not rejections:
+    async def _write_counts(self) -> None:
+        """Write down what was turned away, and what is volume: outside every commit, so a flood of forgeries costs no
+        fsync each."""
+        rejections, counts = self.observer.take_counts()
+        if not counts:
             return
         with contextlib.suppress(StoreUnavailable):
             await self.store.record_rejections(rejections, counts)

@@ -25,6 +25,7 @@ from oncehook.sight import Sight, header
 __all__ = [
     "DEFAULT_KEY",
     "DEFAULT_TYPE",
+    "Asked",
     "BodyHash",
     "Reading",
     "Redaction",
@@ -33,6 +34,7 @@ __all__ = [
     "Sight",
     "Spec",
     "bounded",
+    "compile_rule",
     "header",
     "key_text",
 ]
@@ -224,7 +226,7 @@ _ABSENT: Final = (LookupError, TypeError, AttributeError, ValueError)
 
 
 @dataclass(slots=True, frozen=True)
-class _Asked:
+class Asked:
     """A rule written in Python. When it stumbles over an arrival's shape, the value is missing."""
 
     reader: Reader
@@ -267,12 +269,12 @@ class Rules:
         rank_scope: Spec = None,
     ) -> None:
         """Raises ConfigError when a rule is wrong, or a key would make all arrivals the same event."""
-        self._key = _compile("key", key)
-        self._subject = _compile("subject", subject)
-        self._type = _compile("type", type)
-        self._event_time = _compile("event_time", event_time)
-        self._rank = _compile("rank", rank)
-        self._rank_scope = _compile("rank_scope", rank_scope)
+        self._key = compile_rule("key", key)
+        self._subject = compile_rule("subject", subject)
+        self._type = compile_rule("type", type)
+        self._event_time = compile_rule("event_time", event_time)
+        self._rank = compile_rule("rank", rank)
+        self._rank_scope = compile_rule("rank_scope", rank_scope)
         self._order = self._rank.order if isinstance(self._rank, Rule) else None
         self._parse = _parser((self._key, self._subject, self._type, self._event_time, self._rank, self._rank_scope))
 
@@ -302,11 +304,12 @@ class Rules:
         )
 
 
-def _compile(name: str, spec: Spec) -> Rule | _Asked | None:
+def compile_rule(name: str, spec: Spec) -> Rule | Asked | None:
+    """Compile the rule of one setting; raises ConfigError when it is wrong."""
     if spec is None:
         return None
     if callable(spec):
-        return _Asked(spec)
+        return Asked(spec)
     rule = Rule.parse(spec)
     if rule.order is not None and name != "rank":
         raise ConfigError(f"`{name}` takes places, not a table with an order; only `rank` has one.", hint=ALLOWED)
@@ -317,11 +320,11 @@ def _compile(name: str, spec: Spec) -> Rule | _Asked | None:
     return rule
 
 
-def _parser(rules: Sequence[Rule | _Asked | None]) -> Parse:
+def _parser(rules: Sequence[Rule | Asked | None]) -> Parse:
     """The cheapest parser that gives all that these rules may look at."""
     names = set()
     for rule in rules:
-        if isinstance(rule, _Asked):
+        if isinstance(rule, Asked):
             return parse
         for path in rule.paths if rule is not None else ():
             first = path.location[0] if path.location else None

@@ -145,8 +145,8 @@ class Layout:
         """Add a source. Settings are those of `[source.NAME]`; durations and sizes may be words.
 
         Functions may stand for settings: `verify` is then given the arrival and a secret and says True for a genuine
-        one, `split` is given the parsed body and the arrival and makes its parts, and `key`, `subject`, `type` and
-        `event_time` are given a `Sight`.
+        one, `split` is given the parsed body and the arrival and makes its parts, and `key`, `subject`, `type`,
+        `event_time` and `preview` are given a `Sight`.
 
         >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
         """
@@ -318,6 +318,9 @@ class Layout:
     def _take_numbers(self, numbers: Numbers) -> None:
         self._routes_by_source = assembly.numbered(numbers, self.sources, self.destinations, self.routes)
         self._numbered = len(self.routes)
+        self.observer.volumes = {
+            one.name: (one.number, one.volume) for one in self.sources.values() if one.volume is not None
+        }
 
 
 def name_of(handler: Handler) -> str:

@@ -1,12 +1,14 @@
 """What people see while it runs: one log line and a few numbers per arrival and per attempt.
 
 `Observer` is the witness of the receiver, the worker and the sweep: it counts for Prometheus, logs the moment, tells
-whoever listens, and gathers what was rejected until the inbox writes it down. Bodies and secrets never appear.
+whoever listens, and gathers what was rejected, and what is volume, until the inbox writes it down. Bodies and
+secrets never appear.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
@@ -19,7 +21,7 @@ from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
 from oncehook.logs import plain
 from oncehook.metrics import Count, Level, Panel, Spread
-from oncehook.model import Arrival, Item, Kind, Mark, Rejection, show_id
+from oncehook.model import Arrival, Item, Kind, Mark, Outcome, Rejection, show_id
 from oncehook.replays import StoredReplay
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS
@@ -104,6 +106,8 @@ class Observer:
         self._counts: Counter[tuple[int, str]] = Counter()
         self._summed = (self._arrivals.values(), self._attempts.values())
         """What `sum_up` has told already."""
+        self.volumes: Mapping[str, tuple[int, re.Pattern[str]]] = {}
+        """Of sources that say which types are volume: their number in the store, and those types."""
         self.audience: Audience = _Nobody()
 
     def sum_up(self) -> None:
@@ -137,6 +141,8 @@ class Observer:
         for item in items:
             if item.marks:
                 self._count_marks(source, item.marks)
+        if source in self.volumes:
+            self._count_volume(source, outcomes, items)
         level = logging.WARNING if "conflict" in outcomes else logging.INFO if self.verbose else logging.DEBUG
         if self.audience.is_there or log.isEnabledFor(level):
             self._tell(level, source, outcomes, seconds, items, ids)
@@ -187,8 +193,16 @@ class Observer:
         if Mark.unparsed in marks:
             self._unparsed.add(source)
 
-    def take_rejections(self) -> tuple[list[Rejection], Counter[tuple[int, str]]]:
-        """What was rejected since the last call, to be written down; the ring is bounded, the counts are not."""
+    def _count_volume(self, source: str, outcomes: Sequence[str], items: Sequence[Item]) -> None:
+        number, types = self.volumes[source]
+        # What a batch leaves out stands behind the outcomes of its items.
+        for item, outcome in zip(items, outcomes, strict=False):
+            if outcome == Outcome.accepted and types.match(item.type):
+                self._counts[number, "volume"] += 1
+
+    def take_counts(self) -> tuple[list[Rejection], Counter[tuple[int, str]]]:
+        """Return what was rejected and counted since the last call, to be written down: a bounded ring, and numbers of
+        `rejected` and `volume`."""
         gathered, self._rejections = list(self._rejections), deque(maxlen=KEPT_REJECTIONS)
         counts, self._counts = self._counts, Counter()
         return gathered, counts

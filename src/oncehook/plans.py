@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Final
@@ -22,8 +22,8 @@ from oncehook.deliveries import DeliveryStatus, Filter, Level, StoredDelivery
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest
 from oncehook.model import Kind, read_id, show_id
+from oncehook.previews import Preview
 from oncehook.replays import ReplayPlan, Seen
-from oncehook.whatsapp.outgoing import Preview
 
 MOST_IDS: Final = 500
 """Deliveries that may be named one by one."""
@@ -58,7 +58,7 @@ class Recipient:
     destination: str
     count: int
     kind: str
-    """`handler`, `http` or `sender`; `gone` when it is no longer configured."""
+    """`handler`, `http` or `sender`; where it is not configured here, `elsewhere` when a worker has it, else `gone`."""
     address: str
     paused: bool
     failing: bool
@@ -99,7 +99,7 @@ class Plan:
     newest: datetime | None
     sample: Sequence[StoredDelivery]
     previews: Mapping[bytes, Preview]
-    """Of those of the sample that a sender would send: to whom, and what; by delivery."""
+    """Of those of the sample that say something to a person: who gets it, and what; by delivery."""
     expected_seconds: float | None
     """How long it takes at the rate; None: as fast as the destinations go."""
 
@@ -120,6 +120,11 @@ class Plan:
     def warnings(self) -> list[str]:
         """What stands against it now."""
         return [said for recipient in self.recipients for said in recipient.warnings]
+
+    @property
+    def can_work(self) -> bool:
+        """Whether there is anything to replay, and somebody who would work it."""
+        return self.total > 0 and not self.goes_only_to("gone")
 
     def goes_only_to(self, kind: str) -> bool:
         """Whether all of it goes to destinations of this kind."""
@@ -143,15 +148,24 @@ def draw_up(
     destinations: Mapping[str, Destination],
     levels: Mapping[str, Level],
     previews: Mapping[bytes, Preview],
+    elsewhere: Collection[str] = (),
 ) -> Plan:
-    """The plan of a wish: what the store has counted, and whom it would reach."""
+    """The plan of a wish: what the store has counted, and whom it would reach. `elsewhere` are the destinations that
+    workers of other processes have."""
     counts = counted.by_destination
     return Plan(
         token=seal(wish, Seen(counted.total, counted.at)),
         wish=wish,
         total=counted.total,
         recipients=[
-            _recipient(name, n, destinations.get(name), levels.get(name, Level()), counted.changed.get(name, 0))
+            _recipient(
+                name,
+                n,
+                destinations.get(name),
+                levels.get(name, Level()),
+                counted.changed.get(name, 0),
+                "elsewhere" if name in elsewhere else "gone",
+            )
             for name, n in counts.items()
         ],
         by_status=counted.by_status,
@@ -164,11 +178,13 @@ def draw_up(
     )
 
 
-def _recipient(name: str, count: int, destination: Destination | None, level: Level, changed: int) -> Recipient:
+def _recipient(
+    name: str, count: int, destination: Destination | None, level: Level, changed: int, otherwise: str
+) -> Recipient:
     return Recipient(
         destination=name,
         count=count,
-        kind="gone" if destination is None else destination.kind,
+        kind=otherwise if destination is None else destination.kind,
         address="" if destination is None else destination.address,
         paused=level.paused_at is not None,
         failing=level.failures > 0 or level.open_until is not None,

@@ -30,6 +30,9 @@ MOST_CLAUSES: Final = 10
 
 NOTES: Final = ("stale", "coalesced", "erased")
 
+IS: Final = ("replayed",)
+"""What a delivery may be asked to be."""
+
 BODY: Final = "body."
 """What a word begins with that names a place in the body."""
 
@@ -261,6 +264,7 @@ _READERS: Final[Mapping[str, Reader]] = {
     "code": _code,
     "category": _choice("category", list(Category), Category),
     "note": _choice("note", NOTES),
+    "is": _choice("is_replayed", IS, lambda said: said == "replayed"),
     "replay": _id("replay_id", Kind.replay),
     "event": _id("event_id", Kind.event),
     "id": _delivery,
@@ -294,6 +298,8 @@ def _said(filter: Filter, name: str) -> Iterator[str]:
         yield from map(_said_clause, value)
     elif name == "attempts_above":
         yield from _said_attempts(value, filter.attempts_below)
+    elif name == "is_replayed":
+        yield "is:replayed"
     elif name == "event_id":
         yield f"event:{show_id(Kind.event, value)}"
     elif name == "replay_id":

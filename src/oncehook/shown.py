@@ -7,7 +7,7 @@ The desk fills these, faces write them out as JSON, lines or pages. Credentials 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -157,6 +157,8 @@ class System:
     workers: Sequence[StoredWorker]
     watermarks: Sequence[Watermark]
     crossings: Mapping[str, datetime]
+    counted_by_type: Collection[str] = ()
+    """Sources of which only messages count for the daily volume."""
 
 
 # -- what is set up ----------------------------------------------------------------------------

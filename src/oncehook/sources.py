@@ -7,6 +7,7 @@ plain defaults) and compiles them once, at start, into a `Source` that `receive`
 from __future__ import annotations
 
 import fnmatch
+import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,9 +19,13 @@ import msgspec
 
 from oncehook import keys, units
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival
+from oncehook.model import Arrival, StoredEvent, unpack_head
+from oncehook.previews import LONGEST_BODY, line
+from oncehook.sight import Sight
 from oncehook.verify import Either, Scheme, StandardWebhooks, Token, Verifier
 from oncehook.verify.schemes import Nothing
+
+log = logging.getLogger("oncehook.source")
 
 Network = IPv4Network | IPv6Network
 Splitter = Callable[[Any, Arrival], Iterable[Any]]
@@ -85,6 +90,8 @@ class Preset:
     event_time: keys.Spec = None
     rank: keys.Spec = None
     rank_scope: keys.Spec = None
+    preview: keys.Spec = None
+    """Where a person's text stands."""
     on_missing_key: str = "accept"
     split: Splitter | None = None
     handshake: Handshake | None = None
@@ -113,6 +120,8 @@ class Preset:
     coalesce: bool | str = False
     daily_volume: int | None = None
     """Events a day above which a watermark is crossed, unless the settings say another number."""
+    volume: tuple[str, ...] = ()
+    """Patterns of the types that count for it: messages and commands, not receipts and presence. Empty: all types."""
     needs: tuple[str, ...] = ("secret",)
     """Settings this preset cannot do without: `secret`, `verify_token`, `public_url`, `key`."""
     facts: Mapping[str, str] = field(default_factory=dict)
@@ -160,6 +169,10 @@ class Source:
     """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
     places: Mapping[str, keys.Spec]
     """The rules as they were written (`key`, `type`, `subject`), to show them and to make samples that fit."""
+    preview: keys.Rule | keys.Asked | None = None
+    """Where a person's text stands."""
+    volume: re.Pattern[str] | None = None
+    """The types that count for the daily volume; None: all of them."""
     keep_events: float | None = None
     """Seconds for which finished events are kept; None: as long as the inbox keeps them."""
     revive_dead: bool = False
@@ -176,6 +189,21 @@ class Source:
         except ValueError:
             return False
         return any(address in network for network in self.ip_allow)
+
+    def preview_of(self, event: StoredEvent) -> str | None:
+        """Return what a person wrote in an event, as one short line; None where there is nothing to be read."""
+        if self.preview is None or len(event.body) > LONGEST_BODY:
+            return None
+        method, target, pairs = unpack_head(event.head or b"")
+        path, _, query = target.partition("?")
+        headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
+        arrival = Arrival(self.name, headers, event.body, query.encode("latin-1"), method, path)
+        try:
+            found = self.preview.read(Sight(arrival, event.body))
+        except Exception:  # a fault in a rule of one's own must not take the page with it
+            log.exception("preview.failed", extra={"fields": {"source": self.name}})
+            return None
+        return line(" ".join(found or ())) or None
 
 
 ALWAYS_MASKED: Final = frozenset({b"authorization", b"proxy-authorization", b"cookie"})
@@ -203,6 +231,7 @@ def build(  # one flat list of settings, as in the configuration
     event_time: keys.Spec = None,
     rank: keys.Spec = None,
     rank_scope: keys.Spec = None,
+    preview: keys.Spec = None,
     ignore: Sequence[str] | None = None,
     split: Splitter | None = None,
     redact: Sequence[str] | None = None,
@@ -267,6 +296,9 @@ def build(  # one flat list of settings, as in the configuration
         revive_dead=bool(revive_dead),
         path=path or name,
         places=places,
+        preview=keys.compile_rule("preview", base.preview if preview is None else preview),
+        # Patterns are of the preset's own types: where these are others, everything counts.
+        volume=_globs(base.volume if type is None else ()),
     )
 
 

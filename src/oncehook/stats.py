@@ -41,7 +41,7 @@ class Stats:
     per_day: Mapping[str, Mapping[str, int]]
     """Deliveries done, by destination and day (UTC)."""
     volume_today: int
-    """Events accepted since midnight UTC."""
+    """Events accepted since midnight UTC; of sources that tell messages from receipts, the messages."""
     watermarks: Sequence[Watermark]
     by: Mapping[str, Mapping[str, int]] | None
     """The same per source or per destination."""

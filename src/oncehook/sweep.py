@@ -62,7 +62,7 @@ class Sweep:
         measure: Measure,
         works_for: Collection[str] | None,
         worker: Callable[[], StoredWorker | None],
-        write_rejections: Callable[[], Awaitable[None]],
+        write_counts: Callable[[], Awaitable[None]],
     ) -> None:
         self._store = store
         self._witness = witness
@@ -71,7 +71,7 @@ class Sweep:
         self._measure = measure
         self._works_for = works_for
         self._worker = worker
-        self._write_rejections = write_rejections
+        self._write_counts = write_counts
         self._hungry = asyncio.Event()
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -80,7 +80,7 @@ class Sweep:
         """Begin, on the running loop."""
         self._store.finished = self._witness.replay_over
         duties = (
-            (1.0, self._sum_up), (1.0, self._write_rejections), (10.0, self._greet), (10.0, self._watch),
+            (1.0, self._sum_up), (1.0, self._write_counts), (10.0, self._greet), (10.0, self._watch),
             (60.0, self._prune), (3600.0, self._roll_up),
         )  # fmt: skip
         self._tasks = [asyncio.create_task(self._every(pace, duty)) for pace, duty in duties]

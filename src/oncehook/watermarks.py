@@ -21,7 +21,8 @@ class Limits:
     oldest_due: float | None = None
     """Seconds for which the oldest delivery has been due."""
     daily_volume: Mapping[str, int] = field(default_factory=dict)
-    """Events since midnight UTC, by source; 0: nobody wants to know, whatever the source's preset says."""
+    """Events since midnight UTC, by source, of the types that count; 0: nobody wants to know, whatever the source's
+    preset says."""
     disk: float | None = None
     """The free part of the disk, from 0 to 1: here less is worse."""
 
@@ -41,6 +42,12 @@ class Watermark:
     """None: it cannot be told."""
     limit: float
     crossed: bool
+
+    @property
+    def source(self) -> str | None:
+        """The source whose volume it measures: a notice, where the others are alarms. None for those."""
+        kind, _, source = self.name.partition(".")
+        return source if kind == "daily_volume" else None
 
 
 def measure(

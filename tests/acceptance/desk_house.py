@@ -60,7 +60,14 @@ class Place:
 def sources() -> dict[str, Source]:
     signed = Hmac(header="X-Signature", prefix="sha256=")
     return {
-        "orders": build("orders", scheme=signed, secrets=[CANARY.encode()], key="$.id", subject="$.customer"),
+        "orders": build(
+            "orders",
+            scheme=signed,
+            secrets=[CANARY.encode()],
+            key="$.id",
+            subject="$.customer",
+            preview=["$.message.text", "$.text"],
+        ),
         "payments": build("payments", scheme=Nothing(), path=PATH, key="$.id"),
     }
 
@@ -80,6 +87,7 @@ class House:
     app: Starlette
     stream: Stream
     nudges: list[int]
+    desk: Desk
 
     async def ask(
         self,
@@ -176,7 +184,7 @@ async def desk_house(
             nudge=lambda: nudges.append(1),
         )
         made = api.routes(desk, access(authorize=authorize), stream)
-        yield House(store, Starlette(routes=[*made, Mount("/below/this", routes=made)]), stream, nudges)
+        yield House(store, Starlette(routes=[*made, Mount("/below/this", routes=made)]), stream, nudges, desk)
         failed = [check.name for check in await store.check() if not check.ok]
         assert failed == []
     finally:

@@ -17,7 +17,9 @@ from urllib.parse import quote
 import pytest
 
 from oncehook import clock
-from oncehook.deliveries import Category, Evidence, Filter, Settle, Settlement
+from oncehook.cli.replay import plan_lines
+from oncehook.deliveries import Category, Evidence, Filter, Settle, Settlement, StoredWorker
+from oncehook.erasure import EraseOrder
 from oncehook.model import Kind, new_id, show_id
 from oncehook.plans import seal, unseal
 from oncehook.replays import Seen
@@ -28,12 +30,15 @@ from oncehook.web.openapi import PREFIX
 from tests.acceptance.desk_house import CANARY, LOCAL, PATH, TOKENS, House, call, desk_house, scope_of
 from tests.store.making import (
     CRM,
+    MAIL,
+    dead,
     dead_letters,
     deliver,
     deliver_one,
     finish,
     intake,
     item,
+    keep,
     mixture,
     record,
     retry,
@@ -179,7 +184,11 @@ async def test_queries_find_what_they_say(either: House) -> None:
     assert {one["id"] for one in by_words["items"]} == {dlv(one) for one in found["dead of mail"]}
     events = await either.get("/events?query=status:dead%20to:mail")
     assert {one["id"] for one in events["items"]} == {evt(one) for one in found["dead of mail"]}
-    assert events["items"][0]["deliveries"] == [{"destination": "mail", "status": "dead", "note": None}]
+    [chip] = events["items"][0]["deliveries"]
+    assert chip == {
+        "id": dlv(found["dead of mail"][-1]), "destination": "mail", "status": "dead", "note": None,
+        "replayed": False, "run": 1, "replay_id": None,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -310,6 +319,12 @@ async def test_a_dead_letter_is_replayed_and_its_key_still_knows_it(house: House
     assert (shown["status"], shown["run"], shown["attempts"]) == ("done", 2, 1)
     assert shown["replay_id"] == answer.json["replay_id"]
     assert shown["last_replay_at"] is not None
+    assert shown["replayed"] is True
+    for path in ("/events?query=is:replayed", "/events"):
+        [[chip]] = [event["deliveries"] for event in (await house.get(path))["items"]]
+        assert (chip["id"], chip["status"], chip["replayed"], chip["run"]) == (dlv(made), "done", True, 2)
+        assert chip["replay_id"] == shown["replay_id"]
+    assert [one["id"] for one in (await house.get("/deliveries?query=is:replayed"))["items"]] == [dlv(made)]
     [verdict] = await record(house.store, intake(item("k1", to=[CRM])))
     assert verdict.outcome == "duplicate"
     assert len((await house.get("/events"))["items"]) == 1  # a run, never a second event (R46)
@@ -329,6 +344,30 @@ async def test_what_is_not_finished_is_never_replayed(either: House) -> None:
     await either.post(f"/deliveries/{dlv(found['discarded'][0])}/replay")
     missing = show_id(Kind.delivery, new_id())
     assert await either.refused("POST", f"/deliveries/{missing}/replay", {}) == (404, "not_found")
+
+
+async def test_a_replay_is_offered_only_where_it_can_work(either: House) -> None:
+    """Ended, not erased, not replayed a moment ago, and for a destination that somebody works for."""
+    found = await mixture(either.store)
+    ended = [one for status in ("dead", "dead of mail", "discarded", "done") for one in found[status]]
+    await either.store.enroll([], ["old"])
+    [nowhere] = await dead_letters(either.store, None, to=("old", 3))
+    [erased] = await dead_letters(either.store, "gone")
+    await either.store.erase(EraseOrder("gone", actor="ann"))
+    [replayed] = await dead_letters(either.store, None)
+    await either.post(f"/deliveries/{dlv(replayed)}/replay")
+    await finish(either.store)
+
+    async def offered() -> set[bytes]:
+        return await either.desk.replayable((await either.store.find_deliveries(Filter(), limit=100)).items)
+
+    assert await offered() == set(ended)
+    assert erased not in await offered()
+    worker = StoredWorker("w", "elsewhere", 1, clock.now_utc(), clock.now_utc(), 0, ["old"])
+    await either.store.greet_worker(worker)
+    assert await offered() == {*ended, nowhere}
+    either.desk._now = lambda: clock.now_utc() + timedelta(seconds=61)
+    assert await offered() == {*ended, nowhere, replayed}
 
 
 async def test_a_second_replay_within_a_minute_is_too_soon(house: House) -> None:
@@ -454,6 +493,27 @@ async def test_a_plan_says_what_would_happen_and_does_nothing(either: House) -> 
     assert (forced["total"], forced["by_destination"]) == (10, {"crm": 10})
     assert forced["command"].endswith(" --force")
     assert forced["expected_seconds"] is None
+
+
+async def test_a_plan_previews_what_came_in_and_who_would_get_it(either: House) -> None:
+    """`preview` of the source says where a person's text stands; what hides or turns text is left out."""
+    said = {"message": {"text": "Ship it\u202e now\n please \U0001f44d\u0007"}}
+    await keep(either.store, item("c", to=[CRM], body=json.dumps(said).encode(), subject="ana"))
+    await keep(either.store, item("n", to=[MAIL], body=b'{"message": "not there"}'))
+    for to in (1, 2):
+        await settle(either.store, dead(await take_one(either.store, to=to)))
+    plan = await either.post("/replays/plan", {"query": "status:dead"})
+    first, _ = plan["sample"]
+    assert plan["previews"] == {
+        first["id"]: {
+            "to": "POST https://crm.example/hooks",
+            "text": "Ship it now please \U0001f44d",
+            "at": first["received_at"],
+        }
+    }
+    [told] = [line for line in plan_lines(plan) if first["id"] in line]
+    assert "ana" in told
+    assert "“Ship it now please \U0001f44d”" in told
 
 
 async def test_a_plan_for_handlers_speaks_of_what_a_handler_sees(either: House) -> None:

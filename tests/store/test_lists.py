@@ -139,6 +139,11 @@ QUESTIONS: list[tuple[dict[str, Any], list[str]]] = [
     ({"category": Category.transient}, ["retrying"]),
     ({"note": "stale"}, ["stale"]),
     ({"note": "coalesced"}, []),
+    ({"is_replayed": True}, ["replayed"]),
+    ({"is_replayed": True, "status": DeliveryStatus.done}, ["replayed"]),
+    ({"is_replayed": True, "status": DeliveryStatus.dead}, []),
+    ({"is_replayed": True, "subject": "s6"}, ["replayed"]),
+    ({"is_replayed": True, "text": "s_"}, []),
     ({"code": "404"}, ["404"]),
     ({"code": "4xx"}, ["404", "discarded"]),
     ({"code": "503"}, ["retrying"]),
@@ -183,6 +188,8 @@ async def test_by_ids_event_and_replay(store: Store, zoo: Zoo) -> None:
     assert zoo.names(await found(store, replay_id=zoo.replay_id)) == ["replayed"]
     assert await found_events(store, replay_id=zoo.replay_id) == [(await look(store, zoo.ids["replayed"])).event_id]
     assert await found(store, replay_id=new_id()) == []
+    assert zoo.names(await found(store, replay_id=zoo.replay_id, is_replayed=True)) == ["replayed"]
+    assert await found(store, replay_id=new_id(), is_replayed=True) == []
     assert zoo.names(await found(store, ids=some, status=DeliveryStatus.leased)) == ["leased"]
 
 
@@ -279,13 +286,24 @@ async def test_a_listed_event_says_what_became_of_it(store: Store) -> None:
     assert (listed.id, listed.source, listed.type) == (verdict.event_id, "orders", "order.created")
     assert (listed.key, listed.subject, listed.size, listed.copies) == ("k", "s", 5, 2)
     assert listed.marks == Mark.emitted
-    assert sorted(listed.deliveries) == [
-        ("crm", DeliveryStatus.leased, None),
-        ("mail", DeliveryStatus.done, "stale"),
+    assert sorted((one.destination, one.status, one.note, one.is_replayed) for one in listed.deliveries) == [
+        ("crm", DeliveryStatus.leased, None, False),
+        ("mail", DeliveryStatus.done, "stale", False),
     ]
     event = await store.get_event(verdict.event_id)
     assert event is not None
     assert (listed.received_at, listed.event_at) == (event.received_at, event.event_at)
+
+
+async def test_a_listed_event_says_which_of_its_deliveries_were_replayed(store: Store) -> None:
+    made = await deliver_one(store, "s")
+    await settle(store, dead(await take_one(store)))
+    [[before]] = [event.deliveries for event in (await store.find_events(Filter())).items]
+    assert (before.id, before.run, before.replay_id, before.is_replayed) == (made, 1, None, False)
+    asked = await replay(store, made)
+    [[again]] = [event.deliveries for event in (await store.find_events(Filter())).items]
+    assert (again.status, again.run, again.replay_id) == (DeliveryStatus.pending, 2, asked.id)
+    assert again.is_replayed
 
 
 async def test_conditions_on_deliveries_must_be_met_by_one_of_them(store: Store) -> None:
@@ -441,7 +459,7 @@ async def test_ids_from_before_are_found_and_erased(store: Store) -> None:
         crm, mail = [one.id for one in event.deliveries]
         assert [one.id for one in (await store.find_events(Filter(ids=[mail]))).items] == [event.event_id]
         (listed,) = (await store.find_events(Filter(event_id=event.event_id))).items
-        assert [name for name, _, _ in listed.deliveries] == ["crm", "mail"]
+        assert [one.destination for one in listed.deliveries] == ["crm", "mail"]
         found = await store.find_deliveries(Filter(event_id=event.event_id))
         assert {one.id for one in found.items} == {crm, mail}
     assert (await store.erasable(EraseOrder("cus_1"))).deliveries == 2

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from html import unescape
+from pathlib import Path
 
 from playwright.sync_api import Locator, Page, expect
 
+from oncehook import clock
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
-from oncehook.model import Kind, read_id
+from oncehook.inbox import Inbox
+from oncehook.model import Kind, read_id, show_id
 from oncehook.plans import seal
 from oncehook.replays import ReplayState
 from tests.ui.conftest import Enter
@@ -22,6 +25,16 @@ def delivery(house: House, event_id: str) -> StoredDelivery:
     """The one delivery of an order."""
     (found,) = house.do(house.inbox.desk.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
     return found
+
+
+class CommandHouse(House):
+    """A house whose orders say where a person's words stand."""
+
+    def _furnish(self) -> Inbox:
+        inbox = super()._furnish()
+        del inbox.sources["orders"]
+        inbox.source("orders", verify="none", key="$.id", subject="$.order", type="$.type", preview="$.note")
+        return inbox
 
 
 def dead_orders(house: House, count: int) -> list[str]:
@@ -57,6 +70,85 @@ def test_a_dead_letter_is_found_understood_replayed_and_done(own_house: House, e
     expect(page.locator(".moments")).to_contain_text("the address is optional now")
     found = delivery(own_house, order)
     assert (found.status, found.run) == (DeliveryStatus.done, 2)
+
+
+def test_a_replayed_delivery_says_so_and_leads_to_the_run_that_followed(own_house: House, enter: Enter) -> None:
+    """In the list, on its page, and by a query."""
+    order, other = dead_orders(own_house, 2)
+    own_house.mood.ship = "mended"
+    replay = own_house.do(own_house.inbox.desk.replay_one(delivery(own_house, order).id, actor="ann"))
+    own_house.settle()
+    page = enter(own_house)
+    page.goto(own_house.url + "/events")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.get_by_role("link", name="is:replayed").click()
+    row = page.locator("tbody tr")
+    expect(row).to_have_count(1)
+    expect(row.locator(".dlv.done")).to_have_text("ship done")
+    row.get_by_role("link", name=re.compile("replayed ?: run 2")).click()
+    expect(page).to_have_url(re.compile(rf"/events/{order}\?tab=deliveries#run-2-dlv_[0-9a-f]+$"))
+    run = page.locator(page.url.partition("/events/")[2].partition("tab=deliveries")[2])
+    expect(run).to_be_in_viewport()
+    expect(run).to_contain_text("done")
+    expect(page.locator("#head").get_by_role("link", name="replayed")).to_have_attribute(
+        "href", re.compile(rf"/events/{order}\?tab=deliveries#run-2-dlv_")
+    )
+    page.locator("#detail").get_by_role("link", name="replayed").click()
+    expect(page).to_have_url(re.compile(rf"/replays#{show_id(Kind.replay, replay.id)}$"))
+    page.goto(f"{own_house.url}/events/{other}")
+    expect(page.locator("#head")).not_to_contain_text("replayed")
+
+
+def test_a_replay_is_offered_only_where_it_can_work(own_house: House, enter: Enter) -> None:
+    (dead,) = dead_orders(own_house, 1)
+    own_house.mood.ship = "later"
+    waiting = own_house.order("waits")
+    own_house.settle()
+    page = enter(own_house)
+    offers = page.get_by_role("link", name=re.compile("^Replay…"))
+    for tab in ("body", "deliveries"):
+        page.goto(f"{own_house.url}/events/{waiting}?tab={tab}")
+        expect(page.get_by_role("link", name="Retry now…")).to_be_visible()
+        expect(offers).to_have_count(0)
+    page.keyboard.press("r")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    page.goto(f"{own_house.url}/events/{dead}?tab=deliveries")
+    expect(offers).to_have_count(2)
+    own_house.mood.ship = "mended"
+    own_house.do(own_house.inbox.desk.replay_one(delivery(own_house, dead).id, actor="ann"))
+    own_house.settle()
+    page.reload()
+    expect(page.locator("#head .state.done")).to_be_visible()
+    expect(offers).to_have_count(0)  # a second one within a minute is refused
+    clock.forward(61.0)
+    page.reload()
+    expect(offers).to_have_count(2)
+
+
+def test_a_command_that_came_in_is_previewed(tmp_path: Path, enter: Enter) -> None:
+    """What a person wrote, who gets it and when it came: on its page, among the dead, in the dialog and the plan."""
+    house = CommandHouse(tmp_path)
+    try:
+        for n in range(2):
+            house.order(f"dead_{n}", digital=True, note=f"Ring <b>twice</b> at {n}")
+        house.settle()
+        page = enter(house)
+        page.goto(house.url + "/dead")
+        expect(page.locator(".group .message").first).to_contain_text("Ring <b>twice</b> at 1")
+        page.locator(".group tbody").get_by_role("link", name="order.paid").first.click()
+        expect(page.locator("#head #message-text")).to_have_text("Ring <b>twice</b> at 1")
+        page.wait_for_load_state()
+        page.keyboard.press("r")
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text("app.hooks.ship")
+        expect(dialog.locator("#message-text")).to_have_text("Ring <b>twice</b> at 1")
+        expect(dialog).to_contain_text("First received")
+        page.goto(house.url + "/replays/plan?query=status:dead")
+        page.get_by_text("The first 2 of 2").click()
+        for n in range(2):
+            expect(page.locator("details tbody tr").nth(n)).to_contain_text(f"Ring <b>twice</b> at {n}")
+    finally:
+        house.close()
 
 
 def test_many_are_replayed_with_progress(own_house: House, enter: Enter) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,7 +102,19 @@ def test_a_busy_day_is_seen_on_every_page(sending_house: SendingHouse, enter: En
     for n in range(51):
         sending_house.do(sending_house.inbox.emit("whatsapp", "message.text", {"n": n}, key=str(n)))
     sending_house.settle()
+    for n in range(60):  # receipts are no messages
+        sending_house.do(sending_house.inbox.emit("whatsapp", "status.read", {"n": n}, key=f"read {n}"))
+    sending_house.settle()
     page = enter(sending_house)
     page.goto(sending_house.url)
-    expect(page.locator(".banner")).to_contain_text("51 events from whatsapp today, over the watermark of 50")
-    expect(page.locator("#rail").get_by_label("1 watermark crossed")).to_have_text("1")
+    banner = page.locator(".banner")
+    expect(banner).to_contain_text("51 messages from whatsapp today, over the watermark of 50")
+    expect(banner).to_have_class("banner wait")
+    badge = page.locator("#rail").get_by_label("1 watermark crossed")
+    expect(badge).to_have_text("1")
+    expect(badge).to_have_class("badge wait")
+    banner.get_by_role("link", name="See what came today").click()
+    expect(page).to_have_url(re.compile(r"/events\?query=source%3Awhatsapp%20since%3A\d{4}-\d\d-\d\d"))
+    page.goto(sending_house.url + "/system")
+    expect(page.locator("#watermarks .state.over")).to_have_count(2)
+    expect(page.locator("#watermarks .state.crossed")).to_have_count(0)

@@ -76,15 +76,23 @@ def test_a_plan_is_a_command_too(wish: Wish, said: str) -> None:
 def test_a_plan_takes_as_long_as_the_slower_rate_wants(
     asked: float | None, allowed: float | None, seconds: float | None
 ) -> None:
-    """Eight for a destination that may have a rate of its own, two for one that is gone."""
+    """Eight for a destination that may have a rate of its own, two for others that are not configured here."""
     crm = HttpDestination("crm", "https://crm.example/", terms=Terms(rate=allowed))
-    counted = ReplayPlan(10, NOW, {"crm": 8, "old": 2})
-    plan = draw_up(Wish(Filter(), rate=asked), counted, {"crm": crm}, {"crm": Level(failures=1)}, {})
+    counted = ReplayPlan(10, NOW, {"crm": 8, "old": 1, "far": 1})
+    plan = draw_up(Wish(Filter(), rate=asked), counted, {"crm": crm}, {"crm": Level(failures=1)}, {}, ["far"])
     assert plan.expected_seconds == seconds
     assert [(one.destination, one.kind, one.failing) for one in plan.recipients] == [
         ("crm", "http", True),
         ("old", "gone", False),
+        ("far", "elsewhere", False),
     ]
+    assert plan.can_work
+
+
+def test_a_plan_for_nobody_cannot_work() -> None:
+    for counts, can_work in (({"old": 2}, False), ({}, False), ({"old": 1, "far": 1}, True)):
+        counted = ReplayPlan(sum(counts.values()), NOW, counts)
+        assert draw_up(Wish(Filter()), counted, {}, {}, {}, ["far"]).can_work is can_work
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))

@@ -113,7 +113,7 @@ def test_rejections_are_gathered_until_they_are_written(observer: Observer) -> N
     observer.rejected(Arrival("orders", [], b"12345", peer="192.0.2.1"), SOURCE, SignatureInvalid("stale"))
     observer.rejected(Arrival("orders", [], b"", peer="192.0.2.1"), SOURCE, TooLarge())
     observer.rejected(Arrival(EVIL * 100, [], b""), None, SignatureInvalid("unknown source"))
-    gathered, counts = observer.take_rejections()
+    gathered, counts = observer.take_counts()
     assert [(r.source, r.code, r.reason, r.peer, r.size) for r in gathered[:2]] == [
         ("orders", "signature_invalid", "stale", "192.0.2.1", 5),
         ("orders", "too_large", "too_large", "192.0.2.1", 0),
@@ -122,14 +122,14 @@ def test_rejections_are_gathered_until_they_are_written(observer: Observer) -> N
     assert len(gathered[2].source) < 500
     assert all(abs((datetime.now(UTC) - r.at).total_seconds()) < 60 for r in gathered)
     assert counts == {(7, "rejected"): 2, (0, "rejected"): 1}  # 0 stands for no source
-    assert observer.take_rejections() == ([], {})
+    assert observer.take_counts() == ([], {})
 
 
 def test_a_flood_of_rejections_is_bounded(observer: Observer) -> None:
     SOURCE.number = 7
     for _ in range(5000):
         observer.rejected(Arrival("orders", [], b""), SOURCE, SignatureInvalid())
-    gathered, counts = observer.take_rejections()
+    gathered, counts = observer.take_counts()
     assert (len(gathered), counts[7, "rejected"]) == (1000, 5000)
 
 

@@ -42,6 +42,8 @@ MEANINGS: list[tuple[str, dict[str, Any]]] = [
     ("category:transient", {"category": Category.transient}),
     ("note:stale", {"note": "stale"}),
     (f"replay:rpl_{REPLAY.hex()}", {"replay_id": REPLAY}),
+    ("is:replayed", {"is_replayed": True}),
+    ("is:replayed status:done", {"is_replayed": True, "status": DeliveryStatus.done}),
     (f"event:evt_{EVENT.hex()}", {"event_id": EVENT}),
     (f"id:evt_{EVENT.hex()}", {"event_id": EVENT}),
     (f"id:dlv_{DELIVERY.hex()}", {"ids": (DELIVERY,)}),

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from oncehook.config import load
 from oncehook.deliveries import Filter
 from oncehook.inbox import Inbox
 from oncehook.model import Kind, read_id
+from oncehook.testing import send
 from oncehook.watermarks import Limits, Watermark
 from oncehook.web.reports import stats_of
 from oncehook.whatsapp.messages import Text
@@ -149,6 +151,34 @@ async def test_without_a_word_fifty_a_day_is_the_limit_of_whatsapp(tmp_path: Pat
         assert await volumes(inbox) == [Watermark("daily_volume.whatsapp", 50, 50, crossed=False)]
         await fill(inbox, "whatsapp", 1)
         assert await volumes(inbox) == [Watermark("daily_volume.whatsapp", 51, 50, crossed=True)]
+
+
+async def test_receipts_and_presence_are_no_volume(tmp_path: Path) -> None:
+    """Whatever the way in, once each, and in the numbers as well as in the watermark."""
+    inbox = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
+    inbox.source("whatsapp", preset="whatsapp-cloud", secret="s", verify_token="x", budget="90s")
+    inbox.source("go", preset="evolution-go", secret="s", budget="90s")
+    inbox.source("orders", verify="none", key="$.id")
+    async with inbox.running():
+        for kind in ("message.text", "status.delivered", "batch"):  # that one has two messages and three statuses
+            await send(inbox, "whatsapp", kind, repeat=2)
+        for kind in ("Message", "Receipt", "Presence"):
+            await send(inbox, "go", kind)
+        await fill(inbox, "whatsapp", 2)
+        await inbox.emit("whatsapp", "status.read", {}, key="read")
+        await inbox.emit("orders", "order.paid", {}, key="o")
+        assert {mark.name: mark.level for mark in await volumes(inbox)} == {
+            "daily_volume.whatsapp": 5, "daily_volume.go": 1,
+        }  # fmt: skip
+        stats = await inbox.desk.stats(clock.now_utc() - timedelta(hours=1), "source")
+        assert stats.volume_today == 7
+        assert stats.by is not None
+        assert {name: (of["volume_today"], of["total"]) for name, of in stats.by.items()} == {
+            "whatsapp": (5, 10), "go": (1, 3), "orders": (1, 1),
+        }  # fmt: skip
+        assert [check.name for check in await inbox.check() if not check.ok] == []
+    async with Inbox(f"sqlite:{tmp_path / 'inbox.db'}").running() as again:
+        assert (await again.store.figures()).by_source["whatsapp"]["volume"] == 5
 
 
 @pytest.mark.parametrize(

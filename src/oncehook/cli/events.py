@@ -49,4 +49,9 @@ def _row(event: Mapping[str, Any]) -> list[str]:
 
 
 def _chips(deliveries: Iterable[Mapping[str, Any]]) -> str:
-    return " ".join(f"{text(one['destination'], 20)}:{state(one['status'], one['note'])}" for one in deliveries)
+    return " ".join(map(_chip, deliveries))
+
+
+def _chip(delivery: Mapping[str, Any]) -> str:
+    stands = f"{text(delivery['destination'], 20)}:{state(delivery['status'], delivery['note'])}"
+    return f"{stands} (replayed)" if delivery["replayed"] else stands

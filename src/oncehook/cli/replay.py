@@ -277,7 +277,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
         count(plan["total"], "delivery", "deliveries") + _listed(plan["by_status"]),
         *(f"  → {one}" for one in table_of_recipients(plan["recipients"])),
         *fields({**span, "left out": _left_out(plan), "takes": _takes(plan), "query": text(plan["query"], 2000)}, "  "),
-        *_sample(plan["sample"], plan["total"], plan["previews"]),
+        *_sample(plan),
         *(f"  {text(note, 500)}" for note in plan["notes"]),
         *fields({"again": text(plan["command"], 4000)}, "  "),
     ]
@@ -321,19 +321,20 @@ def _rate(asked: Mapping[str, Any]) -> str:
     return "" if asked["rate"] is None else show_rate(asked["rate"])
 
 
-def _sample(sample: Sequence[Mapping[str, Any]], total: int, previews: Mapping[str, Mapping[str, str]]) -> list[str]:
-    rows = [
-        [one["id"], state(one["status"], one["note"]), text(one["type"]), _about(one, previews), text(why(one), 60)]
-        for one in sample
-    ]
-    lines = [f"  {one}" for one in table(("", "", "", "", ""), rows)[1:]]
+def _sample(plan: Mapping[str, Any]) -> list[str]:
+    """The first of them: when each came, whom it is about or goes to, what it says, and why it ended."""
+    sample, total = plan["sample"], plan["total"]
+    kinds = {one["destination"]: one["kind"] for one in plan["recipients"]}
+    rows = []
+    for one in sample:
+        message = plan["previews"].get(one["id"])
+        goes_out = message is not None and kinds.get(one["destination"]) == "sender"
+        who = text(message["to"] if message is not None and goes_out else one["subject"])
+        says = "" if message is None else f"“{text(message['text'], 60)}”"
+        stands = [one["id"], state(one["status"], one["note"]), moment(one["received_at"]), text(one["type"])]
+        rows.append([*stands, who, says, text(why(one), 60)])
+    lines = [f"  {one}" for one in table(("",) * 7, rows)[1:]]
     return lines if total <= len(sample) else [*lines, f"  … and {total - len(sample):,} more"]
-
-
-def _about(delivery: Mapping[str, Any], previews: Mapping[str, Mapping[str, str]]) -> str:
-    """The subject; of an outgoing message, to whom it goes and what it says."""
-    message = previews.get(delivery["id"])
-    return text(delivery["subject"]) if message is None else text(f"{message['to']}: {message['text']}", 60)
 
 
 def why(delivery: Mapping[str, Any]) -> str:

@@ -201,6 +201,7 @@ def _in_a_line(delivery: Mapping[str, Any]) -> str:
     due = f"next {next_moment(delivery['due_at'])}" if delivery["status"] == "pending" and delivery["due_at"] else ""
     failed = text(why(delivery), 100) if delivery["status"] != "done" else ""
     stands = f"{text(delivery['destination'])}: {state(delivery['status'], delivery['note'])}"
+    stands += f", replayed by {delivery['replay_id']}" if delivery["replayed"] else ""
     return "  ".join(part for part in (delivery["id"], stands, tried, due, failed) if part)
 
 

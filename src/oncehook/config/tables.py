@@ -54,6 +54,7 @@ class SourceConfig(_Table, frozen=True, kw_only=True):
     ignore: Annotated[tuple[str, ...] | None, forms.TEXTS, "Types to acknowledge and count, but not to keep."] = None
     rank: Annotated[Any, forms.RANK, "Where the rank of an event stands, for latest_wins."] = None
     rank_scope: Annotated[Any, forms.RULE, "Within what ranks are compared; the subject, unless said."] = None
+    preview: Annotated[Any, forms.RULE, "Where a person's text stands, to be read before a replay."] = None
     split: Annotated[str | None, forms.SPLIT, "The parts of a batch, each to be its own event."] = None
     redact: Annotated[tuple[str, ...] | None, forms.REDACT, "Fields blanked before storing; [] turns it off."] = None
     volatile: Annotated[tuple[str, ...] | None, forms.VOLATILE, "Fields that may differ between copies."] = None
@@ -293,7 +294,7 @@ class WatermarkConfig(_Table, frozen=True, kw_only=True):
     daily_volume: Annotated[
         dict[str, int],
         forms.VOLUMES,
-        "Events a day, by source (WhatsApp presets: 50; 0: no limit).",
+        "Events a day, by source, or messages where the preset tells them apart (WhatsApp presets: 50; 0: no limit).",
     ] = {}
     disk: Annotated[float | None, forms.FRACTION, "Free part of the disk."] = None
 

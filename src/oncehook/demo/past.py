@@ -62,7 +62,7 @@ async def live_through(shop: Shop, tell: Callable[[int], None] = lambda minute: 
                 shop.crm.is_expired = minute > EXPIRES
                 await asyncio.gather(*[traffic.act() for _ in range(clock.chance.randrange(*ACTS))])
                 await _come_to_rest(inbox)
-                await inbox.store.record_rejections(*inbox.observer.take_rejections())
+                await inbox.store.record_rejections(*inbox.observer.take_counts())
                 past.forward(past.behind % STEP or STEP)
                 if past.behind <= (MINUTES - minute) * 60.0:
                     tell(minute)

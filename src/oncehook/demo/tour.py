@@ -62,7 +62,7 @@ class Tour:
     async def _find_twin(self) -> bytes | None:
         """An event that is done and came again just as it was; a conflict is another story."""
         for event in (await self._desk.events(Filter(source="stripe"), limit=50)).items:
-            is_done = all(status is DeliveryStatus.done for _, status, _ in event.deliveries)
+            is_done = all(one.status is DeliveryStatus.done for one in event.deliveries)
             if event.copies > 1 and is_done:
                 arrivals = await self._desk.arrivals(event.id)
                 if not any(arrival.body_differs for arrival in arrivals):

@@ -14,8 +14,9 @@ from oncehook.deliveries import ANSWER_KEPT, Category, Evidence, Lease, Turn
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
+from oncehook.previews import Preview
 from oncehook.whatsapp.messages import InvalidMessage, Message, read_message
-from oncehook.whatsapp.outgoing import Preview, preview, subject_of
+from oncehook.whatsapp.outgoing import preview, subject_of
 from oncehook.whatsapp.sender import SendFailed, Sent
 
 if TYPE_CHECKING:

@@ -35,6 +35,19 @@ RULES: Final = {
     # What was deleted through the API has the database's id in `data.id`, and WhatsApp's in `data.key.id`.
     "messages.delete": Rule.parse([["$.instance", "$.event", "$.data.key.id"], ["$.instance", "$.event", "$.data.id"]]),
 }
+# What a person wrote, by the kind of message: names of the protocol, which both Evolutions pass on as they are.
+TEXTS: Final = (
+    "conversation",
+    "extendedTextMessage.text",
+    "imageMessage.caption",
+    "videoMessage.caption",
+    "documentMessage.caption",
+    "documentWithCaptionMessage.message.documentMessage.caption",
+    "listResponseMessage.title",
+    "buttonsResponseMessage.selectedDisplayText",
+    "templateButtonReplyMessage.selectedDisplayText",
+    "reactionMessage.text",
+)
 ACKS: Final = ("PENDING", "SERVER_ACK", "DELIVERY_ACK", "READ", "PLAYED")
 
 # The time of emission is the same for every attempt and both webhooks, and tells two alike events apart.
@@ -88,6 +101,7 @@ PRESET = Preset(
     ],
     # Not date_time: that is local time, written as if it were UTC.
     event_time=["$.data.messageTimestamp", "$.data[0].messageTimestamp"],
+    preview=[f"{data}.message.{text}" for data in ("$.data", "$.data[0]") for text in TEXTS],
     rank=rank,
     rank_scope=[["$.instance", "$.data.keyId"]],
     # A reconnect emits the same message again at another time, and each webhook has its own destination.
@@ -96,6 +110,7 @@ PRESET = Preset(
     horizon="25m",
     keep_keys="30d",
     daily_volume=50,
+    volume=("messages.upsert", "send.message"),
     # With base64 on, a message brings its media along: 16 MB of it, and a third more for the encoding.
     max_body="24MiB",
     budget="5s",
@@ -108,6 +123,8 @@ PRESET = Preset(
         "redact": f"{_CODE}/services/channel.service.ts",
         "horizon": f"{_CODE}/integrations/event/webhook/webhook.controller.ts (10 attempts; reconnects unverified)",
         "budget": f"{_CODE}/integrations/event/webhook/webhook.controller.ts (30 s)",
+        "preview": f"{_CODE}/integrations/chatbot/chatwoot/services/chatwoot.service.ts (getTypeMessage)",
+        "volume": f"{_CODE}/types/wa.types.ts (Events)",
         "rank": "github.com/WhiskeySockets/Baileys WAMessageStatus",
         "max_body": "unverified (from WhatsApp's 16 MB for media)",
     },

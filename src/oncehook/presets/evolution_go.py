@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from oncehook.presets.evolution_api import TEXTS
 from oncehook.sources import Preset, Sample, split_at
 from oncehook.verify import Token
 
@@ -47,6 +48,7 @@ PRESET = Preset(
         "$.instanceId",
     ],
     event_time=["$.data.Info.Timestamp", "$.data.Timestamp"],
+    preview=[f"$.data.Message.{text}" for text in TEXTS],
     rank={"of": "$.state", "order": ["Delivered", "Read"]},
     rank_scope=[[*RECEIPT, "$.data.Sender"], [*RECEIPT]],
     redact=("$.instanceToken",),
@@ -54,6 +56,7 @@ PRESET = Preset(
     horizon="2m",
     keep_keys="30d",
     daily_volume=50,
+    volume=("Message", "SendMessage"),
     # Media come along in base64 unless the bridge has a store for them.
     max_body="24MiB",
     # The bridge sets no time limit of its own.
@@ -66,6 +69,8 @@ PRESET = Preset(
         "split": "github.com/EvolutionAPI/evolution-go pkg/whatsmeow/service/whatsmeow.go · "
         "github.com/tulir/whatsmeow types/events/events.go",
         "event_time": "github.com/tulir/whatsmeow types/message.go",
+        "preview": "github.com/tulir/whatsmeow proto/waE2E/WAWebProtobufsE2E.proto",
+        "volume": "github.com/EvolutionAPI/evolution-go pkg/whatsmeow/service/whatsmeow.go",
         "horizon": "github.com/EvolutionAPI/evolution-go pkg/events/webhook/webhook_producer.go (5 × 30 s)",
         "max_body": "github.com/EvolutionAPI/evolution-go pkg/whatsmeow/service/whatsmeow.go (base64; size unverified)",
     },

@@ -104,6 +104,12 @@ def subject(sight: Sight) -> tuple[Any, ...]:
     return (account, post) if post else (account,)
 
 
+def text(notice: Notice) -> str | None:
+    """What a person wrote or pressed; of a comment, what it says."""
+    said = notice.item if notice.about is None else notice.about
+    return said.get("text") or said.get("title")
+
+
 # entry.time is when Meta sent the notice, and changes from attempt to attempt: it is no time of the event.
 _ENVELOPE: Final = '{"object":"page","entry":[{"id":"108077611888514","time":{now_ms},"messaging":[%s]}]}'
 _ITEM: Final = '{"sender":{"id":"7114203988"},"recipient":{"id":"108077611888514"},"timestamp":{now_ms},%s}'
@@ -123,6 +129,8 @@ PRESET = Preset(
     type=lambda sight: read(sight).kind,
     subject=subject,
     event_time=lambda sight: read(sight).item.get("timestamp") or read(sight).item.get("created_time"),
+    preview=lambda sight: text(read(sight)),
+    volume=("message", "message.echo", "postback"),
     volatile=("$.entry[*].time", "$[*].entry[*].time"),
     horizon="36h",
     keep_keys="30d",

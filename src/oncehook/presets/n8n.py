@@ -22,6 +22,7 @@ PRESET = Preset(
     on_missing_key="accept",
     type=["$.type", "$.event", "$.event_type"],
     event_time=["$.timestamp", "$.created_at", "$.data.timestamp"],
+    preview=["$.text", "$.message", "$.command", "$.data.text", "$.data.message", "$.data.command"],
     # The flow's own retries take minutes; people repeat runs days later.
     horizon="7d",
     facts={

@@ -33,7 +33,11 @@ PRESET = replace(
     budget="800ms",
     daily_volume=50,
     facts={
-        **{name: page for name, page in whatsapp_cloud.PRESET.facts.items() if name in ("key", "subject", "rank")},
+        **{
+            name: page
+            for name, page in whatsapp_cloud.PRESET.facts.items()
+            if name in ("key", "subject", "preview", "rank")
+        },
         "scheme": "docs.360dialog.com/partner/onboarding/webhook-events-and-setup/signature-validation",
         "split": "docs.360dialog.com/partner/messaging/receiving-messages-via-webhook · …/partner/onboarding/"
         "whatsapp-coexistence/coexistence-webhooks · github.com/chatwoot/chatwoot "

@@ -73,6 +73,7 @@ PRESET = Preset(
         ["$.team_id", "$.event.user.id"],
         ["form:team_id", "form:channel_id"],
     ],
+    preview=["$.event.text", ["form:command", "?form:text"]],
     event_time=["$.event.event_ts", "$.event_time"],
     horizon="6m",
     keep_keys="30d",

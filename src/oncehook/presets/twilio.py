@@ -51,6 +51,8 @@ PRESET = Preset(
     key=key,
     on_missing_key="body_hash",
     type=kind,
+    preview="form:Body",
+    volume=("message.received",),
     subject=["form:MessageSid", "form:CallSid", "form:ConversationSid"],
     # Callbacks may overtake each other.
     rank={

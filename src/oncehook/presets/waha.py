@@ -59,6 +59,7 @@ PRESET = Preset(
     type="$.event",
     subject=subject,
     event_time=["$.payload.timestamp", "$.timestamp"],
+    preview="$.payload.body",
     rank=rank,
     rank_scope=[
         ["$.session", "$.payload.id", "$.payload.participant"],
@@ -67,12 +68,15 @@ PRESET = Preset(
     horizon="30s",
     keep_keys="30d",
     daily_volume=50,
+    # Who asks for both gets a person's message as both, and it counts twice.
+    volume=("message", "message.any"),
     max_body="4MiB",
     budget="2s",
     facts={
         "scheme": "waha.devlike.pro/docs/how-to/events",
         "key": "github.com/devlikeapro/waha src/core/webhooks.core.ts (payload; the event's id unverified)",
         "subject": "waha.devlike.pro/docs/how-to/receive-messages (the chat inside the message's id unverified)",
+        "volume": "waha.devlike.pro/docs/how-to/events",
         "rank": "waha.devlike.pro/docs/how-to/events",
         "horizon": "waha.devlike.pro/docs/how-to/events (15 attempts, 2 s apart, by default)",
         "budget": "unverified",

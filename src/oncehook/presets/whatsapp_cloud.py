@@ -46,6 +46,22 @@ PARENTS: Final = ("parent_recipient_user_id", "parent_user_id")
 MEMBERS: Final = ("recipient_participant_user_id", "recipient_participant_id")
 IDS: Final = frozenset({*PLAIN, *MEMBERS, *PARENTS, *(name for names in WHO.values() for name in names)})
 
+VALUE: Final = "$.entry[0].changes[0].value"
+# What a person wrote, by the kind of message.
+TEXTS: Final = (
+    "text.body",
+    "image.caption",
+    "video.caption",
+    "document.caption",
+    "document.filename",
+    "button.text",
+    "interactive.button_reply.title",
+    "interactive.list_reply.title",
+    "reaction.emoji",
+)
+WRITTEN: Final = (f"{VALUE}.messages[0]", f"{VALUE}.message_echoes[0]", "$.messages[0]", "$.data.messages[0]")
+"""Where a message stands when its request is taken apart."""
+
 
 # -- taking apart ------------------------------------------------------------------------------
 
@@ -314,6 +330,7 @@ PRESET = Preset(
     type=kind,
     subject=subject,
     event_time=event_time,
+    preview=[f"{item}.{text}" for item in WRITTEN for text in TEXTS],
     rank=rank,
     rank_scope=rank_scope,
     # Which contacts come along depends on what else is in the batch.
@@ -321,6 +338,7 @@ PRESET = Preset(
     horizon="7d",
     keep_keys="30d",
     daily_volume=50,
+    volume=("message.*", "echo.*"),
     max_body="4MiB",
     needs=("secret", "verify_token"),
     facts={
@@ -332,6 +350,7 @@ PRESET = Preset(
         "(payloads; that a wamid is unique is said nowhere)",
         "subject": "developers.facebook.com/documentation/business-messaging/whatsapp/business-scoped-user-ids · "
         "github.com/chatwoot/chatwoot app/jobs/webhooks/whatsapp_events_job.rb (order of ids; calls)",
+        "preview": "developers.facebook.com/documentation/business-messaging/whatsapp/webhooks/reference/messages",
         "rank": "unverified",
         "max_body": "developers.facebook.com/documentation/business-messaging/whatsapp/webhooks/overview (3 MB)",
         "horizon": "developers.facebook.com/documentation/business-messaging/whatsapp/webhooks/overview (7 days)",

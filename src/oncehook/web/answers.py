@@ -52,11 +52,25 @@ class Error(Answer, frozen=True):
 
 
 class DeliveryChip(Answer, frozen=True):
-    """A delivery in a word."""
+    """A delivery in a word. `replay_id` is the latest replay that has run it again, as `run`."""
 
+    id: str
     destination: str
     status: str
     note: str | None
+    replayed: bool
+    run: int
+    replay_id: str | None
+
+
+def _chip(one: deliveries.ListedDelivery) -> DeliveryChip:
+    return fill(
+        DeliveryChip,
+        one,
+        id=show_id(Kind.delivery, one.id),
+        replayed=one.is_replayed,
+        replay_id=_id(Kind.replay, one.replay_id),
+    )
 
 
 class ListedEvent(Answer, frozen=True):
@@ -81,7 +95,7 @@ def listed_event(event: deliveries.ListedEvent) -> ListedEvent:
         event,
         id=show_id(Kind.event, event.id),
         marks=_marks(event.marks),
-        deliveries=[DeliveryChip(destination=d, status=s, note=n) for d, s, n in event.deliveries],
+        deliveries=[_chip(one) for one in event.deliveries],
     )
 
 
@@ -107,6 +121,7 @@ class Delivery(Answer, frozen=True):
     due_at: datetime | None
     last_status: int | None
     last_error: str | None
+    replayed: bool
     last_replay_at: datetime | None
     replay_id: str | None
     reason: str | None
@@ -121,6 +136,7 @@ def delivery(kept: deliveries.StoredDelivery) -> Delivery:
         kept,
         id=show_id(Kind.delivery, kept.id),
         event_id=show_id(Kind.event, kept.event_id),
+        replayed=kept.is_replayed,
         replay_id=_id(Kind.replay, kept.replay_id),
         blocked_by=_id(Kind.delivery, kept.blocked_by),
     )
@@ -286,6 +302,14 @@ class Recipient(Answer, frozen=True):
     changed: int
 
 
+class Preview(Answer, frozen=True):
+    """What a delivery says: who gets it, what a person reads, and when it was received."""
+
+    to: str
+    text: str
+    at: datetime
+
+
 class Plan(Answer, frozen=True):
     """What a replay would do. `plan` stands for it: hand it to POST replays to have exactly that done, or to
     POST dead/discard to close what it has shown.
@@ -305,7 +329,7 @@ class Plan(Answer, frozen=True):
     oldest: datetime | None
     newest: datetime | None
     sample: Sequence[Delivery]
-    previews: Mapping[str, Mapping[str, str]]
+    previews: Mapping[str, Preview]
     expected_seconds: float | None
     notes: Sequence[str]
 
@@ -323,5 +347,9 @@ def plan(made: plans.Plan) -> Plan:
         by_status={str(status): n for status, n in made.by_status.items()},
         left_out={str(status): n for status, n in made.left_out.items()},
         sample=[delivery(one) for one in made.sample],
-        previews={show_id(Kind.delivery, one): {"to": it.to, "text": it.text} for one, it in made.previews.items()},
+        previews={
+            show_id(Kind.delivery, one.id): fill(Preview, made.previews[one.id], at=one.received_at)
+            for one in made.sample
+            if one.id in made.previews
+        },
     )

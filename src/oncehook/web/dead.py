@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -13,10 +13,10 @@ from oncehook.deliveries import Cause, DeliveryStatus, StoredAttempt, StoredDeli
 from oncehook.errors import NotFound, PlanChanged
 from oncehook.model import Kind, show_id
 from oncehook.plans import Wish
+from oncehook.previews import Preview
 from oncehook.query import fixed, quoted
 from oncehook.web import drawing
 from oncehook.web.visit import Visit
-from oncehook.whatsapp.outgoing import Preview
 
 OPENED: Final = 2
 """Groups that are open when the page comes."""
@@ -33,7 +33,9 @@ class Group:
     """What finds them."""
     rows: Sequence[StoredDelivery] = ()
     previews: Mapping[bytes, Preview] = field(default_factory=dict)
-    """What a sender's rows would send to whom."""
+    """What its rows say, and to whom."""
+    replayable: Collection[bytes] = ()
+    """Those that can be replayed now."""
     last: StoredAttempt | None = None
     """The last attempt of the sample, with its evidence."""
     is_open: bool = False
@@ -74,8 +76,15 @@ async def _group(visit: Visit, cause: Cause, *, is_open: bool) -> Group:
         attempts = await visit.desk.attempts(cause.sample)
     except NotFound:
         attempts = []
-    previews = await visit.desk.previews(page.items)
-    return Group(cause, query, page.items, previews, attempts[-1] if attempts else None, is_open=True)
+    return Group(
+        cause,
+        query,
+        page.items,
+        await visit.desk.previews(page.items),
+        await visit.desk.replayable(page.items),
+        attempts[-1] if attempts else None,
+        is_open=True,
+    )
 
 
 def query_of(cause: Cause) -> str:

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from oncehook.deliveries import Category, DeliveryStatus, Filter, ListedEvent, Page, StoredAttempt, StoredDelivery
 from oncehook.errors import NotFound, QueryInvalid
 from oncehook.model import Kind, show_id
-from oncehook.query import BODY, NOTES, WORDS
+from oncehook.query import BODY, IS, NOTES, WORDS
 from oncehook.replays import StoredReplay
 from oncehook.shown import ShownArrival, ShownEvent
 from oncehook.web import answers, bodies, lanes, timeline
@@ -27,7 +27,7 @@ from oncehook.web.visit import SAFE, Visit
 
 SHOWN: Final = 50
 NEW: Final = 20
-OFTEN: Final = ("status:dead", "status:pending", "code:5xx", "attempts:>3", "since:2h", "note:stale")
+OFTEN: Final = ("status:dead", "status:pending", "is:replayed", "code:5xx", "attempts:>3", "since:2h", "note:stale")
 TABS: Final = ("body", "headers", "arrivals", "deliveries", "subject")
 _WORD: Final = re.compile(r'(?:[^\s"]|"(?:[^"\\]|\\.)*+")++|\S+')
 _SKEW: Final = timedelta(minutes=5)
@@ -79,7 +79,7 @@ class Told:
 
 async def _told(visit: Visit, shown: Sequence[ListedEvent]) -> dict[bytes, Told]:
     """Read from the deliveries of each event that is not simply done, one short look each."""
-    odd = [event for event in shown if any(status is not DeliveryStatus.done for _, status, _ in event.deliveries)]
+    odd = [event for event in shown if any(one.status is not DeliveryStatus.done for one in event.deliveries)]
     pages = await asyncio.gather(*[visit.desk.deliveries(Filter(event_id=event.id), limit=20) for event in odd])
     return {
         event.id: Told(
@@ -160,6 +160,7 @@ def _chips(query: str, sources: Sequence[str]) -> list[tuple[str, str]]:
     said = {word.partition(":")[0] for word in _WORD.findall(query)}
     offered = [] if "status" in said else ["status:dead", "status:pending", "status:done"]
     offered += [] if "source" in said else [f"source:{name}" for name in sources[:4]]
+    offered += [] if "is" in said else ["is:replayed"]
     offered += [] if "since" in said else ["since:1h", "since:24h"]
     return [(word, f"{query} {word}".strip()) for word in offered]
 
@@ -193,6 +194,8 @@ async def _values(visit: Visit, word: str) -> list[str]:
             return list(Category)
         case "note":
             return list(NOTES)
+        case "is":
+            return list(IS)
         case "code":
             return ["4xx", "5xx", "404", "429", "500", "502", "503"]
         case "attempts":
@@ -225,6 +228,7 @@ async def event(visit: Visit) -> Response:
         tab=tab,
         near=near,
         message=next(iter((await visit.desk.previews(shown.deliveries)).values()), None),
+        replayable=await visit.desk.replayable(shown.deliveries),
         curl=_curl(shown, visit.origin),
         fixture=_fixture(shown, visit.desk.kinds(one.destination for one in shown.deliveries)),
         attempt_state=timeline.attempt_state,

@@ -237,6 +237,7 @@ async def ask_retry(visit: Visit) -> Response:
         delivery=delivery,
         destination=known.get(delivery.destination),
         policy=visit.desk.policy(delivery.destination),
+        message=(await visit.desk.previews([delivery])).get(delivery.id),
     )
 
 

@@ -72,6 +72,11 @@ class Frame:
     def crossed(self) -> Sequence[Watermark]:
         return [mark for mark in self.system.watermarks if mark.crossed]
 
+    @property
+    def is_alarmed(self) -> bool:
+        """Whether more is crossed than daily volumes, which are notices."""
+        return any(mark.source is None for mark in self.crossed)
+
 
 class Frames:
     """Keeps the frame for a second: many open pages ask the store no more often than one."""

@@ -5,15 +5,9 @@
 
 from __future__ import annotations
 
-import unicodedata
-from dataclasses import dataclass
-from typing import Final
-
+from oncehook.previews import Preview, line
 from oncehook.whatsapp.messages import InvalidMessage, Media, Message, check, read_message, summary
 from oncehook.whatsapp.numbers import normalise
-
-_JOINERS: Final = "\u200c\u200d"
-"""They make one emoji, or one word, of two."""
 
 
 def type_of(message: Message) -> str:
@@ -30,29 +24,10 @@ def subject_of(message: Message, country: str | None = None) -> str | None:
     return None if message.to is None else normalise(message.to, country=country)
 
 
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """A message as it is shown before it is sent again."""
-
-    to: str
-    """Who gets it; empty where only the API knows."""
-    text: str
-
-
 def preview(body: bytes) -> Preview | None:
     """To whom an event's body would be sent and what it says, in a line each; None when it is no message."""
     try:
         message = read_message(body)
     except InvalidMessage:
         return None
-    return Preview(_line(message.to or "", 64), _line(summary(message), 300))
-
-
-def _line(text: str, longest: int) -> str:
-    """Without marks that turn text round or hide it: a person decides by what is seen here."""
-    line = " ".join("".join(char for char in text if char.isspace() or not _is_hidden(char)).split())
-    return line if len(line) <= longest else line[: longest - 1] + "…"
-
-
-def _is_hidden(char: str) -> bool:
-    return unicodedata.category(char) in ("Cc", "Cf", "Cs") and char not in _JOINERS
+    return Preview(line(message.to or "", 64), line(summary(message)))

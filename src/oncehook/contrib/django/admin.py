@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from oncehook.contrib.django import assembly, conf
 from oncehook.contrib.django.models import DeadLetter, Delivery, Event
-from oncehook.deliveries import ListedEvent, Page, StoredDelivery
+from oncehook.deliveries import ListedDelivery, ListedEvent, Page, StoredDelivery
 from oncehook.errors import BadRequest, OncehookError, Refused
 from oncehook.model import Kind, show_id
 from oncehook.plans import some_id
@@ -158,9 +158,13 @@ class EventAdmin(DeskAdmin):
         return await desk.events(desk.read(query), before=before, limit=ROWS)
 
     def _cells(self, item: ListedEvent) -> list[object]:
-        states = ", ".join(f"{name}: {note or status}" for name, status, note in item.deliveries)
+        states = ", ".join(f"{one.destination}: {_state(one)}" for one in item.deliveries)
         received = timezone.localtime(item.received_at)
         return [received, item.source, item.type, item.subject or "", item.key or "", item.copies, states]
+
+
+def _state(delivery: ListedDelivery | StoredDelivery) -> str:
+    return f"{delivery.note or delivery.status}{', replayed' if delivery.is_replayed else ''}"
 
 
 @admin.register(Delivery)
@@ -171,11 +175,11 @@ class DeliveryAdmin(DeskAdmin):
     acts = (REPLAY, DISCARD)
 
     def _cells(self, item: StoredDelivery) -> list[object]:
-        received, status = timezone.localtime(item.received_at), item.note or item.status
+        received = timezone.localtime(item.received_at)
         error = item.last_error or item.reason or item.last_status or ""
         return [
             *(received, item.source, item.type, item.subject or ""),
-            *(item.destination, status, item.attempts, error),
+            *(item.destination, _state(item), item.attempts, error),
         ]
 
 

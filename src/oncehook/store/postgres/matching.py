@@ -55,7 +55,7 @@ AND ($12::integer IS NULL OR """
 AND ($13::integer IS NULL OR """
     + ATTEMPTS
     + """ < $13)
-AND ($14::uuid IS NULL OR d.replay_id = $14)
+AND ($14::uuid IS NULL OR d.replay_id = $14 OR $14 = '00000000-0000-0000-0000-000000000000' AND d.replay_id IS NOT NULL)
 """
 )
 
@@ -83,6 +83,9 @@ LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject
 
 
 _SAYING: Final = "SELECT d.id FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "AND body_says(e.body, $18::jsonb)"
+
+_ANY_REPLAY: Final = bytes(16)
+"""No replay has this id: it asks for those of any."""
 
 _NOBODY: Final = bytes(16)
 """No delivery has this id. An array of none would be sent as NULL, and mean all."""
@@ -133,7 +136,7 @@ async def parameters_without_body(connection: Connection, filter: Filter) -> lis
         None if filter.code is None else _escaped(filter.code).replace("x", "_"),
         filter.attempts_above,
         filter.attempts_below,
-        _id(filter.replay_id),
+        _id(filter.replay_id or (_ANY_REPLAY if filter.is_replayed else None)),
         filter.since,
         filter.until,
         None if filter.text is None else f"%{_escaped(filter.text)}%",

@@ -16,6 +16,7 @@ from oncehook.deliveries import (
     DeliveryStatus,
     Evidence,
     Filter,
+    ListedDelivery,
     ListedEvent,
     Page,
     StoredAttempt,
@@ -219,9 +220,9 @@ EVENT_LISTS_SAYING: Final = {
     "leased": _LISTED + _EVENTS_LEASED + _EVENT_LIST_SAYING,
 }
 _DELIVERIES_OF: Final = (
-    "SELECT e.id, t.name, "
+    "SELECT e.id, d.id, t.name, "
     + STATUS
-    + ", d.note FROM unnest($1::uuid[]) AS e(id) JOIN deliveries d ON d.id > e.id AND d.id <= "
+    + ", d.note, d.run, d.replay_id FROM unnest($1::uuid[]) AS e(id) JOIN deliveries d ON d.id > e.id AND d.id <= "
     + LAST_OF
     + """ JOIN destinations t ON t.id = d.destination_id
 LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id) ORDER BY d.id
@@ -373,7 +374,7 @@ def _way_to_events(filter: Filter) -> str:
 
 def _asks_of_deliveries(filter: Filter) -> bool:
     asked: list[object] = [filter.ids, filter.destination, filter.status, filter.category, filter.note, filter.code]
-    asked += [filter.attempts_above, filter.attempts_below, filter.replay_id]
+    asked += [filter.attempts_above, filter.attempts_below, filter.is_replayed, filter.replay_id]
     return any(one is not None for one in asked)
 
 
@@ -384,10 +385,10 @@ async def _weighed(connection: Connection, statement: str, given: list[object]) 
 
 
 async def _listed(connection: Connection, found: Sequence[Sequence[Any]]) -> list[ListedEvent]:
-    became: dict[bytes, list[tuple[str, DeliveryStatus, str | None]]] = {row[0]: [] for row in found}
+    became: dict[bytes, list[ListedDelivery]] = {row[0]: [] for row in found}
     if found:
-        for event_id, destination, status, note in await rows(connection, _DELIVERIES_OF, [Ids(list(became))]):
-            became[event_id].append((destination, DeliveryStatus(status), note))
+        for event_id, one, name, status, *rest in await rows(connection, _DELIVERIES_OF, [Ids(list(became))]):
+            became[event_id].append(ListedDelivery(one, name, DeliveryStatus(status), *rest))
     return [ListedEvent(*(*row[:7], Mark(row[7]), row[8], row[9], became[row[0]])) for row in found]
 
 

@@ -91,7 +91,7 @@ AND (:category IS NULL OR d.category = :category) AND (:note IS NULL OR d.note =
 AND (:lowest_code IS NULL OR d.last_status BETWEEN :lowest_code AND :highest_code)
 AND (:above IS NULL OR CASE WHEN h.delivery_id = d.id THEN h.attempts ELSE d.attempts END > :above)
 AND (:below IS NULL OR CASE WHEN h.delivery_id = d.id THEN h.attempts ELSE d.attempts END < :below)
-AND (:replay_id IS NULL OR d.replay_id = :replay_id)
+AND (:replay_id IS NULL OR d.replay_id = :replay_id) AND (:replayed IS NULL OR d.replay_id IS NOT NULL)
 """
 _EVENT_SAYS: Final = "(e.key LIKE :text ESCAPE '!' OR e.subject LIKE :text ESCAPE '!' OR e.type LIKE :text ESCAPE '!')"
 _DELIVERY_SAYS: Final = "(:text IS NULL OR d.last_error LIKE :text ESCAPE '!' OR " + _EVENT_SAYS + ")"
@@ -322,11 +322,12 @@ def _values(connection: sqlite3.Connection, filter: Filter) -> dict[str, Any]:
         "above": filter.attempts_above,
         "below": filter.attempts_below,
         "replay_id": filter.replay_id,
+        "replayed": filter.is_replayed or None,
         "text": None if filter.text is None else "%" + _like(filter.text) + "%",
         "clauses": bodies.asked(filter.body),
     }
-    of_deliveries = ("destination_id", "status", "category", "note", "lowest_code", "above", "below", "replay_id")
-    values["asks_deliveries"] = any(values[name] is not None for name in of_deliveries)
+    of_deliveries = "destination_id status category note lowest_code above below replay_id replayed"
+    values["asks_deliveries"] = any(values[name] is not None for name in of_deliveries.split())
     return values
 
 

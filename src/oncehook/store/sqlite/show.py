@@ -21,6 +21,7 @@ from oncehook.deliveries import (
     Evidence,
     Filter,
     Level,
+    ListedDelivery,
     ListedEvent,
     Outlook,
     Page,
@@ -46,7 +47,7 @@ FROM attempts WHERE delivery_id = ? ORDER BY fence
 """
 EVENT_OF: Final = "SELECT event_id FROM deliveries WHERE id = ?"
 DELIVERIES_OF_EVENT: Final = """
-SELECT t.name, d.status, d.note, h.leased AND (h.delivery_id = d.id OR h.carries = d.id)
+SELECT d.id, t.name, d.status, d.note, d.run, d.replay_id, h.leased AND (h.delivery_id = d.id OR h.carries = d.id)
 FROM deliveries d JOIN destinations t ON t.id = d.destination_id
 LEFT JOIN heads h ON h.subject_key = coalesce(d.subject_key, d.id) AND d.status = 'pending'
 WHERE d.id > ? AND d.id <= ? ORDER BY d.id
@@ -283,8 +284,8 @@ def _listed(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedEvent
         size=size,
         copies=copies,
         deliveries=[
-            (name, DeliveryStatus.leased if leased else DeliveryStatus(status), note)
-            for name, status, note, leased in deliveries
+            ListedDelivery(one, name, DeliveryStatus.leased if leased else DeliveryStatus(status), note, run, replay_id)
+            for one, name, status, note, run, replay_id, leased in deliveries
         ],
     )
 
