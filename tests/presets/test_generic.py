@@ -24,6 +24,7 @@ from oncehook.model import Arrival, Mark
 from oncehook.receive import Receipt
 from oncehook.sources import build
 from oncehook.web.ingest import Mount
+from tests.presets.families import n8n
 from tests.presets.trial import Trial, trial
 
 # -- n8n ---------------------------------------------------------------------------------------
@@ -47,6 +48,16 @@ async def test_n8n_key_places_in_order(tmp_path: Path, body: Any, headers: dict[
         event = await on.keep(body, headers=headers)
         assert event.key == key
         assert await on.outcome(body, headers=headers) == "duplicate"
+
+
+async def test_what_n8n_really_sends_has_its_type_and_its_key(tmp_path: Path) -> None:
+    assert len(n8n.PAYLOADS) >= 20
+    async with trial(tmp_path, "n8n") as on:
+        for name, posted in n8n.PAYLOADS.items():
+            event = await on.keep(posted.body)
+            assert (event.type, event.key) == (posted.type, posted.key), name
+            assert bool(event.marks & Mark.unkeyed) == (posted.key is None), name
+            assert await on.outcome(posted.body) == ("accepted" if posted.key is None else "duplicate"), name
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,23 @@ PRESET = Preset(
     body_authenticated=False,
     key_authenticated=False,
     # The body goes first: where the flow signs, the signature covers it, and a header never.
-    key=["$.idempotency_key", "$.messageId", "$.data.idempotency_key", "$.data.messageId", "header:Idempotency-Key"],
+    key=[
+        "$.idempotency_key",
+        "$.messageId",
+        "$.data.idempotency_key",
+        "$.data.messageId",
+        ["$.eventName", "$.id"],  # log streaming: the only thing that n8n sends by itself
+        "header:Idempotency-Key",
+    ],
     on_missing_key="accept",
-    type=["$.type", "$.event", "$.event_type"],
-    event_time=["$.timestamp", "$.created_at", "$.data.timestamp"],
+    type=["$.type", "$.event", "$.event_type", "$.eventName"],
+    event_time=["$.timestamp", "$.created_at", "$.data.timestamp", "$.ts"],
     preview=["$.text", "$.message", "$.command", "$.data.text", "$.data.message", "$.data.command"],
     # The flow's own retries take minutes; people repeat runs days later.
     horizon="7d",
     facts={
         "scheme": "docs.n8n.io/integrations/builtin/core-nodes/n8n-nodes-base.httprequest (credentials; none built in)",
-        "key": "the places that flows seen in the field use; n8n itself sends none",
+        "key": "the places that flows seen in the field use; n8n's own log streaming has an id per event",
         "horizon": "unverified (retryOnFail, maxTries, waitBetweenTries; runs repeated by hand)",
     },
     samples={
