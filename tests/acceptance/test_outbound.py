@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from oncehook.deliveries import Category
 from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted, names
 from oncehook.outbound.client import Outbound
 from oncehook.outbound.connection import _PIECE, LARGE
@@ -829,7 +830,7 @@ async def test_over_tls_connections_are_checked_kept_and_large_bodies_pass(
             assert api.connections == 2
             with pytest.raises(Untrusted) as raised:
                 await outbound.request("POST", f"https://other.example:{api.port}/", {}, b"", within=60)
-            assert not raised.value.reached
+            assert (raised.value.reached, raised.value.category) == (False, Category.permanent)
         async with opened(look_up=look_up) as trusting_the_system:
             with pytest.raises(Untrusted):
                 await trusting_the_system.request("POST", url, {}, b"", within=60)

@@ -381,6 +381,7 @@ def test_the_network_and_time_are_transient(error: Exception) -> None:
         ssl.SSLCertVerificationError(1, "certificate verify failed"),
         http.client.InvalidURL("no port"),
         Forbidden("a private address"),
+        Untrusted("expired"),
         StorageFailed("wrong keys", transient=False),
         SendFailed("gone", Reason.invalid_number),
         GiveUp("no use"),
@@ -402,7 +403,6 @@ def test_mistakes_are_permanent(error: Exception) -> None:
         SystemExit(404),
         asyncio.CancelledError(),
         json.JSONDecodeError("Expecting value", "<html>", 0),
-        Untrusted("expired"),
     ],
     ids=repr,
 )

@@ -20,6 +20,7 @@ import pytest
 
 from oncehook import Inbox
 from oncehook.config import load
+from oncehook.deliveries import Category
 from oncehook.errors import ConfigError
 from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted
 from oncehook.outbound.client import Outbound
@@ -181,7 +182,7 @@ async def test_tls_goes_through_to_the_other_end_and_is_checked_there(
         assert said.status == 407, "the other end's own word, and not the proxy's"
         with pytest.raises(Untrusted, match=r"the certificate of api\.example is not trusted") as raised:
             await call(relay, "https://api.example/send")
-        assert not raised.value.reached
+        assert (raised.value.reached, raised.value.category) == (False, Category.permanent)
         with pytest.raises(Untrusted):
             await call(relay, "https://other.example/send", ca=certificate[0])
         assert len(api.asked) == 2

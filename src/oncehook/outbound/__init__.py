@@ -45,5 +45,4 @@ class Untrusted(Unanswered):
     """The other end could not prove who it is."""
 
     code = "certificate_untrusted"
-    # Most certificates that fail have run out and will be renewed; some are wrong for good. Nobody can tell from here.
-    category = Category.unknown
+    category = Category.permanent
