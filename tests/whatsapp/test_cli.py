@@ -192,6 +192,49 @@ def test_what_was_sent_can_be_looked_after(run: Run) -> None:
     assert (refused.code, '"meta" has no action "edit"' in refused.err) == (2, True)
 
 
+def test_whatever_the_second_storys_client_sends(run: Run) -> None:
+    with EvolutionGoStandIn() as go:
+        env = {"EVOLUTION_GO_URL": go.url, "EVOLUTION_GO_INSTANCE_TOKEN": go.token, "EVOLUTION_GO_KEY": go.admin_key}
+        for command in (
+            ("send-location", NUMBER, "-23.5505", "-46.6333", "--name", "Shop"),
+            ("send-contact", NUMBER, "Ana", NUMBER, "--organization", "Shop"),
+            ("send-link", NUMBER, "https://a.example", "--text", "See", "--title", "A"),
+            ("send-poll", NUMBER, "When?", "Today", "Later", "--max-answers", "2"),
+            ("send-text", "120363@g.us", "Hi", "--delay", "1200", "--mention", NUMBER, "--mention", "+1 555 010 0200"),
+            ("send-text", "120363@g.us", "Hi", "--mention-all", "--reply-to", "3EB0"),
+        ):
+            ran = run(*command, "--allow-private", **env)
+            assert (ran.code, ran.err) == (0, "")
+        location, contact, link, poll, mention, everybody = [sent.body for sent in go.sent]
+        assert (location["latitude"], location["longitude"], location["name"]) == (-23.5505, -46.6333, "Shop")
+        assert contact["vcard"] == {"fullName": "Ana", "phone": "5511999990001", "organization": "Shop"}
+        assert (link["text"], link["title"]) == ("See https://a.example", "A")
+        assert (poll["options"], poll["maxAnswer"]) == (["Today", "Later"], 2)
+        assert mention["delay"] == 1200
+        assert mention["mentionedJid"] == ["5511999990001@s.whatsapp.net", "15550100200@s.whatsapp.net"]
+        assert (everybody["mentionAll"], everybody["quoted"]["messageId"]) == (True, "3EB0")
+        wrong = run("send-poll", NUMBER, "When?", "Today", "--allow-private", **env)
+        assert (wrong.code, "2 to 12 different options" in wrong.err) == (2, True)
+        assert len(go.sent) == 6
+
+
+def test_anothers_message_is_deleted_in_a_group(run: Run) -> None:
+    with EvolutionGoStandIn() as go:
+        env = {"EVOLUTION_GO_URL": go.url, "EVOLUTION_GO_INSTANCE_TOKEN": go.token}
+        ran = run("delete-message", "120363@g.us", "3EB0", "--participant", NUMBER, "--allow-private", **env)
+        assert (ran.code, "takes to, message_id" in ran.err) == (2, True)  # Evolution Go knows only our own
+        assert not go.asked
+    with EvolutionApiStandIn() as api:
+        env = {"EVOLUTION_API_URL": api.url, "EVOLUTION_API_KEY": api.api_key}
+        ran = run(
+            "delete-message", "120363@g.us", "3EB0", "--participant", NUMBER, "--instance", api.instance,
+            "--allow-private", **env,
+        )  # fmt: skip
+        assert ran.code == 0, ran.err
+        author = {"participant": "5511999990001@s.whatsapp.net"}
+        assert api.deleted == [{"id": "3EB0", "remoteJid": "120363@g.us", "fromMe": False, **author}]
+
+
 # -- the environment of those who move in ------------------------------------------------------
 
 

@@ -24,10 +24,14 @@ from oncehook.errors import ConfigError, OncehookError
 from oncehook.outbound.client import Outbound
 from oncehook.secret import Secret
 from oncehook.whatsapp import (
+    Contact,
     EvolutionApi,
     EvolutionGo,
+    Link,
+    Location,
     Media,
     MetaCloud,
+    Poll,
     Reaction,
     Read,
     Reason,
@@ -149,6 +153,33 @@ META_TO = {"messaging_product": "whatsapp", "recipient_type": "individual", "to"
             },
         ),
         (
+            Link(to=TO, url="https://a.example", text="See", reply_to="wamid.1"),
+            META_TO
+            | {
+                "type": "text",
+                "text": {"body": "See https://a.example", "preview_url": True},
+                "context": {"message_id": "wamid.1"},
+            },
+        ),
+        (
+            Location(to=TO, latitude=-23.5, longitude=-46.6, name="Shop"),
+            META_TO | {"type": "location", "location": {"latitude": -23.5, "longitude": -46.6, "name": "Shop"}},
+        ),
+        (
+            Contact(to=TO, name="Ana Souza", phone=TO, organization="Shop"),
+            META_TO
+            | {
+                "type": "contacts",
+                "contacts": [
+                    {
+                        "name": {"formatted_name": "Ana Souza", "first_name": "Ana Souza"},
+                        "phones": [{"phone": f"+{NUMBER}", "type": "CELL", "wa_id": NUMBER}],
+                        "org": {"company": "Shop"},
+                    }
+                ],
+            },
+        ),
+        (
             Read(message_id="wamid.1"),
             {"messaging_product": "whatsapp", "status": "read", "message_id": "wamid.1"},
         ),
@@ -208,6 +239,64 @@ async def test_meta_is_asked_like_this(message: whatsapp.Message, expected: dict
             },
         ),
         (
+            Text(to="120363@g.us", text="@5511999990001 look", delay=1200, mentions=[TO]),
+            "message/sendText",
+            {
+                "number": "120363@g.us",
+                "text": "@5511999990001 look",
+                "linkPreview": False,
+                "delay": 1200,
+                "mentioned": [NUMBER],
+            },
+        ),
+        (
+            Media(to="120363@g.us", kind="image", link=LINK, mention_all=True),
+            "message/sendMedia",
+            {"number": "120363@g.us", "mediatype": "image", "media": LINK, "mentionsEveryOne": True},
+        ),
+        (
+            Link(to=TO, url="https://a.example"),
+            "message/sendText",
+            {"number": NUMBER, "text": "https://a.example", "linkPreview": True},
+        ),
+        (
+            Location(to=TO, latitude=-23.5, longitude=-46.6, name="Shop", address="Rua A, 1", reply_to="3EB0"),
+            "message/sendLocation",
+            {
+                "number": NUMBER,
+                "latitude": -23.5,
+                "longitude": -46.6,
+                "name": "Shop",
+                "address": "Rua A, 1",
+                "quoted": {"key": {"id": "3EB0"}},
+            },
+        ),
+        (
+            # Its schema asks for both.
+            Location(to=TO, latitude=-23.5, longitude=-46.6),
+            "message/sendLocation",
+            {
+                "number": NUMBER,
+                "latitude": -23.5,
+                "longitude": -46.6,
+                "name": "-23.5, -46.6",
+                "address": "-23.5, -46.6",
+            },
+        ),
+        (
+            Contact(to=TO, name="Ana", phone=TO, organization="Shop"),
+            "message/sendContact",
+            {
+                "number": NUMBER,
+                "contact": [{"fullName": "Ana", "phoneNumber": NUMBER, "wuid": NUMBER, "organization": "Shop"}],
+            },
+        ),
+        (
+            Poll(to=TO, question="When?", options=["Today", "Later"], max_answers=2),
+            "message/sendPoll",
+            {"number": NUMBER, "name": "When?", "values": ["Today", "Later"], "selectableCount": 2},
+        ),
+        (
             Read(to=TO, message_id="3EB0"),
             "chat/markMessageAsRead",
             {"readMessages": [{"remoteJid": JID, "fromMe": False, "id": "3EB0"}]},
@@ -256,6 +345,56 @@ async def test_evolution_api_is_asked_like_this(message: whatsapp.Message, path:
             {"number": "120363@g.us", "reaction": "👍", "id": "3EB0", "fromMe": False, "participant": "55119@lid"},
         ),
         (Read(to=TO, message_id="3EB0"), "/message/markread", {"number": NUMBER, "id": ["3EB0"]}),
+        (
+            Text(to="120363@g.us", text="@5511999990001 look", delay=1200, mentions=[TO]),
+            "/send/text",
+            {"number": "120363@g.us", "text": "@5511999990001 look", "delay": 1200, "mentionedJid": [JID]},
+        ),
+        (
+            Media(to="120363@g.us", kind="image", link=LINK, mention_all=True),
+            "/send/media",
+            {"number": "120363@g.us", "url": LINK, "type": "image", "mentionAll": True},
+        ),
+        (
+            Link(to=TO, url="https://a.example", text="See", title="A", description="B", image=LINK),
+            "/send/link",
+            {
+                "number": NUMBER,
+                "text": "See https://a.example",
+                "url": "https://a.example",
+                "title": "A",
+                "description": "B",
+                "imgUrl": LINK,
+            },
+        ),
+        (
+            # The server asks for both.
+            Location(to=TO, latitude=-23.5, longitude=-46.6, address="Rua A, 1"),
+            "/send/location",
+            {
+                "number": NUMBER,
+                "latitude": -23.5,
+                "longitude": -46.6,
+                "name": "Rua A, 1",
+                "address": "Rua A, 1",
+            },
+        ),
+        (
+            Contact(to=TO, name="Ana", phone=TO, organization="Shop"),
+            "/send/contact",
+            {"number": NUMBER, "vcard": {"fullName": "Ana", "phone": NUMBER, "organization": "Shop"}},
+        ),
+        (
+            Poll(to=TO, question="When?", options=["Today", "Later"], reply_to="3EB0"),
+            "/send/poll",
+            {
+                "number": NUMBER,
+                "question": "When?",
+                "options": ["Today", "Later"],
+                "maxAnswer": 1,
+                "quoted": {"messageId": "3EB0", "participant": JID},
+            },
+        ),
     ],
 )
 async def test_evolution_go_is_asked_like_this(message: whatsapp.Message, path: str, expected: dict[str, Any]) -> None:
@@ -263,6 +402,14 @@ async def test_evolution_go_is_asked_like_this(message: whatsapp.Message, path: 
     assert (asked.method, asked.path) == ("POST", path)
     assert asked.headers["apikey"] == TOKEN
     assert asked.json == expected
+
+
+@pytest.mark.parametrize("link", [{"url": "http://10.0.0.1/"}, {"url": LINK, "image": "http://127.0.0.1/a.png"}])
+async def test_a_link_must_not_lead_into_a_private_network(link: dict[str, str]) -> None:
+    async with EvolutionGo("https://evo.example", TOKEN) as sender:
+        with pytest.raises(SendFailed, match="leads to no public address") as raised:
+            await sender.send(Link(to=TO, **link))
+        assert raised.value.reason is Reason.invalid
 
 
 async def test_the_id_of_a_message_is_handed_on_and_is_always_the_same() -> None:
@@ -308,6 +455,16 @@ async def test_the_conveniences_say_what_the_messages_say(make: Making, ok: byte
         await sender.send(Reaction(to=TO, message_id="1", emoji="👍", from_me=True))
         await sender.react(TO, "1", "👍", participant=TO)
         await sender.send(Reaction(to=TO, message_id="1", emoji="👍", participant=TO))
+        await sender.send_link(TO, LINK, text="See", reply_to="1")
+        await sender.send(Link(to=TO, url=LINK, text="See", reply_to="1"))
+        await sender.send_location(TO, 1.5, 2.5, name="Shop", address="Rua A")
+        await sender.send(Location(to=TO, latitude=1.5, longitude=2.5, name="Shop", address="Rua A"))
+        await sender.send_contact(TO, "Ana", TO, organization="Shop")
+        await sender.send(Contact(to=TO, name="Ana", phone=TO, organization="Shop"))
+        if make is not meta:
+            await sender.send_poll(TO, "When?", ("Today", "Later"), max_answers=2, delay=5, mentions=[TO])
+            poll = Poll(to=TO, question="When?", options=["Today", "Later"], max_answers=2, delay=5, mentions=[TO])
+            await sender.send(poll)
         await sender.mark_read("1", TO)
         await sender.send(Read(message_id="1", to=TO))
         if make is not evolution_go:
@@ -348,6 +505,18 @@ async def test_a_local_number_is_completed() -> None:
         (evolution_go, Template(to=TO, name="hello"), Reason.unsupported),
         (evolution_api, Read(message_id="1"), Reason.invalid),
         (evolution_go, Read(message_id="1"), Reason.invalid),
+        (meta, Poll(to=TO, question="When?", options=["Today", "Later"]), Reason.unsupported),
+        (meta, Text(to=TO, text="Hello", delay=5), Reason.unsupported),
+        (meta, Text(to=TO, text="Hello", mentions=[TO]), Reason.unsupported),
+        (meta, Text(to=TO, text="Hello", mention_all=True), Reason.unsupported),
+        (meta, Link(to=TO, url="https://a.example", title="Mine"), Reason.unsupported),
+        (evolution_api, Link(to=TO, url="https://a.example", image=LINK), Reason.unsupported),
+        (evolution_go, Text(to=TO, text="Hello", mentions=["me"]), Reason.invalid_number),
+        (evolution_go, Text(to=TO, text="Hello", delay=30_000), Reason.invalid),
+        (evolution_go, Contact(to=TO, name="Ana", phone="call me"), Reason.invalid_number),
+        # Whoever reads the card would read a number that the sender never saw.
+        (evolution_go, Contact(to=TO, name="Ana\nTEL:+1", phone=TO), Reason.invalid),
+        (evolution_api, Contact(to=TO, name="Ana", phone=TO, organization="A\nB"), Reason.invalid),
     ],
 )
 async def test_what_cannot_be_sent_is_not_tried(make: Making, message: whatsapp.Message, reason: Reason) -> None:
@@ -1186,7 +1355,7 @@ async def test_the_snippets_of_the_page_run() -> None:
     assert {said[name].api for name in ("cloud", "evolution", "go")} == set(whatsapp.APIS)
     async with Api([META_OK]).open() as api:
         await said["greet"](meta(api))
-        assert len(api.asked) == 4
+        assert len(api.asked) == 7
         assert await said["try_to"](meta(api)) == "sent"
     async with Api([meta_error(400, 131047, "Too late")]).open() as api:
         assert await said["try_to"](meta(api)) == "window_closed: Too late"

@@ -33,7 +33,21 @@ from oncehook.errors import ConfigError, OncehookError
 from oncehook.logs import plain, set_up_logging
 from oncehook.outbound.proxies import named_proxy
 from oncehook.secret import Secret
-from oncehook.whatsapp.messages import InvalidMessage, Media, MediaKind, Message, Reaction, Read, Template, Text, check
+from oncehook.whatsapp.messages import (
+    Contact,
+    InvalidMessage,
+    Link,
+    Location,
+    Media,
+    MediaKind,
+    Message,
+    Poll,
+    Reaction,
+    Read,
+    Template,
+    Text,
+    check,
+)
 from oncehook.whatsapp.sender import Sender, SendFailed, Sent
 
 if TYPE_CHECKING:
@@ -98,6 +112,20 @@ def _sends(command: Callable[..., Draft]) -> Callable[..., int]:
         return send
 
     return _speaks(sending)
+
+
+def _in_chat(command: Callable[..., Draft]) -> Callable[..., Draft]:
+    """Give a command the options of every message in a chat; the function takes them as `**said`."""
+
+    @click.option("--reply-to", metavar="ID", help="The message that this one answers.")
+    @click.option("--delay", type=click.IntRange(0), metavar="MS", default=0, help="Show us writing first (Evolution).")
+    @click.option("--mention", "mentions", metavar="NUMBER", multiple=True, help="Whom the text names (Evolution).")
+    @click.option("--mention-all", is_flag=True, help="Name everybody in the group (Evolution).")
+    @functools.wraps(command)
+    def in_chat(mentions: tuple[str, ...], **options: Any) -> Draft:
+        return command(mentions=list(mentions), **options)
+
+    return in_chat
 
 
 def _speaks(command: Callable[..., Work]) -> Callable[..., int]:
@@ -222,12 +250,12 @@ def command() -> None:
 @command.command("send-text")
 @click.argument("to")
 @click.argument("text")
-@click.option("--reply-to", metavar="ID", help="The message that this one answers.")
 @click.option("--preview-url", is_flag=True, help="Show the first link in it with a picture.")
 @_sends
-def send_text(to: str, text: str, reply_to: str | None, preview_url: bool) -> Message:
+@_in_chat
+def send_text(to: str, text: str, preview_url: bool, **said: Any) -> Message:
     """Send TEXT to the number TO."""
-    return Text(to=to, text=text, reply_to=reply_to, preview_url=preview_url)
+    return Text(to=to, text=text, preview_url=preview_url, **said)
 
 
 @command.command("notify")
@@ -252,9 +280,10 @@ def notify(text: str, to: str) -> Message:
 @click.option("--filename", help="What the recipient sees it called.")
 @click.option("--kind", type=click.Choice(get_args(MediaKind)), help="Instead of what its bytes say.")
 @_sends
-def send_file(to: str, file: Path, caption: str | None, filename: str | None, kind: MediaKind | None) -> Draft:
+@_in_chat
+def send_file(to: str, file: Path, **said: Any) -> Draft:
     """Send FILE to the number TO: stored in the bucket (ONCEHOOK_S3_…, or `files` of the settings), sent as a link."""
-    return lambda sender: sender.prepare_file(to, file, caption=caption, filename=filename, kind=kind)
+    return lambda sender: sender.prepare_file(to, file, **said)
 
 
 @command.command("send-media")
@@ -263,13 +292,62 @@ def send_file(to: str, file: Path, caption: str | None, filename: str | None, ki
 @click.argument("url")
 @click.option("--caption", help="Words below it.")
 @click.option("--filename", help="What the recipient sees it called.")
-@click.option("--reply-to", metavar="ID", help="The message that this one answers.")
 @_sends
-def send_media(
-    to: str, kind: MediaKind, url: str, caption: str | None, filename: str | None, reply_to: str | None
-) -> Message:
+@_in_chat
+def send_media(to: str, kind: MediaKind, url: str, **said: Any) -> Message:
     """Send what is at the web address URL to the number TO, as an image, video, audio, document or sticker."""
-    return Media(to=to, kind=kind, link=url, caption=caption, filename=filename, reply_to=reply_to)
+    return Media(to=to, kind=kind, link=url, **said)
+
+
+@command.command("send-link")
+@click.argument("to")
+@click.argument("url")
+@click.option("--text", default="", help="Words before it.")
+@click.option("--title", help="Instead of the page's (Evolution Go).")
+@click.option("--description", help="Instead of the page's (Evolution Go).")
+@click.option("--image", metavar="URL", help="Instead of the page's (Evolution Go).")
+@_sends
+@_in_chat
+def send_link(to: str, url: str, **said: Any) -> Message:
+    """Send the web address URL to the number TO, shown as a card."""
+    return Link(to=to, url=url, **said)
+
+
+@command.command("send-location", context_settings={"ignore_unknown_options": True})
+@click.argument("to")
+@click.argument("latitude", type=float)
+@click.argument("longitude", type=float)
+@click.option("--name", help="What the place is called.")
+@click.option("--address", help="Where it is, in words.")
+@_sends
+@_in_chat
+def send_location(to: str, latitude: float, longitude: float, **said: Any) -> Message:
+    """Send a place on the map to the number TO: its LATITUDE and LONGITUDE in degrees."""
+    return Location(to=to, latitude=latitude, longitude=longitude, **said)
+
+
+@command.command("send-contact")
+@click.argument("to")
+@click.argument("name")
+@click.argument("phone")
+@click.option("--organization", help="Where they work.")
+@_sends
+@_in_chat
+def send_contact(to: str, name: str, phone: str, **said: Any) -> Message:
+    """Send somebody's NAME and PHONE to the number TO."""
+    return Contact(to=to, name=name, phone=phone, **said)
+
+
+@command.command("send-poll")
+@click.argument("to")
+@click.argument("question")
+@click.argument("options", nargs=-1, required=True, metavar="OPTION...")
+@click.option("--max-answers", default=1, show_default=True, help="How many one person may choose.")
+@_sends
+@_in_chat
+def send_poll(to: str, question: str, options: tuple[str, ...], **said: Any) -> Message:
+    """Ask the number TO a QUESTION with 2 to 12 answers to choose from (Evolution)."""
+    return Poll(to=to, question=question, options=list(options), **said)
 
 
 @command.command("send-template")
@@ -321,10 +399,12 @@ def edit(to: str, message_id: str, text: str) -> Work:
 @command.command("delete-message")
 @click.argument("to")
 @click.argument("message_id")
+@click.option("--participant", metavar="NUMBER", help="Who wrote it, in a group that we look after (Evolution API).")
 @_speaks
-def delete_message(to: str, message_id: str) -> Work:
-    """Take a message that we sent to TO back for everybody (Evolution)."""
-    return lambda sender: sender.instance("delete_message", to=to, message_id=message_id)
+def delete_message(to: str, message_id: str, participant: str | None) -> Work:
+    """Take a message in the chat with TO back for everybody (Evolution)."""
+    others = {} if participant is None else {"participant": participant, "from_me": False}
+    return lambda sender: sender.instance("delete_message", to=to, message_id=message_id, **others)
 
 
 @command.command("message-status")

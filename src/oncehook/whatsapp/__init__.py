@@ -16,10 +16,14 @@ from oncehook.whatsapp.evolution_api import EvolutionApi
 from oncehook.whatsapp.evolution_go import EvolutionGo
 from oncehook.whatsapp.incoming import IncomingMessage, NoMessage
 from oncehook.whatsapp.messages import (
+    Contact,
     InvalidMessage,
+    Link,
+    Location,
     Media,
     MediaKind,
     Message,
+    Poll,
     Reaction,
     Read,
     Template,
@@ -30,20 +34,25 @@ from oncehook.whatsapp.messages import (
 from oncehook.whatsapp.meta import MetaCloud
 from oncehook.whatsapp.numbers import normalise
 from oncehook.whatsapp.outcomes import Reason, SendFailed, Sent
-from oncehook.whatsapp.sender import Files, Sender, SendOptions, StoredFile
+from oncehook.whatsapp.sender import ChatOptions, Files, Sender, SendOptions, StoredFile
 
 __all__ = [
     "APIS",
+    "ChatOptions",
+    "Contact",
     "EvolutionApi",
     "EvolutionGo",
     "Files",
     "IncomingMessage",
     "InvalidMessage",
+    "Link",
+    "Location",
     "Media",
     "MediaKind",
     "Message",
     "MetaCloud",
     "NoMessage",
+    "Poll",
     "Reaction",
     "Read",
     "Reason",

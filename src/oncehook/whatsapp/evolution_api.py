@@ -14,10 +14,22 @@ from urllib.parse import quote
 from oncehook.errors import ConfigError
 from oncehook.outbound.proxies import NONE, read_proxy
 from oncehook.whatsapp.files import CONVERTED_AUDIO, WEBP, FileTypes
-from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
+from oncehook.whatsapp.messages import (
+    Contact,
+    Link,
+    Location,
+    Media,
+    Message,
+    Poll,
+    Reaction,
+    Read,
+    Template,
+    Text,
+    with_link,
+)
 from oncehook.whatsapp.numbers import id_of
 from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
-from oncehook.whatsapp.sender import Call, Credential, Sender, summary_of, wire_id
+from oncehook.whatsapp.sender import Call, Credential, Sender, check_plain, given, place, summary_of, wire_id
 
 _OFFLINE: Final = ("connection closed", "connection terminated", "not connected", "logged out", "state: close")
 _TOO_LARGE: Final = ("too large", "maxcontentlength", "media size", "file size")
@@ -38,6 +50,9 @@ class EvolutionApi(Sender):
         "create": "create_instance",
         "connect": "connect",
         "state": "state",
+        "status": "state",
+        "qr": "connect",
+        "pair": "pair",
         "restart": "restart",
         "logout": "logout",
         "delete": "delete_instance",
@@ -86,8 +101,11 @@ class EvolutionApi(Sender):
             return self._post("message/sendReaction", {"key": key | author, "reaction": message.emoji})
         path, body = _content(message)
         body = {"number": message.to, **body}
-        if isinstance(message, Text | Media) and message.reply_to:
-            body["quoted"] = {"key": {"id": message.reply_to}}
+        if not isinstance(message, Template):
+            quoted = {"key": {"id": message.reply_to}} if message.reply_to else None
+            everyone = message.mention_all or None
+            named = given(quoted=quoted, mentioned=message.mentions or None, mentionsEveryOne=everyone)
+            body |= named | given(delay=message.delay or None)
         if id is not None:
             body["messageId"] = wire_id(id)  # versions before 2026 do not look at it
         return self._post(f"message/{path}", body)
@@ -136,13 +154,18 @@ class EvolutionApi(Sender):
     ) -> dict[str, Any]:
         """Make it; the answer holds a QR code to log in with. Needs the server's own key."""
         body = {"instanceName": self.instance_name, "integration": integration, "qrcode": True}
-        given = {"number": number, "token": token}
-        return await self._ask(Call("POST", "/instance/create", body | {k: v for k, v in given.items() if v}))
+        return await self._ask(
+            Call("POST", "/instance/create", body | given(number=number or None, token=token or None))
+        )
 
     async def connect(self, *, number: str | None = None) -> dict[str, Any]:
         """A QR code (`base64`, `code`) to log in with, or with `number` a code to type in."""
         query = f"?number={quote(number, safe='')}" if number else ""
         return await self._ask(Call("GET", f"/instance/connect/{self._quoted}{query}"))
+
+    async def pair(self, phone: str) -> dict[str, Any]:
+        """A code to type in on the phone instead of the QR code (`pairingCode`)."""
+        return await self.connect(number=phone)
 
     async def state(self) -> dict[str, Any]:
         """Whether the phone is connected: `open`, `connecting` or `close`."""
@@ -235,9 +258,20 @@ class EvolutionApi(Sender):
         return await self._ask(self._post("chat/sendPresence", body))
 
 
-def _content(message: Text | Media | Template) -> tuple[str, dict[str, Any]]:
+def _content(message: Text | Link | Media | Location | Contact | Poll | Template) -> tuple[str, dict[str, Any]]:
     if isinstance(message, Text):
         return "sendText", {"text": message.text, "linkPreview": message.preview_url}
+    if isinstance(message, Link):
+        check_plain(message, "Evolution API")
+        return "sendText", {"text": with_link(message), "linkPreview": True}
+    if isinstance(message, Location):
+        return "sendLocation", place(message)
+    if isinstance(message, Contact):
+        card = {"fullName": message.name, "phoneNumber": message.phone, "wuid": message.phone}
+        return "sendContact", {"contact": [card | given(organization=message.organization)]}
+    if isinstance(message, Poll):
+        poll = {"name": message.question, "values": message.options, "selectableCount": message.max_answers}
+        return "sendPoll", poll
     if isinstance(message, Template):
         named = {"name": message.name, "language": message.language, "components": message.components}
         return "sendTemplate", named
@@ -247,9 +281,8 @@ def _content(message: Text | Media | Template) -> tuple[str, dict[str, Any]]:
         return "sendWhatsAppAudio", {"audio": message.link}
     if message.kind == "sticker":
         return "sendSticker", {"sticker": message.link}
-    fields = {"mimetype": message.mime, "caption": message.caption, "fileName": message.filename}
-    given = {name: value for name, value in fields.items() if value is not None}
-    return "sendMedia", {"mediatype": message.kind, "media": message.link, **given}
+    named = given(mimetype=message.mime, caption=message.caption, fileName=message.filename)
+    return "sendMedia", {"mediatype": message.kind, "media": message.link, **named}
 
 
 def _parts(said: Any) -> Iterator[Any]:

@@ -13,10 +13,22 @@ from urllib.parse import quote
 from oncehook.errors import ConfigError
 from oncehook.outbound.proxies import NONE, Proxy, read_proxy
 from oncehook.whatsapp.files import CONVERTED_AUDIO, WEBP, FileTypes
-from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
+from oncehook.whatsapp.messages import (
+    Contact,
+    Link,
+    Location,
+    Media,
+    Message,
+    Poll,
+    Reaction,
+    Read,
+    Template,
+    Text,
+    with_link,
+)
 from oncehook.whatsapp.numbers import PERSON, id_of
 from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
-from oncehook.whatsapp.sender import Call, Credential, Sender, summary_of, wire_id
+from oncehook.whatsapp.sender import Call, Credential, Sender, given, place, summary_of, wire_id
 
 _SAYS: Final[Sequence[tuple[Reason, tuple[str, ...]]]] = (
     (
@@ -113,10 +125,14 @@ class EvolutionGo(Sender):
             body = {"number": message.to, "reaction": emoji, "id": message.message_id, "fromMe": message.from_me}
             author = {"participant": id_of(message.participant)} if message.participant else {}
             return Call("POST", "/message/react", body | author)
+        if isinstance(message, Template):
+            raise unsupported("Evolution Go", "templates")
         path, body = _content(message)
         body = {"number": message.to, **body}
-        if isinstance(message, Text | Media) and message.reply_to:
+        if message.reply_to:
             body["quoted"] = _quoted(message.reply_to, message.to)
+        mentions = [id_of(number) for number in message.mentions] or None
+        body |= given(delay=message.delay or None, mentionedJid=mentions, mentionAll=message.mention_all or None)
         if id is not None:
             body["id"] = wire_id(id)
         return Call("POST", f"/send/{path}", body)
@@ -246,18 +262,27 @@ class EvolutionGo(Sender):
         return quote(self.instance_id, safe="")
 
 
-def _content(message: Text | Media | Template) -> tuple[str, dict[str, Any]]:
+def _content(message: Text | Link | Media | Location | Contact | Poll) -> tuple[str, dict[str, Any]]:
     if isinstance(message, Text):
         return ("link" if message.preview_url and "://" in message.text else "text"), {"text": message.text}
-    if isinstance(message, Template):
-        raise unsupported("Evolution Go", "templates")
+    if isinstance(message, Link):
+        # The server sends the text and never `url`; it looks at the page that it finds in the text.
+        shown = given(title=message.title, description=message.description, imgUrl=message.image)
+        return "link", {"text": with_link(message), "url": message.url, **shown}
+    if isinstance(message, Location):
+        return "location", place(message)
+    if isinstance(message, Contact):
+        card = {"fullName": message.name, "phone": message.phone}
+        return "contact", {"vcard": card | given(organization=message.organization)}
+    if isinstance(message, Poll):
+        poll = {"question": message.question, "options": message.options, "maxAnswer": message.max_answers}
+        return "poll", poll
     if message.link is None:
         raise unsupported("Evolution Go", "media by an id of Meta's; only by link")
     if message.kind == "sticker":
         return "sticker", {"sticker": message.link}
-    fields = {"caption": message.caption, "filename": message.filename}
-    given = {name: value for name, value in fields.items() if value is not None}
-    return "media", {"url": message.link, "type": message.kind, **given}
+    named = given(caption=message.caption, filename=message.filename)
+    return "media", {"url": message.link, "type": message.kind, **named}
 
 
 def _quoted(message_id: str, to: str) -> dict[str, str]:

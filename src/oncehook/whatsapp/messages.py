@@ -26,21 +26,70 @@ class _Outgoing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     """A message to somebody."""
 
 
-class Text(_Outgoing, frozen=True, kw_only=True, tag="text"):
-    """Words."""
+class _Chat(_Outgoing, frozen=True, kw_only=True):
+    """A message that stands in a chat."""
 
     to: str
-    text: str
     reply_to: str | None = None
     """The id of the message that this one answers."""
+    delay: int = 0
+    """Milliseconds for which we are shown writing before it is sent (Evolution)."""
+    mentions: list[str] = []
+    """Numbers of those in a group who are told that they are named; the text names them as `@5511…` (Evolution)."""
+    mention_all: bool = False
+    """Whether everybody in the group is told (Evolution)."""
+
+
+class Text(_Chat, frozen=True, kw_only=True, tag="text"):
+    """Words."""
+
+    text: str
     preview_url: bool = False
     """Whether the first link in it is shown with a picture."""
 
 
-class Media(_Outgoing, frozen=True, kw_only=True, tag="media"):
+class Link(_Chat, frozen=True, kw_only=True, tag="link"):
+    """A web address, shown as a card; as a rule WhatsApp takes title, words and picture from the page itself."""
+
+    url: str
+    text: str = ""
+    """Words before the address."""
+    title: str | None = None
+    """Instead of what the page says, where the API takes that (Evolution Go)."""
+    description: str | None = None
+    image: str | None = None
+    """A web address of the picture."""
+
+
+class Location(_Chat, frozen=True, kw_only=True, tag="location"):
+    """A place on the map."""
+
+    latitude: float
+    longitude: float
+    name: str | None = None
+    address: str | None = None
+
+
+class Contact(_Chat, frozen=True, kw_only=True, tag="contact"):
+    """Somebody's name and number."""
+
+    name: str
+    phone: str
+    organization: str | None = None
+
+
+class Poll(_Chat, frozen=True, kw_only=True, tag="poll"):
+    """A question, and the answers to choose from (Evolution)."""
+
+    question: str
+    options: list[str]
+    max_answers: int = 1
+    """How many of them one person may choose."""
+
+
+class Media(_Chat, frozen=True, kw_only=True, tag="media"):
     """A picture, a film, a sound, a document or a sticker: from exactly one of three places."""
 
-    to: str
     kind: MediaKind
     link: str | None = None
     """A web address from which WhatsApp fetches it."""
@@ -51,7 +100,6 @@ class Media(_Outgoing, frozen=True, kw_only=True, tag="media"):
     caption: str | None = None
     filename: str | None = None
     mime: str | None = None
-    reply_to: str | None = None
 
 
 class Template(_Outgoing, frozen=True, kw_only=True, tag="template"):
@@ -83,15 +131,28 @@ class Read(_Outgoing, frozen=True, kw_only=True, tag="read"):
     """Whose message it was: Evolution asks for it, Meta does not."""
 
 
-Message = Text | Media | Template | Reaction | Read
+Message = Text | Media | Link | Location | Contact | Poll | Template | Reaction | Read
 
 LONGEST: Final = 65_536
 """Characters of a text or a caption that WhatsApp carries at all; Meta takes fewer, and says so."""
 
 _PLACES: Final = ("link", "id", "stored")
+_WEB: Final = ("https://", "http://")
 _SPEECHLESS: Final = ("audio", "sticker")
 """Kinds that WhatsApp shows without words."""
-_TELLING: Final = {"text": "text", "kind": "media", "name": "template", "emoji": "reaction", "message_id": "read"}
+_OPTIONS: Final = range(2, 13)
+"""How many answers WhatsApp shows in a poll."""
+_TELLING: Final = {
+    "url": "link",
+    "text": "text",
+    "kind": "media",
+    "latitude": "location",
+    "question": "poll",
+    "phone": "contact",
+    "name": "template",
+    "emoji": "reaction",
+    "message_id": "read",
+}
 """Which field tells the type, where nobody said it; the first that is there."""
 
 
@@ -114,6 +175,16 @@ def check(message: Message) -> None:
         raise InvalidMessage("A text without words cannot be sent.")
     if isinstance(message, Media):
         _check_media(message)
+    if isinstance(message, Link) and not message.url.startswith(_WEB):
+        raise InvalidMessage("The url of a link begins with https:// or http://.")
+    if isinstance(message, Location) and not (abs(message.latitude) <= 90 and abs(message.longitude) <= 180):
+        raise InvalidMessage("A location needs a latitude of -90 to 90 and a longitude of -180 to 180.")
+    if isinstance(message, Contact):
+        _check_contact(message)
+    if isinstance(message, Poll):
+        _check_poll(message)
+    if isinstance(message, _Chat) and message.delay < 0:
+        raise InvalidMessage("A delay cannot be negative.")
     if isinstance(message, Template) and not message.name:
         raise InvalidMessage("A template needs its name.")
     if isinstance(message, Reaction | Read) and not message.message_id:
@@ -129,15 +200,37 @@ def check(message: Message) -> None:
 def _check_media(media: Media) -> None:
     if sum(getattr(media, place) is not None for place in _PLACES) != 1:
         raise InvalidMessage("Media needs exactly one of link, id and stored.")
-    if media.link is not None and not media.link.startswith(("https://", "http://")):
+    if media.link is not None and not media.link.startswith(_WEB):
         raise InvalidMessage("The link of media begins with https:// or http://.")
     if media.caption and media.kind in _SPEECHLESS:
         raise InvalidMessage(f"WhatsApp shows no caption with {media.kind}; send the words as a text.")
 
 
+def _check_contact(contact: Contact) -> None:
+    if not contact.name.strip():
+        raise InvalidMessage("A contact needs a name.")
+    # The APIs write them into a card of lines: a line break would begin a line of the writer's own.
+    if not all((said or "").isprintable() for said in (contact.name, contact.organization)):
+        raise InvalidMessage("The name and the organization of a contact are one line each.")
+
+
+def _check_poll(poll: Poll) -> None:
+    if not poll.question.strip():
+        raise InvalidMessage("A poll needs a question.")
+    if len(poll.options) not in _OPTIONS or len(set(poll.options)) != len(poll.options) or not all(poll.options):
+        raise InvalidMessage(f"A poll needs {_OPTIONS[0]} to {_OPTIONS[-1]} different options.")
+    if not 1 <= poll.max_answers <= len(poll.options):
+        raise InvalidMessage("max_answers of a poll is 1 or more, and no more than there are options.")
+
+
 def _shortened(text: str) -> str:
     """An error may repeat what a stranger wrote."""
     return text if len(text) <= 200 else text[:199] + "…"
+
+
+def with_link(link: Link) -> str:
+    """Return the words of a link with its address, which stands behind them unless it is among them."""
+    return link.text if link.url in link.text else f"{link.text} {link.url}".strip()
 
 
 def summary(message: Message) -> str:
@@ -146,6 +239,15 @@ def summary(message: Message) -> str:
         return message.text
     if isinstance(message, Media):
         return " ".join(part for part in (f"[{message.kind}]", message.filename, message.caption) if part)
+    if isinstance(message, Link):
+        return with_link(message)
+    if isinstance(message, Location):
+        place = (message.name, message.address, f"{message.latitude:g}, {message.longitude:g}")
+        return " ".join(part for part in ("[location]", *place) if part)
+    if isinstance(message, Contact):
+        return f"[contact] {message.name} {message.phone}"
+    if isinstance(message, Poll):
+        return f"[poll] {message.question}"
     if isinstance(message, Template):
         return f"[template {message.name} {message.language}]"
     if isinstance(message, Reaction):

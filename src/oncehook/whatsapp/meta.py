@@ -10,10 +10,22 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 from oncehook.errors import ConfigError
-from oncehook.whatsapp.messages import Media, Message, Reaction, Read, Template, Text
+from oncehook.whatsapp.messages import (
+    Contact,
+    Link,
+    Location,
+    Media,
+    Message,
+    Poll,
+    Reaction,
+    Read,
+    Template,
+    Text,
+    with_link,
+)
 from oncehook.whatsapp.numbers import is_group_id, is_user_id
 from oncehook.whatsapp.outcomes import Fault, Reason, reason_of, unsupported
-from oncehook.whatsapp.sender import Call, Credential, Sender
+from oncehook.whatsapp.sender import Call, Credential, Sender, check_plain, given
 
 BASE_URL: Final = "https://graph.facebook.com"
 VERSION: Final = "v23.0"
@@ -83,10 +95,12 @@ class MetaCloud(Sender):
             return Call("POST", f"{self._number}/messages", body)
         if "@" in message.to:
             raise unsupported("Meta's API", f"to {message.to.partition('@')[2]} ids; only to numbers and ids of Meta's")
+        if any(getattr(message, asked, None) for asked in ("delay", "mentions", "mention_all")):
+            raise unsupported("Meta's API", "with a delay or mentions")
         kind, content = _content(message)
         body |= {**_address(message.to), "type": kind, kind: content}
-        if isinstance(message, Text | Media) and message.reply_to:
-            body["context"] = {"message_id": message.reply_to}
+        if reply_to := getattr(message, "reply_to", None):
+            body["context"] = {"message_id": reply_to}
         if id is not None:
             body["biz_opaque_callback_data"] = id[:_LONGEST_ID]
         return Call("POST", f"{self._number}/messages", body)
@@ -117,17 +131,36 @@ def _address(to: str) -> dict[str, str]:
     return {"recipient_type": "group" if is_group_id(to) else "individual", "to": to}
 
 
-def _content(message: Text | Media | Template | Reaction) -> tuple[str, dict[str, Any]]:
+def _content(
+    message: Text | Link | Media | Location | Contact | Poll | Template | Reaction,
+) -> tuple[str, dict[str, Any] | list[dict[str, Any]]]:
     if isinstance(message, Text):
         return "text", {"body": message.text, "preview_url": message.preview_url}
+    if isinstance(message, Link):
+        check_plain(message, "Meta's API")
+        return "text", {"body": with_link(message), "preview_url": True}
+    if isinstance(message, Location):
+        fields = {"latitude": message.latitude, "longitude": message.longitude}
+        return "location", fields | given(name=message.name, address=message.address)
+    if isinstance(message, Contact):
+        return "contacts", [_card(message)]
+    if isinstance(message, Poll):
+        raise unsupported("Meta's API", "polls")
     if isinstance(message, Media):
         named = {"filename": message.filename} if message.kind == "document" else {}
-        fields = {"link": message.link, "id": message.id, "caption": message.caption, **named}
-        return message.kind, {name: value for name, value in fields.items() if value is not None}
+        return message.kind, given(link=message.link, id=message.id, caption=message.caption, **named)
     if isinstance(message, Template):
         components = {"components": message.components} if message.components else {}
         return "template", {"name": message.name, "language": {"code": message.language}, **components}
     return "reaction", {"message_id": message.message_id, "emoji": message.emoji}
+
+
+def _card(contact: Contact) -> dict[str, Any]:
+    card = {
+        "name": {"formatted_name": contact.name, "first_name": contact.name},
+        "phones": [{"phone": f"+{contact.phone}", "type": "CELL", "wa_id": contact.phone}],
+    }
+    return card | given(org={"company": contact.organization} if contact.organization else None)
 
 
 def _reason(code: object, text: str, status: int) -> Reason:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypedDict, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypedDict, TypeVar, Unpack, cast
 
 import msgspec
 
@@ -33,10 +33,14 @@ from oncehook.secret import Secret
 from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, clean_name
 from oncehook.whatsapp.links import why_not
 from oncehook.whatsapp.messages import (
+    Contact,
     InvalidMessage,
+    Link,
+    Location,
     Media,
     MediaKind,
     Message,
+    Poll,
     Reaction,
     Read,
     Template,
@@ -50,7 +54,17 @@ from oncehook.whatsapp.outgoing import type_of
 if TYPE_CHECKING:
     from oncehook.outbound.client import Outbound
 
-__all__ = ["CATEGORY", "Files", "Reason", "SendFailed", "SendOptions", "Sender", "Sent", "StoredFile"]
+__all__ = [
+    "CATEGORY",
+    "ChatOptions",
+    "Files",
+    "Reason",
+    "SendFailed",
+    "SendOptions",
+    "Sender",
+    "Sent",
+    "StoredFile",
+]
 
 log = logging.getLogger("oncehook.whatsapp")
 
@@ -65,6 +79,19 @@ class SendOptions(TypedDict, total=False):
     id: str | None
     retry: Retry | None
     retry_unsure: bool
+
+
+class ChatOptions(TypedDict, total=False):
+    """What any message in a chat may carry; see `oncehook.whatsapp.Text`."""
+
+    reply_to: str | None
+    delay: int
+    mentions: list[str]
+    mention_all: bool
+
+
+class _HowToSend(ChatOptions, SendOptions, total=False):
+    """All that may be said beside what is sent."""
 
 
 FROM_ENVIRONMENT: Final = "env"
@@ -264,6 +291,8 @@ class Sender(ABC):
     async def _ready(self, message: Message) -> Message:
         """Return the message as `_checked` does, with a fresh link to what is in storage."""
         message = self._checked(message)
+        if isinstance(message, Link):
+            self._check_links(url=message.url, image=message.image)
         return await self._ready_media(message) if isinstance(message, Media) else message
 
     def _checked(self, message: _M) -> _M:
@@ -278,18 +307,27 @@ class Sender(ABC):
             raise SendFailed(str(error), Reason.invalid_number) from None
         if message.to is not None and not self.takes_meta_ids and (is_user_id(message.to) or is_group_id(message.to)):
             raise unsupported(self.api, "to ids of Meta's; only to numbers and WhatsApp's own ids")
+        if getattr(message, "delay", 0) >= self.timeout * 1000:
+            raise SendFailed(f"The delay is longer than the {self.timeout:g} s of the timeout.", Reason.invalid)
         return message
 
     def _with_numbers(self, message: _M) -> _M:
-        given = {field: getattr(message, field, None) for field in ("to", "participant")}
-        numbers = {field: normalise(text, country=self.country) for field, text in given.items() if text is not None}
+        written = given(**{field: getattr(message, field, None) for field in ("to", "participant", "phone")})
+        numbers = {field: normalise(text, country=self.country) for field, text in written.items()}
+        if mentions := getattr(message, "mentions", None):
+            numbers["mentions"] = [normalise(text, country=self.country) for text in mentions]
         return msgspec.structs.replace(message, **numbers)
+
+    def _check_links(self, **links: str | None) -> None:
+        """Refuse what the API must not be sent to fetch. Raises SendFailed."""
+        for name, link in links.items():
+            if link is not None and (wrong := why_not(link, self._guard)):
+                raise SendFailed(f"The {name} {wrong}.", Reason.invalid)
 
     async def _ready_media(self, media: Media) -> Media:
         if media.filename is not None:
             media = msgspec.structs.replace(media, filename=clean_name(media.filename, media.mime or ""))
-        if media.link is not None and (wrong := why_not(media.link, self._guard)):
-            raise SendFailed(f"The link of media {wrong}.", Reason.invalid)
+        self._check_links(link=media.link)
         if media.stored is not None:
             media = msgspec.structs.replace(media, stored=None, link=await self._link(media.stored))
         return media
@@ -302,11 +340,56 @@ class Sender(ABC):
             reason = Reason.unavailable if getattr(error, "transient", False) else Reason.invalid
             raise SendFailed(f"No link to the file: {error}", reason, hint=error.hint) from error
 
-    async def send_text(
-        self, to: str, text: str, *, reply_to: str | None = None, preview_url: bool = False, **how: Unpack[SendOptions]
+    async def send_text(self, to: str, text: str, *, preview_url: bool = False, **how: Unpack[_HowToSend]) -> Sent:
+        """Words. `how`: what any message may carry (`reply_to`, `delay`, …), and options of `send`; here and below."""
+        said, options = _parted(how)
+        return await self.send(Text(to=to, text=text, preview_url=preview_url, **said), **options)
+
+    async def send_link(
+        self,
+        to: str,
+        url: str,
+        *,
+        text: str = "",
+        title: str | None = None,
+        description: str | None = None,
+        image: str | None = None,
+        **how: Unpack[_HowToSend],
     ) -> Sent:
-        """Words. `how` is handed to `send`, here and below."""
-        return await self.send(Text(to=to, text=text, reply_to=reply_to, preview_url=preview_url), **how)
+        """A web address, shown as a card."""
+        said, options = _parted(how)
+        card = Link(to=to, url=url, text=text, title=title, description=description, image=image, **said)
+        return await self.send(card, **options)
+
+    async def send_location(
+        self,
+        to: str,
+        latitude: float,
+        longitude: float,
+        *,
+        name: str | None = None,
+        address: str | None = None,
+        **how: Unpack[_HowToSend],
+    ) -> Sent:
+        """A place on the map."""
+        said, options = _parted(how)
+        place = Location(to=to, latitude=latitude, longitude=longitude, name=name, address=address, **said)
+        return await self.send(place, **options)
+
+    async def send_contact(
+        self, to: str, name: str, phone: str, *, organization: str | None = None, **how: Unpack[_HowToSend]
+    ) -> Sent:
+        """Somebody's name and number."""
+        said, options = _parted(how)
+        return await self.send(Contact(to=to, name=name, phone=phone, organization=organization, **said), **options)
+
+    async def send_poll(
+        self, to: str, question: str, options: Sequence[str], *, max_answers: int = 1, **how: Unpack[_HowToSend]
+    ) -> Sent:
+        """A question with answers to choose from."""
+        said, sending = _parted(how)
+        poll = Poll(to=to, question=question, options=list(options), max_answers=max_answers, **said)
+        return await self.send(poll, **sending)
 
     async def send_media(
         self,
@@ -318,12 +401,12 @@ class Sender(ABC):
         caption: str | None = None,
         filename: str | None = None,
         mime: str | None = None,
-        reply_to: str | None = None,
-        **how: Unpack[SendOptions],
+        **how: Unpack[_HowToSend],
     ) -> Sent:
         """A picture, a film, a sound, a document or a sticker, from a web address or by the id Meta gave it."""
-        words = {"caption": caption, "filename": filename, "mime": mime, "reply_to": reply_to}
-        return await self.send(Media(to=to, kind=kind, link=link, id=media_id, **words), **how)
+        said, options = _parted(how)
+        words = {"caption": caption, "filename": filename, "mime": mime}
+        return await self.send(Media(to=to, kind=kind, link=link, id=media_id, **words, **said), **options)
 
     async def send_template(
         self,
@@ -363,12 +446,12 @@ class Sender(ABC):
         caption: str | None = None,
         filename: str | None = None,
         kind: MediaKind | None = None,
-        reply_to: str | None = None,
-        **how: Unpack[SendOptions],
+        **how: Unpack[_HowToSend],
     ) -> Sent:
         """A file of this machine, by its path, or bytes: put into storage, and sent as what it is."""
-        words = {"caption": caption, "filename": filename, "reply_to": reply_to}
-        return await self.send(await self.prepare_file(to, content, kind=kind, **words), **how)
+        said, options = _parted(how)
+        file = await self.prepare_file(to, content, caption=caption, filename=filename, kind=kind, **said)
+        return await self.send(file, **options)
 
     async def prepare_file(
         self,
@@ -378,7 +461,7 @@ class Sender(ABC):
         caption: str | None = None,
         filename: str | None = None,
         kind: MediaKind | None = None,
-        reply_to: str | None = None,
+        **said: Unpack[ChatOptions],
     ) -> Media:
         """A file as a message: put into storage, and not sent. For `Inbox.send_message`, which keeps and retries it.
 
@@ -387,7 +470,7 @@ class Sender(ABC):
         """
         files = self._needed_files()
         file = await files.prepare(content, filename=filename, kind=kind, types=self.file_types)
-        self._checked(Media(to=to, kind=file.kind, stored=file.filename, caption=caption))
+        self._checked(Media(to=to, kind=file.kind, stored=file.filename, caption=caption, **said))
         stored = await files.store(file)
         return Media(
             to=to,
@@ -396,7 +479,7 @@ class Sender(ABC):
             caption=caption,
             filename=stored.filename,
             mime=stored.mime,
-            reply_to=reply_to,
+            **said,
         )
 
     def _needed_files(self) -> Files:
@@ -509,6 +592,13 @@ class Sender(ABC):
         """Why the API refused, from its answer; `said` is None where that was no JSON."""
 
 
+def _parted(how: _HowToSend) -> tuple[ChatOptions, SendOptions]:
+    """Tell what the message carries from how it is sent."""
+    said = {name: value for name, value in how.items() if name in ChatOptions.__annotations__}
+    options = {name: value for name, value in how.items() if name not in said}
+    return cast("ChatOptions", said), cast("SendOptions", options)
+
+
 # -- trying again -------------------------------------------------------------------------------
 
 
@@ -538,6 +628,24 @@ def summary_of(said: Mapping[str, Any], is_connected: Callable[[Mapping[str, Any
     known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
     told = [{"name": one.get("name"), "id": one.get("id"), "connected": is_connected(one)} for one in known]
     return {"instances": told, "total": len(told), "connected": sum(one["connected"] is True for one in told)}
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """Return those fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def place(location: Location) -> dict[str, Any]:
+    """Return a location as Evolution takes it: with a name and an address, even where nobody gave any."""
+    at = f"{location.latitude}, {location.longitude}"
+    named = {"name": location.name or location.address or at, "address": location.address or at}
+    return {"latitude": location.latitude, "longitude": location.longitude, **named}
+
+
+def check_plain(link: Link, api: str) -> None:
+    """Refuse a card of one's own where the API shows what the page says. Raises SendFailed."""
+    if link.title or link.description or link.image:
+        raise unsupported(api, "a link with a title, description or image of your own; it shows those of the page")
 
 
 def wire_id(id: str) -> str:

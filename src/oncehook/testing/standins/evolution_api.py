@@ -34,7 +34,7 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "sendWhatsAppAudio": ("number", "audio"),
     "sendSticker": ("number", "sticker"),
     "sendReaction": ("key", "reaction"),
-    "sendLocation": ("number", "latitude", "longitude"),
+    "sendLocation": ("number", "latitude", "longitude", "name", "address"),
     "sendContact": ("number", "contact"),
     "sendPoll": ("number", "name", "selectableCount", "values"),
 }
@@ -94,6 +94,8 @@ class EvolutionApiStandIn(StandIn[EvolutionHook]):
         """What was set last, by kind and instance: `webhook/sales`, `proxy/sales`."""
         self.read: list[str] = []
         """Messages that were marked as read, by id."""
+        self.deleted: list[dict[str, Any]] = []
+        """Messages that were taken back, by their keys."""
         self._expired = False
         self._absent: set[str] = set()
 
@@ -159,6 +161,8 @@ class EvolutionApiStandIn(StandIn[EvolutionHook]):
                 return self._message(what, name, request)
             case "POST", ["chat", "markMessageAsRead", name]:
                 return self._mark_read(name, request.json())
+            case "DELETE", ["chat", "deleteMessageForEveryone", name]:
+                return self._delete_message(name, request.json())
             case "GET", ["instance", "connectionState", name]:
                 return Reply(200, {"instance": {"instanceName": name, "state": self.instances[name]}})
             case "GET", ["instance", "connect", name]:
@@ -212,6 +216,15 @@ class EvolutionApiStandIn(StandIn[EvolutionHook]):
             return error(500, ["Read messages fail", "Connection Closed"])
         self.read += [str(message.get("id")) for message in messages if isinstance(message, dict)]
         return Reply(201, {"message": "Read messages", "read": "success"})
+
+    def _delete_message(self, name: str, key: dict[str, Any]) -> Reply:
+        missing = [field for field in ("id", "fromMe", "remoteJid") if field not in key]
+        if missing:
+            return error(400, [[f'instance requires property "{field}"' for field in missing]])
+        if self.instances[name] != "open":
+            return error(500, ["Error while deleting message for everyone", "Connection Closed"])
+        self.deleted.append(key)
+        return Reply(201, {"key": {"remoteJid": key["remoteJid"], "fromMe": True, "id": f"3EB0{new_hex(18)}"}})
 
     def _create(self, fields: dict[str, Any]) -> Reply:
         name = fields.get("instanceName")

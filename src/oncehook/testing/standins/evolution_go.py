@@ -21,7 +21,12 @@ REQUIRED: Final[Mapping[str, Mapping[str, str]]] = {
     "link": {"text": "message body is required"},
     "media": {"url": "URL is required", "type": "media type is required"},
     "sticker": {"sticker": "sticker is required"},
-    "location": {"latitude": "latitude is required", "longitude": "longitude is required"},
+    "location": {
+        "latitude": "latitude is required",
+        "longitude": "longitude is required",
+        "address": "address is required",
+        "name": "name is required",
+    },
     "contact": {"vcard": "contact phone number is required"},
     "poll": {"question": "question is required", "options": "minimum 2 options are required"},
 }
