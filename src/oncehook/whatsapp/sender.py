@@ -313,7 +313,9 @@ class Sender(ABC):
 
     def _with_numbers(self, message: _M) -> _M:
         written = given(**{field: getattr(message, field, None) for field in ("to", "participant", "phone")})
-        numbers = {field: normalise(text, country=self.country) for field, text in written.items()}
+        numbers: dict[str, str | list[str]] = {
+            field: normalise(text, country=self.country) for field, text in written.items()
+        }
         if mentions := getattr(message, "mentions", None):
             numbers["mentions"] = [normalise(text, country=self.country) for text in mentions]
         return msgspec.structs.replace(message, **numbers)

@@ -1,4 +1,4 @@
-"""Payloads of the WhatsApp family and of n8n, by value from their own documents and sources, and what becomes of them."""
+"""Payloads of the WhatsApp family and of n8n, by value from their own documents and sources, and what they become."""
 
 from __future__ import annotations
 
