@@ -37,7 +37,7 @@ async def inbox_house(folder: Path, url: str, *, work: bool = False, **how: Any)
 
     async with inbox.running(work=work):
         made = api.routes(inbox.desk, access(), Stream())
-        yield House(inbox.store, Starlette(routes=made), Stream(), []), inbox
+        yield House(inbox.store, Starlette(routes=made), Stream(), [], inbox.desk), inbox
 
 
 @pytest.fixture
@@ -196,4 +196,5 @@ async def routed(folder: Path, url: str, *, work: bool = True) -> AsyncIterator[
     inbox.destination("n8n", url=url, allow_private=True)
     inbox.route("stripe", "n8n")
     async with inbox.running(work=work):
-        yield House(inbox.store, Starlette(routes=api.routes(inbox.desk, access(), Stream())), Stream(), []), inbox
+        app = Starlette(routes=api.routes(inbox.desk, access(), Stream()))
+        yield House(inbox.store, app, Stream(), [], inbox.desk), inbox
