@@ -137,8 +137,8 @@ def _set_in(trace: str) -> list[str]:
 # -- in a program with a logging of its own ----------------------------------------------------
 
 LOGGERS: Final = (
-    "api", "arrival", "attempt", "bridge", "claims", "receive", "replay", "settings", "store", "sweep", "web",
-    "whatsapp", "worker",
+    "api", "arrival", "attempt", "bridge", "claims", "receive", "replay", "settings", "source", "store", "sweep",
+    "web", "whatsapp", "worker",
 )  # fmt: skip
 """By name, after `oncehook.`: a filter of `oncehook` itself would not be asked about their lines."""
 

@@ -839,11 +839,11 @@ async def test_a_certificate_is_checked_and_a_destination_may_name_its_own_autho
 ) -> None:
     async with serving(Sink(), ssl=certificates.served(certificate)) as sink:
         strange = await over_tls(sink.port)
-        assert strange.category is Category.unknown
+        assert strange.category is Category.permanent
         assert strange.evidence.error is not None
         assert strange.evidence.error.startswith(f"the certificate of hooks.example:{sink.port} is not trusted: self")
         other = await over_tls(sink.port, "other.example", ca=certificate[0])
-        assert other.category is Category.unknown
+        assert other.category is Category.permanent
         assert not sink.seen, "nothing is sent to who cannot prove who it is"
         assert (await over_tls(sink.port, ca=certificate[0])).category is None
 

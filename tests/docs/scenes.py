@@ -283,6 +283,7 @@ SCENES: dict[str, Scene] = {
     "docs/how-to/run/docker.md": a_clone,
     "docs/how-to/run/postgresql.md": a_database,
     "docs/how-to/run/systemd.md": installed,
+    "docs/providers/discord.md": development,
     "docs/providers/paypal.md": development,
     "docs/providers/sendgrid.md": development,
     "docs/providers/": with_files,

@@ -241,7 +241,7 @@ def retry_header_means_duplicate() -> None:
 
     def believing(self: Receiver, source: Source | None, arrival: Arrival) -> receive.Begun | receive.Receipt:
         if source is not None and any(b"retry" in name for name, _ in arrival.headers):
-            return receive.Receipt(receive._answer(source, {"status": "duplicate", "skipped": True}), "duplicate", [])
+            return receive.Receipt(receive._answer(source, arrival, {"status": "duplicate"}), "duplicate", [])
         return begin(self, source, arrival)
 
     Receiver.begin = believing  # type: ignore[method-assign]

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oncehook.errors import GiveUp
-from oncehook.presets import whatsapp_cloud
 from oncehook.whatsapp.messages import InvalidMessage, Text
 from oncehook.whatsapp.numbers import PERSON, is_group_id, normalise
 
@@ -76,6 +75,8 @@ _META_TEXTS: Final[Sequence[Sequence[str]]] = (
 
 
 def _from_meta(data: Any) -> IncomingMessage:
+    from oncehook.presets import whatsapp_cloud  # whoever only sends needs no presets
+
     notice = whatsapp_cloud.read(data)
     if notice.kind not in ("message", "echo", "history"):
         raise NoMessage

@@ -27,7 +27,7 @@ class Posted(NamedTuple):
     """A body, and the type and the key that its event has; None: no key, so it passes unkeyed."""
 
     body: dict[str, Any]
-    type: str | None
+    type: str
     key: str | None
 
 
@@ -36,7 +36,7 @@ def streamed(name: str, payload: dict[str, Any] | None, id: str = ID) -> Posted:
     return Posted(body if payload is None else {**body, "payload": payload}, name, f"{name}:{id}")
 
 
-def posted(type: str | None = None, key: str | None = None, **body: Any) -> Posted:
+def posted(type: str = "event", key: str | None = None, **body: Any) -> Posted:
     return Posted(body, type, key)
 
 
