@@ -1,4 +1,4 @@
-"""What each verb promises, on every backend (R70–R73)."""
+"""What each verb promises, on every backend (R70, R71, R72, R73)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`oncehook token`: what it prints lets its holder in, with that role and no other."""
+"""`oncehook token`: what it prints lets its holder in, with that role and no other (S27)."""
 
 from __future__ import annotations
 

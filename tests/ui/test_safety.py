@@ -1,4 +1,4 @@
-"""Who comes in and what they may do; and that a stranger's text is never anything but text."""
+"""Who comes in and what they may do (S29, S31, S32); and that a stranger's text is never anything but text (S30)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What can be seen without running anything: one door to time and chance, constant SQL (R76), names that are there."""
+"""What can be seen without running anything: one door to time and chance, constant SQL (R76), names that are there,
+one judge of keys (R14, R15), nothing written twice (R77), nothing skipped (R75)."""
 
 from __future__ import annotations
 
@@ -246,6 +247,71 @@ def test_sql_stays_in_the_store() -> None:
         if isinstance(node, ast.Attribute) and node.attr in EXECUTING
     }
     assert talking <= {"claims/postgres.py", "claims/sqlite.py"}  # tests/claims/test_wording.py looks at those
+
+
+# -- one judge of keys -------------------------------------------------------------------------
+
+
+def test_redis_is_no_part_of_the_inbox() -> None:
+    """R14, R15: the store's unique index decides; what forgets cannot stand in front of it."""
+    users = {path.relative_to(PACKAGE).parts[0] for path in MODULES if "redis" in {n.split(".")[0] for n in imported(parsed(path))}}
+    assert users == {"claims"}
+    for part in ("receive.py", "inbox.py", "worker.py", "web", "store"):
+        for path in MODULES:
+            if path.relative_to(PACKAGE).parts[0] == part:
+                assert not any(name.startswith("oncehook.claims") for name in imported(parsed(path))), path
+
+
+# -- one way to do it --------------------------------------------------------------------------
+
+LARGE = 40
+"""Nodes of a syntax tree from which two functions with the same body are one that stands there twice."""
+
+
+def bodies(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Every function of some size: its name, and what it does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            done = node.body[1:] if ast.get_docstring(node) is not None else node.body
+            if sum(1 for part in done for _ in ast.walk(part)) >= LARGE:
+                yield node.name, "\n".join(map(ast.dump, done))
+
+
+def repeated(trees: dict[str, ast.AST]) -> list[list[str]]:
+    """Functions that do the same, word for word."""
+    places: dict[str, list[str]] = {}
+    for where, tree in trees.items():
+        for name, body in bodies(tree):
+            places.setdefault(body, []).append(f"{where}:{name}")
+    return [found for found in places.values() if len(found) > 1]
+
+
+def test_no_function_stands_there_twice() -> None:
+    """R77"""
+    assert not repeated({str(path.relative_to(PACKAGE)): parsed(path) for path in MODULES})
+
+
+def test_the_check_sees_a_function_that_was_copied() -> None:
+    text = (PACKAGE / "backoff.py").read_text()
+    assert repeated({"a": ast.parse(text), "b": ast.parse(text)})
+
+
+# -- the tests themselves ----------------------------------------------------------------------
+
+
+def skips(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("skip", "skipif", "importorskip", "skipTest"):
+            yield ast.unparse(node)
+
+
+def test_no_test_is_skipped() -> None:
+    """R75: whatever service is missing, somebody is told."""
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    assert len(files) > 100
+    for path in files:
+        assert not list(skips(parsed(path))), path
+    assert list(skips(ast.parse("import pytest\n@pytest.mark.skipif(True)\ndef test_a(): ...")))
 
 
 # -- names -------------------------------------------------------------------------------------
