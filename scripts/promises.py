@@ -98,7 +98,9 @@ def check_numbers(listed: list[tuple[str, list[Link]]], used: dict[str, set[Path
     for number in sorted(used.keys() - numbers):
         yield f"{number} is no promise: {', '.join(str(path.relative_to(ROOT)) for path in sorted(used[number]))}"
     tested = {
-        number for number, paths in used.items() if any(path.is_relative_to(ROOT / part) for path in paths for part in ("src", "tests"))
+        number
+        for number, paths in used.items()
+        if any(path.is_relative_to(ROOT / part) for path in paths for part in ("src", "tests"))
     }
     yield from (f"{number} is named in neither src nor tests." for number in NUMBERS if number not in tested)
 

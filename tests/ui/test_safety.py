@@ -122,7 +122,7 @@ def test_pages_want_a_session_and_the_api_a_token(shop: House) -> None:
 
 def places(house: House) -> Iterator[tuple[str, str, Role]]:
     """Every route there is, with ids that exist, and the role it needs."""
-    (dead,) = house.do(house.inbox.desk.deliveries(house.inbox.desk.read("status:dead"))).items
+    dead, *_ = house.do(house.inbox.desk.deliveries(house.inbox.desk.read("status:dead"))).items
     ids = {"events": show_id(Kind.event, dead.event_id), "deliveries": show_id(Kind.delivery, dead.id)}
     for page in PAGES:
         kind = page.path.split("/")[1]

@@ -254,7 +254,11 @@ def test_sql_stays_in_the_store() -> None:
 
 def test_redis_is_no_part_of_the_inbox() -> None:
     """R14, R15: the store's unique index decides; what forgets cannot stand in front of it."""
-    users = {path.relative_to(PACKAGE).parts[0] for path in MODULES if "redis" in {n.split(".")[0] for n in imported(parsed(path))}}
+    users = {
+        path.relative_to(PACKAGE).parts[0]
+        for path in MODULES
+        if "redis" in {n.split(".")[0] for n in imported(parsed(path))}
+    }
     assert users == {"claims"}
     for part in ("receive.py", "inbox.py", "worker.py", "web", "store"):
         for path in MODULES:

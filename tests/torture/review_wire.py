@@ -1,0 +1,216 @@
+"""Bytes on a socket: framings that can be read in two ways, damaged requests, and everything that reads bytes.
+
+Each framing carries a second request inside the first, for a source that takes anything. Were the frame read in another
+way than whoever stands in front of us reads it, the inner one would be worked off: so it must never arrive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import random
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from itertools import product
+from pathlib import Path
+
+from oncehook.model import unpack_head
+from tests.torture.fuzz_pair import LAST, WAYS, Served, served
+from tests.torture.fuzz_targets import TARGETS, seeds
+from tests.torture.fuzz_wire import CORPUS, END, damaged, pieces
+from tests.torture.review import Budget, Tally
+from tests.wire import SECRET, hook, request, signed
+
+TOGETHER = 150
+SILENCE = 0.25
+"""Seconds without a byte after which nothing more is expected: the request was not complete."""
+LONGEST = 10.0
+
+CODINGS = (
+    *("chunked", " chunked", "chunked ", "\tchunked", "Chunked", "xchunked", "chunked, identity", "identity, chunked"),
+    *("chunked;q=1", '"chunked"', "chunked\x0b", "\x0bchunked", "chun\0ked", "x\r\n chunked", "gzip, chunked"),
+    *("chunked, chunked", ",chunked", "chunked,", "identity", ""),
+)
+NAMES = (
+    *("Transfer-Encoding: ", "transfer-encoding:", "Transfer-Encoding : ", "Transfer-Encoding\t: "),
+    *("X: y\nTransfer-Encoding: ", "X: y\rTransfer-Encoding: ", "Transfer-Encoding: identity\r\nTransfer-Encoding: "),
+)
+IGNORED = ("Transfer_Encoding: ", "X-Transfer-Encoding: ", "TransferEncoding: ")
+"""No coding for us, but for somebody in front of us it may be: then the stated length decides, and covers all of it."""
+LENGTHS = (
+    *("+{n}", "-{n}", "0x{n:x}", "{n}, {n}", "{n},{m}", "", "{n} {n}", "{n}\x0b", "\x0b{n}", "{n}.0", "{n}e0", "ten"),
+    *("٩", "{n}\r\nContent-Length: {m}", "{m}\r\nContent-Length: {n}", "{n}\r\nContent-Length: {n}", "{n};", "{n}_0"),
+    *("99999999999999999999999", "\0{n}", "{n}\0", '"{n}"', "0\r\nContent-Length : {n}", "{n}\r\nContent_Length: 0"),
+)
+
+
+def framings_of(number: int) -> Iterator[tuple[str, bytes]]:
+    """Yield every framing with its name; what they carry bears this number."""
+    inner = request("POST", "/in/open", hook(f"smuggled-{number}"))
+    in_chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(inner), inner)
+    first = in_chunks.index(b"\r\n") + 2
+    behind = b"0\r\n\r\n" + inner
+    for version, name, coding in product(("HTTP/1.1", "HTTP/1.0"), NAMES, CODINGS):
+        line = f"{name}{coding}"
+        for where, length, body in (("TE first", len(behind), behind), ("CL first", first, in_chunks)):
+            for lines in ([f"Content-Length: {length}", line], [line, f"Content-Length: {length}"]):
+                yield f"{where} {version} {lines!r}", outer(version, lines, body)
+    for name, coding in product(IGNORED, CODINGS):
+        lines = [f"{name}{coding}", f"Content-Length: {len(behind)}"]
+        yield f"ignored coding {lines!r}", outer("HTTP/1.1", lines, behind)
+    for version, form, is_bare in product(("HTTP/1.1", "HTTP/1.0"), LENGTHS, (False, True)):
+        lines = ["Content-Length: " + form.format(n=len(inner), m=0)]
+        data = outer(version, lines, inner)
+        head, _, body = data.partition(END)
+        yield (
+            f"length {version} {lines!r} {is_bare}",
+            head.replace(b"\r\n", b"\n") + b"\n\n" + body if is_bare else data,
+        )
+
+
+def outer(version: str, lines: list[str], body: bytes) -> bytes:
+    """Return a request that is genuine but for its frame."""
+    headers = [*lines, *(f"{name}: {value}" for name, value in signed(body).items())]
+    return "\r\n".join([f"POST /in/orders {version}", "Host: test", *headers]).encode() + END + body
+
+
+async def exchange(port: int, data: list[bytes]) -> tuple[bytes, float]:
+    """Send this and a last word; return what is answered, and the seconds until the last byte of it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    began = last = time.perf_counter()
+    heard = b""
+    with suppress(OSError, TimeoutError):
+        for piece in data:
+            writer.write(piece)
+            await writer.drain()
+        writer.write(LAST)
+        while piece := await asyncio.wait_for(
+            reader.read(1 << 16), SILENCE if heard else LONGEST if END in b"".join(data) else SILENCE
+        ):
+            heard += piece
+            last = time.perf_counter()
+    writer.transport.abort()
+    return heard, last - began
+
+
+async def say(tally: Tally, one: Served, name: str, data: list[bytes]) -> None:
+    heard, seconds = await exchange(one.port, data)
+    tally.tried += 1
+    tally.slowest = max(tally.slowest, seconds)
+    if any(status.startswith(b"5") and not status.startswith(b"501") for status in _statuses(heard)):
+        tally.fail(f"{name}: {heard[:200]!r}")
+
+
+def _statuses(heard: bytes) -> Iterator[bytes]:
+    for part in heard.split(b"HTTP/1.1 ")[1:]:
+        yield part[:3]
+
+
+async def say_all(tally: Tally, one: Served, talks: list[tuple[str, list[bytes]]]) -> None:
+    for start in range(0, len(talks), TOGETHER):
+        await asyncio.gather(*(say(tally, one, name, data) for name, data in talks[start : start + TOGETHER]))
+
+
+def framings(tally: Tally, budget: Budget, folder: Path) -> None:
+    """Requests inside requests, on both ways in: none of the inner ones is ever taken."""
+
+    async def main() -> None:
+        for way in WAYS:
+            async with served(folder, way) as one:
+                number = 0
+                while number == 0 or budget.is_left:
+                    talks = [
+                        (name, [data] if number == 0 else pieces(budget.chance, data))
+                        for name, data in framings_of(number)
+                    ]
+                    if number:  # the second time in pieces, and a part of them only
+                        talks = budget.chance.sample(talks, 4 * TOGETHER)
+                    await say_all(tally, one, talks)
+                    number += 1
+                    if way != WAYS[-1] and time.monotonic() - budget.began > budget.seconds / 2:
+                        break
+                for body in kept(one, "open"):
+                    tally.accept(f"{way} way: a request inside another one: {body!r}")
+
+    asyncio.run(main())
+
+
+def damaged_requests(tally: Tally, budget: Budget, folder: Path) -> None:
+    """Ordinary, odd and crooked requests, damaged by chance: nothing is kept that was not signed."""
+
+    async def main() -> None:
+        async with served(folder, "short") as one:
+            talks = [(name, [make(f"whole-{name[:40]}")]) for name, make in CORPUS.items()]
+            await say_all(tally, one, talks)
+            number = 0
+            while number == 0 or budget.is_left:
+                await say_all(tally, one, [by_chance(budget.chance, number * TOGETHER + n) for n in range(TOGETHER)])
+                number += 1
+            for source in ("orders", "small", "strict", "choosy", "odd", "told"):
+                for head, body in kept_whole(one, source):
+                    if not is_genuine(head, body):
+                        tally.accept(f"{source}: {body!r}")
+
+    asyncio.run(main())
+
+
+def by_chance(chance: random.Random, number: int) -> tuple[str, list[bytes]]:
+    name, make = chance.choice(list(CORPUS.items()))
+    return f"{name} damaged", pieces(chance, damaged(chance, make(f"chance-{number}")))
+
+
+def kept_whole(one: Served, source: str) -> list[tuple[bytes, bytes]]:
+    """Return head and body of every event of a source."""
+    with closing(sqlite3.connect(one.path)) as connection:
+        return connection.execute(
+            "SELECT e.head, e.body FROM events e JOIN sources s ON s.id = e.source_id WHERE s.name = ?", (source,)
+        ).fetchall()
+
+
+def kept(one: Served, source: str) -> list[bytes]:
+    return [body for _, body in kept_whole(one, source)]
+
+
+def is_genuine(head: bytes, body: bytes) -> bool:
+    """Tell whether a kept event bears a signature of its body."""
+    given = [value.strip().lower() for name, value in unpack_head(head)[2] if name.lower() == "x-signature"]
+    return given == [f"sha256={hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()}"]
+
+
+def readers(tally: Tally, budget: Budget, folder: Path) -> None:
+    """Bytes for everything that reads bytes, made from seeds; whatever is raised is a crash."""
+    made = {name: sorted(set(seeds(name))) for name in TARGETS}
+    for name, target in TARGETS.items():
+        for data in made[name]:
+            read(tally, name, target, data)
+    while budget.is_left:
+        name = budget.chance.choice(list(TARGETS))
+        data = budget.chance.choice(made[name])
+        for _ in range(budget.chance.randint(1, 4)):
+            data = mutated(budget.chance, data, budget.chance.choice(made[name]))
+        read(tally, name, TARGETS[name], data)
+
+
+def read(tally: Tally, name: str, target: object, data: bytes) -> None:
+    with tally.trying():
+        try:
+            target(data)  # type: ignore[operator]
+        except Exception as error:
+            tally.crash(f"{name} {data!r}: {error!r}")
+
+
+def mutated(chance: random.Random, data: bytes, other: bytes) -> bytes:
+    """Return the same with one accident: a byte, a cut, a piece of another seed, or a repetition."""
+    at = chance.randrange(len(data) + 1)
+    upto = min(len(data), at + chance.randint(0, 8))
+    start = chance.randrange(len(other) + 1)
+    into = (
+        chance.randbytes(chance.randint(1, 4)),
+        b"",
+        other[start : start + chance.randint(1, 20)],
+        data[at:upto] * 3,
+    )
+    return data[:at] + chance.choice(into) + data[upto:]
