@@ -65,7 +65,7 @@ def promises(text: str | None = None) -> list[tuple[str, list[Link]]]:
 
 def threats(text: str | None = None) -> list[tuple[str, set[str], list[Link]]]:
     """Return the rows of the threat model: who, the promises named, the tests named."""
-    rows = [line for line in (text or SECURITY.read_text()).splitlines() if re.match(r"\| (?!---|who )", line)]
+    rows = [line for line in (text or SECURITY.read_text()).splitlines() if re.match(r"\| (?!---|who \|)", line)]
     return [(row.split("|")[1].strip(), set(_NUMBER.findall(row)), links(row, SECURITY)) for row in rows]
 
 

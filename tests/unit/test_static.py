@@ -8,6 +8,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ assert len(MODULES) > 40
 EXECUTING = {"execute", "executemany", "executescript"}
 
 
+@cache
 def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
@@ -268,36 +270,37 @@ def test_redis_is_no_part_of_the_inbox() -> None:
 
 # -- one way to do it --------------------------------------------------------------------------
 
-LARGE = 40
-"""Nodes of a syntax tree from which two functions with the same body are one that stands there twice."""
+LINES = 6
+"""Lines from which two functions with the same body are one that stands there twice."""
 
 
-def bodies(tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Every function of some size: its name, and what it does."""
+def bodies(text: str, tree: ast.AST) -> Iterator[tuple[str, str]]:
+    """Every function of some length: its name, and what it does."""
+    lines = [line.strip() for line in text.splitlines()]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            done = node.body[1:] if ast.get_docstring(node) is not None else node.body
-            if sum(1 for part in done for _ in ast.walk(part)) >= LARGE:
-                yield node.name, "\n".join(map(ast.dump, done))
+            done = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+            if done and (node.end_lineno or 0) - done[0].lineno + 1 >= LINES:
+                yield node.name, "\n".join(lines[done[0].lineno - 1 : node.end_lineno])
 
 
-def repeated(trees: dict[str, ast.AST]) -> list[list[str]]:
+def repeated(modules: dict[str, tuple[str, ast.AST]]) -> list[list[str]]:
     """Functions that do the same, word for word."""
     places: dict[str, list[str]] = {}
-    for where, tree in trees.items():
-        for name, body in bodies(tree):
+    for where, (text, tree) in modules.items():
+        for name, body in bodies(text, tree):
             places.setdefault(body, []).append(f"{where}:{name}")
     return [found for found in places.values() if len(found) > 1]
 
 
 def test_no_function_stands_there_twice() -> None:
     """R77"""
-    assert not repeated({str(path.relative_to(PACKAGE)): parsed(path) for path in MODULES})
+    assert not repeated({str(path.relative_to(PACKAGE)): (path.read_text(), parsed(path)) for path in MODULES})
 
 
 def test_the_check_sees_a_function_that_was_copied() -> None:
     text = (PACKAGE / "backoff.py").read_text()
-    assert repeated({"a": ast.parse(text), "b": ast.parse(text)})
+    assert repeated({"a": (text, ast.parse(text)), "b": (text, ast.parse(text))})
 
 
 # -- the tests themselves ----------------------------------------------------------------------
@@ -314,7 +317,8 @@ def test_no_test_is_skipped() -> None:
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     assert len(files) > 100
     for path in files:
-        assert not list(skips(parsed(path))), path
+        if "skip" in path.read_text():
+            assert not list(skips(parsed(path))), path
     assert list(skips(ast.parse("import pytest\n@pytest.mark.skipif(True)\ndef test_a(): ...")))
 
 

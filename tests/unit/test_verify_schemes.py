@@ -41,7 +41,7 @@ from oncehook.verify import (
     development_keys,
     schemes,
 )
-from oncehook.verify.reading import put_header
+from oncehook.verify.reading import base64_strict, put_header
 
 
 def cases(chosen: Callable[[Case], bool]) -> pytest.MarkDecorator:
@@ -152,6 +152,13 @@ def test_a_malformed_signature_is_refused(case: Case, value: bytes) -> None:
         broken = replace(arrival)
         put_header(broken, name.decode(), value)
         refused(case, broken)
+
+
+def test_bytes_have_one_spelling_in_base64() -> None:
+    assert base64_strict(b"AAE=") == b"\0\1"
+    for text in (b"AAF=", b"AAE==", b"AAE", b"AA E=", b"AAE=\n", b"AAE=AAE="):
+        with pytest.raises(SignatureInvalid):
+            base64_strict(text)
 
 
 # -- S7: repeated headers and twins ------------------------------------------------------------

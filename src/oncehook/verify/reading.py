@@ -183,11 +183,14 @@ def put_body_field(body: bytes, path: str, value: Any) -> bytes:
 
 
 def base64_strict(text: bytes) -> bytes:
-    """Decoded base64; malformed when there is anything in it that an encoder would not have written."""
+    """Decode base64; anything that an encoder would not have written is malformed."""
     try:
-        return binascii.a2b_base64(text, strict_mode=True)
+        data = binascii.a2b_base64(text, strict_mode=True)
     except binascii.Error:
         raise SignatureInvalid("malformed") from None
+    if binascii.b2a_base64(data, newline=False) != text:  # the decoder takes odd padding and odd last bits
+        raise SignatureInvalid("malformed")
+    return data
 
 
 def hex_strict(text: bytes) -> bytes:
