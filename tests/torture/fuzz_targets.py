@@ -1,7 +1,7 @@
 """What reads bytes of strangers, one target each: any bytes go in, and nothing comes out but its own kind of error.
 
 A target is a function of bytes; whatever it raises is a finding. `SEEDS` are bytes worth beginning with, made here and
-kept nowhere. The same targets are driven by Hypothesis (`test_fuzz.py`) and by atheris (`scripts/fuzz`):
+kept nowhere. The same targets are driven by Hypothesis (`test_fuzz.py`), by chance (`scripts/fuzz`) and by atheris:
 
     python -m tests.torture.fuzz_targets NAME [libFuzzer's own options]
 """

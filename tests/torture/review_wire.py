@@ -12,9 +12,10 @@ import hmac
 import random
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from itertools import product
+from functools import partial
+from itertools import count, product
 from pathlib import Path
 
 from oncehook.model import unpack_head
@@ -46,28 +47,42 @@ LENGTHS = (
 )
 
 
-def framings_of(number: int) -> Iterator[tuple[str, bytes]]:
-    """Yield every framing with its name; what they carry bears this number."""
-    inner = request("POST", "/in/open", hook(f"smuggled-{number}"))
-    in_chunks = b"%x\r\n%s\r\n0\r\n\r\n" % (len(inner), inner)
-    first = in_chunks.index(b"\r\n") + 2
-    behind = b"0\r\n\r\n" + inner
-    for version, name, coding in product(("HTTP/1.1", "HTTP/1.0"), NAMES, CODINGS):
+Frame = tuple[str, Callable[[bytes], bytes]]
+"""Its name, and how it is put around an inner request."""
+
+
+def frames() -> Iterator[Frame]:
+    """Yield every framing."""
+    for version, name, coding, is_first in product(("HTTP/1.1", "HTTP/1.0"), NAMES, CODINGS, (False, True)):
         line = f"{name}{coding}"
-        for where, length, body in (("TE first", len(behind), behind), ("CL first", first, in_chunks)):
-            for lines in ([f"Content-Length: {length}", line], [line, f"Content-Length: {length}"]):
-                yield f"{where} {version} {lines!r}", outer(version, lines, body)
+        yield f"TE ends early {version} {line!r} {is_first}", partial(ending_early, version, line, is_first)
+        yield f"CL ends early {version} {line!r} {is_first}", partial(cut_short, version, line, is_first)
     for name, coding in product(IGNORED, CODINGS):
-        lines = [f"{name}{coding}", f"Content-Length: {len(behind)}"]
-        yield f"ignored coding {lines!r}", outer("HTTP/1.1", lines, behind)
+        line = f"{name}{coding}"
+        yield f"ignored coding {line!r}", partial(ending_early, "HTTP/1.1", line, True)
     for version, form, is_bare in product(("HTTP/1.1", "HTTP/1.0"), LENGTHS, (False, True)):
-        lines = ["Content-Length: " + form.format(n=len(inner), m=0)]
-        data = outer(version, lines, inner)
-        head, _, body = data.partition(END)
-        yield (
-            f"length {version} {lines!r} {is_bare}",
-            head.replace(b"\r\n", b"\n") + b"\n\n" + body if is_bare else data,
-        )
+        yield f"length {version} {form!r} {is_bare}", partial(odd_length, version, form, is_bare)
+
+
+def ending_early(version: str, coding: str, is_first: bool, inner: bytes) -> bytes:
+    """By its chunks it ends before the inner request, by its length behind it."""
+    body = b"0\r\n\r\n" + inner
+    lines = [f"Content-Length: {len(body)}", coding]
+    return outer(version, lines[::-1] if is_first else lines, body)
+
+
+def cut_short(version: str, coding: str, is_first: bool, inner: bytes) -> bytes:
+    """By its length it ends before the inner request, by its chunks behind it."""
+    body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(inner), inner)
+    lines = [f"Content-Length: {body.index(inner)}", coding]
+    return outer(version, lines[::-1] if is_first else lines, body)
+
+
+def odd_length(version: str, form: str, is_bare: bool, inner: bytes) -> bytes:
+    """The inner request is its body, of a length that is written oddly."""
+    data = outer(version, ["Content-Length: " + form.format(n=len(inner), m=0)], inner)
+    head, _, body = data.partition(END)
+    return head.replace(b"\r\n", b"\n") + b"\n\n" + body if is_bare else data
 
 
 def outer(version: str, lines: list[str], body: bytes) -> bytes:
@@ -115,22 +130,24 @@ def framings(tally: Tally, budget: Budget, folder: Path) -> None:
     """Requests inside requests, on both ways in: none of the inner ones is ever taken."""
 
     async def main() -> None:
-        for way in WAYS:
+        for way, share in zip(WAYS, (0.5, 1.0), strict=True):
             async with served(folder, way) as one:
-                number = 0
-                while number == 0 or budget.is_left:
-                    talks = [
-                        (name, [data] if number == 0 else pieces(budget.chance, data))
-                        for name, data in framings_of(number)
-                    ]
-                    if number:  # the second time in pieces, and a part of them only
-                        talks = budget.chance.sample(talks, 4 * TOGETHER)
+                said: dict[bytes, str] = {}
+                for number in count():
+                    chosen = list(frames())
+                    if number:  # after all of them whole, some of them in pieces
+                        if time.monotonic() - budget.began > share * budget.seconds:
+                            break
+                        chosen = budget.chance.sample(chosen, TOGETHER)
+                    talks = []
+                    for name, put in chosen:
+                        body = hook(f"smuggled-{len(said):06}")
+                        said[body] = name
+                        data = put(request("POST", "/in/open", body))
+                        talks.append((name, pieces(budget.chance, data) if number else [data]))
                     await say_all(tally, one, talks)
-                    number += 1
-                    if way != WAYS[-1] and time.monotonic() - budget.began > budget.seconds / 2:
-                        break
                 for body in kept(one, "open"):
-                    tally.accept(f"{way} way: a request inside another one: {body!r}")
+                    tally.accept(f"{way} way: the request inside {said[body]}")
 
     asyncio.run(main())
 

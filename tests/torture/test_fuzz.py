@@ -1,6 +1,7 @@
 """Whatever bytes come in, nothing raises anything but its own errors (S2, S11, S12, S35, S36; R16).
 
-TORTURE_EXAMPLES says how many bytes are tried per target; `scripts/fuzz` tries for as long as it is told to.
+TORTURE_EXAMPLES says how many bytes are tried per target; `scripts/fuzz --only readers` tries for as long as it is
+told to, without Hypothesis.
 """
 
 from __future__ import annotations
