@@ -19,13 +19,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-MOST_TOLD = 20
-"""Findings of a part that are told one by one."""
+MOST_PRINTED = 20
+"""Findings of a part that are printed one by one."""
 
 
 @dataclass
 class Tally:
-    """What came of one part: a line of the table."""
+    """The result of one part: a row of the table."""
 
     part: str
     tried: int = 0
@@ -33,7 +33,7 @@ class Tally:
     crashes: int = 0
     failed: int = 0
     slowest: float = 0.0
-    told: list[str] = field(default_factory=list)
+    printed: list[str] = field(default_factory=list)
 
     @property
     def findings(self) -> int:
@@ -42,21 +42,21 @@ class Tally:
     def accept(self, what: str) -> None:
         """Count something that must have been refused."""
         self.accepted += 1
-        self._tell(f"accepted wrongly: {what}")
+        self._note(f"accepted wrongly: {what}")
 
     def crash(self, what: str) -> None:
         """Count an error that nobody was meant to see."""
         self.crashes += 1
-        self._tell(f"crashed: {what}")
+        self._note(f"crashed: {what}")
 
     def fail(self, what: str) -> None:
         """Count a 5xx."""
         self.failed += 1
-        self._tell(f"5xx: {what}")
+        self._note(f"5xx: {what}")
 
-    def _tell(self, what: str) -> None:
-        if len(self.told) < MOST_TOLD:
-            self.told.append(f"{self.part}: {what}")
+    def _note(self, what: str) -> None:
+        if len(self.printed) < MOST_PRINTED:
+            self.printed.append(f"{self.part}: {what}")
 
     @contextmanager
     def trying(self) -> Iterator[None]:
@@ -71,7 +71,7 @@ class Tally:
 
 @dataclass
 class Budget:
-    """How long a part may go on by chance, and the dice for it."""
+    """The time that a part may go on by chance, and the dice for it."""
 
     seconds: float
     seed: int
@@ -89,7 +89,7 @@ Part = Callable[[Tally, Budget, Path], None]
 
 
 class Errors(logging.Handler):
-    """A traceback in the log of a server under test is a crash, whatever the sender was answered."""
+    """A log handler that counts tracebacks of a server under test as crashes, whatever the sender was answered."""
 
     def __init__(self, tally: Tally) -> None:
         super().__init__(logging.ERROR)
@@ -102,7 +102,7 @@ class Errors(logging.Handler):
 
 
 def run(name: str, part: Part, seconds: float, seed: int) -> Tally:
-    """Return what came of a part."""
+    """Run a part; return its result."""
     tally = Tally(name)
     errors = Errors(tally)
     logging.getLogger().addHandler(errors)
@@ -130,7 +130,7 @@ def parts() -> dict[str, Part]:
 
 
 def table(tallies: Sequence[Tally]) -> str:
-    """Return all lines, aligned."""
+    """Return the rows, aligned."""
     rows = [("part", "tried", "accepted wrongly", "crashes", "5xx", "slowest")]
     rows += [
         (t.part, f"{t.tried:,}", f"{t.accepted:,}", f"{t.crashes:,}", f"{t.failed:,}", f"{t.slowest * 1000:,.0f} ms")
@@ -164,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stderr.write(f"fuzz {name} for {share:.0f} s, seed {given.seed}\n")
             tallies.append(run(name, known[name], share, given.seed))
     lines = [table(tallies)] if tallies else []
-    lines += [text for tally in tallies for text in tally.told]
+    lines += [text for tally in tallies for text in tally.printed]
     is_slow = False
     if "flood" in chosen:
         from tests.torture import review_flood

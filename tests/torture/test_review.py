@@ -32,7 +32,7 @@ AT_LEAST = {
 def test_nothing_of_the_review_comes_back(name: str) -> None:
     tally = review.run(name, review.parts()[name], SECONDS, SEED)
     sys.stdout.write(review.table([tally]) + "\n")
-    assert not tally.findings, "\n".join(tally.told)
+    assert not tally.findings, "\n".join(tally.printed)
     assert tally.tried >= AT_LEAST[name], "too little was tried to prove anything"
 
 
@@ -40,7 +40,7 @@ def test_every_part_is_in_the_suite() -> None:
     assert AT_LEAST.keys() == review.parts().keys()
 
 
-def test_a_finding_is_counted_told_and_ends_with_1(
+def test_a_finding_is_counted_printed_and_ends_with_1(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def bad(tally: review.Tally, budget: review.Budget, folder: Path) -> None:
@@ -49,6 +49,6 @@ def test_a_finding_is_counted_told_and_ends_with_1(
 
     monkeypatch.setattr(review, "parts", lambda: {"bad": bad})
     assert review.main(["--minutes", "0", "--only", "bad", "--seed", "7"]) == 1
-    told = capsys.readouterr().out
-    assert "bad: accepted wrongly: a forgery" in told
-    assert "1 findings in 1 tries, seed 7" in told
+    printed = capsys.readouterr().out
+    assert "bad: accepted wrongly: a forgery" in printed
+    assert "1 findings in 1 tries, seed 7" in printed

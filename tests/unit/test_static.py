@@ -255,7 +255,7 @@ def test_sql_stays_in_the_store() -> None:
 
 
 def test_redis_is_no_part_of_the_inbox() -> None:
-    """R14, R15: the store's unique index decides; what forgets cannot stand in front of it."""
+    """R14, R15: the store's unique index decides; nothing that may forget comes before it."""
     users = {
         path.relative_to(PACKAGE).parts[0]
         for path in MODULES
@@ -275,7 +275,7 @@ LINES = 6
 
 
 def bodies(text: str, tree: ast.AST) -> Iterator[tuple[str, str]]:
-    """Every function of some length: its name, and what it does."""
+    """Yield name and body of every function of some length."""
     lines = [line.strip() for line in text.splitlines()]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -285,7 +285,7 @@ def bodies(text: str, tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def repeated(modules: dict[str, tuple[str, ast.AST]]) -> list[list[str]]:
-    """Functions that do the same, word for word."""
+    """Return the functions that do the same, word for word."""
     places: dict[str, list[str]] = {}
     for where, (text, tree) in modules.items():
         for name, body in bodies(text, tree):
@@ -313,7 +313,7 @@ def skips(tree: ast.AST) -> Iterator[str]:
 
 
 def test_no_test_is_skipped() -> None:
-    """R75: whatever service is missing, somebody is told."""
+    """R75: a service that is missing is a failure."""
     files = sorted(Path(__file__).parents[1].rglob("*.py"))
     assert len(files) > 100
     for path in files:
