@@ -11,12 +11,12 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
 from oncehook import presets, units, verify
 from oncehook.backoff import Policy, policy
 from oncehook.categories import Classify, Rules
-from oncehook.config import DestinationConfig, Loaded, SourceConfig, WatermarkConfig
+from oncehook.config import DestinationConfig, EncryptConfig, Loaded, SourceConfig, WatermarkConfig
 from oncehook.config.tables import FilesConfig, RetryConfig, RouteConfig, WhatsAppConfig
 from oncehook.config.twice import Twice
 from oncehook.deliveries import Breaker
@@ -26,9 +26,10 @@ from oncehook.destinations.sender import SenderDestination
 from oncehook.errors import ConfigError
 from oncehook.model import Headers
 from oncehook.routes import Route
-from oncehook.secret import Secret
+from oncehook.secret import Secret, read_secret
 from oncehook.sources import Source, Splitter, build, split_at
 from oncehook.store.base import Numbers, Store
+from oncehook.store.cipher import Cipher, read_key
 from oncehook.verify import Nothing, Scheme, Verify
 from oncehook.watermarks import Limits
 
@@ -231,21 +232,45 @@ def networks(allow_private: bool | Sequence[str]) -> Any:
 # -- store and arrivals --------------------------------------------------------------------------
 
 
-def open_store(url: str) -> Store:
+def open_store(url: str, cipher: Cipher | None = None) -> Store:
     """The engine a URL names. Nothing is opened yet."""
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
         from oncehook.store.sqlite import SqliteStore
 
-        return SqliteStore(_file(url))
+        return SqliteStore(_file(url), cipher=cipher)
     if scheme in ("postgresql", "postgres"):
         from oncehook.store.postgres import PostgresStore
 
-        return PostgresStore(url)
+        return PostgresStore(url, cipher=cipher)
     raise ConfigError(
         f"{scheme!r} is not a store this program knows.",
         hint="Write sqlite:./oncehook.db or postgresql://host/database.",
     )
+
+
+Encrypt: TypeAlias = str | bytes | Sequence[str | bytes] | Mapping[str, Any] | EncryptConfig
+"""A key or several, or what the settings' table of this name says."""
+
+
+def cipher_of(encrypt: Encrypt | None) -> Cipher:
+    """The cipher that a program or checked settings describe. Raises ConfigError, without repeating a key."""
+    if encrypt is None:
+        return Cipher()
+    if isinstance(encrypt, Mapping):
+        encrypt = _encrypt_config(encrypt)
+    if isinstance(encrypt, EncryptConfig):
+        keys = [secret.reveal() for secret in encrypt.key]
+        return Cipher([read_key(key) for key in keys], decrypt_only=encrypt.decrypt_only)
+    return Cipher([read_key(key) for key in as_secrets(encrypt)])
+
+
+def _encrypt_config(given: Mapping[str, Any]) -> EncryptConfig:
+    if "key" not in given or not set(given) <= {"key", "decrypt_only"}:
+        raise ConfigError("encrypt takes `key` and `decrypt_only`.", hint='Write {"key": {"env": "NAME"}}.')
+    many = given["key"] if isinstance(given["key"], list | tuple) else [given["key"]]
+    secrets = [read_secret(one, "encrypt.key", env=os.environ, base=Path()) for one in many]
+    return EncryptConfig(key=tuple(secrets), decrypt_only=bool(given.get("decrypt_only", False)))
 
 
 def is_same_store(url: str, other: str) -> bool:

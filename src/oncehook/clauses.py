@@ -5,10 +5,15 @@ The query language makes clauses, a `Filter` carries them, and engines answer th
 
 from __future__ import annotations
 
+import json
 import math
+import operator
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 SIGNS: Final = (">=", "<=", ">", "<", "=")
 """How a value may be compared; the longer ones first, for whoever reads them off a text."""
@@ -44,3 +49,67 @@ def read_number(text: str) -> int | float | None:
     if text.removeprefix("-").isdigit() and -_LARGEST <= int(text) < _LARGEST:
         return int(text)
     return number if math.isfinite(number) else None
+
+
+# -- read by Python ----------------------------------------------------------------------------
+
+_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "=": operator.eq,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+
+
+class Asked(msgspec.Struct):
+    """A clause with its number read off."""
+
+    path: list[str]
+    sign: str
+    value: str
+    number: int | float | None
+
+
+_decode: Final = msgspec.json.Decoder().decode
+_MISSING: Final = object()
+
+
+def prepare(clauses: Sequence[Clause]) -> list[Asked]:
+    """Return clauses as `says` takes them."""
+    return [Asked(list(clause.path), clause.sign, clause.value, clause.number) for clause in clauses]
+
+
+def says(body: bytes, clauses: Sequence[Asked]) -> bool:
+    """Tell whether a body, read as handlers read it, says all of this."""
+    try:
+        data = _decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    return all(_holds(clause, _at(data, clause.path)) for clause in clauses)
+
+
+def _at(data: Any, path: Sequence[str]) -> Any:
+    for step in path:
+        if isinstance(data, dict):
+            data = data.get(step, _MISSING)
+        elif isinstance(data, list) and step.isdecimal() and str(int(step)) == step and int(step) < len(data):
+            data = data[int(step)]
+        else:
+            return _MISSING
+    return data
+
+
+def _holds(clause: Asked, found: Any) -> bool:
+    if isinstance(found, str):
+        return clause.sign == "=" and found == clause.value
+    if found is None or isinstance(found, bool):
+        return clause.sign == "=" and json.dumps(found) == clause.value
+    if not isinstance(found, int | float) or clause.number is None:
+        return False
+    is_whole = isinstance(found, int) and isinstance(clause.number, int)
+    try:
+        left, right = (found, clause.number) if is_whole else (float(found), float(clause.number))
+    except OverflowError:
+        return False
+    return _COMPARE[clause.sign](left, right)

@@ -155,6 +155,8 @@ class Lease:
     """Something waited behind it when it was given."""
     failing: bool = False
     """Failures were counted against its destination then: a success takes them off."""
+    unreadable: str | None = None
+    """Why head and body are missing: they cannot be decrypted. It is given out to be settled as a failure."""
     is_settling: bool = False
     """Its handler's own transaction settles it: the row is locked until the commit, and needs no heartbeat."""
 

@@ -30,7 +30,7 @@ from oncehook.deliveries import (
 from oncehook.destinations.base import Destination
 from oncehook.erasing import Erasing
 from oncehook.erasure import ERASED
-from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon
+from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon, Undecryptable
 from oncehook.model import (
     Figures,
     Kind,
@@ -190,7 +190,7 @@ class Desk:
             if read_message is None and (source is None or source.preview is None):
                 continue
             if delivery.event_id not in events:
-                events[delivery.event_id] = await self._store.get_event(delivery.event_id)
+                events[delivery.event_id] = await self._readable(delivery.event_id)
             event, seen = events[delivery.event_id], None
             if event is not None and read_message is not None:
                 seen = read_message(event.body)
@@ -199,6 +199,12 @@ class Desk:
             if seen is not None:
                 found[delivery.id] = seen
         return found
+
+    async def _readable(self, event_id: bytes) -> StoredEvent | None:
+        """Return an event, unless it is gone or cannot be decrypted: a plan shows what it can."""
+        with suppress(Undecryptable):
+            return await self._store.get_event(event_id)
+        return None
 
     async def replayable(self, deliveries: Iterable[StoredDelivery]) -> set[bytes]:
         """Return those that a replay would run again now: ended, not erased, not replayed within the last minute, and
@@ -533,8 +539,12 @@ class Desk:
 
     async def arrival_body(self, event_id: bytes, arrival_id: bytes) -> bytes | None:
         """The body of a later arrival, where it differs from the event's own."""
-        later = await self._store.arrivals_of(event_id)
-        return next((arrival.body for arrival in later if arrival.id == arrival_id), None)
+        for arrival in await self._store.arrivals_of(event_id):
+            if arrival.id == arrival_id:
+                if arrival.unreadable is not None:
+                    raise arrival.unreadable
+                return arrival.body
+        return None
 
     async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
         """Write down what somebody did that the store has no verb for, such as logging in (S34)."""

@@ -12,12 +12,14 @@
     │   ├── Unauthorized            401, no or a wrong credential
     │   ├── Forbidden               403, the role does not suffice
     │   ├── BadRequest              400
-    │   │   └── QueryInvalid        a query that cannot be read
+    │   │   ├── QueryInvalid        a query that cannot be read
+    │   │   └── QueryTooWide        it asks for what too many encrypted bodies say
     │   ├── NotFound                404
     │   ├── NotReplayable           409, pending, leased, or done without `force`
     │   │   └── Erased              409, there is nothing left to deliver
     │   ├── NotWaiting              409, nothing to retry or discard
     │   ├── PlanChanged             409, the plan no longer says what would happen
+    │   ├── Undecryptable           409, its key is not given, or it was changed
     │   ├── ReplayTooSoon           429, replayed a moment ago
     │   └── TestedTooSoon           429, tested a moment ago
     ├── Steering            a handler: how its attempt is to be taken
@@ -152,6 +154,13 @@ class QueryInvalid(BadRequest):
     code = "query_invalid"
 
 
+class QueryTooWide(BadRequest):
+    """Too many encrypted bodies would have to be read for this query."""
+
+    code = "query_too_wide"
+    hint = "Narrow it down, by status, subject or time: `status:dead since:2h body.amount:>1000`."
+
+
 class NotFound(Refused):
     """There is no such thing here, or no longer."""
 
@@ -182,6 +191,13 @@ class PlanChanged(Refused):
     """What matches has changed since the plan was made; look at the new plan and confirm that."""
 
     code = "plan_changed"
+
+
+class Undecryptable(Refused):
+    """This cannot be decrypted."""
+
+    code = "undecryptable"
+    hint = "Nothing else is affected. A backup may hold it as it was."
 
 
 class ReplayTooSoon(Refused):

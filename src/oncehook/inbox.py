@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from oncehook import assembly, clock
+from oncehook.assembly import Encrypt
 from oncehook.config import Loaded
 from oncehook.deliveries import StoredWorker
 from oncehook.desk import Desk
@@ -46,8 +47,10 @@ DRAIN_SECONDS = 25.0
 class Inbox(Layout):
     """The whole: what comes in, what is kept, where it goes."""
 
-    def __init__(self, store: str = "sqlite:./oncehook.db", *, migrate: bool = True) -> None:
-        super().__init__(store, migrate=migrate)
+    def __init__(
+        self, store: str = "sqlite:./oncehook.db", *, migrate: bool = True, encrypt: Encrypt | None = None
+    ) -> None:
+        super().__init__(store, migrate=migrate, encrypt=encrypt)
         self.draining = False
         self.local_token = clock.random_bytes(32).hex()
         """For commands of the same user on this machine; made anew at every start, kept in the lock file only."""

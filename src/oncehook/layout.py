@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack
 
 from oncehook import assembly, routes, watermarks
-from oncehook.assembly import TermSettings
+from oncehook.assembly import Encrypt, TermSettings
 from oncehook.categories import Classify, check_classify
 from oncehook.config import Config, Loaded, Names, RetentionConfig, load
 from oncehook.config.twice import Twice
@@ -42,8 +42,9 @@ class Layout:
     takes_settings: ClassVar[bool] = True
     """Whether the settings of a file may count beside what a program says."""
 
-    def __init__(self, store: str, *, migrate: bool = True) -> None:
-        self.store: Store = assembly.open_store(store)
+    def __init__(self, store: str, *, migrate: bool = True, encrypt: Encrypt | None = None) -> None:
+        """`encrypt`: the key under which payloads are kept, 32 random bytes as base64 or hex; a list while rotating."""
+        self.store: Store = assembly.open_store(store, assembly.cipher_of(encrypt))
         self.store_url = store
         self.observer = Observer(self.store.engine.value)
         self.store.watch = self.observer.operation
@@ -92,7 +93,7 @@ class Layout:
     @classmethod
     def from_config(cls, config: Config) -> Self:
         """The inbox that checked settings describe."""
-        inbox = cls(config.store, migrate=config.migrate)
+        inbox = cls(config.store, migrate=config.migrate, encrypt=config.encrypt)
         inbox._define(config)
         inbox.limits = assembly.limits_of(config.watermark)
         inbox.retention = config.retention
@@ -105,8 +106,10 @@ class Layout:
         twice.names("source", self.sources)
         twice.names("destination", self.destinations)
         twice.store(self.store_url, assembly.is_same_store(self.store_url, loaded.config.store))
+        twice.encrypt(self.store.cipher, theirs := assembly.cipher_of(loaded.config.encrypt))
         limits, retention = assembly.both_limits(self.limits, loaded, twice), twice.retention(self.retention)
         twice.end()
+        self.store.cipher.take_over(theirs)
         self._define(loaded.config)
         self.limits, self.retention, self.settings = limits, retention, loaded
         self._migrate = self._migrate and loaded.config.migrate

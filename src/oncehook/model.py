@@ -18,6 +18,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from oncehook import clock
+from oncehook.errors import Undecryptable
 
 Headers = Sequence[tuple[bytes, bytes]]
 """Names in lower case, in the order received, duplicates kept."""
@@ -288,6 +289,7 @@ class StoredArrival:
     """A later arrival of an event that was already there."""
 
     id: bytes
+    """Of the event that it would have made."""
     event_id: bytes
     outcome: Outcome
     at: datetime
@@ -295,6 +297,8 @@ class StoredArrival:
     body: bytes | None
     """Kept only when it differs from the event's own."""
     batch_id: bytes | None = None
+    unreadable: Undecryptable | None = None
+    """Why there is neither head nor body."""
 
 
 class Engine(Enum):

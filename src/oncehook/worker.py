@@ -19,12 +19,13 @@ import socket
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from oncehook import clock, faults
-from oncehook.deliveries import DEATHS, Evidence, Expired, Lease, Settle, Settlement, StoredWorker, Turn, Want
-from oncehook.destinations.base import Destination, settlement
+from oncehook.deliveries import DEATHS, Category, Evidence, Expired, Lease, Settle, Settlement, StoredWorker, Turn, Want
+from oncehook.destinations.base import Destination, Result, settlement
 from oncehook.destinations.handler import failure
 from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
 from oncehook.heartbeat import BEATS, Heartbeat
@@ -496,12 +497,14 @@ class Worker:
         try:
             settled = _without_attempt(lease)
             if settled is None:
-                result = await destination.attempt(lease)
+                result = await destination.attempt(lease) if lease.unreadable is None else _unreadable(lease.unreadable)
                 if result.settled:
                     self.settled(Settlement(lease, Settle.done, duration=clock.perf() - started))
                     return
                 goes_on = self._goes_on(place, lease, under_way)
                 settled = settlement(destination.terms, lease, result, clock.perf() - started, take_next=goes_on)
+                if lease.unreadable is not None:
+                    settled = replace(settled, breaker=None)
             if settled.take_next is not None:
                 under_way.takes_next = True
                 place.spend()
@@ -601,6 +604,11 @@ def _want(destination: Destination, limit: int, turn: Turn) -> Want:
 def _ends_by_itself(destination: Destination) -> bool:
     """A thread cannot be ended: its lease is kept until it ends."""
     return getattr(destination, "is_cancellable", True)
+
+
+def _unreadable(reason: str) -> Result:
+    """Fail an attempt that has nothing to deliver: the key may be given before the last retry."""
+    return Result(Category.transient, Evidence(error=f"undecryptable: {reason}"))
 
 
 def _without_attempt(lease: Lease) -> Settlement | None:

@@ -19,6 +19,7 @@ from oncehook.deliveries import Filter
 from oncehook.model import Engine
 from oncehook.query import parse
 from oncehook.store.base import Store
+from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import matching
 from oncehook.store.postgres import show as postgres_show
@@ -217,10 +218,10 @@ async def test_what_was_taken_out_is_not_found(ground: Ground, store: Store) -> 
 @pytest.fixture(scope="module")
 def sqlite_says() -> Iterator[Callable[[bytes, Clause], bool]]:
     with closing(sqlite3.connect(":memory:")) as connection:
-        bodies.teach(connection)
+        bodies.teach(connection, Cipher())
 
         def says(body: bytes, *asked: Clause) -> bool:
-            text = "SELECT count(*) FROM (SELECT :body AS body) e WHERE true " + bodies.SAYS
+            text = "SELECT count(*) FROM (SELECT :body AS body, NULL AS id) e WHERE true " + bodies.SAYS
             [(n,)] = connection.execute(text, {"body": body, "clauses": bodies.asked(asked)})
             return bool(n)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import SqliteStore, bodies, find, replay, settle, show, sweep, work
 
 
@@ -78,7 +79,7 @@ class Anything(dict[str, Any]):
 def plan(store: SqliteStore, statement: str) -> list[str]:
     parameters: Any = Anything() if ":" in statement else [None] * (statement.count("?") + 12)
     with closing(sqlite3.connect(store.path)) as connection:
-        bodies.teach(connection)
+        bodies.teach(connection, Cipher())
         for count in range(len(parameters) + 1) if isinstance(parameters, list) else [0]:
             try:
                 given = parameters[:count] if isinstance(parameters, list) else parameters

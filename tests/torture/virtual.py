@@ -126,6 +126,7 @@ class VirtualStore(SqliteStore):
         super().__init__(path)
         self._writer = _LoopWriter(
             self.path,
+            self.cipher,
             lambda *_: None,
             lambda due: self.wake(due),
             lambda intakes: Reserved(self.taker, self._source_names, intakes),

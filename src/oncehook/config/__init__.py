@@ -23,6 +23,7 @@ from oncehook.config.tables import (
     BreakerConfig,
     Config,
     DestinationConfig,
+    EncryptConfig,
     RetentionConfig,
     RetryConfig,
     RouteConfig,
@@ -35,11 +36,13 @@ from oncehook.config.tables import (
 from oncehook.config.walk import Field, Problem, Walk, fields_of, is_one_table, raise_all, table_of
 from oncehook.errors import ConfigError
 from oncehook.secret import Environment, Secret
+from oncehook.store.cipher import read_key
 
 __all__ = [
     "BreakerConfig",
     "Config",
     "DestinationConfig",
+    "EncryptConfig",
     "Loaded",
     "Names",
     "RetentionConfig",
@@ -162,9 +165,11 @@ def load(
 def _check_secrets(walk: Walk) -> None:
     for path, secret in walk.secrets:
         try:
-            secret.reveal()
+            value = secret.reveal()
+            if path[0] == "encrypt":
+                read_key(value)
         except ConfigError as error:
-            walk.note(path, str(error))
+            walk.note(path, f"{error} {error.hint}".rstrip())
 
 
 # -- what lies over the file -------------------------------------------------------------------

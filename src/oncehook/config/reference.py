@@ -21,6 +21,7 @@ _TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("`breaker = { … }`", tables.BreakerConfig),
     ("`[[route]]`", tables.RouteConfig),
     ("`retention = { … }`", tables.RetentionConfig),
+    ("`encrypt = { … }`", tables.EncryptConfig),
     ("`[watermark]`", tables.WatermarkConfig),
 )
 

@@ -286,6 +286,17 @@ _RETENTION: Final = Form(
 )
 
 
+class EncryptConfig(_Table, frozen=True, kw_only=True):
+    """Encryption of bodies, headers and answers in the store."""
+
+    key: Annotated[
+        tuple[Secret, ...],
+        forms.SECRETS,
+        "32 random bytes as base64 or hex; a list while rotating: the first encrypts, all decrypt.",
+    ]
+    decrypt_only: Annotated[bool, forms.FLAG, "Keep what is new as it comes; what is encrypted stays readable."] = False
+
+
 class WatermarkConfig(_Table, frozen=True, kw_only=True):
     """Levels that raise an alert."""
 
@@ -307,6 +318,7 @@ class Config(_Table, frozen=True, kw_only=True):
     retention: Annotated[RetentionConfig, _RETENTION, "How long things are kept where a source says nothing."] = (
         RetentionConfig()
     )
+    encrypt: EncryptConfig | None = None
     watermark: WatermarkConfig = WatermarkConfig()
     server: ServerConfig = ServerConfig()
     source: dict[str, SourceConfig] = {}

@@ -12,6 +12,7 @@ from typing import Final, TypeVar
 from oncehook.config import Loaded, RetentionConfig
 from oncehook.config.forms import hide_password
 from oncehook.config.walk import Problem, raise_all
+from oncehook.store.cipher import Cipher
 
 T = TypeVar("T")
 
@@ -37,6 +38,11 @@ class Twice:
         if not is_same and self._loaded.is_from_file("store"):
             theirs = self._loaded.config.shown_store
             self._note("store", f"store is {theirs}, and {self._app} keeps its events in {hide_password(mine)}")
+
+    def encrypt(self, mine: Cipher, theirs: Cipher) -> None:
+        """Note that both name keys, and not the same ones."""
+        if mine.has_keys and theirs.has_keys and mine != theirs:
+            self._note("encrypt", f"encrypt is set by {self._app} too, to something else; say it once")
 
     def one_of(self, setting: str, mine: T, unsaid: T, theirs: T) -> T:
         """The value that one of the two has said; where both have, they must agree."""

@@ -51,6 +51,7 @@ from oncehook.model import (
     Verdict,
 )
 from oncehook.replays import ReplayOrder, ReplayPlan, ReplayState, Seen, StoredReplay
+from oncehook.store.cipher import Cipher
 
 T = TypeVar("T", contravariant=True)
 
@@ -59,6 +60,10 @@ KEPT_ARRIVALS = 20
 
 UNSEEN = bytes(16)
 """The body hash of a key that was imported: nobody here knows its body, so no copy of it is a conflict."""
+
+MOST_DECRYPTED = 100_000
+MOST_DECRYPTED_BYTES = 256 << 20
+"""Encrypted bodies that a replay or a discard looks into, at most: only Python can read them."""
 
 KEPT_REJECTIONS = 1000
 """Size of the ring of rejected arrivals."""
@@ -224,6 +229,8 @@ class Store(Protocol):
     """What oncehook asks of a database."""
 
     engine: Engine
+    cipher: Cipher
+    """Encrypts what is kept of payloads; may be given other keys before `open`."""
     watch: Watch
     """Told on the loop how long each commit took; may be replaced before `open`."""
 

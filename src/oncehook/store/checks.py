@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from oncehook.model import Check
+from oncehook.store.cipher import Cipher
 
 LEVELS: Final = ("pending", "done", "dead", "discarded")
 """Counters that are levels: their sum is the number of deliveries that stand so."""
@@ -66,6 +67,29 @@ def conservation(tally: Tally) -> list[Check]:
         ),
         _law("heads", tally.misplaced_heads == 0, "every head is the first of its subject, and open or held"),
     ]
+
+
+def encryption(kept: Iterable[tuple[bytes | None, int]], cipher: Cipher) -> list[Check]:
+    """Tell under which keys values are encrypted. `kept`: their ids with how many there are; None: plain ones.
+
+    Nothing where nothing is encrypted, nor shall be.
+    """
+    values = {None if key is None else key.hex(): n for key, n in kept}
+    plain = values.pop(None, 0)
+    if not values and not cipher.has_keys:
+        return []
+    given = cipher.key_ids
+    missing = sorted(key for key in values if key not in given)
+    shares = [f"{n} under the key {key}{'' if key in given else ' (not given)'}" for key, n in sorted(values.items())]
+    counted = f"values encrypted: {', '.join(shares) or 'none'}; plain: {plain}"
+    if missing:
+        return [
+            Check("encryption", False, counted, "Add the missing key to the end of `encrypt.key`, or say it again.")
+        ]
+    unused = [key for key in given[1:] if key not in values]
+    if unused:
+        counted += f"; no longer needed: {', '.join(unused)}"
+    return [Check("encryption", True, counted)]
 
 
 def _law(name: str, holds: bool, statement: str) -> Check:

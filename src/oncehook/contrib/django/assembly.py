@@ -95,7 +95,8 @@ class DjangoInbox(Inbox):
         from oncehook.store.postgres import PostgresStore
 
         assert isinstance(self.store, PostgresStore)
-        PostgresStore.__init__(self.store, url)  # the same one to all who know it, at another address
+        # the same one to all who know it, at another address
+        PostgresStore.__init__(self.store, url, cipher=self.store.cipher)
         self.store.watch = self.observer.operation
         self.url = url
 
@@ -109,6 +110,7 @@ def the_inbox() -> DjangoInbox:
         inbox = DjangoInbox.from_loaded(load(file, flags={"store": url}, whole=False))
     else:
         inbox = DjangoInbox(str(url), migrate=given.get("MIGRATE", True))
+    inbox.store.cipher.take_over(assembly.cipher_of(given.get("ENCRYPT")))
     inbox.alias, inbox.url = conf.alias(), url
     for name, settings_ in given.get("SOURCES", {}).items():
         _said(f"SOURCES: {name}", inbox.source, name, **settings_)

@@ -17,7 +17,7 @@ from django.db import connections
 from oncehook.errors import ConfigError
 
 KEYS: Final = (
-    *("STORE", "SCHEMA", "MIGRATE", "CONFIG", "WORK"),
+    *("STORE", "SCHEMA", "MIGRATE", "ENCRYPT", "CONFIG", "WORK"),
     *("SOURCES", "DESTINATIONS", "ROUTES", "TRUSTED_PROXIES", "DASHBOARD"),
 )
 DEFAULT_ALIAS: Final = "default"

@@ -108,7 +108,7 @@ class Acts(Reader):
             return 0
         by = None if seen is None else seen.at
         async with self.prudent(REPLAYING) as connection:
-            meant = [row[0] for row in await rows(connection, _DEAD, await parameters(connection, filter))]
+            meant = [row[0] for row in await rows(connection, _DEAD, await parameters(connection, filter, self.cipher))]
             if not meant:
                 return 0
             closed = await rows(connection, _DISCARD, [Ids(meant), storable(reason), by])

@@ -17,6 +17,7 @@ from psycopg.rows import tuple_row
 
 from oncehook.errors import ConfigError
 from oncehook.model import Intake, Verdict
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.intake import INTAKE, Rows, read_answer, verdicts
 from oncehook.store.postgres.notify import channel, payload
 from oncehook.store.postgres.opening import Place
@@ -32,14 +33,14 @@ SELECT current_setting('search_path'), set_config('search_path',
 _PATH_AND_CALL: Final = "SELECT set_config('search_path', $1, true), pg_notify($2, $3)"
 
 
-async def record(tx: Any, intake: Intake, here: Place) -> list[Verdict]:
+async def record(tx: Any, intake: Intake, here: Place, cipher: Cipher) -> list[Verdict]:
     """Record in the transaction of an asynchronous connection."""
     connection = _driver_connection(tx, psycopg.AsyncConnection)
     cursor = psycopg.AsyncRawCursor(connection, row_factory=tuple_row)
     adapt(cursor)
     try:
         path = (await (await cursor.execute(_OUR_PATH, _path(here))).fetchall())[0][0]
-        await cursor.execute(INTAKE, Rows([intake]).parameters(slot_of(connection)), binary=True)
+        await cursor.execute(INTAKE, Rows([intake], cipher).parameters(slot_of(connection)), binary=True)
         rows = await cursor.fetchall()
         await cursor.execute(_PATH_AND_CALL, [path, channel(here.schema), payload(_destinations(intake))])
     except psycopg.errors.UndefinedFunction as error:
@@ -47,14 +48,14 @@ async def record(tx: Any, intake: Intake, here: Place) -> list[Verdict]:
     return verdicts([intake], read_answer(rows))[0]
 
 
-def record_blocking(tx: Any, intake: Intake, here: Place) -> list[Verdict]:
+def record_blocking(tx: Any, intake: Intake, here: Place, cipher: Cipher) -> list[Verdict]:
     """Record in the transaction of a blocking connection."""
     connection = _driver_connection(tx, psycopg.Connection)
     cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
     adapt(cursor)
     try:
         path = cursor.execute(_OUR_PATH, _path(here)).fetchall()[0][0]
-        cursor.execute(INTAKE, Rows([intake]).parameters(slot_of(connection)), binary=True)
+        cursor.execute(INTAKE, Rows([intake], cipher).parameters(slot_of(connection)), binary=True)
         rows = cursor.fetchall()
         cursor.execute(_PATH_AND_CALL, [path, channel(here.schema), payload(_destinations(intake))])
     except psycopg.errors.UndefinedFunction as error:

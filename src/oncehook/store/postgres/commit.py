@@ -23,6 +23,7 @@ from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Verdict
 from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, refuse, unheeded
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.familiar import Familiar
 from oncehook.store.postgres.intake import INTAKE, Rows, read_answer, verdicts
 from oncehook.store.postgres.opening import PATIENCE, SILENCE, cut, is_alive
@@ -59,6 +60,7 @@ class GroupCommit:
     def __init__(
         self,
         connect: Connect,
+        cipher: Cipher,
         watch: Watch,
         made_due: Wake = unheeded,
         taker: Callable[[], Taker | None] = lambda: None,
@@ -70,6 +72,7 @@ class GroupCommit:
         batch: int,
     ) -> None:
         self.connect = connect
+        self.cipher = cipher
         self.watch = watch
         self.made_due = made_due
         self.taker = taker
@@ -338,12 +341,12 @@ class _Link:
     async def _send(self, intakes: Sequence[Intake], reserved: Reserved) -> list[Any]:
         bare = self._line.familiar.among(intakes)
         try:
-            return await self._execute(_parameters(intakes, bare, self._slot, reserved))
+            return await self._execute(_parameters(intakes, self._line.cipher, bare, self._slot, reserved))
         except psycopg.IntegrityError:
             if not bare:
                 raise
         self._line.familiar.forget()
-        return await self._execute(_parameters(intakes, (), self._slot, reserved))
+        return await self._execute(_parameters(intakes, self._line.cipher, (), self._slot, reserved))
 
     async def _execute(self, parameters: Sequence[object]) -> list[Any]:
         guard = asyncio.get_running_loop().call_later(SILENCE, self.cut)
@@ -433,8 +436,10 @@ def _unavailable(error: BaseException) -> StoreUnavailable:
     return failure
 
 
-def _parameters(intakes: Sequence[Intake], bare: Collection[bytes], slot: int, reserved: Reserved) -> Sequence[object]:
+def _parameters(
+    intakes: Sequence[Intake], cipher: Cipher, bare: Collection[bytes], slot: int, reserved: Reserved
+) -> Sequence[object]:
     try:
-        return Rows(intakes, bare, reserved).parameters(slot)
+        return Rows(intakes, cipher, bare, reserved).parameters(slot)
     except Exception as error:
         raise _UnfitError(str(error)) from error

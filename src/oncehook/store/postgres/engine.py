@@ -39,6 +39,7 @@ from oncehook.store.base import (
     unnoticed,
     unwatched,
 )
+from oncehook.store.cipher import Cipher
 
 try:
     import psycopg as psycopg
@@ -112,6 +113,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         url: str,
         *,
         schema: str = "oncehook",
+        cipher: Cipher | None = None,
         intake_connections: int = 2,
         max_waiting: int = 5000,
         max_waiting_bytes: int = 64 << 20,
@@ -119,7 +121,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         search_path: str | None = None,
         unsafe: bool = False,
     ) -> None:
-        super().__init__(opening.place(url, schema, search_path))
+        super().__init__(opening.place(url, schema, search_path), cipher or Cipher())
         self._unsafe = unsafe
         self.watch: Watch = unwatched
         self.wake: Wake = unheeded
@@ -129,6 +131,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         self._source_names: dict[int, str] = {}
         self._commit = GroupCommit(
             self._connect_hot,
+            self.cipher,
             lambda operation, seconds: self.watch(operation, seconds),
             self.made_due,
             lambda: self.taker,
@@ -141,7 +144,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         self._hot = HotConnections(self._connect_hot)
         self._bell = Bell(self._here, lambda destination_ids: self.wake(destination_ids))
         self._heartbeat = Heartbeat(self._here)
-        self._transactions = Transactions(self._here, self._follow_up)
+        self._transactions = Transactions(self._here, self.cipher, self._follow_up)
         self._failing: set[int] = set()
         """Destinations whose last outcome, as far as this process knows, was a failure."""
 
@@ -230,7 +233,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
     async def _leases(self, rows: Sequence[Sequence[Any]]) -> list[Lease]:
         if any(row[SOURCE_ID] not in self._source_names for row in rows):
             self._source_names.update(await self.rows("SELECT id, name FROM sources"))
-        return [read_lease(row, self._source_names) for row in rows]
+        return [read_lease(row, self._source_names, self.cipher) for row in rows]
 
     async def outlook(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         return read_outlook(await self._hot.rows(OUTLOOK, lambda _: [Integers(destination_ids), since]))
@@ -245,7 +248,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         if any(one.emits for one in settlements):
             answer = await self._settle_and_emit(settlements, worker)
         else:
-            answer = await settle_ours(settlements, worker, self._hot.rows)
+            answer = await settle_ours(settlements, worker, self.cipher, self._hot.rows)
         faults.point("after_settle")
         await self._follow_up(settlements, [answer])
         return Settled(answer.fences, await self._leases(answer.next) if answer.next else ())
@@ -254,9 +257,9 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         """A short transaction: what handlers emitted, then the end of their leases under the fence, or neither."""
         try:
             async with self._hot.transaction() as ask:
-                rows = await ask(INTAKE, lambda slot: emit_parameters(settlements, slot))
+                rows = await ask(INTAKE, lambda slot: emit_parameters(settlements, self.cipher, slot))
                 faults.point("after_emit")
-                answer = await settle_ours(settlements, worker, ask)
+                answer = await settle_ours(settlements, worker, self.cipher, ask)
                 if any(one.emits and one.lease.fence not in answer.fences for one in settlements):
                     raise LeaseLost
                 read_emitted(settlements, rows)
@@ -294,10 +297,10 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
                 await self.pause(one.lease.destination_id, "oncehook", one.pause)
 
     async def record_in(self, tx: Any, intake: Intake) -> list[Verdict]:
-        return await borrowed.record(tx, intake, self._here)
+        return await borrowed.record(tx, intake, self._here, self.cipher)
 
     def record_in_blocking(self, tx: Any, intake: Intake) -> list[Verdict]:
-        return borrowed.record_blocking(tx, intake, self._here)
+        return borrowed.record_blocking(tx, intake, self._here, self.cipher)
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transactions.begin()

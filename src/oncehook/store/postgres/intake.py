@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from oncehook.model import Intake, Item, Outcome, Planned, Verdict
 from oncehook.store.base import UNSEEN, Reserved
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.wire import Bigs, Blobs, Bools, Column, Floats, Ids, Integers, Smalls, Texts, Times
 
 INTAKE: Final = (
@@ -27,8 +28,15 @@ INTAKE: Final = (
 class Rows:
     """The columns of one group, in order of arrival. A key comes once: later items with it are its copies."""
 
-    def __init__(self, batch: Sequence[Intake], bare: Collection[bytes] = (), reserved: Reserved | None = None) -> None:
+    def __init__(
+        self,
+        batch: Sequence[Intake],
+        cipher: Cipher,
+        bare: Collection[bytes] = (),
+        reserved: Reserved | None = None,
+    ) -> None:
         """`bare`: event ids of items that go without body and deliveries, being copies as far as anybody knows."""
+        self._cipher = cipher
         self._bare = bare
         self._reserved = reserved
         self.items: list[tuple[Item, Intake]] = []
@@ -68,21 +76,22 @@ class Rows:
             Texts([item.rank_scope for item in items]),
             Ids([item.body_hash for item in items]),
             Ids([item.key_hash for item in items]),
-            Ids([intake.arrival_id for _, intake in rows]),
+            Ids([item.event_id for item in items]),
             Ids([intake.arrival_id if intake.raw is not None else None for _, intake in rows]),
-            Blobs([intake.headers if intake.raw is None else None for _, intake in rows]),
-            Blobs([None if item.event_id in self._bare else item.body for item in items]),
+            Blobs([self._cipher.kept_head(intake, item) for item, intake in rows]),
+            Blobs([None if item.event_id in self._bare else self._cipher.kept_body(item) for item in items]),
             Integers(self.counts),
             Floats([item.keep for item in items]),
         ]
 
     def _splits(self) -> list[Column]:
         splits = self.splits
+        kept = [self._cipher.kept_batch(intake) for intake in splits]
         return [
             Ids([intake.arrival_id for intake in splits]),
             Integers([intake.source_id for intake in splits]),
-            Blobs([intake.headers for intake in splits]),
-            Blobs([intake.raw for intake in splits]),
+            Blobs([head for head, _ in kept]),
+            Blobs([body for _, body in kept]),
         ]
 
     def _copies(self) -> list[Column]:
@@ -91,15 +100,18 @@ class Rows:
             Ids([item.key_hash for _, item, _, _ in rows]),
             Integers([intake.source_id for _, _, intake, _ in rows]),
             Ids([item.body_hash for _, item, _, _ in rows]),
-            Ids([intake.arrival_id for _, _, intake, _ in rows]),
+            Ids([item.event_id for _, item, _, _ in rows]),
             Ids([intake.arrival_id if intake.raw is not None else None for _, _, intake, _ in rows]),
-            Blobs([intake.headers if intake.raw is None else None for _, _, intake, _ in rows]),
-            # the candidate's own body serves for a copy that is like it
-            Blobs(
-                [None if item.body_hash == self.items[place][0].body_hash else item.body for place, item, _, _ in rows]
-            ),
+            Blobs([self._cipher.kept_head(intake, item) for _, item, intake, _ in rows]),
+            Blobs([self._copied_body(item, self.items[place][0]) for place, item, _, _ in rows]),
             Integers([self.counts[place] - 1 - nth for place, _, _, nth in rows]),
         ]
+
+    def _copied_body(self, item: Item, candidate: Item) -> bytes | None:
+        """Return the body of a copy; None: the candidate's own serves, which an encrypted one cannot."""
+        if item.body_hash == candidate.body_hash and (not self._cipher.encrypts or item.event_id in self._bare):
+            return None
+        return self._cipher.kept_body(item)
 
     def _planned(self) -> list[tuple[bytes, Planned]]:
         items = [item for item, _ in self.items if item.event_id not in self._bare]

@@ -15,6 +15,7 @@ from uuid import UUID
 
 from oncehook.deliveries import Expired, Lease, Options, Outlook, Turn, Want
 from oncehook.model import Mark
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.wire import Bigs, Column, Floats, Ids, Integers, Smalls
 
 LEASE: Final = "SELECT * FROM lease($1, $2, $3, $4, $5, $6, $7, $8)"
@@ -43,10 +44,11 @@ def lease_parameters(wants: Sequence[Want], slot: int, worker: str | None = None
     ]
 
 
-def read_lease(row: Sequence[Any], sources: Mapping[int, str]) -> Lease:
+def read_lease(row: Sequence[Any], sources: Mapping[int, str], cipher: Cipher) -> Lease:
     """Make a lease of the columns of `leased`; `sources` are their names by number."""
     turn, options, source, marks = _TURNS[row[8]], _OPTIONS[row[9]], sources[row[SOURCE_ID]], _MARKS[row[19]]
-    return Lease(*(*row[:8], turn, options, *row[10:14], source, *row[14:19], marks, *row[20:27]))
+    lease = Lease(*(*row[:8], turn, options, *row[10:14], source, *row[14:19], marks, *row[20:27]))
+    return cipher.read_lease(lease)
 
 
 def read_expired(former: str) -> Expired:

@@ -17,7 +17,8 @@ from psycopg import pq
 
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
-from oncehook.store.checks import Tally, conservation
+from oncehook.store.checks import Tally, conservation, encryption
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.opening import SILENCE, Place, connect, cut, dedup_index_stands, is_alive, one, rows
 from oncehook.store.postgres.wire import Connection, Id
 
@@ -46,6 +47,17 @@ SELECT pg_advisory_xact_lock(hashtext('oncehook.prune'), hashtext($1)),
   set_config('idle_in_transaction_session_timeout', '5s', true)
 """
 
+# The ids of the keys under which values are encrypted.
+_KEY_IDS: Final = """
+SELECT CASE WHEN substring(value FROM 1 FOR 5) = '\\xff4f484501'::bytea THEN substring(value FROM 6 FOR 4) END AS key,
+  count(*)
+FROM (
+  SELECT substring(body FROM 1 FOR 9) AS value FROM events UNION ALL SELECT substring(head FROM 1 FOR 9) FROM events
+  UNION ALL SELECT substring(body FROM 1 FOR 9) FROM arrivals UNION ALL SELECT substring(head FROM 1 FOR 9) FROM arrivals
+  UNION ALL SELECT substring(body FROM 1 FOR 9) FROM batches UNION ALL SELECT substring(head FROM 1 FOR 9) FROM batches
+  UNION ALL SELECT substring(answer FROM 1 FOR 9) FROM attempts
+) v WHERE length(value) > 0 GROUP BY key
+"""
 LONG: Final = 60.0
 """Seconds that an order over very many deliveries may take."""
 
@@ -53,8 +65,9 @@ LONG: Final = 60.0
 class Reader:
     """Answers every question about what is kept."""
 
-    def __init__(self, here: Place) -> None:
+    def __init__(self, here: Place, cipher: Cipher) -> None:
         self._here = here
+        self.cipher = cipher
         self._free: list[Connection] = []
         self._places = asyncio.Semaphore(CONNECTIONS)
         self._opened = False
@@ -138,7 +151,7 @@ class Reader:
 
     async def get_event(self, event_id: bytes) -> StoredEvent | None:
         found = await self.rows(_GET, [Id(event_id)])
-        return _event(found[0]) if found else None
+        return self.cipher.read_event(_event(found[0])) if found else None
 
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
         found = await self.rows(
@@ -148,11 +161,12 @@ class Reader:
             """,
             [Id(event_id)],
         )
-        return [StoredArrival(r[0], r[1], Outcome(r[2]), r[3], r[4], r[5], r[6]) for r in found]
+        kept = [StoredArrival(r[0], r[1], Outcome(r[2]), r[3], r[4], r[5], r[6]) for r in found]
+        return [self.cipher.read_arrival(one) for one in kept]
 
     async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
         found = await self.rows("SELECT head, body FROM batches WHERE id = $1", [Id(batch_id)])
-        return (found[0][0], found[0][1]) if found else None
+        return self.cipher.read_batch(batch_id, found[0][0], found[0][1]) if found else None
 
     # -- numbers -------------------------------------------------------------------------------
 
@@ -197,6 +211,7 @@ class Reader:
                 *conservation(await _tally(connection)),
                 await _copies(connection),
                 await _references(connection),
+                *encryption(await rows(connection, _KEY_IDS), self.cipher),
             ]
 
 

@@ -7,12 +7,16 @@ say is a condition apart: naming its function at all would forbid parallel plans
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
-from oncehook.clauses import Clause
+from oncehook.clauses import Asked, Clause, prepare, says
 from oncehook.deliveries import Filter
+from oncehook.errors import QueryTooWide, Undecryptable
+from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.opening import rows
 from oncehook.store.postgres.wire import Connection, Id, Ids, storable
 
@@ -82,6 +86,17 @@ LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject
 """
 
 
+IS_ENCRYPTED: Final = "substring(e.body FROM 1 FOR 5) = '\\xff4f484501'::bytea"
+_ENCRYPTED: Final = "FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "AND " + IS_ENCRYPTED
+_ENCRYPTED_SIZE: Final = (
+    "SELECT count(*), coalesce(sum(size), 0)::bigint FROM (SELECT length(e.body) AS size "
+    + _ENCRYPTED
+    + " LIMIT $18) e"
+)
+_NEXT_ENCRYPTED: Final = "SELECT d.id, e.id, e.body " + _ENCRYPTED + " AND d.id > $18 ORDER BY d.id LIMIT $19"
+_AT_ONCE: Final = 500
+"""Encrypted bodies that are fetched at once."""
+
 _SAYING: Final = "SELECT d.id FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "AND body_says(e.body, $18::jsonb)"
 
 _ANY_REPLAY: Final = bytes(16)
@@ -96,13 +111,48 @@ def means_nothing(filter: Filter) -> bool:
     return filter.ids is not None and not any(filter.ids)
 
 
-async def parameters(connection: Connection, filter: Filter) -> list[object]:
+async def parameters(connection: Connection, filter: Filter, cipher: Cipher) -> list[object]:
     """`$1` to `$17`, for all that a filter means, however much: what its body must say has become ids."""
     given = await parameters_without_body(connection, filter)
     if filter.body is None:
         return given
-    saying = await rows(connection, _SAYING, [*given, asked(filter.body)])
-    return [Ids([row[0] for row in saying] or [_NOBODY]), *given[1:]]
+    meant = [row[0] for row in await rows(connection, _SAYING, [*given, asked(filter.body)])]
+    if cipher.has_keys:
+        meant += await _encrypted_saying(connection, given, filter.body, cipher)
+    return [Ids(meant or [_NOBODY]), *given[1:]]
+
+
+async def _encrypted_saying(
+    connection: Connection, given: Sequence[object], clauses: Sequence[Clause], cipher: Cipher
+) -> list[bytes]:
+    """Return the deliveries whose encrypted bodies say this. Raises QueryTooWide."""
+    [(count, size)] = await rows(connection, _ENCRYPTED_SIZE, [*given, MOST_DECRYPTED + 1])
+    if count > MOST_DECRYPTED or size > MOST_DECRYPTED_BYTES:
+        raise QueryTooWide
+    meant: list[bytes] = []
+    last = _NOBODY
+    while found := await rows(connection, _NEXT_ENCRYPTED, [*given, Id(last), _AT_ONCE]):
+        says = set(await saying([row[1:] for row in found], clauses, cipher))
+        meant += [row[0] for row in found if row[1] in says]
+        last = found[-1][0]
+    return meant
+
+
+async def saying(found: Sequence[Sequence[Any]], clauses: Sequence[Clause], cipher: Cipher) -> list[bytes]:
+    """Return the ids, of these pairs of ids and encrypted bodies, where the body says what is asked for."""
+    wanted = prepare(clauses)
+
+    def read() -> list[bytes]:
+        return [id_ for id_, body in found if _says(id_, body, wanted, cipher)]
+
+    return await asyncio.to_thread(read) if found else []
+
+
+def _says(event_id: bytes, body: bytes, clauses: Sequence[Asked], cipher: Cipher) -> bool:
+    try:
+        return says(cipher.decrypt(body, "body", event_id), clauses)
+    except Undecryptable:
+        return False
 
 
 def asked(clauses: Sequence[Clause]) -> str:

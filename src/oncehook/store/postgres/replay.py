@@ -133,7 +133,7 @@ class Replays(Reader):
             return 1
         planned = 0
         if not means_nothing(order.filter):
-            asked = [*await parameters(connection, order.filter), Id(replay_id), order.force]
+            asked = [*await parameters(connection, order.filter, self.cipher), Id(replay_id), order.force]
             planned = (await connection.execute(_ITEMS, asked)).rowcount
         if order.expected is not None and order.expected != planned:
             raise PlanChanged(f"The plan said {order.expected} deliveries; now it would be {planned}.")
@@ -228,7 +228,7 @@ class Replays(Reader):
             [at, _] = await one(connection, _PATIENTLY)
             if means_nothing(filter):
                 return ReplayPlan(0, at)
-            asked = await parameters(connection, filter)
+            asked = await parameters(connection, filter, self.cipher)
             found = await rows(connection, _PLAN, asked)
             sample = await rows(connection, _SAMPLE, [*asked, force])
         meant = [row for row in found if _is_meant(row, force)]

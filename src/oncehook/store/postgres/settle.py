@@ -26,6 +26,7 @@ from oncehook.deliveries import (
     was_tried,
 )
 from oncehook.model import Intake
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import intake
 from oncehook.store.postgres.intake import Rows, verdicts
 from oncehook.store.postgres.wire import Bigs, Blobs, Bools, Column, Floats, Ids, Integers, Smalls, Texts, storable
@@ -93,7 +94,7 @@ class _Ending:
 
 
 def settle_parameters(
-    settlements: Sequence[Settlement], slot: int, worker: str | None = None
+    settlements: Sequence[Settlement], cipher: Cipher, slot: int, worker: str | None = None
 ) -> list[Column | int | str | bool | None]:
     """Return what SETTLE takes, `$1` to `$31`. A lease that is named twice ends once."""
     rows = sorted({one.lease.fence: one for one in reversed(settlements)}.values(), key=lambda one: one.lease.line)
@@ -118,7 +119,12 @@ def settle_parameters(
         Texts([one.category for one in rows]),
         Smalls([_small(one.status) for one in evidence]),
         Texts([None if one.error is None else storable(one.error) for one in evidence]),
-        Blobs([one.answer for one in evidence]),
+        Blobs(
+            [
+                cipher.kept_answer(one.evidence.answer, end.attempted_id, one.lease.fence)
+                for one, end in zip(rows, ends, strict=True)
+            ]
+        ),
         Texts(["crash" if is_crash(one) else None for one in rows]),
         Ids([lease.line for lease in over if lease.line == lease.head_id]),
         Ids([lease.line for lease in over if lease.line != lease.head_id and not lease.more]),
@@ -152,9 +158,9 @@ def _counts(settlements: Sequence[Settlement]) -> Counter[tuple[int, str]]:
     return counts
 
 
-def emit_parameters(settlements: Sequence[Settlement], slot: int) -> list[Column | int | str | None]:
+def emit_parameters(settlements: Sequence[Settlement], cipher: Cipher, slot: int) -> list[Column | int | str | None]:
     """Return what INTAKE takes for what these settlements emit."""
-    return Rows(_intakes(settlements)).parameters(slot)
+    return Rows(_intakes(settlements), cipher).parameters(slot)
 
 
 def read_emitted(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -188,10 +194,10 @@ Ask = Callable[[str, Callable[[int], Sequence[object]]], Awaitable[list[Any]]]
 """Runs a statement with what makes its parameters for a slot of the counters, and gives its rows."""
 
 
-async def settle_ours(settlements: Sequence[Settlement], worker: str | None, ask: Ask) -> Answer:
+async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cipher: Cipher, ask: Ask) -> Answer:
     """Settle those that are ours. SETTLE changes nothing while one of them is not: then it is called without that."""
     while settlements:
-        rows = await ask(SETTLE, partial(settle_parameters, settlements, worker=worker))
+        rows = await ask(SETTLE, partial(settle_parameters, settlements, cipher, worker=worker))
         answer = read_answer(settlements, rows)
         if answer.is_whole(settlements):
             return answer

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
+from oncehook.clauses import Clause
 from oncehook.deliveries import (
     AttemptOutcome,
     Category,
@@ -30,6 +31,7 @@ from oncehook.store.postgres.matching import (
     ID_UNTIL,
     IN_DELIVERY,
     IN_EVENT,
+    IS_ENCRYPTED,
     LAST_OF,
     MATCHES,
     OF_DELIVERY,
@@ -39,6 +41,7 @@ from oncehook.store.postgres.matching import (
     asked,
     means_nothing,
     parameters_without_body,
+    saying,
 )
 from oncehook.store.postgres.opening import rows
 from oncehook.store.postgres.wire import Connection, Id, Ids
@@ -119,7 +122,12 @@ LEFT JOIN LATERAL (
 ) h ON true
 """
 _LIST: Final = _BESIDE + "WHERE " + MATCHES + "ORDER BY d.id DESC LIMIT $20"
-_LIST_SAYING: Final = _BESIDE + "WHERE " + MATCHES + "AND body_says(e.body, $21::jsonb) ORDER BY d.id DESC LIMIT $20"
+_LIST_SAYING: Final = (
+    _BESIDE
+    + "WHERE "
+    + MATCHES
+    + "AND (body_says(e.body, $21::jsonb) OR e.id = ANY($22::uuid[])) ORDER BY d.id DESC LIMIT $20"
+)
 LISTS: Final = {
     "all": COLUMNS + "FROM " + _ALL + _LIST,
     "unfinished": COLUMNS + "FROM " + _UNFINISHED + _LIST,
@@ -131,6 +139,14 @@ LISTS_SAYING: Final = {
     "unfinished": COLUMNS + "FROM " + _UNFINISHED + _LIST_SAYING,
     "leased": COLUMNS + "FROM " + _LEASED + _LIST_SAYING,
     "subject": COLUMNS + "FROM " + _SUBJECT + _LIST_SAYING,
+}
+# What a page looks into that only Python can read. The page's own limit is named to give it its type.
+_ENCRYPTED: Final = " AND " + IS_ENCRYPTED + " LIMIT greatest($19::bigint, $20::bigint)"
+ENCRYPTED: Final = {
+    "all": "SELECT e.id, e.body FROM " + _ALL + _BESIDE + "WHERE " + MATCHES + _ENCRYPTED,
+    "unfinished": "SELECT e.id, e.body FROM " + _UNFINISHED + _BESIDE + "WHERE " + MATCHES + _ENCRYPTED,
+    "leased": "SELECT e.id, e.body FROM " + _LEASED + _BESIDE + "WHERE " + MATCHES + _ENCRYPTED,
+    "subject": "SELECT e.id, e.body FROM " + _SUBJECT + _BESIDE + "WHERE " + MATCHES + _ENCRYPTED,
 }
 # Every parameter has its type, also where nothing is asked of it.
 _TYPED: Final = """
@@ -165,7 +181,9 @@ _GET: Final = COLUMNS + "FROM deliveries d" + TOGETHER + "WHERE d.id = $1"
 # -- and at events -----------------------------------------------------------------------------
 
 _LISTED: Final = """
-SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, length(e.body), coalesce(k.copies, 1)
+SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks,
+  length(e.body) - CASE WHEN substring(e.body FROM 1 FOR 5) = '\\xff4f484501'::bytea THEN 49 ELSE 0 END,
+  coalesce(k.copies, 1)
 FROM
 """
 _EVENTS: Final = "(SELECT e.* FROM events e WHERE " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e"
@@ -204,7 +222,9 @@ WHERE """
     + ")))"
 )
 _EVENT_LIST: Final = _EVENT_MATCHES + " ORDER BY e.id DESC LIMIT $20"
-_EVENT_LIST_SAYING: Final = _EVENT_MATCHES + " AND body_says(e.body, $22::jsonb) ORDER BY e.id DESC LIMIT $20"
+_EVENT_LIST_SAYING: Final = (
+    _EVENT_MATCHES + " AND (body_says(e.body, $22::jsonb) OR e.id = ANY($23::uuid[])) ORDER BY e.id DESC LIMIT $20"
+)
 EVENT_LISTS: Final = {
     "all": _LISTED + _EVENTS + _EVENT_LIST,
     "source": _LISTED + _EVENTS_OF_SOURCE + _EVENT_LIST,
@@ -218,6 +238,13 @@ EVENT_LISTS_SAYING: Final = {
     "subject": _LISTED + _EVENTS_OF_SUBJECT + _EVENT_LIST_SAYING,
     "unfinished": _LISTED + _EVENTS_UNFINISHED + _EVENT_LIST_SAYING,
     "leased": _LISTED + _EVENTS_LEASED + _EVENT_LIST_SAYING,
+}
+EVENT_ENCRYPTED: Final = {
+    "all": "SELECT e.id, e.body FROM " + _EVENTS + _EVENT_MATCHES + _ENCRYPTED,
+    "source": "SELECT e.id, e.body FROM " + _EVENTS_OF_SOURCE + _EVENT_MATCHES + _ENCRYPTED,
+    "subject": "SELECT e.id, e.body FROM " + _EVENTS_OF_SUBJECT + _EVENT_MATCHES + _ENCRYPTED,
+    "unfinished": "SELECT e.id, e.body FROM " + _EVENTS_UNFINISHED + _EVENT_MATCHES + _ENCRYPTED,
+    "leased": "SELECT e.id, e.body FROM " + _EVENTS_LEASED + _EVENT_MATCHES + _ENCRYPTED,
 }
 _DELIVERIES_OF: Final = (
     "SELECT e.id, d.id, t.name, "
@@ -266,7 +293,8 @@ class Lists(Reader):
                 found = await rows(connection, LISTS[way], given)
             else:
                 given = await _weighed(connection, WEIGH[way], given)
-                found = await rows(connection, LISTS_SAYING[way], [*given, asked(filter.body)])
+                read = await self._decrypted(connection, ENCRYPTED[way], given, filter.body)
+                found = await rows(connection, LISTS_SAYING[way], [*given, asked(filter.body), read])
             if len(found) > limit:
                 return Page([delivery(row) for row in found[:limit]], found[limit - 1][0])
             far = await rows(connection, FAR[way], given)
@@ -284,11 +312,20 @@ class Lists(Reader):
                 found = await rows(connection, EVENT_LISTS[way], [*given, asks])
             else:
                 given = await _weighed(connection, EVENT_WEIGH[way], given)
-                found = await rows(connection, EVENT_LISTS_SAYING[way], [*given, asks, asked(filter.body)])
+                read = await self._decrypted(connection, EVENT_ENCRYPTED[way], [*given, asks], filter.body)
+                found = await rows(connection, EVENT_LISTS_SAYING[way], [*given, asks, asked(filter.body), read])
             if len(found) > limit:
                 return Page(await _listed(connection, found[:limit]), found[limit - 1][0])
             far = await rows(connection, EVENT_FAR[way], given)
             return Page(await _listed(connection, found), far[0][0] if far else None)
+
+    async def _decrypted(
+        self, connection: Connection, statement: str, given: Sequence[object], clauses: Sequence[Clause]
+    ) -> Ids:
+        """Return the events of a page whose encrypted bodies say what is asked for."""
+        if not self.cipher.has_keys:
+            return Ids([])
+        return Ids(await saying(await rows(connection, statement, given), clauses, self.cipher))
 
     async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
         found = await self.rows(
@@ -298,10 +335,11 @@ class Lists(Reader):
             """,
             [Id(delivery_id)],
         )
-        return [
+        kept = [
             StoredAttempt(*(*row[:6], AttemptOutcome(row[6]), row[7] and Category(row[7]), Evidence(*row[8:])))
             for row in found
         ]
+        return [self.cipher.read_attempt(one) for one in kept]
 
     async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
         async with self.connection() as connection:

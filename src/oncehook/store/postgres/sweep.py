@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from oncehook.deliveries import Pruned, StoredWorker
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.look import PRUNING, Reader
 from oncehook.store.postgres.matching import LAST_OF
 from oncehook.store.postgres.opening import Place, one, rows
@@ -141,8 +142,8 @@ SELECT (SELECT count(*) FROM s), count(*) FROM u
 class Sweep(Reader):
     """Looks after the store."""
 
-    def __init__(self, here: Place) -> None:
-        super().__init__(here)
+    def __init__(self, here: Place, cipher: Cipher) -> None:
+        super().__init__(here, cipher)
         self._pruned_to: dict[int, bytes] = {}
         """Where each source was left: what stays is passed once, not with every batch."""
         self._batches_to = FIRST

@@ -20,6 +20,7 @@ from psycopg.rows import tuple_row
 from oncehook import faults
 from oncehook.deliveries import Settlement
 from oncehook.errors import LeaseLost, StoreUnavailable
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.intake import INTAKE
 from oncehook.store.postgres.opening import Place, is_alive
 from oncehook.store.postgres.settle import (
@@ -50,8 +51,9 @@ _PATH: Final = "SELECT set_config('search_path', $1, true)"
 class _Settled:
     """What was settled in a transaction, to be followed up when it is committed."""
 
-    def __init__(self, here: Place) -> None:
+    def __init__(self, here: Place, cipher: Cipher) -> None:
         self.here = here
+        self.cipher = cipher
         self.settlements: list[Settlement] = []
         self.answers: list[Answer] = []
 
@@ -92,12 +94,18 @@ class HandlerTransaction:
             path = (await (await cursor.execute(_OUR_PATH, self._settled.path())).fetchall())[0][0]
             if settlement.emits:
                 await cursor.execute(
-                    INTAKE, emit_parameters([settlement], slot_of(connection)), prepare=True, binary=True
+                    INTAKE,
+                    emit_parameters([settlement], self._settled.cipher, slot_of(connection)),
+                    prepare=True,
+                    binary=True,
                 )
                 read_emitted([settlement], await cursor.fetchall())
                 faults.point("after_emit")
             await cursor.execute(
-                SETTLE, settle_parameters([settlement], slot_of(connection)), prepare=True, binary=True
+                SETTLE,
+                settle_parameters([settlement], self._settled.cipher, slot_of(connection)),
+                prepare=True,
+                binary=True,
             )
             rows = await cursor.fetchall()
             await cursor.execute(_PATH, [path])
@@ -123,10 +131,20 @@ class BlockingHandlerTransaction:
                 cursor.execute("BEGIN")  # the handler has ended ours; the fence is still asked
             path = cursor.execute(_OUR_PATH, self._settled.path()).fetchall()[0][0]
             if settlement.emits:
-                cursor.execute(INTAKE, emit_parameters([settlement], slot_of(connection)), prepare=True, binary=True)
+                cursor.execute(
+                    INTAKE,
+                    emit_parameters([settlement], self._settled.cipher, slot_of(connection)),
+                    prepare=True,
+                    binary=True,
+                )
                 read_emitted([settlement], cursor.fetchall())
                 faults.point("after_emit")
-            cursor.execute(SETTLE, settle_parameters([settlement], slot_of(connection)), prepare=True, binary=True)
+            cursor.execute(
+                SETTLE,
+                settle_parameters([settlement], self._settled.cipher, slot_of(connection)),
+                prepare=True,
+                binary=True,
+            )
             rows = cursor.fetchall()
             cursor.execute(_PATH, [path])
         except psycopg.Error as error:
@@ -154,8 +172,9 @@ def _unavailable(error: psycopg.Error) -> StoreUnavailable:
 class Transactions:
     """The connections of handlers: as many as there are handlers at work, a few kept for the next ones."""
 
-    def __init__(self, here: Place, committed: Committed) -> None:
+    def __init__(self, here: Place, cipher: Cipher, committed: Committed) -> None:
         self._here = here
+        self._cipher = cipher
         self._committed = committed
         self._free: list[Connection] = []
         self._free_blocking: list[BlockingConnection] = []
@@ -179,7 +198,7 @@ class Transactions:
     async def begin(self) -> AsyncIterator[HandlerTransaction]:
         """A transaction on the loop; what the handler raises comes out as it is, and rolls back."""
         connection = await self._take()
-        found = _Settled(self._here)
+        found = _Settled(self._here, self._cipher)
         raised: BaseException | None = None
         try:
             async with connection.transaction():
@@ -201,7 +220,7 @@ class Transactions:
     def begin_blocking(self) -> Iterator[BlockingHandlerTransaction]:
         """The same, on a thread."""
         connection = self._take_blocking()
-        found = _Settled(self._here)
+        found = _Settled(self._here, self._cipher)
         raised: BaseException | None = None
         try:
             with connection.transaction():
@@ -220,7 +239,7 @@ class Transactions:
 
     def join(self, connection: BlockingConnection) -> JoinedTransaction:
         """A transaction that somebody else has begun on a connection of their own, and will commit: Django's."""
-        return JoinedTransaction(connection, _Settled(self._here), self._tell)
+        return JoinedTransaction(connection, _Settled(self._here, self._cipher), self._tell)
 
     def _tell(self, found: _Settled) -> None:
         loop = self._loop

@@ -1,5 +1,7 @@
 """What a filter asks of bodies: a condition that SQLite decides while it walks, and Python's word on what it found.
 
+An encrypted body is decrypted on the way, by Python alone.
+
 `find` puts SAYS behind its conditions and hands in `clauses`. SQLite's own JSON functions look at every body without
 holding up Python's other threads; the few that seem to match are then read as handlers read them (`says`), because
 SQLite takes bytes for text, and the first of two same names, where they do not.
@@ -8,14 +10,16 @@ SQLite takes bytes for text, and the first of two same names, where they do not.
 from __future__ import annotations
 
 import json
-import operator
 import sqlite3
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
-from oncehook.clauses import Clause
+from oncehook import clauses as reading
+from oncehook.clauses import Asked, Clause
+from oncehook.errors import Undecryptable
+from oncehook.store.cipher import Cipher
 
 # Step by step down the path of each clause; only objects and arrays lead further. CASE, unlike AND, keeps what is no
 # JSON away from functions that would raise, and most bodies away from Python. The cast makes text of the bytes: newer
@@ -23,7 +27,8 @@ from oncehook.clauses import Clause
 # may be read a trifle differently; without the plus, the cast would make text of them. Times 1.0: abs() of the least
 # integer is an error.
 SAYS: Final = """
-AND CASE WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
+AND CASE WHEN substr(e.body, 1, 4) = x'ff4f4845' THEN encrypted_says(e.body, e.id, :clauses)
+WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
   WITH RECURSIVE walk (clause, step, kind, value) AS (
     SELECT clause.key, 0, 'object', +CAST(e.body AS TEXT) FROM json_each(:clauses) clause
     UNION ALL
@@ -46,27 +51,7 @@ AND CASE WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
 ) < json_array_length(:clauses) THEN 0 ELSE body_says(e.body, :clauses) END
 """
 
-_COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
-    "=": operator.eq,
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-}
-
-
-class _Asked(msgspec.Struct):
-    """A clause as SQLite is given it."""
-
-    path: list[str]
-    sign: str
-    value: str
-    number: int | float | None
-
-
-_asked: Final = msgspec.json.Decoder(list[_Asked]).decode
-_decode: Final = msgspec.json.Decoder().decode
-_MISSING: Final = object()
+_asked: Final = msgspec.json.Decoder(list[Asked]).decode
 
 
 def asked(clauses: Sequence[Clause] | None) -> str | None:
@@ -81,41 +66,19 @@ def asked(clauses: Sequence[Clause] | None) -> str | None:
     )
 
 
-def teach(connection: sqlite3.Connection) -> None:
-    """Give a connection the function that SAYS calls."""
+def teach(connection: sqlite3.Connection, cipher: Cipher) -> None:
+    """Give a connection the functions that SAYS calls."""
+
+    def encrypted_says(body: bytes, event_id: bytes, clauses: str) -> bool:
+        try:
+            return says(cipher.decrypt(body, "body", event_id), clauses)
+        except Undecryptable:
+            return False
+
     connection.create_function("body_says", 2, says, deterministic=True)
+    connection.create_function("encrypted_says", 3, encrypted_says, deterministic=True)
 
 
 def says(body: bytes, clauses: str) -> bool:
-    """Whether a body, read as handlers read it, says all of this."""
-    try:
-        data = _decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return all(_holds(clause, _at(data, clause.path)) for clause in _asked(clauses))
-
-
-def _at(data: Any, path: Sequence[str]) -> Any:
-    for step in path:
-        if isinstance(data, dict):
-            data = data.get(step, _MISSING)
-        elif isinstance(data, list) and step.isdecimal() and str(int(step)) == step and int(step) < len(data):
-            data = data[int(step)]
-        else:
-            return _MISSING
-    return data
-
-
-def _holds(clause: _Asked, found: Any) -> bool:
-    if isinstance(found, str):
-        return clause.sign == "=" and found == clause.value
-    if found is None or isinstance(found, bool):
-        return clause.sign == "=" and json.dumps(found) == clause.value
-    if not isinstance(found, int | float) or clause.number is None:
-        return False
-    is_whole = isinstance(found, int) and isinstance(clause.number, int)
-    try:
-        left, right = (found, clause.number) if is_whole else (float(found), float(clause.number))
-    except OverflowError:
-        return False
-    return _COMPARE[clause.sign](left, right)
+    """Tell whether a body, read as handlers read it, says all of this."""
+    return reading.says(body, _asked(clauses))

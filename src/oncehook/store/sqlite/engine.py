@@ -41,6 +41,7 @@ from oncehook.store.base import (
     unnoticed,
     unwatched,
 )
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import erase, opening, recipients, replay, sessions, settle, sweep, work
 from oncehook.store.sqlite.audit import write_audit
 from oncehook.store.sqlite.hold import Hold
@@ -58,8 +59,15 @@ class SqliteStore(WorkReader):
 
     engine = Engine.sqlite
 
-    def __init__(self, path: str | Path, *, max_waiting: int = 5000, max_waiting_bytes: int = 64 << 20) -> None:
-        super().__init__(Path(path))
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        cipher: Cipher | None = None,
+        max_waiting: int = 5000,
+        max_waiting_bytes: int = 64 << 20,
+    ) -> None:
+        super().__init__(Path(path), cipher or Cipher())
         self.watch: Watch = unwatched
         self.wake: Wake = unheeded
         self.taker: Taker | None = None
@@ -68,6 +76,7 @@ class SqliteStore(WorkReader):
         self.hold: Hold | None = None
         self._writer = Writer(
             self.path,
+            self.cipher,
             lambda operation, seconds: self.watch(operation, seconds),
             lambda destination_ids: self.wake(destination_ids),
             lambda intakes: Reserved(self.taker, self._source_names, intakes),
@@ -90,7 +99,7 @@ class SqliteStore(WorkReader):
             return
         if not self.path.exists():
             raise StoreUnavailable(f"There is no store at {self.path} yet.", hint="Start `oncehook serve` once.")
-        self._writer = _Onlooker(self.path)
+        self._writer = _Onlooker(self.path, self.cipher)
         await self.read(lambda c: migrations.steps_from(Engine.sqlite, opening.version(c), migrate=False))
 
     def _prepare(self, migrate: bool) -> None:
@@ -167,7 +176,7 @@ class SqliteStore(WorkReader):
 
     async def _lease(self, wants: Sequence[Want], worker: str | None) -> list[Lease]:
         def write(connection: sqlite3.Connection, now: Micros) -> tuple[list[Lease], list[Expired]]:
-            leasing = work.Leasing(connection, now, self._heartbeats, worker)
+            leasing = work.Leasing(connection, now, self._heartbeats, self.cipher, worker)
             return leasing.lease(wants), leasing.expired
 
         leases, taken_over = await self._writer.call(write)
@@ -198,7 +207,7 @@ class SqliteStore(WorkReader):
 
         def write(connection: sqlite3.Connection, now: Micros) -> Settled:
             nonlocal settling
-            settling = settle.Settling(connection, now, self._heartbeats, worker)
+            settling = settle.Settling(connection, now, self._heartbeats, self.cipher, worker)
             return settling.settle(settlements)
 
         goes_on = any(one.take_next is not None for one in settlements)
@@ -234,7 +243,8 @@ class SqliteStore(WorkReader):
     async def make_replay(self, replay_id: bytes, order: ReplayOrder) -> StoredReplay:
         # What a bulk replay means is looked for beside the writer: that may take long. What has moved by the time it
         # is its turn is left out then.
-        meant = await self.read(lambda c: replay.bulk_meant(c, order)) if order.bulk else None
+        decrypts = self.cipher.has_keys
+        meant = await self.read(lambda c: replay.bulk_meant(c, order, decrypts=decrypts)) if order.bulk else None
         return await self._writer.call(
             lambda c, now: replay.Replaying(c, now).make(replay_id, order, meant), wakes=True
         )
@@ -258,7 +268,7 @@ class SqliteStore(WorkReader):
         await self._writer.call(lambda c, now: replay.retry_now(c, now, delivery_id, actor), wakes=True)
 
     async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
-        ids = await self.read(lambda c: replay.dead_ones(c, filter))
+        ids = await self.read(lambda c: replay.dead_ones(c, filter, decrypts=self.cipher.has_keys))
         return await self._writer.call(lambda c, now: replay.discard(c, now, ids, actor, reason, seen), wakes=True)
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
@@ -357,8 +367,8 @@ class SqliteStore(WorkReader):
 class _Onlooker(Writer):
     """In the writer's place where the store is opened for reading: it writes nothing."""
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(path, unwatched, unheeded, max_waiting=0, max_waiting_bytes=0)
+    def __init__(self, path: Path, cipher: Cipher) -> None:
+        super().__init__(path, cipher, unwatched, unheeded, max_waiting=0, max_waiting_bytes=0)
 
     def _check(self) -> None:
         raise StoreHeld("The store is open for reading only.")

@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from oncehook import clock
 from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
+from oncehook.errors import QueryTooWide
 from oncehook.model import OF_EVENT, last_delivery_of
+from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
 from oncehook.store.sqlite import bodies
 from oncehook.store.sqlite.intake import to_micros
 from oncehook.store.sqlite.look import moment, moment_or_none
@@ -139,7 +141,8 @@ SELECT d.id, d.seq, CASE WHEN d.status = 'pending' AND h.leased AND (h.delivery_
 FROM (
 """
 _LISTED: Final = """
-SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, length(e.body), coalesce(c.n, 1)
+SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks,
+       length(e.body) - CASE WHEN substr(e.body, 1, 5) = x'ff4f484501' THEN 49 ELSE 0 END, coalesce(c.n, 1)
 FROM (
 """
 SHOW_DELIVERIES: Final = {
@@ -354,9 +357,19 @@ def _like(text: str) -> str:
 # -- answers -------------------------------------------------------------------------------------
 
 
-def meant(connection: sqlite3.Connection, filter: Filter) -> Iterator[tuple[bytes, int, str, str, int, str | None]]:
-    """All deliveries that a filter means, however many: id, seq, status, destination, received at, note."""
+def meant(
+    connection: sqlite3.Connection, filter: Filter, *, decrypts: bool = False
+) -> Iterator[tuple[bytes, int, str, str, int, str | None]]:
+    """All deliveries that a filter means, however many: id, seq, status, destination, received at, note.
+
+    `decrypts`: bodies may be encrypted; raises QueryTooWide where that would take too long.
+    """
     asked = ask_deliveries(connection, filter)
+    if decrypts and asked.values["clauses"] is not None and filter.ids is None:
+        look = {"looked_at": MOST_DECRYPTED + 1, "looked_into": MOST_DECRYPTED_BYTES}
+        there, fitting = connection.execute(WEIGH_DELIVERIES[asked.way], asked.values | look).fetchone()
+        if there > MOST_DECRYPTED or fitting < there:
+            raise QueryTooWide
     questions = [asked] if filter.ids is None else [one_of(asked, one) for one in dict.fromkeys(filter.ids)]
     for question in questions:
         if question is not None:

@@ -17,6 +17,7 @@ import msgspec
 from oncehook.deliveries import Turn
 from oncehook.model import Intake, Item, Outcome, Verdict, new_id
 from oncehook.store.base import UNSEEN, Reserved
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import copies
 
 Micros = int
@@ -179,6 +180,7 @@ class Group:
         now: Micros,
         seq: int,
         batch: Sequence[Intake],
+        cipher: Cipher,
         *,
         expects_copies: bool = False,
         reserved: Reserved | None = None,
@@ -188,6 +190,7 @@ class Group:
         `reserved`: deliveries that are leased along with it, where they begin a line.
         """
         self.connection = connection
+        self.cipher = cipher
         self.met_copies = expects_copies
         """Whether some key was known; then the next group is likely to meet copies too."""
         self.now = now
@@ -285,12 +288,12 @@ class Group:
                     self.seq,
                     ends[outcome],
                     stands.event_id,
-                    intake.arrival_id,
+                    item.event_id,
                     outcome,
                     self.now,
                     intake.arrival_id if split else None,
-                    None if split else intake.headers,
-                    item.body if differs else None,
+                    self.cipher.kept_head(intake, item),
+                    self.cipher.kept_body(item) if differs else None,
                 )
             )
             ends[outcome] = self.seq
@@ -310,7 +313,7 @@ class Group:
             if i.raw is not None:
                 self.connection.execute(
                     "INSERT INTO batches (id, source_id, received_at, head, body) VALUES (?,?,?,?,?)",
-                    (i.arrival_id, i.source_id, self.now, i.headers, i.raw),
+                    (i.arrival_id, i.source_id, self.now, *self.cipher.kept_batch(i)),
                 )
 
     def _insert_events(self, accepted: Sequence[tuple[Intake, Item]]) -> None:
@@ -329,8 +332,8 @@ class Group:
                 item.body_hash,
                 item.key_hash,
                 None if i.raw is None else i.arrival_id,
-                i.headers if i.raw is None else None,
-                item.body,
+                self.cipher.kept_head(i, item),
+                self.cipher.kept_body(item),
             )
             for i, item in accepted
         ]

@@ -19,7 +19,8 @@ from oncehook import clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
 from oncehook.store.base import KEPT_ARRIVALS, Numbers
-from oncehook.store.checks import Tally, conservation
+from oncehook.store.checks import Tally, conservation, encryption
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import bodies
 from oncehook.store.sqlite.copies import KEPT
 from oncehook.store.sqlite.intake import MINUTE, Micros
@@ -44,11 +45,23 @@ WHERE h.seq IS NOT d.seq OR p.first < h.seq OR d.status IS NOT 'pending' AND h.d
 """
 
 
+# The ids of the keys under which values are encrypted.
+_KEY_IDS: Final = """
+SELECT CASE WHEN substr(value, 1, 5) = x'ff4f484501' THEN substr(value, 6, 4) END AS key, count(*) FROM (
+  SELECT substr(body, 1, 9) AS value FROM events UNION ALL SELECT substr(head, 1, 9) FROM events
+  UNION ALL SELECT substr(body, 1, 9) FROM arrivals UNION ALL SELECT substr(head, 1, 9) FROM arrivals
+  UNION ALL SELECT substr(body, 1, 9) FROM batches UNION ALL SELECT substr(head, 1, 9) FROM batches
+  UNION ALL SELECT substr(answer, 1, 9) FROM attempts
+) WHERE length(value) > 0 GROUP BY key
+"""
+
+
 class Reader:
     """A few threads, each with a read-only connection, opened when first needed."""
 
-    def __init__(self, path: Path, *, threads: int = 2) -> None:
+    def __init__(self, path: Path, cipher: Cipher, *, threads: int = 2) -> None:
         self.path = path
+        self.cipher = cipher
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="oncehook-reader")
         self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
@@ -76,7 +89,7 @@ class Reader:
             connection = sqlite3.connect(
                 f"{self.path.resolve().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
             )
-            bodies.teach(connection)
+            bodies.teach(connection, self.cipher)
             self._local.connection = connection
             self._connections.append(connection)
         return connection
@@ -87,7 +100,7 @@ class Reader:
 
     async def get_event(self, event_id: bytes) -> StoredEvent | None:
         rows = await self.read(lambda c: c.execute(_EVENT + "WHERE e.id = ?", (event_id,)).fetchall())
-        return _event(rows[0]) if rows else None
+        return self.cipher.read_event(_event(rows[0])) if rows else None
 
     def now(self) -> Micros:
         """The time by which windows are measured. Who only reads has no better one than this machine's."""
@@ -95,13 +108,14 @@ class Reader:
 
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
         rows = await self.read(lambda c: c.execute(KEPT, (event_id, KEPT_ARRIVALS)).fetchall())
-        return [StoredArrival(r[0], r[1], Outcome(r[2]), moment(r[3]), r[4], r[5], r[6]) for r in rows]
+        kept = [StoredArrival(r[0], r[1], Outcome(r[2]), moment(r[3]), r[4], r[5], r[6]) for r in rows]
+        return [self.cipher.read_arrival(one) for one in kept]
 
     async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
         row: tuple[bytes, bytes] | None = await self.read(
             lambda c: c.execute("SELECT head, body FROM batches WHERE id = ?", (batch_id,)).fetchone()
         )
-        return row
+        return None if row is None else self.cipher.read_batch(batch_id, *row)
 
     async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
         rows = await self.read(
@@ -124,7 +138,7 @@ class Reader:
 
     async def check(self) -> list[Check]:
         """The conservation laws over one snapshot, and the file's own integrity."""
-        return await self.read(_check)
+        return await self.read(lambda c: [*_check(c), *encryption(c.execute(_KEY_IDS), self.cipher)])
 
 
 def numbers(connection: sqlite3.Connection) -> Numbers:

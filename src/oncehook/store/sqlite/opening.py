@@ -17,6 +17,7 @@ from typing import Any, Final
 from oncehook import clock, faults
 from oncehook.errors import StoreError, StoreUnavailable
 from oncehook.model import Engine
+from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import steps_from
 from oncehook.store.sqlite import bodies
 
@@ -66,7 +67,7 @@ def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
     return kind
 
 
-def connect(path: Path) -> sqlite3.Connection:
+def connect(path: Path, cipher: Cipher) -> sqlite3.Connection:
     """The one connection that writes. Refuses a file that cannot do WAL."""
     _spare_adapting()
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
@@ -85,7 +86,7 @@ def connect(path: Path) -> sqlite3.Connection:
         "PRAGMA journal_size_limit = 67108864",
     ):
         connection.execute(setting)
-    bodies.teach(connection)
+    bodies.teach(connection, cipher)
     return connection
 
 

@@ -248,9 +248,10 @@ def _allowance(passed: Micros, rate: float) -> int:
     return 0 if passed < 0 else max(1, int(passed / SECOND * rate))
 
 
-def bulk_meant(connection: sqlite3.Connection, order: ReplayOrder) -> list[bytes]:
+def bulk_meant(connection: sqlite3.Connection, order: ReplayOrder, *, decrypts: bool) -> list[bytes]:
     """The deliveries a bulk replay means, in order of commit."""
-    rows = [row for row in find.meant(connection, order.filter) if is_replayable(row[2], order.force, row[5])]
+    found = find.meant(connection, order.filter, decrypts=decrypts)
+    rows = [row for row in found if is_replayable(row[2], order.force, row[5])]
     return [row[0] for row in sorted(rows, key=lambda row: row[1])]
 
 
@@ -325,9 +326,9 @@ def discard(
     return len(dead)
 
 
-def dead_ones(connection: sqlite3.Connection, filter: Filter) -> list[bytes]:
+def dead_ones(connection: sqlite3.Connection, filter: Filter, *, decrypts: bool) -> list[bytes]:
     """The dead letters that a filter means, in order of commit."""
-    rows = [row for row in find.meant(connection, filter) if row[2] == "dead"]
+    rows = [row for row in find.meant(connection, filter, decrypts=decrypts) if row[2] == "dead"]
     return [row[0] for row in sorted(rows, key=lambda row: row[1])]
 
 

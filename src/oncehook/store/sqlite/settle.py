@@ -28,6 +28,7 @@ from oncehook.deliveries import (
     was_tried,
 )
 from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import opening
 from oncehook.store.sqlite.audit import kept, write_audit
 from oncehook.store.sqlite.intake import Group, Insert, LookUp, Micros, Update, count
@@ -131,9 +132,15 @@ class Settling:
     """One round of settlements, inside one transaction."""
 
     def __init__(
-        self, connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats, worker: str | None = None
+        self,
+        connection: sqlite3.Connection,
+        now: Micros,
+        heartbeats: Heartbeats,
+        cipher: Cipher,
+        worker: str | None = None,
     ) -> None:
         self.connection = connection
+        self.cipher = cipher
         self.now = now
         self.heartbeats = heartbeats
         self.worker = worker
@@ -166,7 +173,8 @@ class Settling:
                 self._settle(settlement, head)
         self._write()
         # After the heads went on: an event may join the very line that its delivery has just left.
-        keep_emitted(self.connection, self.now, [one for settlement in ours for one in settlement.emits])
+        emits = [one for settlement in ours for one in settlement.emits]
+        keep_emitted(self.connection, self.now, emits, self.cipher)
         for settlement in ours:
             self.made_due |= settlement.reached
         for destination_id, streak in streaks(ours).items():
@@ -189,7 +197,7 @@ class Settling:
                 self.made_due.add(destination_id)
         if not wanted:
             return []
-        leases = Leasing(self.connection, self.now, self.heartbeats, self.worker).lease_heads(wanted)
+        leases = Leasing(*(self.connection, self.now, self.heartbeats, self.cipher), self.worker).lease_heads(wanted)
         if len(leases) < len(wanted):  # held back: until when, a worker must look
             self.made_due |= {want.destination_id for _, want in wanted} - {lease.destination_id for lease in leases}
         return leases
@@ -254,10 +262,11 @@ class Settling:
     def _note_attempt(self, settlement: Settlement, head: Head, delivery_id: bytes, run: int) -> None:
         evidence = settlement.evidence
         started_at = self.now - micros(settlement.duration)
+        answer = self.cipher.kept_answer(evidence.answer, delivery_id, head.fence)
         self.attempts.append(
             (
                 *(delivery_id, head.fence, run, head.attempts, started_at, self.now, settlement.what.value),
-                *(settlement.category, evidence.status, _error(settlement), evidence.answer),
+                *(settlement.category, evidence.status, _error(settlement), answer),
             )
         )
 
@@ -337,12 +346,12 @@ def finish_replay(connection: sqlite3.Connection, now: Micros, replay_id: bytes)
     return connection.execute(FINISH_REPLAY, (replay_id, now)).rowcount == 1
 
 
-def keep_emitted(connection: sqlite3.Connection, now: Micros, emits: Sequence[Emission]) -> None:
+def keep_emitted(connection: sqlite3.Connection, now: Micros, emits: Sequence[Emission], cipher: Cipher) -> None:
     """Keep what handlers emitted, as arrivals are kept."""
     if not emits:
         return
     (seq,) = connection.execute("SELECT value FROM marks WHERE name = 'seq'").fetchone()
-    group = Group(connection, now, seq, [emission.intake for emission in emits])
+    group = Group(connection, now, seq, [emission.intake for emission in emits], cipher)
     for emission, (verdict,) in zip(emits, group.write(), strict=True):
         emission.verdict = verdict
     connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (group.seq,))

@@ -121,7 +121,7 @@ class WorkReader(Reader):
 
     async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
         rows = await self.read(lambda c: c.execute(ATTEMPTS, (delivery_id,)).fetchall())
-        return [_attempt(*row) for row in rows]
+        return [self.cipher.read_attempt(_attempt(*row)) for row in rows]
 
     async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
         return await self.read(lambda c: _subject_of(c, delivery_id, around))
@@ -132,7 +132,7 @@ class WorkReader(Reader):
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
         at = self.now()  # before it looks: what dies meanwhile was not seen
-        return await self.read(lambda c: _plan(c, at, filter, force))
+        return await self.read(lambda c: _plan(c, at, filter, force, self.cipher.has_keys))
 
     async def get_replay(self, replay_id: bytes) -> StoredReplay | None:
         return await self.read(lambda c: get_replay(c, replay_id))
@@ -368,9 +368,9 @@ def _cause(status: int | None, error: str | None, reason: str | None) -> str:
 # -- replays ---------------------------------------------------------------------------------------
 
 
-def _plan(connection: sqlite3.Connection, at: Micros, filter: Filter, force: bool) -> ReplayPlan:
+def _plan(connection: sqlite3.Connection, at: Micros, filter: Filter, force: bool, decrypts: bool) -> ReplayPlan:
     taken, left_out = [], Counter[DeliveryStatus]()
-    for row in find.meant(connection, filter):
+    for row in find.meant(connection, filter, decrypts=decrypts):
         if is_replayable(row[2], force, row[5]):
             taken.append(row)
         else:

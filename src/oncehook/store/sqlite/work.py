@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from oncehook.deliveries import COVERED, AttemptOutcome, Expired, Lease, Options, Outlook, Turn, Want
 from oncehook.model import Mark
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite.intake import Insert, Micros, Update, count
 from oncehook.store.sqlite.look import moment
 
@@ -128,9 +129,15 @@ class Leasing:
     """One round of leases, inside one transaction."""
 
     def __init__(
-        self, connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats, worker: str | None = None
+        self,
+        connection: sqlite3.Connection,
+        now: Micros,
+        heartbeats: Heartbeats,
+        cipher: Cipher,
+        worker: str | None = None,
     ) -> None:
         self.connection = connection
+        self.cipher = cipher
         self.now = now
         self.heartbeats = heartbeats
         self.worker = worker
@@ -250,7 +257,7 @@ class Leasing:
         self.heartbeats.begin(self.fence, until)
         event_id, source_id, source, type_, key, subject, received_at, event_at, marks, *rest = event
         rank, rank_scope, highest_rank, head, body = rest
-        return Lease(
+        lease = Lease(
             line,
             carried or head_id,
             head_id,
@@ -279,6 +286,7 @@ class Leasing:
             body,
             bool(more),
         )
+        return self.cipher.read_lease(lease)
 
     def _note_crash(
         self, destination_id: int, delivery_id: bytes, fence: int, n: int, leased_at: Micros, worker: str | None

@@ -23,6 +23,7 @@ from oncehook import clock, faults
 from oncehook.errors import OncehookError, Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Verdict
 from oncehook.store.base import Pending, Reserved, Wake, Watch, answer, refuse
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import opening
 from oncehook.store.sqlite.intake import Group, Micros
 from oncehook.store.sqlite.reserve import SIZE, Reserve
@@ -108,6 +109,7 @@ class Writer:
     def __init__(
         self,
         path: Path,
+        cipher: Cipher,
         watch: Watch,
         wake: Wake,
         reserve: ReservePlaces = lambda intakes: Reserved(None, {}, intakes),
@@ -117,6 +119,7 @@ class Writer:
         max_waiting_bytes: int,
     ) -> None:
         self._path = path
+        self._cipher = cipher
         self._watch = watch
         self._wake = wake
         self._reserve_places = reserve
@@ -150,7 +153,7 @@ class Writer:
 
         `first` is run in a transaction of its own, before anything else writes.
         """
-        connection = opening.connect(self._path)
+        connection = opening.connect(self._path, self._cipher)
         try:
             opening.migrate(connection, migrate=migrate)
             marks = dict(connection.execute("SELECT name, value FROM marks"))
@@ -284,7 +287,11 @@ class Writer:
     def _write(self, work: _Work, batch: Sequence[Intake]) -> None:
         if batch:
             expects = self._expects_copies
-            group = Group(self._connection, work.now, work.seq, batch, expects_copies=expects, reserved=work.reserved)
+            group = Group(
+                *(self._connection, work.now, work.seq, batch, self._cipher),
+                expects_copies=expects,
+                reserved=work.reserved,
+            )
             work.verdicts, work.seq = group.write(), group.seq
             self._expects_copies = group.met_copies
             work.made_due, work.leased = group.made_due, group.leased

@@ -1,0 +1,247 @@
+"""Encryption at rest: what of a payload is kept goes through one `Cipher`, on both engines and in both directions.
+
+A store has one cipher. Engines encrypt bodies, heads and answers where they make rows, and decrypt them where they read
+rows; nothing above the store sees an encrypted value. Without keys everything is kept as it came.
+
+An encrypted value describes itself, so rows of any age stand side by side and no column is needed:
+
+    magic (4) · version (1) · key id (4) · nonce (24) · AES-256-GCM ciphertext and tag (16)
+
+The first half of the nonce is drawn to derive a key for this value alone, the second half is GCM's own: a key serves
+any number of values, where 96 random bits alone would be due for rotation after some billions (busy inboxes get there
+within weeks). The column and the id of the row are authenticated along with it, so that a value which was moved to
+another row or column is noticed.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
+
+from oncehook import clock
+from oncehook.deliveries import Lease, StoredAttempt
+from oncehook.errors import ConfigError, Undecryptable
+from oncehook.model import Intake, Item, StoredArrival, StoredEvent
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+Column = Literal["body", "head", "batch body", "batch head", "answer"]
+"""What a value is. An event and a later arrival share the first two: their rows have different ids."""
+
+MAGIC: Final = b"\xffOHE"
+"""Begins neither JSON nor text nor a request line."""
+
+ENCRYPTED: Final = MAGIC + b"\x01"
+PLAIN: Final = MAGIC + b"\x00"
+"""Before a plain value that begins with MAGIC by itself: nobody can send what would be taken for an encrypted one."""
+
+OVERHEAD: Final = len(ENCRYPTED) + 4 + 24 + 16
+"""Bytes by which an encrypted value is longer."""
+
+KEY_BYTES: Final = 32
+_KEY_END: Final = len(ENCRYPTED) + 4
+_NONCE_END: Final = _KEY_END + 24
+_LEAST_DIFFERENT: Final = 12
+"""Different bytes in a key: of 32 random ones fewer than 20 never happen, and words or zeros have no more than this."""
+
+_URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
+
+V = TypeVar("V", bytes, bytes | None)
+
+
+def read_key(text: bytes) -> bytes:
+    """Read a key as operators write it: 32 random bytes as base64 or hex. Raises ConfigError, without repeating it."""
+    text = text.strip()
+    try:
+        if len(text) == 2 * KEY_BYTES:
+            key = binascii.unhexlify(text)
+        else:
+            key = base64.b64decode(text.translate(_URL_SAFE).rstrip(b"=") + b"=" * (-KEY_BYTES % 3), validate=True)
+    except binascii.Error:
+        key = b""
+    if len(key) != KEY_BYTES or len(set(key)) <= _LEAST_DIFFERENT:
+        raise ConfigError(
+            "An encryption key must be 32 random bytes, written as base64 or hex.",
+            hint="Make one with `openssl rand -base64 32`.",
+        )
+    return key
+
+
+class _Key:
+    """One key: its id, which is kept with each value, and what is derived from it."""
+
+    __slots__ = ("_aesgcm", "_secret", "id")
+
+    def __init__(self, secret: bytes) -> None:
+        self._aesgcm = _aesgcm()
+        self._secret = secret
+        self.id = hmac.digest(secret, b"oncehook key id", "sha256")[:4]
+
+    def derive(self, salt: bytes) -> AESGCM:
+        """Return the cipher for the one value that drew this salt."""
+        return self._aesgcm(hmac.digest(self._secret, b"oncehook value" + salt, "sha256"))
+
+
+class Cipher:
+    """Encrypts with the first of its keys, decrypts with all of them."""
+
+    def __init__(self, keys: Sequence[bytes] = (), *, decrypt_only: bool = False) -> None:
+        """`keys`: 32 bytes each (`read_key`). `decrypt_only`: keep new values plain.
+
+        Raises ConfigError where the library is missing, or a key is given twice.
+        """
+        made = [_Key(key) for key in keys]
+        self._keys = {key.id: key for key in made}
+        if len(self._keys) < len(made):
+            raise ConfigError("An encryption key is given twice.", hint="Name each key once; the first one encrypts.")
+        self._first = None if decrypt_only or not made else made[0]
+
+    def take_over(self, other: Cipher) -> None:
+        """Take the keys of another, if it has any. For whoever puts a store together, before it is opened."""
+        if other.has_keys:
+            self._keys, self._first = other._keys, other._first
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Cipher):
+            return NotImplemented
+        return (self.key_ids, self.encrypts) == (other.key_ids, other.encrypts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def key_ids(self) -> tuple[str, ...]:
+        """The ids of its keys, the one that encrypts first."""
+        return tuple(id_.hex() for id_ in self._keys)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether it can decrypt anything."""
+        return bool(self._keys)
+
+    @property
+    def encrypts(self) -> bool:
+        """Whether new values are encrypted."""
+        return self._first is not None
+
+    def encrypt(self, value: V, column: Column, row: bytes) -> V:
+        """Return a value as it is to be kept in this column of the row with this id."""
+        if not value:
+            return value
+        key = self._first
+        if key is None:
+            return PLAIN + value if value.startswith(MAGIC) else value
+        nonce = clock.random_bytes(24)
+        begin = ENCRYPTED + key.id
+        text = key.derive(nonce[:12]).encrypt(nonce[12:], value, _context(begin, column, row))
+        return b"".join((begin, nonce, text))
+
+    def decrypt(self, value: V, column: Column, row: bytes) -> V:
+        """Return a value that was kept in this column of this row. Raises Undecryptable."""
+        if not value or not value.startswith(MAGIC):
+            return value
+        if value.startswith(PLAIN):
+            return value[len(PLAIN) :]
+        begin, nonce = value[:_KEY_END], value[_KEY_END:_NONCE_END]
+        if not value.startswith(ENCRYPTED) or len(value) < OVERHEAD:
+            raise Undecryptable("What is kept here is damaged, or was encrypted by a newer release.")
+        key = self._keys.get(begin[len(ENCRYPTED) :])
+        if key is None:
+            raise Undecryptable(
+                f"This was encrypted with the key {begin[len(ENCRYPTED) :].hex()}, which is not given here.",
+                hint="Add that key to the end of `encrypt.key`; `oncehook doctor` tells which keys are needed.",
+            )
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return key.derive(nonce[:12]).decrypt(nonce[12:], value[_NONCE_END:], _context(begin, column, row))
+        except InvalidTag:
+            raise Undecryptable(
+                f"This was encrypted with the key {key.id.hex()}, and was changed or moved here from another row since."
+            ) from None
+
+    # -- what is written ---------------------------------------------------------------------------
+
+    def kept_body(self, item: Item) -> bytes:
+        """Return the body of an item as it is to be kept, by its event or as a later arrival."""
+        return self.encrypt(item.body, "body", item.event_id)
+
+    def kept_head(self, intake: Intake, item: Item) -> bytes | None:
+        """Return the head to be kept with an item; None: that of the batch.
+
+        An encrypted head is bound to its row, so that the parts of a split request cannot share one.
+        """
+        if intake.raw is not None and self._first is None:
+            return None
+        return self.encrypt(intake.headers, "head", item.event_id)
+
+    def kept_batch(self, intake: Intake) -> tuple[bytes, bytes | None]:
+        """Return head and raw body of a split request as they are to be kept."""
+        id_ = intake.arrival_id
+        return self.encrypt(intake.headers, "batch head", id_), self.encrypt(intake.raw, "batch body", id_)
+
+    def kept_answer(self, answer: bytes | None, delivery_id: bytes, fence: int) -> bytes | None:
+        """Return what a destination said in an attempt as it is to be kept."""
+        return self.encrypt(answer, "answer", _attempt_row(delivery_id, fence))
+
+    # -- what was read -----------------------------------------------------------------------------
+
+    def read_event(self, event: StoredEvent) -> StoredEvent:
+        """Decrypt an event that was read. Raises Undecryptable."""
+        head, body = self.decrypt(event.head, "head", event.id), self.decrypt(event.body, "body", event.id)
+        return event if head is event.head and body is event.body else replace(event, head=head, body=body)
+
+    def read_lease(self, lease: Lease) -> Lease:
+        """Decrypt, in place, what is to be delivered; what cannot be is marked, and holds nobody else up."""
+        try:
+            lease.head = self.decrypt(lease.head, "head", lease.event_id)
+            lease.body = self.decrypt(lease.body, "body", lease.event_id)
+        except Undecryptable as error:
+            lease.head, lease.body, lease.unreadable = b"", b"", str(error)
+        return lease
+
+    def read_arrival(self, arrival: StoredArrival) -> StoredArrival:
+        """Decrypt a later arrival that was read; one that cannot be is marked, among others that can."""
+        try:
+            head = self.decrypt(arrival.head, "head", arrival.id)
+            body = self.decrypt(arrival.body, "body", arrival.id)
+        except Undecryptable as error:
+            return replace(arrival, head=b"", body=None, unreadable=error)
+        return arrival if head is arrival.head and body is arrival.body else replace(arrival, head=head, body=body)
+
+    def read_batch(self, batch_id: bytes, head: bytes, body: bytes) -> tuple[bytes, bytes]:
+        """Decrypt head and raw body of a split request. Raises Undecryptable."""
+        return self.decrypt(head, "batch head", batch_id), self.decrypt(body, "batch body", batch_id)
+
+    def read_attempt(self, attempt: StoredAttempt) -> StoredAttempt:
+        """Decrypt an attempt that was read. An answer is only shown: where it cannot be decrypted, that is said."""
+        kept = attempt.evidence.answer
+        try:
+            answer = self.decrypt(kept, "answer", _attempt_row(attempt.delivery_id, attempt.fence))
+        except Undecryptable as error:
+            answer = f"({error})".encode()
+        return attempt if answer is kept else replace(attempt, evidence=replace(attempt.evidence, answer=answer))
+
+
+def _attempt_row(delivery_id: bytes, fence: int) -> bytes:
+    """Return what stands for the id of an attempt."""
+    return delivery_id + fence.to_bytes(8)
+
+
+def _context(begin: bytes, column: Column, row: bytes) -> bytes:
+    """What is authenticated along with a value."""
+    return b"\x00".join((begin, column.encode(), row))
+
+
+def _aesgcm() -> type[AESGCM]:
+    try:
+        from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+    except ImportError as missing:
+        raise ConfigError(
+            "`encrypt` needs the package cryptography.", hint="Install it: pip install cryptography."
+        ) from missing
+    return AESGCM
