@@ -92,7 +92,8 @@ def item(
 
 def intake(*items: Item, source_id: int = 1, head: bytes = HEAD, raw: bytes | None = None) -> Intake:
     """One arrival; `raw` makes it a split one."""
-    return Intake(new_id(), source_id, head, items, raw)
+    arrival_id = items[0].event_id if len(items) == 1 and raw is None else new_id()
+    return Intake(arrival_id, source_id, head, items, raw)
 
 
 async def record(store: Store, *intakes: Intake) -> list[Verdict]:

@@ -69,23 +69,24 @@ def conservation(tally: Tally) -> list[Check]:
     ]
 
 
+_MISSING_KEY: Final = "Add the missing key to the end of `encrypt.key`; until then these values cannot be read."
+
+
 def encryption(kept: Iterable[tuple[bytes | None, int]], cipher: Cipher) -> list[Check]:
     """Tell under which keys values are encrypted. `kept`: their ids with how many there are; None: plain ones.
 
     Nothing where nothing is encrypted, nor shall be.
     """
-    values = {None if key is None else key.hex(): n for key, n in kept}
-    plain = values.pop(None, 0)
+    counts = dict(kept)
+    plain = counts.pop(None, 0)
+    values = {key.hex(): n for key, n in counts.items() if key is not None}
     if not values and not cipher.has_keys:
         return []
     given = cipher.key_ids
-    missing = sorted(key for key in values if key not in given)
     shares = [f"{n} under the key {key}{'' if key in given else ' (not given)'}" for key, n in sorted(values.items())]
     counted = f"values encrypted: {', '.join(shares) or 'none'}; plain: {plain}"
-    if missing:
-        return [
-            Check("encryption", False, counted, "Add the missing key to the end of `encrypt.key`, or say it again.")
-        ]
+    if any(key not in given for key in values):
+        return [Check("encryption", False, counted, _MISSING_KEY)]
     unused = [key for key in given[1:] if key not in values]
     if unused:
         counted += f"; no longer needed: {', '.join(unused)}"

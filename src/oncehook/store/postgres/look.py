@@ -52,9 +52,9 @@ _KEY_IDS: Final = """
 SELECT CASE WHEN substring(value FROM 1 FOR 5) = '\\xff4f484501'::bytea THEN substring(value FROM 6 FOR 4) END AS key,
   count(*)
 FROM (
-  SELECT substring(body FROM 1 FOR 9) AS value FROM events UNION ALL SELECT substring(head FROM 1 FOR 9) FROM events
-  UNION ALL SELECT substring(body FROM 1 FOR 9) FROM arrivals UNION ALL SELECT substring(head FROM 1 FOR 9) FROM arrivals
-  UNION ALL SELECT substring(body FROM 1 FOR 9) FROM batches UNION ALL SELECT substring(head FROM 1 FOR 9) FROM batches
+  SELECT unnest(ARRAY[substring(body FROM 1 FOR 9), substring(head FROM 1 FOR 9)]) AS value FROM events
+  UNION ALL SELECT unnest(ARRAY[substring(body FROM 1 FOR 9), substring(head FROM 1 FOR 9)]) FROM arrivals
+  UNION ALL SELECT unnest(ARRAY[substring(body FROM 1 FOR 9), substring(head FROM 1 FOR 9)]) FROM batches
   UNION ALL SELECT substring(answer FROM 1 FOR 9) FROM attempts
 ) v WHERE length(value) > 0 GROUP BY key
 """
