@@ -262,6 +262,8 @@ def cipher_of(encrypt: Encrypt | None) -> Cipher:
     if isinstance(encrypt, EncryptConfig):
         keys = [secret.reveal() for secret in encrypt.key]
         return Cipher([read_key(key) for key in keys], decrypt_only=encrypt.decrypt_only)
+    if not encrypt:
+        raise ConfigError("encrypt names no key.", hint="Leave it out to encrypt nothing.")
     return Cipher([read_key(key) for key in as_secrets(encrypt)])
 
 

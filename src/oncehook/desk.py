@@ -141,7 +141,8 @@ class Desk:
 
     async def _arrival(self, later: StoredArrival) -> ShownArrival:
         head = await self._head(later.head, later.batch_id)
-        return ShownArrival(later.id, later.outcome, later.at, request_of(head), later.body is not None)
+        differs = later.outcome is Outcome.conflict if later.unreadable else later.body is not None
+        return ShownArrival(later.id, later.outcome, later.at, request_of(head), differs)
 
     async def _event(self, event_id: bytes) -> StoredEvent:
         event = await self._store.get_event(event_id)

@@ -51,10 +51,11 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
         "DestinationConfig": "url preset whatsapp unsure sign headers forward_headers timeout retry transient "
         "permanent rate concurrency breaker lease allow_private",
         "RouteConfig": "from to when coalesce latest_wins on_dead",
+        "EncryptConfig": "key decrypt_only",
         "ServerConfig": "host port admin_token tokens trusted_proxies admin_bind public_without_tls log_level",
     }
     assert {name: set(tables[name]["properties"]) for name in said} == {k: set(v.split()) for k, v in said.items()}
-    top = {"store", "migrate", "retention", "watermark", "server", "source", "destination", "route"}
+    top = {"store", "migrate", "encrypt", "retention", "watermark", "server", "source", "destination", "route"}
     assert set(schema()["properties"]) == top
 
 

@@ -204,7 +204,7 @@ def _reachable(kind: type[msgspec.Struct], tree: object, path: SettingPath) -> I
             yield here, about
             continue
         below = tree.get(key) if isinstance(tree, dict) else None
-        if isinstance(about.default, inner) or (is_one_table(about.hint) and below is not None):
+        if isinstance(about.default, inner) or (is_one_table(about.hint) and (below is not None or not path)):
             yield from _reachable(inner, below, here)
         elif isinstance(below, dict) and not is_one_table(about.hint):
             for name in below:

@@ -1,0 +1,112 @@
+"""An inbox that encrypts: given by settings or by a program, worked as ever, and honest where a key is missing."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from oncehook import Event, Inbox
+from oncehook.assembly import Encrypt
+from oncehook.config import load
+from oncehook.deliveries import DeliveryStatus, Filter
+from oncehook.model import Kind, read_id, show_id
+from oncehook.store.cipher import Cipher
+from tests.acceptance.conftest import Engine
+from tests.acceptance.desk_house import desk_house
+from tests.store.making import CRM, item, keep
+from tests.store.test_encryption import NEW, OLD
+from tests.wire import Answer
+
+ONE, TWO = base64.b64encode(NEW).decode(), OLD.hex()
+SETTINGS = """
+store = "STORE"
+encrypt = { key = KEY }
+"""
+
+
+def shop(engine: Engine, encrypt: Encrypt | None, seen: list[bytes]) -> Inbox:
+    inbox = Inbox(engine.url, encrypt=encrypt)
+
+    @inbox.on("app", name="ship", retry=["0.05s"], breaker={"failures": 1, "open": "1h"})
+    async def ship(event: Event) -> dict[str, str]:
+        seen.append(event.body)
+        return {"shipped": "c4nary-answer"}
+
+    return inbox
+
+
+async def test_a_handler_gets_what_was_sent_and_the_store_holds_nothing_of_it(engine: Engine) -> None:
+    seen: list[bytes] = []
+    inbox = shop(engine, ONE, seen)
+    async with inbox.running():
+        event_id = await inbox.emit("app", "order.paid", {"card": "c4nary"}, key="1")
+        await inbox.drain()
+        shown = await inbox.desk.event(read_id(Kind.event, event_id))
+    assert seen == [b'{"card":"c4nary"}'] == [shown.event.body]
+    held = [bytes(body) for (body,) in engine.rows("SELECT body FROM events UNION ALL SELECT answer FROM attempts")]
+    assert len(held) == 2
+    assert all(b"c4nary" not in value and value.startswith(b"\xffOHE\x01") for value in held)
+
+
+async def test_a_key_that_is_missing_fails_that_delivery_and_no_other(engine: Engine) -> None:
+    """It is tried again as any failure is, holds nobody else up, and opens no breaker: the key may be given in time."""
+    receiver = Inbox(engine.url, encrypt=TWO)
+    receiver.route("app", "ship")
+    receiver.add_destination(shop(engine, None, []).destinations["ship"])
+    async with receiver.running(work=False):
+        lost = await receiver.emit("app", "order.paid", {"n": 1}, key="1")
+    seen: list[bytes] = []
+    inbox = shop(engine, ONE, seen)
+    async with inbox.running():
+        fine = await inbox.emit("app", "order.paid", {"n": 2}, key="2")
+        await inbox.drain()
+        page = await inbox.desk.deliveries(Filter())
+        by_event = {show_id(Kind.event, one.event_id): one for one in page.items}
+        levels = await inbox.desk.levels()
+    assert seen == [b'{"n":2}']
+    assert by_event[fine].status is DeliveryStatus.done
+    assert by_event[lost].status is DeliveryStatus.dead
+    assert str(by_event[lost].last_error).startswith("undecryptable: ")
+    assert levels["ship"].open_until is None
+    inbox = shop(engine, [ONE, TWO], seen)
+    async with inbox.running():
+        await inbox.desk.replay_one(by_event[lost].id, actor="ann")
+        await inbox.drain()
+    assert seen == [b'{"n":2}', b'{"n":1}']
+
+
+@pytest.mark.parametrize("form", ["text", "file"])
+async def test_settings_name_the_key(engine: Engine, tmp_path: Path, form: str) -> None:
+    (tmp_path / "inbox.key").write_text(ONE + "\n")
+    reference = '{ env = "INBOX_KEY" }' if form == "text" else '[{ file = "inbox.key" }, { env = "OLD_KEY" }]'
+    path = tmp_path / "oncehook.toml"
+    path.write_text(SETTINGS.replace("STORE", engine.url).replace("KEY", reference, 1))
+    loaded = load(path, {"INBOX_KEY": ONE, "OLD_KEY": TWO})
+    inbox = Inbox.from_loaded(loaded)
+    async with inbox.running(work=False):
+        event_id = await inbox.emit("app", "order.paid", {"card": "c4nary"}, key="1")
+        assert (await inbox.desk.body(read_id(Kind.event, event_id))) == b'{"card":"c4nary"}'
+    [(body,)] = engine.rows("SELECT body FROM events")
+    assert b"c4nary" not in bytes(body)
+
+
+async def test_the_api_says_what_cannot_be_decrypted(tmp_path: Path) -> None:
+    """The event answers 409 with code and hint, its conflict likewise; lists, attempts and other events are as ever."""
+    async with desk_house(tmp_path, cipher=Cipher([NEW])) as house:
+        [lost] = await keep(house.store, item("k", body=b'{"n": 1}', to=[CRM]))
+        await keep(house.store, item("k", body=b'{"n": 2}'))
+    async with desk_house(tmp_path, cipher=Cipher([OLD])) as house:
+        await keep(house.store, item("k2", body=b'{"n": 3}', to=[CRM]))
+        await keep(house.store, item("k2", body=b'{"n": 4}'))
+        event_id = show_id(Kind.event, lost.event_id)
+        assert len((await house.get("/events"))["items"]) == 2
+        for path in (f"/events/{event_id}", f"/events/{event_id}/body"):
+            assert await house.refused("GET", path) == (409, "undecryptable")
+        answer: Answer = await house.ask("GET", f"/events/{event_id}")
+        assert "encrypt.key" in json.loads(answer.body)["hint"]
+        assert [one["status"] for one in (await house.get("/deliveries"))["items"]] == ["pending", "pending"]
+        plan = await house.post("/replays/plan", {"query": "source:orders"})
+        assert plan["total"] == 0
