@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from oncehook.model import Outcome, Verdict
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore
 from oncehook.store.postgres import familiar as module
 from oncehook.store.postgres.familiar import Familiar
@@ -33,8 +34,8 @@ async def test_a_copy_is_sent_without_body_and_deliveries() -> None:
     assert familiar.among([first]) == frozenset()
     familiar.note([first], [[_accepted(first.items[0].event_id)]])
     assert familiar.among([first, copy, other]) == {first.items[0].event_id, copy.items[0].event_id}
-    bare = Rows([copy], familiar.among([copy])).parameters(0)
-    whole = Rows([copy]).parameters(0)
+    bare = Rows([copy], Cipher(), familiar.among([copy])).parameters(0)
+    whole = Rows([copy], Cipher()).parameters(0)
     assert (bare[14].packed != whole[14].packed, bare[29].packed != whole[29].packed) == (True, True)  # type: ignore[union-attr]
     assert bare[13].packed == whole[13].packed  # type: ignore[union-attr]  # the head is kept
 

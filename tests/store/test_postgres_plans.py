@@ -15,6 +15,7 @@ import pytest
 
 from oncehook.deliveries import Breaker, Category, Lease, Options, Settle, Settlement, Turn, Want, streaks
 from oncehook.model import Intake, new_id
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore, opening
 from oncehook.store.postgres.acts import GO_ON
 from oncehook.store.postgres.intake import INTAKE, Rows
@@ -147,7 +148,7 @@ async def set_scene(store: PostgresStore, n: int) -> Scene:
 
 
 def ends(leases: Sequence[Lease], what: Settle, **about: Any) -> list[object]:
-    return settle_parameters([Settlement(one, what, breaker=Breaker(), **about) for one in leases], 1, "w")
+    return settle_parameters([Settlement(one, what, breaker=Breaker(), **about) for one in leases], Cipher(), 1, "w")
 
 
 def fails(leases: Sequence[Lease]) -> list[Settlement]:
@@ -156,7 +157,7 @@ def fails(leases: Sequence[Lease]) -> list[Settlement]:
 
 def arrivals(*items: Any) -> list[object]:
     batch: list[Intake] = [intake(one) for one in items]
-    return list(Rows(batch).parameters(1))
+    return list(Rows(batch, Cipher()).parameters(1))
 
 
 CALLS: dict[str, tuple[str, Callable[[Scene], list[object]]]] = {

@@ -30,6 +30,7 @@ from oncehook.receive import Receiver
 from oncehook.sources import Source
 from oncehook.store import base, migrate
 from oncehook.store.base import Pending
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import lease as postgres_lease
 from oncehook.store.postgres import sweep as postgres_sweep
 from oncehook.store.sqlite import SqliteStore, opening, replay, settle, sweep, work
@@ -396,7 +397,8 @@ def replay_by_insert() -> None:
         event_id = model.new_id()
         item = Item(event_id, kind, key, key_hash, 30 * DAY, subject, body, body_hash)
         item.deliveries = [Planned(model.delivery_id(event_id, d.destination_id), d.destination_id, d.subject_key)]
-        group = Group(self.connection, self.now, self.seq, [Intake(event_id, source_id, head, [item], None)])
+        again = Intake(event_id, source_id, head, [item], None)
+        group = Group(self.connection, self.now, self.seq, [again], Cipher())
         group.write()
         self.seq = group.seq
 
