@@ -94,19 +94,23 @@ async def test_settings_name_the_key(engine: Engine, tmp_path: Path, form: str) 
 
 
 async def test_the_api_says_what_cannot_be_decrypted(tmp_path: Path) -> None:
-    """The event answers 409 with code and hint, its conflict likewise; lists, attempts and other events are as ever."""
+    """The event answers 409 with code and hint, a conflict likewise; lists and everything else are as ever."""
+    async with desk_house(tmp_path, cipher=Cipher([OLD])) as house:
+        [fine] = await keep(house.store, item("k2", body=b'{"n": 3}', to=[CRM]))
     async with desk_house(tmp_path, cipher=Cipher([NEW])) as house:
         [lost] = await keep(house.store, item("k", body=b'{"n": 1}', to=[CRM]))
-        await keep(house.store, item("k", body=b'{"n": 2}'))
+        conflict = item("k2", body=b'{"n": 4}')
+        await keep(house.store, conflict)
     async with desk_house(tmp_path, cipher=Cipher([OLD])) as house:
-        await keep(house.store, item("k2", body=b'{"n": 3}', to=[CRM]))
-        await keep(house.store, item("k2", body=b'{"n": 4}'))
-        event_id = show_id(Kind.event, lost.event_id)
+        lost_id, fine_id = show_id(Kind.event, lost.event_id), show_id(Kind.event, fine.event_id)
         assert len((await house.get("/events"))["items"]) == 2
-        for path in (f"/events/{event_id}", f"/events/{event_id}/body"):
+        for path in (f"/events/{lost_id}", f"/events/{lost_id}/body", f"/events/{lost_id}/arrivals"):
             assert await house.refused("GET", path) == (409, "undecryptable")
-        answer: Answer = await house.ask("GET", f"/events/{event_id}")
+        answer: Answer = await house.ask("GET", f"/events/{lost_id}")
         assert "encrypt.key" in json.loads(answer.body)["hint"]
+        assert (await house.ask("GET", f"/events/{fine_id}/body")).body == b'{"n": 3}'
+        arrivals = (await house.get(f"/events/{fine_id}/arrivals"))["items"]
+        assert [one["outcome"] for one in arrivals] == ["accepted", "conflict"]
+        arrival_id = show_id(Kind.arrival, conflict.event_id)
+        assert await house.refused("GET", f"/events/{fine_id}/arrivals/{arrival_id}/body") == (409, "undecryptable")
         assert [one["status"] for one in (await house.get("/deliveries"))["items"]] == ["pending", "pending"]
-        plan = await house.post("/replays/plan", {"query": "source:orders"})
-        assert plan["total"] == 0

@@ -283,16 +283,18 @@ _SINCE: Final = ("since", 'A duration ("24h" ago, unless said otherwise) or an I
 
 ENDPOINTS: Final[Sequence[Endpoint]] = (
     _get("/events", list_events, answers.ListedEvent, "Events, newest first.", listed=True, parameters=FILTER),
-    _get("/events/{id}", get_event, answers.Event, "One event.", refusals=(404,)),
-    _get("/events/{id}/body", get_body, None, "Its bytes.", media="application/octet-stream", refusals=(404,)),
-    _get("/events/{id}/arrivals", list_arrivals, answers.Arrival, "Every time it came.", listed=True, refusals=(404,)),
+    _get("/events/{id}", get_event, answers.Event, "One event.", refusals=(404, 409)),
+    _get("/events/{id}/body", get_body, None, "Its bytes.", media="application/octet-stream", refusals=(404, 409)),
+    _get(
+        "/events/{id}/arrivals", list_arrivals, answers.Arrival, "Every time it came.", listed=True, refusals=(404, 409)
+    ),
     _get(
         "/events/{id}/arrivals/{arrival}/body",
         get_arrival_body,
         None,
         "The bytes that came then.",
         media="application/octet-stream",
-        refusals=(404,),
+        refusals=(404, 409),
     ),
     _get("/deliveries", list_deliveries, answers.Delivery, "Deliveries, newest first.", listed=True, parameters=FILTER),
     _get("/deliveries/{id}", get_delivery, answers.Delivery, "One delivery.", refusals=(404,)),

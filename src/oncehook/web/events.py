@@ -6,6 +6,7 @@ import asyncio
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -14,7 +15,7 @@ import msgspec
 from starlette.responses import Response
 
 from oncehook.deliveries import Category, DeliveryStatus, Filter, ListedEvent, Page, StoredAttempt, StoredDelivery
-from oncehook.errors import NotFound, QueryInvalid
+from oncehook.errors import NotFound, QueryInvalid, Undecryptable
 from oncehook.model import Kind, show_id
 from oncehook.query import BODY, IS, NOTES, WORDS
 from oncehook.replays import StoredReplay
@@ -285,9 +286,10 @@ async def _detail(visit: Visit, shown: ShownEvent, arrivals: Sequence[ShownArriv
         found["dump"] = bodies.dump(body) if found["view"] == "hex" else None
     elif tab == "arrivals":
         number = _compared(visit.parameter("with"), arrivals)
-        other = None if number is None else await visit.desk.arrival_body(shown.event.id, arrivals[number - 1].id)
-        if number is not None and other is not None:
-            found["diff"], found["compared"] = bodies.differences(body, other), number
+        with suppress(Undecryptable):  # the list stands without the difference
+            other = None if number is None else await visit.desk.arrival_body(shown.event.id, arrivals[number - 1].id)
+            if number is not None and other is not None:
+                found["diff"], found["compared"] = bodies.differences(body, other), number
     return found
 
 
