@@ -20,6 +20,7 @@ from tests.docs.blocks import PAGES, ROOT, Block, all_blocks, anchors, blocks, c
 
 MOST_FRAGMENTS = 8
 SECRET = "whsec_" + "MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+KEY = bytes(range(32)).hex()
 EXTRAS = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
 
 
@@ -75,10 +76,11 @@ def test_settings_are_good(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
     tomllib.loads(block.text)
     if block.fragment is not None or block.text.startswith("# pyproject.toml"):
         return
-    env = dict.fromkeys(re.findall(r'env = "(\w+)"', block.text), SECRET)
+    said = KEY if "encrypt" in tomllib.loads(block.text) else SECRET
+    env = dict.fromkeys(re.findall(r'env = "(\w+)"', block.text), said)
     monkeypatch.chdir(tmp_path)
     for secret in re.findall(r'file = "([^"/]+)"', block.text):
-        (tmp_path / secret).write_text(SECRET)
+        (tmp_path / secret).write_text(said)
     (tmp_path / "oncehook.toml").write_text(block.text + "".join(stand_ins(tomllib.loads(block.text))))
     load(tmp_path / "oncehook.toml", env)
 
