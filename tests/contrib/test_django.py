@@ -131,6 +131,7 @@ def test_a_store_in_a_file_database_of_djangos_is_refused(monkeypatch: pytest.Mo
         ({"STORE": "other"}, "DATABASES has none"),
         ({"SOURCES": {"shop": {"verify": "none", "kee": "$.id"}}}, "kee"),
         ({"SOURCES": {"shop": {}}}, "verified"),
+        ({"ENCRYPT": {"keys": {"env": "INBOX_KEY"}}}, "decrypt_only"),
         ({"ROUTES": [{"from": "shop", "to": "n8n", "wen": {}}]}, "wen"),
     ],
 )
@@ -145,6 +146,23 @@ def test_settings_may_be_a_file(tmp_path: Any) -> None:
     with override_settings(ONCEHOOK=said, BASE_DIR=tmp_path):
         inbox = assembly.the_inbox.__wrapped__()
     assert (list(inbox.sources), inbox.alias) == (["orders", "others"], "default")
+
+
+@pytest.mark.parametrize("more", [{}, {"CONFIG": "oncehook.toml"}])
+def test_payloads_are_encrypted_under_the_key_of_the_settings(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, more: dict[str, str]
+) -> None:
+    """Also where a file has the rest, and when the inbox moves to Django's test database."""
+    monkeypatch.setenv("INBOX_KEY", bytes(range(32)).hex())
+    (tmp_path / "oncehook.toml").write_text("")
+    said = {"STORE": "default", "ENCRYPT": {"key": {"env": "INBOX_KEY"}}, **more}
+    with override_settings(ONCEHOOK=said, BASE_DIR=tmp_path):
+        inbox = assembly.the_inbox.__wrapped__()
+        assert inbox.store.cipher.encrypts
+        inbox.url = "postgresql:///elsewhere"
+        inbox._follow_database()
+        assert inbox.url != "postgresql:///elsewhere"
+    assert inbox.store.cipher.encrypts
 
 
 def test_a_file_counts_for_commands_where_config_names_it(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
