@@ -254,7 +254,7 @@ Encrypt: TypeAlias = str | bytes | Sequence[str | bytes] | Mapping[str, Any] | E
 
 
 def cipher_of(encrypt: Encrypt | None) -> Cipher:
-    """The cipher that a program or checked settings describe. Raises ConfigError, without repeating a key."""
+    """Make the cipher that a program or checked settings describe. Raises ConfigError, without repeating a key."""
     if encrypt is None:
         return Cipher()
     if isinstance(encrypt, Mapping):

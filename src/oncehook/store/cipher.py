@@ -88,7 +88,7 @@ class _Key:
 
 
 class Cipher:
-    """Encrypts with the first of its keys, decrypts with all of them."""
+    """The keys of a store: the first encrypts, all of them decrypt."""
 
     def __init__(self, keys: Sequence[bytes] = (), *, decrypt_only: bool = False) -> None:
         """`keys`: 32 bytes each (`read_key`). `decrypt_only`: keep new values plain.
@@ -115,17 +115,17 @@ class Cipher:
 
     @property
     def key_ids(self) -> tuple[str, ...]:
-        """The ids of its keys, the one that encrypts first."""
+        """Return the ids of its keys, the one that encrypts first."""
         return tuple(id_.hex() for id_ in self._keys)
 
     @property
     def has_keys(self) -> bool:
-        """Whether it can decrypt anything."""
+        """Tell whether it can decrypt anything."""
         return bool(self._keys)
 
     @property
     def encrypts(self) -> bool:
-        """Whether new values are encrypted."""
+        """Tell whether new values are encrypted."""
         return self._first is not None
 
     def encrypt(self, value: V, column: Column, row: bytes) -> V:
@@ -233,7 +233,7 @@ def _attempt_row(delivery_id: bytes, fence: int) -> bytes:
 
 
 def _context(begin: bytes, column: Column, row: bytes) -> bytes:
-    """What is authenticated along with a value."""
+    """Return what is authenticated along with a value."""
     return b"\x00".join((begin, column.encode(), row))
 
 
