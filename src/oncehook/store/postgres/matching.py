@@ -97,7 +97,15 @@ _NEXT_ENCRYPTED: Final = "SELECT d.id, e.id, e.body " + _ENCRYPTED + " AND d.id 
 _AT_ONCE: Final = 500
 """Encrypted bodies that are fetched at once."""
 
-_SAYING: Final = "SELECT d.id FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "AND body_says(e.body, $18::jsonb)"
+_SAYING: Final = (
+    "SELECT d.id FROM deliveries d"
+    + TOGETHER
+    + "WHERE "
+    + MATCHES
+    + "AND CASE WHEN "
+    + IS_ENCRYPTED
+    + " THEN false ELSE body_says(e.body, $18::jsonb) END"
+)
 
 _ANY_REPLAY: Final = bytes(16)
 """No replay has this id: it asks for those of any."""

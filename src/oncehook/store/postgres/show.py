@@ -126,7 +126,9 @@ _LIST_SAYING: Final = (
     _BESIDE
     + "WHERE "
     + MATCHES
-    + "AND (body_says(e.body, $21::jsonb) OR e.id = ANY($22::uuid[])) ORDER BY d.id DESC LIMIT $20"
+    + "AND CASE WHEN "
+    + IS_ENCRYPTED
+    + " THEN e.id = ANY($22::uuid[]) ELSE body_says(e.body, $21::jsonb) END ORDER BY d.id DESC LIMIT $20"
 )
 LISTS: Final = {
     "all": COLUMNS + "FROM " + _ALL + _LIST,
@@ -223,7 +225,10 @@ WHERE """
 )
 _EVENT_LIST: Final = _EVENT_MATCHES + " ORDER BY e.id DESC LIMIT $20"
 _EVENT_LIST_SAYING: Final = (
-    _EVENT_MATCHES + " AND (body_says(e.body, $22::jsonb) OR e.id = ANY($23::uuid[])) ORDER BY e.id DESC LIMIT $20"
+    _EVENT_MATCHES
+    + " AND CASE WHEN "
+    + IS_ENCRYPTED
+    + " THEN e.id = ANY($23::uuid[]) ELSE body_says(e.body, $22::jsonb) END ORDER BY e.id DESC LIMIT $20"
 )
 EVENT_LISTS: Final = {
     "all": _LISTED + _EVENTS + _EVENT_LIST,
