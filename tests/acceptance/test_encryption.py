@@ -17,6 +17,7 @@ from oncehook.model import Kind, read_id, show_id
 from oncehook.store.cipher import Cipher
 from tests.acceptance.conftest import Engine
 from tests.acceptance.desk_house import desk_house
+from tests.acceptance.test_event_page import look
 from tests.store.making import CRM, item, keep
 from tests.store.test_encryption import NEW, OLD
 from tests.wire import Answer
@@ -116,3 +117,22 @@ async def test_the_api_says_what_cannot_be_decrypted(tmp_path: Path) -> None:
         arrival_id = show_id(Kind.arrival, conflict.event_id)
         assert await house.refused("GET", f"/events/{fine_id}/arrivals/{arrival_id}/body") == (409, "undecryptable")
         assert [one["status"] for one in (await house.get("/deliveries"))["items"]] == ["pending", "pending"]
+
+
+async def test_the_page_of_an_event_stands_where_a_conflict_cannot_be_read(engine: Engine) -> None:
+    """The event under the old key, its conflict under a new one that the dashboard is not given."""
+    for key, n in ((TWO, 1), (ONE, 2)):
+        inbox = Inbox(engine.url, encrypt=key)
+        async with inbox.running(work=False):
+            event_id = await inbox.emit("app", "order.paid", {"n": n}, key="1")
+    inbox = Inbox(engine.url, encrypt=TWO)
+    async with inbox.running(work=False):
+        page = await look(inbox, f"/events/{event_id}?tab=arrivals")
+        assert page.status == 200
+        assert b"differs" in page.body
+    inbox = Inbox(engine.url, encrypt=ONE)
+    async with inbox.running(work=False):
+        assert (await look(inbox, "/events")).status == 200
+        page = await look(inbox, f"/events/{event_id}")
+        assert page.status == 409
+        assert b"which is not given here" in page.body
