@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Final, TypeAlias
 
 import msgspec
@@ -35,6 +36,7 @@ def check(config: Config, walk: Walk) -> None:
         _check_destination(name, destination, walk)
     _check_routes(config, walk)
     _check_tokens(config.server, walk)
+    _check_oidc(config.server, walk)
     for path, sentence in _open_doors(config, lambda key: walk.has_failed(("server", key))):
         walk.note(path, sentence)
 
@@ -248,6 +250,13 @@ def _check_tokens(server: ServerConfig, walk: Walk) -> None:
             walk.note(("server", "tokens"), f'tokens in [server]: "{name}" is the name of {count} tokens')
 
 
+def _check_oidc(server: ServerConfig, walk: Walk) -> None:
+    if server.oidc is not None and find_spec("joserfc") is None:
+        walk.note(
+            ("server", "oidc"), "[server.oidc] needs a package that is not installed; run pip install 'oncehook[oidc]'"
+        )
+
+
 def _open_doors(config: Config, has_failed: Callable[[str], bool]) -> Iterator[Finding]:
     """Listening where others can reach needs a credential, TLS or a word that there is none, and consent (S28)."""
     server = config.server
@@ -256,7 +265,8 @@ def _open_doors(config: Config, has_failed: Callable[[str], bool]) -> Iterator[F
         return
     path = ("server", "host") if public == server.host else ("server", "admin_bind")
     start = f'"{public}" is a public address'
-    if not (server.admin_token or server.tokens or has_failed("admin_token") or has_failed("tokens")):
+    credentials = ("admin_token", "tokens", "oidc")
+    if not any(getattr(server, key) or has_failed(key) for key in credentials):
         yield path, f'{start}; add admin_token = {{ env = "ONCEHOOK_TOKEN" }} to [server]'
     if not (server.trusted_proxies or server.public_without_tls or has_failed("trusted_proxies")):
         yield (

@@ -377,6 +377,16 @@ def is_loopback(host: str) -> bool:
     return ip_address(host).is_loopback if _is_address(host) else host.lower() == "localhost"
 
 
+def _site(value: object, place: Place) -> str:
+    text = _url(value, place)
+    parts = urlsplit(text)
+    if parts.query:
+        raise ConfigError("must not hold a query (?…)")
+    if parts.scheme != "https" and not is_loopback(parts.hostname or ""):
+        raise ConfigError("must begin with https://; http:// is for this machine only")
+    return text
+
+
 def _path(value: object, place: Place) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", value):
         raise ConfigError("must be one part of an address: letters, digits, dashes and underscores")
@@ -392,9 +402,51 @@ NETWORKS: Final = Form(_networks, TEXTS.schema, _show_networks)
 PROXIES: Final = Form(_proxies, TEXTS.schema, _show_networks)
 PRIVATE: Final = Form(_private, {"anyOf": [{"type": "boolean"}, TEXTS.schema]}, _show_networks)
 URL: Final = Form(_url, {"type": "string", "format": "uri", "pattern": "^https?://"})
+SITE: Final = Form(_site, URL.schema)
 HOST: Final = Form(_host, {"type": "string"})
 BIND: Final = Form(_bind, {"type": "string", "examples": ["127.0.0.1:4021"]})
 PATH: Final = Form(_path, {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}, lambda path: "(hidden)")
+
+
+# -- people ------------------------------------------------------------------------------------
+
+_ROLES: Final = ("viewer", "operator", "admin")
+
+
+def _roles(value: object, place: Place) -> dict[str, tuple[str, ...]]:
+    if not isinstance(value, dict) or not value:
+        raise ConfigError('must say who gets which role; write for example { admin = ["ops"], viewer = ["staff"] }')
+    for role in value:
+        if role not in _ROLES:
+            raise ConfigError(f'"{role}" is not a role; {suggest(role, _ROLES)}')
+    return {role: _texts(values) for role, values in value.items()}
+
+
+def _scopes(value: object, place: Place) -> tuple[str, ...]:
+    scopes = _texts(value)
+    if "openid" not in scopes:
+        raise ConfigError('must hold "openid"; without it the provider does not say who somebody is')
+    if any(not re.fullmatch(r"[!#-\[\]-~]+", scope) for scope in scopes):
+        raise ConfigError('must be a list of words; write for example ["openid", "email", "groups"]')
+    return scopes
+
+
+def _domains(value: object, place: Place) -> tuple[str, ...]:
+    domains = tuple(domain.lower() for domain in _texts(value))
+    for domain in domains:
+        if not _HOSTNAME.fullmatch(domain):
+            raise ConfigError(f'{domain!r} is not a domain; write for example "example.org"')
+    return domains
+
+
+ROLES: Final = Form(
+    _roles,
+    {"type": "object", "properties": dict.fromkeys(_ROLES, TEXTS.schema), "additionalProperties": False}
+    | {"minProperties": 1},
+    lambda roles: {role: list(values) for role, values in roles.items()},
+)
+SCOPES: Final = Form(_scopes, TEXTS.schema, list)
+DOMAINS: Final = Form(_domains, TEXTS.schema, list)
 
 
 # -- rules -------------------------------------------------------------------------------------

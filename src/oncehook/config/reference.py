@@ -13,6 +13,7 @@ _TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("At the top", tables.Config),
     ("`[server]`", tables.ServerConfig),
     ("`[[server.tokens]]`", tables.TokenConfig),
+    ("`[server.oidc]`", tables.OidcConfig),
     ("`[source.NAME]`", tables.SourceConfig),
     ("`[destination.NAME]`", tables.DestinationConfig),
     ("`[destination.NAME.whatsapp]`", tables.WhatsAppConfig),

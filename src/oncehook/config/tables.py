@@ -246,6 +246,34 @@ class TokenConfig(_Table, frozen=True, kw_only=True):
     token: Annotated[Secret, forms.SECRET, "Where it is kept."]
 
 
+class OidcConfig(_Table, frozen=True, kw_only=True):
+    """An OpenID provider that people sign in with at the dashboard. Needs `oncehook[oidc]`."""
+
+    issuer: Annotated[str, forms.SITE, "The provider, exactly as it calls itself in its tokens (`iss`)."]
+    client_id: Annotated[str, forms.TEXT, "What the provider calls this inbox."]
+    client_secret: Annotated[Secret, forms.SECRET, "What this inbox proves itself to the provider with."]
+    public_url: Annotated[
+        str, forms.SITE, "Where browsers find the dashboard; register `…/login/oidc/callback` below it."
+    ]
+    roles: Annotated[
+        dict[str, tuple[str, ...]],
+        forms.ROLES,
+        'Which values of the claim make which role, as in `{ admin = ["ops"], viewer = ["staff"] }`; '
+        "the highest counts, and without one nobody comes in.",
+    ]
+    roles_claim: Annotated[
+        str, forms.TEXT, "The claim of the ID token that decides; `a.b` also finds `b` inside `a`."
+    ] = "groups"
+    scopes: Annotated[tuple[str, ...], forms.SCOPES, "What the provider is asked for."] = ("openid", "email", "profile")
+    email_domains: Annotated[
+        tuple[str, ...], forms.DOMAINS, "Let in only people whose verified email address is in one of these domains."
+    ] = ()
+    name: Annotated[str | None, forms.TEXT, "What the login page calls the provider; its host, unless said."] = None
+    allow_private: Annotated[
+        bool | tuple[Network, ...], forms.PRIVATE, "Whether, or in which networks, the provider may be private."
+    ] = False
+
+
 class ServerConfig(_Table, frozen=True, kw_only=True):
     """Where and to whom oncehook answers."""
 
@@ -253,6 +281,7 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     port: Annotated[int, forms.whole(0, 65535), "The port to listen on."] = 4020
     admin_token: Annotated[Secret | None, forms.SECRET, "Bearer for the API, password for the dashboard."] = None
     tokens: list[TokenConfig] = []
+    oidc: OidcConfig | None = None
     trusted_proxies: Annotated[
         tuple[Network, ...], forms.PROXIES, "Whose X-Forwarded headers are believed; they end TLS."
     ] = ()
