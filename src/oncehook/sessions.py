@@ -31,11 +31,11 @@ class Sessions:
             self._cookie = f"oncehook_{await self._store.inbox_number():x}"
         return self._cookie
 
-    async def begin(self, actor: str, role: str, password: str = "") -> str:
-        """A new session, by the name that only the browser is to know."""
+    async def begin(self, actor: str, role: str, password: str = "", seconds: float = SESSION_SECONDS) -> str:
+        """Begin a session; return the name that only the browser is to know."""
         name = clock.random_bytes(32).hex()
         proof = prove(name, hash_of(password)) if password else b""
-        await self._store.begin_session(StoredSession(hash_of(name), actor, role, proof), SESSION_SECONDS)
+        await self._store.begin_session(StoredSession(hash_of(name), actor, role, proof), seconds)
         return name
 
     async def of(self, name: str) -> StoredSession | None:

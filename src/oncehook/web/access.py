@@ -110,6 +110,11 @@ class Access:
                 raise ConfigError(f'"{holder.name}" and "{identity.name}" have the same token.')
         self._holders.append((digest, identity))
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether there is any token to know."""
+        return bool(self._holders)
+
     def identify(self, headers: Headers, peer: str) -> Identity | None:
         """Who holds the bearer token of this request. All tokens are compared, so that time tells nothing (S3)."""
         presented = _bearer(headers)

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -25,6 +26,7 @@ from oncehook.web.access import Access, Authorize, Identity, Role
 from oncehook.web.callouts import Guide
 from oncehook.web.latency import Latency
 from oncehook.web.live import Stream
+from oncehook.web.oidc import CALLBACK, NoRole, own_path
 from oncehook.web.session import Door, check_same_origin
 from oncehook.web.views import STATIC
 from oncehook.web.visit import SAFE, WAY_IN, Frames, Visit, html, root_of
@@ -143,6 +145,8 @@ class Desktop:
             Mount("/static", _Static(directory=STATIC), name="static"),
             Route("/login", self._at_the_door(self._ask_in), methods=["GET"]),
             Route("/login", self._at_the_door(self._log_in), methods=["POST"]),
+            Route("/login/oidc", self._at_the_door(self._begin_sign_in), methods=["GET"]),
+            Route(CALLBACK, self._at_the_door(self._end_sign_in), methods=["GET"]),
             Route("/login/link", self._at_the_door(self._send_link), methods=["POST"]),
             Route("/logout", self._at_the_door(self._log_out), methods=["POST"]),
         ]
@@ -203,7 +207,15 @@ class Desktop:
             return Response(status_code=401, headers={**SAFE, "HX-Redirect": f"{root_of(request)}/login"})
         if request.method == "GET" and request.url.path.rstrip("/") in (root_of(request), ""):
             return self._login_page(request)
-        return RedirectResponse(f"{root_of(request)}/login", 303, headers=dict(SAFE))
+        return RedirectResponse(f"{root_of(request)}/login{self._wanted(request)}", 303, headers=dict(SAFE))
+
+    def _wanted(self, request: Request) -> str:
+        """The page somebody asked for, for those who can be brought back to it after they have signed in."""
+        path = request.url.path.removeprefix(root_of(request))
+        query = f"?{request.url.query}" if request.url.query else ""
+        if self._door.oidc is None or request.method != "GET" or own_path(path + query) == "/":
+            return ""
+        return f"?{urlencode({'to': path + query})}"
 
     async def _ask_in(self, request: Request) -> Response:
         if await self._door.of(request) is not None:
@@ -213,7 +225,15 @@ class Desktop:
     def _login_page(self, request: Request, error: Refused | None = None) -> Response:
         can_link = self._door.can_announce and self._door.is_own_machine(request)
         status = 401 if error is None else error.status
-        shown = {"error": error, "can_link": can_link, "said": request.query_params.get("said", "")}
+        oidc = self._door.oidc
+        shown = {
+            "error": error,
+            "can_link": can_link,
+            "said": request.query_params.get("said", ""),
+            "provider": "" if oidc is None else oidc.name,
+            "to": own_path(request.query_params.get("to", "")),
+            "has_password": self._door.has_password,
+        }
         answer = html(request, "login.html", 200 if error is None else status, **shown)
         if error is not None and error.retry_after is not None:
             answer.headers["Retry-After"] = str(int(error.retry_after) + 1)
@@ -243,6 +263,39 @@ class Desktop:
         await self._desk.note(identity.name, "login", "session", by="one-time link")
         await self._door.begin(request, identity, home)
         return home
+
+    async def _begin_sign_in(self, request: Request) -> Response:
+        self._check_oidc()
+        to = request.query_params.get("to", "")
+        try:
+            return await self._door.begin_sign_in(to, lambda url: RedirectResponse(url, 303, headers=dict(SAFE)))
+        except Refused as error:
+            return self._login_page(request, error)
+
+    async def _end_sign_in(self, request: Request) -> Response:
+        self._check_oidc()
+        try:
+            person, to = await self._door.by_oidc(request)
+        except NoRole as error:
+            detail = {"by": "oidc", "subject": error.subject, "reason": error.reason}
+            await self._desk.note(error.name, "login_refused", "session", **detail)
+            answer = self._bare(request, error, error.status)
+        except Refused as error:
+            answer = self._login_page(request, error)
+        else:
+            detail = {"by": "oidc", "subject": person.subject, "role": person.role.name}
+            await self._desk.note(person.name, "login", "session", **detail)
+            # A page that goes on by itself, and no redirect: on one that began at another site, browsers would not
+            # send the strict cookie which this answer brings.
+            answer = html(request, "signed_in.html", 200, name=person.name, to=to)
+            await self._door.begin_person(request, person, answer)
+        await self._door.end_sign_in(answer)
+        answer.headers["Referrer-Policy"] = "no-referrer"  # the address of this page holds the code
+        return answer
+
+    def _check_oidc(self) -> None:
+        if self._door.oidc is None:
+            raise NotFound("There is no such page.")
 
     async def _send_link(self, request: Request) -> Response:
         self._door.announce(request)

@@ -32,6 +32,7 @@ from oncehook.web.callouts import Guide
 from oncehook.web.guard import Guard, Limits, affordable
 from oncehook.web.ingest import Ingest, Receive, Send
 from oncehook.web.live import Stream
+from oncehook.web.oidc import Oidc
 from oncehook.web.peers import Scope, is_within, peer_finder
 from oncehook.web.prefix import Prefixed
 from oncehook.web.session import Door
@@ -127,6 +128,8 @@ async def serve_inbox(
     trusted, host, port = settings.trusted_proxies, settings.host, settings.port
     face = Face(ingest, probes if apart else [*probes, *desk.routes], trusted)
     async with contextlib.AsyncExitStack() as beside:
+        if desk.oidc is not None:
+            beside.push_async_callback(desk.oidc.close)
         if apart:
             app = Prefixed(Starlette(routes=[*probes, *desk.routes]), trusted)
             await beside.enter_async_context(_served_beside(app, apart, trusted))
@@ -149,7 +152,8 @@ class _Desk:
         access = Access(settings.admin_token, settings.tokens, inbox.local_token, peer_of=peer_finder(trusted))
         self.address = ""
         self._bind = settings.admin_bind or settings.host
-        self._door = Door(access, Sessions(inbox.store), trusted=trusted, announce=self._say)
+        self.oidc = Oidc(settings.oidc) if settings.oidc is not None and ui else None
+        self._door = Door(access, Sessions(inbox.store), trusted=trusted, announce=self._say, oidc=self.oidc)
         self._ui = ui
         self.routes = api.routes(inbox.desk, access, stream)
         if ui:

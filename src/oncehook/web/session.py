@@ -1,4 +1,5 @@
-"""Who stands at the dashboard: sessions, the password, the one-time link, and the host application's own word.
+"""Who stands at the dashboard: sessions, the password, the one-time link, the OpenID provider, and the host
+application's own word.
 
 Pages show every request to `Door.of` and get an `Identity` or None. Sessions are kept in the store: they outlast a
 restart, and every server of an inbox knows them. A bearer token is no credential here, as a cookie is none at the API
@@ -17,10 +18,11 @@ from starlette.responses import Response
 from oncehook import clock
 from oncehook.errors import Forbidden, Refused, StoreUnavailable
 from oncehook.model import StoredSession
-from oncehook.sessions import SESSION_SECONDS, Sessions, hash_of
+from oncehook.sessions import SESSION_SECONDS, Sessions, hash_of, prove
 from oncehook.sources import Network
 from oncehook.verify import same
 from oncehook.web.access import Access, Authorize, Identity, Role, authorized, is_local
+from oncehook.web.oidc import SIGN_IN_SECONDS, NoRole, Oidc, Person, SignIn, SignInFailed
 from oncehook.web.peers import direct_peer, is_within, peer_finder
 
 MOST_ADDRESSES: Final = 1000
@@ -78,7 +80,9 @@ class Throttle:
 
 
 class Door:
-    """Lets people in: by password, by one-time link from this machine, or as the host application says."""
+    """Lets people in: by password, by one-time link from this machine, as an OpenID provider or the host application
+    says.
+    """
 
     def __init__(
         self,
@@ -88,6 +92,7 @@ class Door:
         trusted: Sequence[Network] = (),
         authorize: Authorize | None = None,
         announce: Callable[[str], None] | None = None,
+        oidc: Oidc | None = None,
     ) -> None:
         """`sessions` are needed unless the host application decides. `announce` is told a fresh one-time link's path,
         to print it where only the machine's owner reads.
@@ -98,6 +103,7 @@ class Door:
         self._authorize = authorize
         self._announce = announce
         self._sessions = sessions
+        self.oidc = oidc
         self._throttle = Throttle()
         self._link: bytes | None = None
 
@@ -105,6 +111,11 @@ class Door:
     def is_hosted(self) -> bool:
         """The host application decides; there is nothing to log in to."""
         return self._authorize is not None
+
+    @property
+    def has_password(self) -> bool:
+        """Whether to ask for a password: not where there is none, and another way in."""
+        return self._access.has_tokens or self.oidc is None
 
     @property
     def can_announce(self) -> bool:
@@ -123,6 +134,8 @@ class Door:
         """Whose it is; with the role that it was begun with, and not more than its password still gives."""
         role = Role[session.role]
         if session.proof:
+            if self.oidc is not None and same(prove(name, hash_of(self.oidc.mark)), session.proof):
+                return Identity(session.actor, role)
             vouched = self._access.vouches(name, session.proof)
             return None if vouched is None else Identity(session.actor, min(role, vouched.role))
         return Identity(session.actor, role)
@@ -176,7 +189,65 @@ class Door:
             self._throttle.right(peer)
         return found
 
-    async def begin(self, request: Request, identity: Identity, answer: Response, password: str = "") -> None:
+    async def begin_sign_in(self, to: str, answer: Callable[[str], Response]) -> Response:
+        """Send a browser to the OpenID provider, by an `answer` that takes its address. Raises ProviderUnavailable."""
+        assert self.oidc is not None
+        sign_in = SignIn.begin(to)
+        made = answer(await self.oidc.address(sign_in))
+        # The browser comes back from another site, with which a strict cookie would not come.
+        made.set_cookie(
+            await self._sign_in_cookie(),
+            sign_in.cookie,
+            max_age=SIGN_IN_SECONDS,
+            secure=self.oidc.is_secure,
+            httponly=True,
+            samesite="lax",
+        )
+        return made
+
+    async def by_oidc(self, request: Request) -> tuple[Person, str]:
+        """Tell whom the provider has sent back, and the page they wanted. Raises what `Oidc.finish` and the throttle
+        raise.
+        """
+        assert self.oidc is not None
+        peer = self._peer_of(request.scope)
+        self._throttle.check(peer)
+        sign_in = SignIn.read(request.cookies.get(await self._sign_in_cookie(), ""))
+        try:
+            person = await self.oidc.finish(sign_in, request.query_params)
+        except (SignInFailed, NoRole):
+            self._throttle.wrong(peer)
+            raise
+        self._throttle.right(peer)
+        return person, "/" if sign_in is None else sign_in.to
+
+    async def begin_person(self, request: Request, person: Person, answer: Response) -> None:
+        """Give a session to somebody whom the provider has named; it lasts no longer than what it said of them, nor
+        than the settings that let them in.
+        """
+        assert self.oidc is not None
+        identity = Identity(person.name, person.role)
+        await self.begin(request, identity, answer, self.oidc.mark, seconds=person.seconds)
+
+    async def end_sign_in(self, answer: Response) -> None:
+        """Forget a sign-in, however it ended."""
+        assert self.oidc is not None
+        answer.delete_cookie(await self._sign_in_cookie(), secure=self.oidc.is_secure, httponly=True, samesite="lax")
+
+    async def _sign_in_cookie(self) -> str:
+        assert self.oidc is not None
+        assert self._sessions is not None
+        # The prefix keeps other hosts of the same domain from planting a sign-in of theirs.
+        return f"{'__Host-' if self.oidc.is_secure else ''}{await self._sessions.cookie()}_sign_in"
+
+    async def begin(
+        self,
+        request: Request,
+        identity: Identity,
+        answer: Response,
+        password: str = "",
+        seconds: float = SESSION_SECONDS,
+    ) -> None:
         """Give a new session with this answer; one that was open before is ended. It lasts no longer than `password`
         does, where it is begun with one.
         """
@@ -185,8 +256,8 @@ class Door:
         answer.set_cookie(
             await self._sessions.cookie(),
             # As it is compared: a bearer token has no space around it.
-            await self._sessions.begin(identity.name, identity.role.name, password.strip(" \t\n\r\v\f")),
-            max_age=int(SESSION_SECONDS),
+            await self._sessions.begin(identity.name, identity.role.name, password.strip(" \t\n\r\v\f"), seconds),
+            max_age=int(seconds),
             path=request.scope.get("root_path") or "/",
             secure=self.is_https(request),
             httponly=True,

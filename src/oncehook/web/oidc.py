@@ -1,0 +1,448 @@
+"""Signing in with an OpenID provider: a browser is sent there, comes back with a code, and leaves as a `Person`.
+
+Authorization code flow with PKCE. State, nonce and verifier are derived from one secret that only the browser holds, so
+any server of an inbox can finish what another one began, and nothing has to be stored. All calls to the provider go
+through the guarded client (S17, S20). `Door` asks this who comes in; sessions are begun there, as for a password.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import quote, quote_plus, urlencode, urlsplit
+
+import msgspec
+from starlette.datastructures import QueryParams
+
+from oncehook import clock
+from oncehook.config.tables import OidcConfig
+from oncehook.errors import BadRequest, ConfigError, Forbidden, Refused
+from oncehook.outbound import Answer, Unanswered
+from oncehook.outbound.urls import read_url
+from oncehook.sessions import SESSION_SECONDS
+from oncehook.verify import same
+from oncehook.web import id_token
+from oncehook.web.access import LONGEST_NAME, Role
+from oncehook.web.id_token import Claims, InvalidToken, Jwk, UnknownKey
+
+if TYPE_CHECKING:
+    from oncehook.outbound.client import Outbound
+
+log = logging.getLogger("oncehook.web")
+
+CALLBACK: Final = "/login/oidc/callback"
+SIGN_IN_SECONDS: Final = 600
+"""How long a browser may take at the provider."""
+TIMEOUT: Final = 10.0
+LARGEST: Final = 256 * 1024
+"""Bytes of the provider's documents and answers."""
+FRESH: Final = 3600.0
+"""Seconds for which the provider's documents are used again."""
+ROTATION: Final = 10.0
+"""Seconds between two looks for new keys: tokens that fit none must not make us ask each time."""
+PAUSE: Final = 5.0
+"""Seconds before a provider that did not answer is asked again, and told about in the log again."""
+MOST_AT_ONCE: Final = 16
+"""Codes that are exchanged at the same time."""
+_LONGEST_CODE: Final = 4096
+_LONGEST_PATH: Final = 1000
+_OWN_PATH: Final = re.compile(r"/(?:[\w.~!$()*+,;=:@%?&-][\w.~!$()*+,;=:@%?&/-]*)?", re.ASCII)
+_EMAIL: Final = re.compile(r"[^\s@]+@[^\s@]+")
+_ERROR: Final = re.compile(r"[a-z_]{1,64}")
+
+T = TypeVar("T")
+
+
+class SignInUnknown(BadRequest):
+    """This sign-in was not begun in this browser, or too long ago."""
+
+    hint = "Start again."
+
+
+class SignInFailed(Refused):
+    """The provider's answer does not prove who you are."""
+
+    code = "sign_in_failed"
+    status = 401
+    hint = "Start again; if that does not help, the log of the server says why."
+
+
+class NoRole(Forbidden):
+    """No role of this inbox is meant for you."""
+
+    code = "no_role"
+
+    def __init__(self, name: str, subject: str, reason: str) -> None:
+        super().__init__(
+            f"You have signed in as {name}, but no role of this inbox is meant for you.",
+            hint="Ask whoever runs it to name your group in roles of [server.oidc], or sign in as somebody else.",
+        )
+        self.name = name
+        self.subject = subject
+        self.reason = reason
+
+
+class ProviderUnavailable(Refused):
+    """The sign-in provider does not answer as it should."""
+
+    code = "provider_unavailable"
+    status = 503
+    retry_after = PAUSE
+    hint = "Try again in a moment. Who is signed in stays signed in."
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Somebody of whom the provider says who they are, and the settings what they may do."""
+
+    name: str
+    """A verified email address, or `oidc:` and the provider's own name for them, which no token's name looks like."""
+    subject: str
+    role: Role
+    seconds: float
+    """How long what the provider said holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class SignIn:
+    """One sign-in that a browser has begun: its secret, and the page of ours to return to."""
+
+    secret: str
+    to: str
+
+    @classmethod
+    def begin(cls, to: str) -> SignIn:
+        """Make a new one."""
+        return cls(clock.random_bytes(32).hex(), own_path(to))
+
+    @classmethod
+    def read(cls, cookie: str) -> SignIn | None:
+        """Read back what `cookie` has written. What anybody else wrote leads to no other place than ours."""
+        secret, _, to = cookie.partition(".")
+        if not re.fullmatch(r"[0-9a-f]{64}", secret):
+            return None
+        try:
+            return cls(secret, own_path(base64.urlsafe_b64decode(to.encode()).decode()))
+        except ValueError:
+            return None
+
+    @property
+    def cookie(self) -> str:
+        """What the browser keeps meanwhile."""
+        return f"{self.secret}.{base64.urlsafe_b64encode(self.to.encode()).decode()}"
+
+    @property
+    def state(self) -> str:
+        return self._derived("state")
+
+    @property
+    def nonce(self) -> str:
+        return self._derived("nonce")
+
+    @property
+    def verifier(self) -> str:
+        return self._derived("verifier")
+
+    @property
+    def challenge(self) -> str:
+        """What the provider is told of the verifier (PKCE, S256)."""
+        return _base64(hashlib.sha256(self.verifier.encode()).digest())
+
+    def _derived(self, what: str) -> str:
+        return _base64(hmac.digest(self.secret.encode(), what.encode(), "sha256"))
+
+
+class _Metadata(msgspec.Struct, frozen=True):
+    """The provider's own description (OpenID Connect Discovery)."""
+
+    issuer: str
+    authorization_endpoint: str
+    token_endpoint: str
+    jwks_uri: str
+    token_endpoint_auth_methods_supported: list[str] | None = None
+    authorization_response_iss_parameter_supported: bool | None = None
+
+
+class _KeySet(msgspec.Struct, frozen=True):
+    keys: list[dict[str, Any]]
+
+
+class _Tokens(msgspec.Struct, frozen=True):
+    id_token: str
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: str = ""
+
+
+class Oidc:
+    """One OpenID provider, and who of its people may come in as what."""
+
+    def __init__(self, settings: OidcConfig) -> None:
+        """Read the secret once. Raises ConfigError when it or the package for it is missing."""
+        from oncehook.outbound.client import Outbound
+
+        id_token.check_installed()
+        self._settings = settings
+        self._secret = settings.client_secret.reveal().decode("utf-8", "surrogateescape")
+        self._redirect = settings.public_url.rstrip("/") + CALLBACK
+        self._outbound: Outbound = Outbound(allow_private=settings.allow_private)
+        self._lock = asyncio.Lock()
+        self._metadata: _Metadata | None = None
+        self._keys: Sequence[Jwk] = ()
+        self._metadata_until = self._keys_until = self._keys_at = self._down_until = self._told_until = 0.0
+        self._exchanging = 0
+
+    @property
+    def name(self) -> str:
+        """What people know the provider by."""
+        return self._settings.name or urlsplit(self._settings.issuer).netloc
+
+    @property
+    def is_secure(self) -> bool:
+        """Whether browsers come by https."""
+        return self._settings.public_url.startswith("https://")
+
+    @property
+    def mark(self) -> str:
+        """What decides who comes in, in short: when it changes, sessions that were begun by it end (S31)."""
+        settings = self._settings
+        decisive = (
+            settings.issuer,
+            settings.client_id,
+            settings.roles_claim,
+            sorted(settings.roles.items()),
+            settings.email_domains,
+        )
+        return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()
+
+    async def close(self) -> None:
+        """Close the connections to the provider."""
+        await self._outbound.close()
+
+    # -- going there and coming back -----------------------------------------------------------
+
+    async def address(self, sign_in: SignIn) -> str:
+        """Return where the browser has to go. Raises ProviderUnavailable."""
+        endpoint = (await self._described()).authorization_endpoint
+        asked = {
+            "response_type": "code",
+            "client_id": self._settings.client_id,
+            "redirect_uri": self._redirect,
+            "scope": " ".join(self._settings.scopes),
+            "state": sign_in.state,
+            "nonce": sign_in.nonce,
+            "code_challenge": sign_in.challenge,
+            "code_challenge_method": "S256",
+        }
+        return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked, quote_via=quote)}"
+
+    async def finish(self, sign_in: SignIn | None, answer: QueryParams) -> Person:
+        """Tell who has come back. Raises SignInUnknown, SignInFailed, NoRole or ProviderUnavailable."""
+        if sign_in is None or not same(_only(answer, "state").encode("utf-8", "replace"), sign_in.state.encode()):
+            raise SignInUnknown
+        metadata = await self._described()
+        given = _only(answer, "iss")
+        if given != metadata.issuer and (given or metadata.authorization_response_iss_parameter_supported):
+            raise self._failed("the answer is another issuer's")
+        if error := _only(answer, "error"):
+            raise self._failed(_shown(error), f"The provider did not sign you in: {_shown(error)}.")
+        code = _only(answer, "code")
+        if not 0 < len(code) <= _LONGEST_CODE:
+            raise self._failed("the answer has no code")
+        token = await self._exchanged(metadata, code, sign_in)
+        try:
+            return self._person(await self._verified(metadata, token, sign_in))
+        except InvalidToken as error:
+            raise self._failed(str(error)) from None
+
+    async def _exchanged(self, metadata: _Metadata, code: str, sign_in: SignIn) -> str:
+        """Return the ID token that the provider gives for a code, which works once."""
+        form = {
+            "grant_type": "authorization_code",
+            "code": code,
+            "redirect_uri": self._redirect,
+            "code_verifier": sign_in.verifier,
+        }
+        headers = {"Content-Type": "application/x-www-form-urlencoded", "Accept": "application/json"}
+        # Every provider must know Basic (RFC 6749, 2.3.1); some say that they do not.
+        methods = metadata.token_endpoint_auth_methods_supported or ["client_secret_basic"]
+        if "client_secret_basic" in methods or "client_secret_post" not in methods:
+            both = (self._settings.client_id, self._secret)
+            pair = ":".join(quote_plus(one, errors="surrogateescape") for one in both)
+            headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
+        else:
+            form |= {"client_id": self._settings.client_id, "client_secret": self._secret}
+        if self._exchanging >= MOST_AT_ONCE:
+            raise self._unavailable("too many people sign in at once")
+        self._exchanging += 1
+        try:
+            body = urlencode(form, errors="surrogateescape").encode()
+            answer = await self._call("POST", metadata.token_endpoint, headers, body)
+        finally:
+            self._exchanging -= 1
+        if answer.status in (400, 401, 403):
+            raise self._failed(f"the provider takes neither code nor client: {_refusal(answer)}")
+        return self._read(answer, _Tokens).id_token
+
+    async def _verified(self, metadata: _Metadata, token: str, sign_in: SignIn) -> Claims:
+        """Check an ID token; one that fits none of the known keys is tried once more with new ones."""
+        expected = {
+            "issuer": self._settings.issuer,
+            "client_id": self._settings.client_id,
+            "nonce": sign_in.nonce,
+        }
+        try:
+            return id_token.verify(token, await self._signing(metadata), **expected)
+        except UnknownKey:
+            return id_token.verify(token, await self._signing(metadata, anew=True), **expected)
+
+    # -- what the provider says of itself ------------------------------------------------------
+
+    async def _described(self) -> _Metadata:
+        async with self._lock:
+            if self._metadata is None or clock.steady() >= self._metadata_until:
+                url = self._settings.issuer.rstrip("/") + "/.well-known/openid-configuration"
+                self._metadata = self._checked(await self._document(read_url(url), _Metadata))
+                self._metadata_until = clock.steady() + FRESH
+            return self._metadata
+
+    def _checked(self, metadata: _Metadata) -> _Metadata:
+        """Refuse the description of another provider, and addresses in it that nobody should be sent to."""
+        if metadata.issuer != self._settings.issuer:
+            raise self._down("its description names another issuer; write issuer as the provider does, to the letter")
+        schemes = ("https",) if self._settings.issuer.startswith("https://") else ("https", "http")
+        for url in (metadata.authorization_endpoint, metadata.token_endpoint, metadata.jwks_uri):
+            try:
+                usable = urlsplit(read_url(url)).scheme in schemes
+            except ConfigError:
+                usable = False
+            if not usable:
+                raise self._down("its description holds an address that cannot be used")
+        return msgspec.structs.replace(
+            metadata,
+            authorization_endpoint=read_url(metadata.authorization_endpoint),
+            token_endpoint=read_url(metadata.token_endpoint),
+            jwks_uri=read_url(metadata.jwks_uri),
+        )
+
+    async def _signing(self, metadata: _Metadata, *, anew: bool = False) -> Sequence[Jwk]:
+        """Return the provider's keys, as of an hour ago at most; `anew`: of some seconds ago."""
+        async with self._lock:
+            now = clock.steady()
+            if now >= (self._keys_at + ROTATION if anew else self._keys_until):
+                self._keys = (await self._document(metadata.jwks_uri, _KeySet)).keys
+                self._keys_at, self._keys_until = clock.steady(), clock.steady() + FRESH
+            return self._keys
+
+    async def _document(self, url: str, kind: type[T]) -> T:
+        if clock.steady() < self._down_until:
+            raise ProviderUnavailable
+        try:
+            return self._read(await self._call("GET", url, {"Accept": "application/json"}), kind)
+        except ProviderUnavailable:
+            self._down_until = clock.steady() + PAUSE
+            raise
+
+    async def _call(self, method: str, url: str, headers: dict[str, str], body: bytes | None = None) -> Answer:
+        await self._outbound.open()
+        try:
+            # A code works once: a call that met a closed connection is not sent again, only the documents are.
+            return await self._outbound.request(method, url, headers, body, within=TIMEOUT, most=LARGEST + 1)
+        except Unanswered as error:
+            raise self._unavailable(str(error)) from None
+
+    def _read(self, answer: Answer, kind: type[T]) -> T:
+        if answer.status != 200:
+            raise self._unavailable(f"it answers {answer.status}")
+        if len(answer.body) > LARGEST:
+            raise self._unavailable(f"its answer is larger than {LARGEST} bytes")
+        try:
+            return msgspec.json.decode(answer.body, type=kind)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            raise self._unavailable("its answer cannot be read") from None
+
+    # -- who that is, and what they may do -----------------------------------------------------
+
+    def _person(self, claims: Claims) -> Person:
+        settings, subject = self._settings, str(claims["sub"])
+        email = _email(claims)
+        name = email or f"oidc:{subject}"[:LONGEST_NAME]
+        if settings.email_domains and email.rpartition("@")[2].lower() not in settings.email_domains:
+            raise NoRole(name, subject, "no verified email address in email_domains")
+        values = _values(claims if email else {**claims, "email": None}, settings.roles_claim)
+        roles = [Role[role] for role, wanted in settings.roles.items() if values.intersection(wanted)]
+        if not roles:
+            raise NoRole(name, subject, f"no role for what {settings.roles_claim} says")
+        return Person(name, subject, max(roles), min(claims["exp"] - clock.now(), SESSION_SECONDS))
+
+    # -- what goes wrong -----------------------------------------------------------------------
+
+    def _failed(self, reason: str, message: str = "") -> SignInFailed:
+        log.warning("sign_in.failed", extra={"fields": {"provider": self.name, "reason": reason}})
+        return SignInFailed(message)
+
+    def _unavailable(self, reason: str) -> ProviderUnavailable:
+        # Anybody can make us ask the provider, so what comes of it is told only now and then.
+        if clock.steady() >= self._told_until:
+            self._told_until = clock.steady() + PAUSE
+            log.warning("sign_in.unavailable", extra={"fields": {"provider": self.name, "reason": reason}})
+        return ProviderUnavailable()
+
+    def _down(self, reason: str) -> ProviderUnavailable:
+        self._down_until = clock.steady() + PAUSE
+        return self._unavailable(reason)
+
+
+def own_path(text: str) -> str:
+    """Return a path of ours as it is; the overview for anything that could lead elsewhere, or round in circles."""
+    is_ours = len(text) <= _LONGEST_PATH and _OWN_PATH.fullmatch(text) and not text.startswith("/login")
+    return text if is_ours else "/"
+
+
+def _email(claims: Claims) -> str:
+    """Return the email address that the provider has verified; else nothing, since anybody may have claimed it."""
+    email = claims.get("email")
+    if claims.get("email_verified") not in (True, "true") or not isinstance(email, str):
+        return ""
+    usable = len(email) <= LONGEST_NAME and email.isprintable() and _EMAIL.fullmatch(email)
+    return email if usable else ""
+
+
+def _values(claims: Claims, name: str) -> set[str]:
+    """Return the texts of a claim, which may be one or a list; a name with dots may lead into objects."""
+    value: Any = claims.get(name)
+    if name not in claims:
+        value = claims
+        for step in name.split("."):
+            value = value.get(step) if isinstance(value, dict) else None
+    return {one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)}
+
+
+def _only(answer: QueryParams, name: str) -> str:
+    """Return a parameter that is given once; one that is given twice counts as missing."""
+    values = answer.getlist(name)
+    return values[0] if len(values) == 1 else ""
+
+
+def _refusal(answer: Answer) -> str:
+    try:
+        return _shown(msgspec.json.decode(answer.body, type=_Refusal).error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return f"status {answer.status}"
+
+
+def _shown(error: str) -> str:
+    """Return an error code as it may stand in the log."""
+    return error if _ERROR.fullmatch(error) else "an error without a name"
+
+
+def _base64(value: bytes) -> str:
+    return base64.urlsafe_b64encode(value).rstrip(b"=").decode()
