@@ -386,14 +386,14 @@ class Oidc:
     # -- what goes wrong -----------------------------------------------------------------------
 
     def _failed(self, reason: str, message: str = "") -> SignInFailed:
-        log.warning("sign_in.failed", extra={"fields": {"provider": self.name, "reason": reason}})
+        log.warning("oidc.failed", extra={"fields": {"provider": self.name, "reason": reason}})
         return SignInFailed(message)
 
     def _unavailable(self, reason: str) -> ProviderUnavailable:
         # Anybody can make us ask the provider, so what comes of it is told only now and then.
         if clock.steady() >= self._told_until:
             self._told_until = clock.steady() + PAUSE
-            log.warning("sign_in.unavailable", extra={"fields": {"provider": self.name, "reason": reason}})
+            log.warning("oidc.unavailable", extra={"fields": {"provider": self.name, "reason": reason}})
         return ProviderUnavailable()
 
     def _down(self, reason: str) -> ProviderUnavailable:
