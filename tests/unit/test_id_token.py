@@ -153,6 +153,8 @@ FORGED = {
     "payload is deep": lambda: signed(b'{"a":' + b"[" * 20_000),
     "payload is not text": lambda: signed(b"\xff\xfe"),
     "a time beyond all": lambda: signed(json.dumps(claims()).replace('"exp": ', '"exp": 1e999, "x": ').encode()),
+    "a long time": lambda: signed(json.dumps(claims()).replace('"exp": ', '"exp": 1' + "0" * 400 + ', "x": ').encode()),
+    "a number beyond all": lambda: signed(b'{"exp": 1' + b"0" * 5000 + b"}"),
     "huge": lambda: signed(claims(x="x" * 100_000)),
 }
 

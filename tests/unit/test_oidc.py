@@ -317,9 +317,11 @@ DESCRIBED = "/.well-known/openid-configuration"
 @pytest.mark.parametrize(
     "lie",
     [
-        {"bodies": {DESCRIBED: (200, b"{" + b" " * 300_000)}},
+        {"described": {"x": "x" * 300_000}},
         {"bodies": {DESCRIBED: (200, b"[" * 100_000)}},
         {"bodies": {DESCRIBED: (200, b"<html>")}},
+        {"bodies": {DESCRIBED: (200, b'{"x": 1' + b"0" * 5000 + b"}")}},
+        {"bodies": {"/keys": (200, b'{"keys": [{"x": 1' + b"0" * 5000 + b"}]}")}},
         {"bodies": {DESCRIBED: (200, b'{"issuer": 1}')}},
         {"bodies": {DESCRIBED: (404, b"{}")}},
         {"bodies": {DESCRIBED: (302, b"{}")}},
@@ -331,10 +333,10 @@ DESCRIBED = "/.well-known/openid-configuration"
         {"described": {"authorization_endpoint": "//evil.example"}},
         {"described": {"jwks_uri": None}},
         {"described": {"jwks_uri": "http://127.0.0.1:1/keys"}},
-        {"bodies": {"/keys": (200, b'{"keys": [' + b'{"kty": "RSA"},' * 30_000)}},
+        {"bodies": {"/keys": (200, json.dumps({"keys": [{"kty": "RSA"}] * 30_000}).encode())}},
         {"bodies": {"/keys": (200, b'{"keys": [1]}')}},
         {"bodies": {"/token": (200, b'{"access_token": "x"}')}},
-        {"bodies": {"/token": (200, b'{"id_token": "' + b"x" * 300_000)}},
+        {"bodies": {"/token": (200, json.dumps({"id_token": "x" * 300_000}).encode())}},
         {"bodies": {"/token": (503, b"")}},
         {"bodies": {"/token": (307, b"")}},
     ],
@@ -361,6 +363,17 @@ async def test_a_provider_that_is_down_is_left_alone_for_a_moment(liar: Liar, ca
         liar.bodies.clear()
         clock.forward(module.PAUSE + 1)
         assert await come_back(liar, oidc)
+
+
+async def test_a_flood_of_codes_is_told_of_now_and_then(liar: Liar, caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(liar) as oidc:
+        assert await come_back(liar, oidc)
+        liar.bodies["/token"] = (500, b"")
+        with caplog.at_level(logging.WARNING):
+            for _ in range(5):
+                with pytest.raises(ProviderUnavailable):
+                    await come_back(liar, oidc)
+        assert len(caplog.records) == 1
 
 
 async def test_a_private_provider_must_be_allowed_by_name(liar: Liar) -> None:

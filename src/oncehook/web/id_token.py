@@ -7,7 +7,6 @@ key can check: neither `none` nor an HMAC keyed with public bytes is ever tried.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -35,6 +34,12 @@ CLOCK_SKEW: Final = 300.0
 _RSA_BITS: Final = range(2048, 8193)
 """Smaller keys can be broken; larger ones only cost time."""
 _LONGEST_SUBJECT: Final = 255
+_LAST_TIME: Final = 1e11
+"""Seconds since 1970; JSON has numbers that are none."""
+
+
+UNREADABLE: Final = (ValueError, RecursionError)
+"""What reading JSON of others may raise."""
 
 
 class InvalidToken(Exception):
@@ -125,7 +130,7 @@ def _fitting(keys: Sequence[Jwk], algorithm: str, key_id: object) -> Iterator[RS
 def _claims(payload: bytes) -> Claims:
     try:
         claims: Claims = msgspec.json.decode(payload, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         raise InvalidToken("the token does not hold an object") from None
     return claims
 
@@ -153,6 +158,6 @@ def _check_times(claims: Claims) -> None:
 
 def _time(claims: Claims, name: str) -> float:
     value = claims.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _LAST_TIME:
         raise InvalidToken(f"{name} is missing or no time")
     return float(value)

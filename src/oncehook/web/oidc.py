@@ -30,7 +30,7 @@ from oncehook.sessions import SESSION_SECONDS
 from oncehook.verify import same
 from oncehook.web import id_token
 from oncehook.web.access import LONGEST_NAME, Role
-from oncehook.web.id_token import Claims, InvalidToken, Jwk, UnknownKey
+from oncehook.web.id_token import UNREADABLE, Claims, InvalidToken, Jwk, UnknownKey
 
 if TYPE_CHECKING:
     from oncehook.outbound.client import Outbound
@@ -42,7 +42,7 @@ SIGN_IN_SECONDS: Final = 600
 """How long a browser may take at the provider."""
 TIMEOUT: Final = 10.0
 LARGEST: Final = 256 * 1024
-"""Bytes of the provider's documents and answers."""
+"""Bytes of the provider's documents and answers; what is cut there is no document any more."""
 FRESH: Final = 3600.0
 """Seconds for which the provider's documents are used again."""
 ROTATION: Final = 10.0
@@ -355,19 +355,17 @@ class Oidc:
         await self._outbound.open()
         try:
             # A code works once: a call that met a closed connection is not sent again, only the documents are.
-            return await self._outbound.request(method, url, headers, body, within=TIMEOUT, most=LARGEST + 1)
+            return await self._outbound.request(method, url, headers, body, within=TIMEOUT, most=LARGEST)
         except Unanswered as error:
             raise self._unavailable(str(error)) from None
 
     def _read(self, answer: Answer, kind: type[T]) -> T:
         if answer.status != 200:
             raise self._unavailable(f"it answers {answer.status}")
-        if len(answer.body) > LARGEST:
-            raise self._unavailable(f"its answer is larger than {LARGEST} bytes")
         try:
             return msgspec.json.decode(answer.body, type=kind)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            raise self._unavailable("its answer cannot be read") from None
+        except UNREADABLE:
+            raise self._unavailable(f"its answer cannot be read, or is larger than {LARGEST} bytes") from None
 
     # -- who that is, and what they may do -----------------------------------------------------
 
@@ -435,7 +433,7 @@ def _only(answer: QueryParams, name: str) -> str:
 def _refusal(answer: Answer) -> str:
     try:
         return _shown(msgspec.json.decode(answer.body, type=_Refusal).error)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return f"status {answer.status}"
 
 
