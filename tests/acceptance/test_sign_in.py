@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx
 import pytest
 
-from tests.acceptance.conftest import Engine, make_engine
+from tests.acceptance.conftest import Engine
 from tests.acceptance.processes import CONFIG, Receiver
 from tests.openid import CLIENT, SECRET, Liar, Provider
 
@@ -42,8 +42,6 @@ PASSWORD = 'admin_token = {{ env = "ADMIN_TOKEN" }}'
 
 class Server(Receiver):
     """A server, which knows its port before it starts."""
-
-    secret = ""
 
     def begin(self, issuer: str, client: str = CLIENT, secret: str = SECRET, password: str = PASSWORD) -> Server:
         self.config = CONFIG + SETTINGS.format(password=password, issuer=issuer, client=client, public=self.url)
@@ -98,6 +96,13 @@ class Browser:
         return [name for name in self.cookies if not name.endswith("_sign_in")]
 
 
+def made(engine: Engine) -> Server:
+    """A server that ends with its test, however that ends."""
+    server = Server(engine.folder / "a", engine.url)
+    engine.receivers.append(server)
+    return server
+
+
 @pytest.fixture(scope="module")
 def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
     with Provider(tmp_path_factory.mktemp("provider"), ANA, VERA, EVE, UMA, seconds=1800) as made:
@@ -107,11 +112,9 @@ def provider(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Provider]:
 @pytest.fixture
 def server(engine: Engine, provider: Provider) -> Iterator[Server]:
     """A server on either store that the real provider knows."""
-    made = Server(engine.folder / "a", engine.url)
-    client, made.secret = provider.register(f"{made.url}/login/oidc/callback")
-    made.begin(provider.issuer, client, made.secret)
-    yield made
-    assert made.stop() == 0
+    server = made(engine)
+    yield server.begin(provider.issuer, *provider.register(f"{server.url}/login/oidc/callback"))
+    assert server.stop() == 0
 
 
 def audit(engine: Engine) -> list[tuple[str, str, dict[str, Any]]]:
@@ -196,7 +199,7 @@ def test_a_stolen_answer_is_of_no_use(engine: Engine, server: Server, provider: 
     assert refused.status_code == 401, "and the provider this code"
     assert not thief.session
     assert not replay.session
-    assert "code and client: invalid_grant" in server.log.read_text() or "invalid_grant" in server.log.read_text()
+    assert "invalid_grant" in server.log.read_text()
 
 
 def test_whoever_changes_their_mind_is_back_at_the_login_page(server: Server, provider: Provider) -> None:
@@ -228,26 +231,24 @@ def test_people_return_to_the_page_they_wanted_and_to_no_other_site(server: Serv
         arrived = ana.get(provider.agree(ana.leave(evil), "u-ana"))
         assert 'content="0; url=/"' in arrived.text
         assert "evil" not in arrived.text
-        assert "evil" not in ana.get(f"/login?to={evil}").text
+        page = Browser(server).get(f"/login?to={evil}")
+        assert page.status_code == 200
+        assert "evil" not in page.text
 
 
-def test_without_a_password_nobody_is_asked_for_one(tmp_path: Path, provider: Provider) -> None:
-    engine = make_engine("sqlite", tmp_path)
-    server = Server(engine.folder / "a", engine.url)
+def test_without_a_password_nobody_is_asked_for_one(sqlite: Engine, provider: Provider) -> None:
+    server = made(sqlite)
     client, secret = provider.register(f"{server.url}/login/oidc/callback")
     server.begin(provider.issuer, client, secret, password="")
-    try:
-        page = Browser(server).get("/login").text
-        assert "Sign in with Keyring" in page
-        assert 'name="password"' not in page
-    finally:
-        assert server.stop() == 0
+    page = Browser(server).get("/login").text
+    assert "Sign in with Keyring" in page
+    assert 'name="password"' not in page
+    assert server.stop() == 0
 
 
-def test_a_session_ends_with_the_settings_that_let_it_in(tmp_path: Path) -> None:
+def test_a_session_ends_with_the_settings_that_let_it_in(sqlite: Engine, tmp_path: Path) -> None:
     with Provider(tmp_path, ANA, VERA, registered=False) as provider:
-        engine = make_engine("sqlite", tmp_path)
-        server = Server(engine.folder / "a", engine.url).begin(provider.issuer)
+        server = made(sqlite).begin(provider.issuer)
         ana = Browser(server)
         ana.get(provider.agree(ana.leave(), "u-ana"))
         assert ana.is_in
@@ -261,10 +262,9 @@ def test_a_session_ends_with_the_settings_that_let_it_in(tmp_path: Path) -> None
         assert server.stop() == 0
 
 
-def test_a_provider_that_is_down_ends_no_session(tmp_path: Path) -> None:
+def test_a_provider_that_is_down_ends_no_session(sqlite: Engine, tmp_path: Path) -> None:
     with Provider(tmp_path, ANA, VERA, registered=False) as provider:
-        engine = make_engine("sqlite", tmp_path)
-        server = Server(engine.folder / "a", engine.url).begin(provider.issuer)
+        server = made(sqlite).begin(provider.issuer)
         ana, vera = Browser(server), Browser(server, "192.0.2.2")
         ana.get(provider.agree(ana.leave(), "u-ana"))
         back = provider.agree(vera.leave(), "u-vera")
@@ -288,10 +288,9 @@ def test_a_provider_that_is_down_ends_no_session(tmp_path: Path) -> None:
 # -- with one that lies ------------------------------------------------------------------------
 
 
-def test_a_liar_lets_nobody_in(tmp_path: Path) -> None:
-    engine = make_engine("sqlite", tmp_path)
+def test_a_liar_lets_nobody_in(sqlite: Engine) -> None:
     with Liar() as liar:
-        server = Server(engine.folder / "a", engine.url).begin(liar.issuer)
+        server = made(sqlite).begin(liar.issuer)
         lies: list[dict[str, Any]] = [
             {"iss": "https://evil.example"},
             {"aud": "another"},
@@ -317,5 +316,5 @@ def test_a_liar_lets_nobody_in(tmp_path: Path) -> None:
             seen.append(guesser.get(re.sub(r"code=\w+", "code=guess", back)).status_code)
         assert seen == [401] * 5 + [429] * 3
         assert liar.hits["/token"] == len(lies) + 1 + 5
-        assert engine.rows("SELECT count(*) FROM sessions") == [(1,)]
+        assert sqlite.rows("SELECT count(*) FROM sessions") == [(1,)]
         assert server.stop() == 0
