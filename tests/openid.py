@@ -208,8 +208,11 @@ class Liar:
     def _exchange(self, request: BaseHTTPRequestHandler, form: dict[str, str]) -> tuple[int, bytes]:
         asked = self._codes.pop(form.get("code", ""), None)
         digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
-        client = base64.b64decode(request.headers.get("authorization", "").removeprefix("Basic ")).decode()
-        if [unquote_plus(one) for one in client.split(":")] != [CLIENT, SECRET]:
+        pair = base64.b64decode(request.headers.get("authorization", "").removeprefix("Basic ")).decode()
+        client = [unquote_plus(one) for one in pair.split(":")]
+        if self.described.get("token_endpoint_auth_methods_supported") == ["client_secret_post"]:
+            client = [form.get("client_id", ""), form.get("client_secret", ""), *filter(None, client)]
+        if client != [CLIENT, SECRET]:
             return 401, b'{"error": "invalid_client"}'
         if (
             asked is None

@@ -43,8 +43,11 @@ PASSWORD = 'admin_token = {{ env = "ADMIN_TOKEN" }}'
 class Server(Receiver):
     """A server, which knows its port before it starts."""
 
+    public = ""
+
     def begin(self, issuer: str, client: str = CLIENT, secret: str = SECRET, password: str = PASSWORD) -> Server:
-        self.config = CONFIG + SETTINGS.format(password=password, issuer=issuer, client=client, public=self.url)
+        public = self.public or self.url
+        self.config = CONFIG + SETTINGS.format(password=password, issuer=issuer, client=client, public=public)
         self.start(env={"OIDC_SECRET": secret, "ADMIN_TOKEN": ADMIN})
         return self
 
@@ -282,6 +285,19 @@ def test_a_provider_that_is_down_ends_no_session(sqlite: Engine, tmp_path: Path)
         assert vera.get("/login").status_code == 200
         assert vera.post("/login", password=ADMIN).status_code == 303
         assert ana.is_in
+        assert server.stop() == 0
+
+
+def test_over_https_no_other_host_can_plant_a_sign_in(sqlite: Engine) -> None:
+    with Liar() as liar:
+        server = made(sqlite)
+        server.public = "https://hooks.example/inbox"
+        answer = Browser(server.begin(liar.issuer)).get("/login/oidc")
+        (cookie,) = answer.headers.get_list("set-cookie")
+        assert cookie.startswith("__Host-oncehook_")
+        assert {"httponly", "secure", "path=/", "samesite=lax", "max-age=600"} <= set(cookie.lower().split("; "))
+        asked = parse_qs(urlsplit(answer.headers["location"]).query)
+        assert asked["redirect_uri"] == ["https://hooks.example/inbox/login/oidc/callback"]
         assert server.stop() == 0
 
 
