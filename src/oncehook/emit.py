@@ -16,7 +16,7 @@ import msgspec
 from oncehook import clock
 from oncehook.deliveries import Emission
 from oncehook.keys import bounded
-from oncehook.model import Arrival, Intake, Item, Kind, Mark, Verdict, digest, key_hash, new_id, show_id
+from oncehook.model import HOPS, Arrival, Intake, Item, Kind, Mark, Verdict, digest, key_hash, new_id, show_id
 from oncehook.routes import Planner
 from oncehook.store.base import Store
 
@@ -45,12 +45,15 @@ class Draft:
     body: bytes
     key: str | None
     subject: str | None
+    hops: int = 0
+    """How many inboxes the event had come through whose handler emits this: a circle may lead through a handler."""
     at: float = field(default_factory=clock.perf)
 
 
-def draft(source: str, type: str, payload: object, key: str | None, subject: str | None) -> Draft:
+def draft(source: str, type: str, payload: object, key: str | None, subject: str | None, hops: int = 0) -> Draft:
     """Bytes are the body as they are, anything else becomes JSON."""
-    return Draft(source, type, payload if isinstance(payload, bytes) else msgspec.json.encode(payload), key, subject)
+    body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
+    return Draft(source, type, body, key, subject, hops)
 
 
 class Emitter:
@@ -122,6 +125,8 @@ class Emitter:
         )
         item.deliveries = self._plan(Arrival(said.source, (), body), item)
         head = f"EMIT {said.source}\r\ncontent-type: application/json".encode()
+        if said.hops:
+            head += b"\r\n%s: %d" % (HOPS, said.hops)
         return Intake(item.event_id, self._numbers[said.source], head, [item])
 
     def _emission(self, said: Draft) -> Emission:

@@ -7,7 +7,8 @@
     │   ├── Encoded                 415
     │   ├── KeyRequired             422
     │   ├── KeyConflict             422
-    │   └── Malformed               400
+    │   ├── Malformed               400
+    │   └── TooManyHops             400, an event that goes round in a circle
     ├── Refused             whoever asks at the desk: this cannot be done now; answered 4xx
     │   ├── Unauthorized            401, no or a wrong credential
     │   ├── Forbidden               403, the role does not suffice
@@ -34,6 +35,7 @@
     │   ├── PayloadMismatch         the key was used before for something else
     │   └── ResultInvalid           a result that cannot be kept, or was not
     ├── ConfigError         the operator: a setting is wrong
+    ├── FileUnsafe          the operator: a file is a link, or somebody else's
     └── StoreError          the operator: the store cannot do what was asked
         ├── StoreUnavailable        answered 503; the sender's retry repairs it
         │   ├── NotStarted          nobody has started the inbox
@@ -116,6 +118,15 @@ class Malformed(Rejected):
 
     code = "malformed"
     status = 400
+
+
+class TooManyHops(Rejected):
+    """This event has come through too many inboxes: a destination leads back to a source."""
+
+    # Not a 5xx: the inbox that sent it would try again, and the circle would go on.
+    code = "too_many_hops"
+    status = 400
+    hint = "Look for a destination whose url is an address of the inbox itself."
 
 
 class Refused(OncehookError):
@@ -307,6 +318,12 @@ class ConfigError(OncehookError):
     """A setting is wrong."""
 
     code = "config_invalid"
+
+
+class FileUnsafe(OncehookError):
+    """This file is not one that only its owner, and that is us, can read."""
+
+    code = "file_unsafe"
 
 
 class StoreError(OncehookError):

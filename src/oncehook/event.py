@@ -14,7 +14,7 @@ from oncehook import payload
 from oncehook.deliveries import Lease, Options, Trigger
 from oncehook.emit import Draft, draft
 from oncehook.errors import ConfigError
-from oncehook.model import Kind, Mark, show_id, unpack_head
+from oncehook.model import Kind, Mark, hops_of, show_id, unpack_head
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.incoming import IncomingMessage
@@ -197,7 +197,7 @@ class Event:
             raise ConfigError("This attempt is over: nothing can be emitted in it any more.")
         if key is None:
             key = f"{self.idempotency_key}/{self.destination}/{len(self._drafts) + 1}"
-        self._drafts.append(draft(source, type, payload, key, subject))
+        self._drafts.append(draft(source, type, payload, key, subject, hops_of(self._lease.head)))
 
     def finish(self) -> list[Draft]:
         """The handler has returned: what it has emitted. For its destination."""

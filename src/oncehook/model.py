@@ -6,6 +6,7 @@ outside it is text that carries its kind: `evt_`, `dlv_`, `att_`, `arr_`, `rpl_`
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -258,6 +259,23 @@ def unpack_head(head: bytes) -> tuple[str, str, list[tuple[str, str]]]:
     method, _, target = first.partition(" ")
     pairs = [line.partition(": ") for line in lines]
     return method, target, [(name, value) for name, _, value in pairs]
+
+
+HOPS: Final = b"oncehook-hops"
+"""The header that counts how many inboxes an event has come through: every delivery over HTTP adds one."""
+MOST_HOPS: Final = 5
+"""A chain of inboxes is shorter; what comes from further away goes round in a circle."""
+_HOPS_LINE: Final = re.compile(rb"\r\n" + HOPS + rb": ([0-9]{1,9})(?=\r|$)")
+
+
+def read_hops(value: bytes) -> int:
+    """Read the header of an arrival; what no inbox has written counts as nothing."""
+    return int(value) if value.isdigit() and len(value) < 10 else 0
+
+
+def hops_of(head: bytes) -> int:
+    """Return how many inboxes an event had come through, out of what `pack_head` made."""
+    return max(map(int, _HOPS_LINE.findall(head)), default=0) if HOPS in head else 0
 
 
 # -- what is kept ------------------------------------------------------------------------------

@@ -25,9 +25,12 @@ from oncehook.errors import (
     SignatureInvalid,
     StoreUnavailable,
     TooLarge,
+    TooManyHops,
 )
 from oncehook.keys import Reading, bounded, key_text
 from oncehook.model import (
+    HOPS,
+    MOST_HOPS,
     Arrival,
     Intake,
     Item,
@@ -39,6 +42,7 @@ from oncehook.model import (
     key_hash,
     new_id,
     pack_head,
+    read_hops,
     show_id,
 )
 from oncehook.patience import Patience
@@ -199,9 +203,12 @@ class Receiver:
 
     def _admit(self, source: Source | None, arrival: Arrival) -> Source:
         """Let only genuine arrivals pass. Nothing is parsed before this, and no key is touched (R8, S1)."""
+        hops = 0
         for name, value in arrival.headers:
             if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
                 raise Encoded
+            if name == HOPS:
+                hops = max(hops, read_hops(value))
         if source is None:
             # Cost a stranger the same time as a wrong signature would (S8).
             digest(arrival.body)
@@ -210,6 +217,8 @@ class Receiver:
             raise TooLarge
         self._check_peer(source, arrival)
         source.verifier(arrival)
+        if hops > MOST_HOPS:  # only now: whoever cannot sign learns nothing about this source (S8)
+            raise TooManyHops
         return source
 
     def _check_peer(self, source: Source, arrival: Arrival) -> None:
