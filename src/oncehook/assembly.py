@@ -115,18 +115,23 @@ def as_secrets(secret: str | bytes | Sequence[str | bytes] | None) -> list[bytes
 def destination_from(name: str, settings: DestinationConfig) -> Destination:
     """The destination that checked settings describe."""
     if settings.whatsapp is not None:
-        sender = sender_from(settings.whatsapp, timeout=settings.timeout, allow_private=settings.allow_private)
+        sender = sender_from(
+            settings.whatsapp, timeout=settings.timeout, allow_private=settings.allow_private, ca=settings.ca
+        )
         return SenderDestination(name, sender, _terms(settings), unsure=settings.unsure)
-    if settings.url is None:
+    url = settings.whole_url()
+    if url is None:
         raise ConfigError(f'Destination "{name}" has no url.', hint="A handler is written in Python: see Inbox.on.")
     return HttpDestination(
         name,
-        settings.url,
+        url,
+        is_secret=settings.is_secret,
         terms=_terms(settings),
         sign=[secret.reveal() for secret in settings.sign],
         headers={header: _text(value) for header, value in settings.headers.items()},
         forward_headers=settings.forward_headers,
         allow_private=settings.allow_private,
+        ca=settings.ca,
         preset=settings.preset,
     )
 

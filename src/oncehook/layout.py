@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack
 from oncehook import assembly, routes, watermarks
 from oncehook.assembly import Encrypt, TermSettings
 from oncehook.categories import Classify, check_classify
-from oncehook.config import Config, Loaded, Names, RetentionConfig, load
+from oncehook.config import Config, DestinationConfig, Loaded, Names, RetentionConfig, load
 from oncehook.config.twice import Twice
 from oncehook.destinations.base import Destination
 from oncehook.destinations.handler import TIMEOUT, Handler, HandlerDestination
@@ -24,6 +24,7 @@ from oncehook.emit import Emitter
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival, Item, Planned
 from oncehook.observe import Observer
+from oncehook.secret import Secret
 from oncehook.sources import Source, Splitter
 from oncehook.store.base import Numbers, Store
 from oncehook.verify import Verify
@@ -235,7 +236,9 @@ class Layout:
         self,
         name: str,
         *,
-        url: str,
+        url: str = "",
+        url_env: str | None = None,
+        path_env: str | None = None,
         sign: str | bytes | Sequence[str | bytes] | None = None,
         sign_env: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -247,13 +250,23 @@ class Layout:
     ) -> Destination:
         """Add an HTTP destination. Settings are those of `[destination.NAME]`; durations and rates may be words.
 
+        An address that is a secret is named by `url_env`, or by `url` and `path_env`: of such a one only the host is
+        ever shown.
+
         >>> inbox.destination("n8n", url="https://n8n.example/webhook/abc", preset="n8n", permanent=[409])
         """
         secrets = [assembly.from_env(sign_env, name)] if sign_env else assembly.as_secrets(sign)
+        if url and url_env:
+            raise ConfigError(f'Destination "{name}" has both url and url_env; keep one of them.')
+        kept = DestinationConfig(
+            url=Secret.from_env(url_env, f"destination.{name}.url") if url_env else url,
+            path=Secret.from_env(path_env, f"destination.{name}.path") if path_env else None,
+        )
         return self.add_destination(
             HttpDestination(
                 name,
-                url,
+                kept.whole_url() or "",
+                is_secret=kept.is_secret,
                 terms=assembly.terms_of(**terms),
                 sign=secrets,
                 headers=headers,

@@ -220,6 +220,7 @@ async def test_the_request_is_exactly_this(sink: Sink, monkeypatch: pytest.Monke
         "oncehook-trigger": "initial",
         "oncehook-source": "orders",
         "oncehook-subject": "42",
+        "oncehook-hops": "1",
     }
 
 

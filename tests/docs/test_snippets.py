@@ -16,6 +16,7 @@ import pytest
 
 from oncehook.cli import cli
 from oncehook.config import load
+from tests import certificates
 from tests.docs.blocks import PAGES, ROOT, Block, all_blocks, anchors, blocks, commands, links, simple_commands
 
 MOST_FRAGMENTS = 8
@@ -78,9 +79,12 @@ def test_settings_are_good(block: Block, tmp_path: Path, monkeypatch: pytest.Mon
         return
     said = KEY if "encrypt" in tomllib.loads(block.text) else SECRET
     env = dict.fromkeys(re.findall(r'env = "(\w+)"', block.text), said)
+    env |= dict.fromkeys(re.findall(r'^url = \{ env = "(\w+)"', block.text, re.MULTILINE), "https://there.example/")
     monkeypatch.chdir(tmp_path)
     for secret in re.findall(r'file = "([^"/]+)"', block.text):
         (tmp_path / secret).write_text(said)
+    if 'ca = "ca.pem"' in block.text:
+        certificates.make("there.example", tmp_path)[0].rename(tmp_path / "ca.pem")
     (tmp_path / "oncehook.toml").write_text(block.text + "".join(stand_ins(tomllib.loads(block.text))))
     load(tmp_path / "oncehook.toml", env)
 

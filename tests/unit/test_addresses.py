@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from ipaddress import ip_address, ip_network
+from urllib.parse import urlsplit
 
 import pytest
 
 from oncehook.errors import ConfigError
 from oncehook.outbound.addresses import TABLE, AddressRefused, Guard, denied
-from oncehook.outbound.urls import read_url, shown_url
+from oncehook.outbound.urls import read_url, secret_parts, shown_url, with_path
 
 # -- the table ---------------------------------------------------------------------------------
 
@@ -179,6 +182,52 @@ def test_what_could_be_read_in_two_ways_is_refused(written: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read_url(written)
     assert "hush-hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "called"),
+    [
+        ("bücher.example", "xn--bcher-kva.example"),
+        ("faß.example", "xn--fa-hia.example"),
+        ("ΒΌΛΟΣ.example", "xn--nxasmq6b.example"),
+        ("例え.テスト", "xn--r8jz45g.xn--zckzah"),
+    ],
+)
+def test_names_of_other_letters_need_no_library_of_a_proxy(name: str, called: str) -> None:
+    """yarl comes with aiohttp, which only a proxy needs: a plain installation has neither."""
+    program = (
+        "import sys; sys.modules['yarl'] = sys.modules['aiohttp'] = None\n"
+        "from oncehook.outbound.urls import read_url\nprint(read_url(sys.argv[1]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, f"https://{name}/"], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"https://{called}/\n", "")
+
+
+@pytest.mark.parametrize("name", ["☃.example", "-ü.example", "ü" * 64 + ".example", "ü..example"])
+def test_a_name_that_no_registry_would_take_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="names no usable host"):
+        read_url(f"https://{name}/")
+
+
+@pytest.mark.parametrize("path", ["T0/B0/hush", "/T0/B0/hush", "//T0/B0/hush"])
+@pytest.mark.parametrize("url", ["https://hooks.example", "https://hooks.example/"])
+def test_a_path_is_appended_and_stays_a_path(url: str, path: str) -> None:
+    assert with_path(url, path) == "https://hooks.example/T0/B0/hush"
+    assert urlsplit(read_url(with_path(url, "@evil.example/x"))).hostname == "hooks.example"
+    assert urlsplit(read_url(with_path(url, ".evil.example/x"))).hostname == "hooks.example"
+    assert with_path(f"{url.rstrip('/')}/services/", path) == "https://hooks.example/services/T0/B0/hush"
+
+
+def test_a_path_cannot_follow_a_query() -> None:
+    with pytest.raises(ConfigError, match="cannot follow"):
+        with_path("https://hooks.example/?a=1", "hush")
+
+
+def test_of_a_secret_address_only_the_host_is_shown() -> None:
+    url = "https://hooks.example:8443/services/T0/hush?token=hush"
+    assert shown_url(url, is_secret=True) == "https://hooks.example:8443/…"
+    assert {url, "/services/T0/hush?token=hush", "hush", "services"} <= secret_parts(url)
+    assert not any("hooks.example" in part and part != url for part in secret_parts(url))
 
 
 def test_the_values_of_a_query_are_not_shown() -> None:

@@ -48,8 +48,8 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
         "SourceConfig": "preset verify secret verify_token public_url tolerance path key on_missing_key on_conflict "
         "subject type event_time ignore preview rank rank_scope split redact volatile max_body budget keep_keys "
         "keep_events revive_dead ip_allow",
-        "DestinationConfig": "url preset whatsapp unsure sign headers forward_headers timeout retry transient "
-        "permanent rate concurrency breaker lease allow_private",
+        "DestinationConfig": "url path preset whatsapp unsure sign headers forward_headers timeout retry transient "
+        "permanent rate concurrency breaker lease allow_private ca",
         "RouteConfig": "from to when coalesce latest_wins on_dead",
         "EncryptConfig": "key decrypt_only",
         "ServerConfig": "host port admin_token tokens oidc trusted_proxies admin_bind public_without_tls log_level",

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from oncehook.config.checks import Names, check, check_bind, loose_ends, warnings
+from oncehook.config.checks import Names, check, check_bind, check_surroundings, loose_ends, warnings
 from oncehook.config.forms import nearest
 from oncehook.config.origin import SettingPath, find, parse_variable
 from oncehook.config.tables import (
@@ -154,6 +154,7 @@ def load(
     check(config, walk)
     if secrets:
         _check_secrets(walk)
+        check_surroundings(config, walk)
     ends = list(loose_ends(config, walk, Names())) if whole else []
     for finding in ends:
         walk.note(*finding)

@@ -7,11 +7,14 @@ only names.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from typing import Final, TypeAlias
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -20,6 +23,7 @@ from oncehook.config.origin import SettingPath
 from oncehook.config.tables import Config, DestinationConfig, RouteConfig, ServerConfig, SourceConfig, WhatsAppConfig
 from oncehook.config.walk import Walk
 from oncehook.errors import ConfigError
+from oncehook.secret import Secret
 
 SHORTEST_PATH: Final = 22
 """Characters that hold 128 random bits, written as base64 (S8)."""
@@ -35,6 +39,8 @@ def check(config: Config, walk: Walk) -> None:
     for name, destination in config.destination.items():
         _check_destination(name, destination, walk)
     _check_routes(config, walk)
+    for path, sentence in _circles(config):
+        walk.note(path, sentence)
     _check_tokens(config.server, walk)
     _check_oidc(config.server, walk)
     for path, sentence in _open_doors(config, lambda key: walk.has_failed(("server", key))):
@@ -59,6 +65,9 @@ def warnings(config: Config, walk: Walk) -> Iterator[str]:
             place = walk.origin.place(("source", name, "secret"))
             yield f'{place}: secret in [source.{name}] is not used: verify is "none"'
     yield from _relays(config, walk)
+    for name, source_name in _own_destinations(config).items():
+        place = walk.origin.place(("destination", name, "url"))
+        yield f"{place}: url in [destination.{name}] leads back to [source.{source_name}] of this inbox"
     if walk.origin.file and walk.origin.line(("store",)) and hide_password(config.store) != config.store:
         yield (
             f"{walk.origin.place(('store',))}: store holds a password, so this file is not safe to commit; "
@@ -127,7 +136,7 @@ UNKNOWN_TO: Final = {
     "evolution-api": ("token", "phone_number_id", "version"),
     "evolution-go": ("phone_number_id", "version"),
 }
-_OF_A_URL: Final = ("preset", "sign", "headers", "forward_headers")
+_OF_A_URL: Final = ("path", "preset", "sign", "headers", "forward_headers")
 
 
 def _check_destination(name: str, destination: DestinationConfig, walk: Walk) -> None:
@@ -163,6 +172,85 @@ def _check_whatsapp(name: str, whatsapp: WhatsAppConfig, walk: Walk) -> None:
         if getattr(whatsapp, key) is not None:
             walk.note(
                 (*path, key), f'{key} in [destination.{name}.whatsapp]: the API "{whatsapp.api}" has no such thing'
+            )
+
+
+def check_surroundings(config: Config, walk: Walk) -> None:
+    """Note what only this machine can tell: secret addresses that cannot be called, certificates that are not there."""
+    from oncehook.outbound.certificates import read_certificates
+
+    for name, destination in config.destination.items():
+        path = ("destination", name)
+        if destination.is_secret and _is_known(destination):
+            _note(walk, path, "url", destination.whole_url)
+        if destination.ca is not None:
+            _note(walk, path, "ca", partial(read_certificates, destination.ca))
+
+
+def _is_known(destination: DestinationConfig) -> bool:
+    """Tell whether all references of its address lead somewhere; one that does not is told elsewhere."""
+    return all(one.is_set() for one in (destination.url, destination.path) if isinstance(one, Secret))
+
+
+def _note(walk: Walk, path: tuple[str, str], key: str, look: Callable[[], object]) -> None:
+    try:
+        look()
+    except ConfigError as error:
+        walk.note((*path, key), f"{key} in [destination.{path[1]}]: {error} {error.hint}".rstrip())
+
+
+# -- destinations that are this inbox ----------------------------------------------------------
+
+_INGEST: Final = re.compile(r".*/in/([A-Za-z0-9_-]+)/?")
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - told apart, not bound
+_LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+def _own_destinations(config: Config) -> dict[str, str]:
+    """Return the destinations that are addresses of this inbox, each with the source that it leads to."""
+    server = config.server
+    is_near = server.host in _EVERYWHERE or is_loopback(server.host)
+    own = {("http", host, server.port) for host in (_LOOPBACK if is_near else {server.host})}
+    public = {_place(source.public_url): name for name, source in config.source.items() if source.public_url}
+    own |= {origin for origin, _ in public}
+    by_address = {source.path or name: name for name, source in config.source.items()}
+    found = {}
+    for name, destination in config.destination.items():
+        if url := _known_url(destination):
+            origin, path = _place(url)
+            match = _INGEST.fullmatch(path) if origin in own else None
+            found[name] = public.get((origin, path)) or (by_address.get(match[1]) if match else None)
+    return {name: source for name, source in found.items() if source is not None}
+
+
+def _known_url(destination: DestinationConfig) -> str | None:
+    try:
+        return destination.whole_url()
+    except ConfigError:  # told elsewhere
+        return None
+
+
+def _place(url: str) -> tuple[tuple[str, str, int], str]:
+    """Return what tells one address from another: scheme, host and port, and the path."""
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    return (parts.scheme, parts.hostname or "", port), parts.path
+
+
+def _circles(config: Config) -> Iterator[Finding]:
+    """Yield the destinations whose every event would come back to them: no route on the way asks for anything."""
+    own = _own_destinations(config)
+    for name, first in own.items():
+        reached, before = {first}, 0
+        while before != len(reached):
+            before = len(reached)
+            goals = {route.to for route in config.route if route.from_ in reached and not route.when}
+            reached |= {own[goal] for goal in goals & own.keys()}
+        if name in goals:
+            yield (
+                ("destination", name, "url"),
+                f"[destination.{name}] leads back to [source.{first}], whose events are routed to it again: each would "
+                "go round until it is refused; remove that route, or narrow it by when",
             )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, urlsplit
 
@@ -33,6 +34,9 @@ class Place(Protocol):
 
     def table(self, kind: type[Any], value: object) -> Any:
         """Read a table of settings that stands inside this value."""
+
+    def file(self, name: str) -> Path:
+        """Return where a file is: a name is relative to the folder of the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,20 +324,41 @@ def _private(value: object, place: Place) -> bool | tuple[Network, ...]:
 
 
 def _url(value: object, place: Place) -> str:
-    # no sentence repeats the address: it may hold a password
     text = _text(value)
-    parts = _split_url(text)
+    _check_url(_split_url(text) if text.isascii() else None)
+    return text
+
+
+def _check_url(parts: SplitResult | None) -> None:
+    # no sentence repeats the address: it may hold a password
     if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError('must be a web address; write for example "https://example.org/hook"')
     if "@" in parts.netloc:
         raise ConfigError("must not hold a user name or password; put them into headers, by reference")
     if parts.fragment:
         raise ConfigError("must not hold a fragment (#…): it would never be sent")
+
+
+def _address(value: object, place: Place) -> str | Secret:
+    """Read the address of a destination: a web address, also one of other letters, or a reference to one."""
+    from oncehook.outbound.urls import read_url
+
+    if isinstance(value, dict):
+        return place.secret(value)
+    text = _text(value)
+    _check_url(_split_url(text))
+    read_url(text)
     return text
 
 
+def _show_address(address: str | Secret) -> str:
+    from oncehook.outbound.urls import shown_url
+
+    return show_secret(address) if isinstance(address, Secret) else shown_url(address)
+
+
 def _split_url(text: str) -> SplitResult | None:
-    if not text.isascii() or not text.isprintable() or " " in text:
+    if not text.isprintable() or " " in text:
         return None
     try:
         parts = urlsplit(text)
@@ -403,6 +428,8 @@ PROXIES: Final = Form(_proxies, TEXTS.schema, _show_networks)
 PRIVATE: Final = Form(_private, {"anyOf": [{"type": "boolean"}, TEXTS.schema]}, _show_networks)
 URL: Final = Form(_url, {"type": "string", "format": "uri", "pattern": "^https?://"})
 SITE: Final = Form(_site, URL.schema)
+ADDRESS: Final = Form(_address, {"anyOf": [URL.schema, _REFERENCE]}, _show_address, is_secret=True)
+CERTIFICATES: Final = Form(lambda value, place: place.file(_text(value)), {"type": "string", "minLength": 1}, str)
 HOST: Final = Form(_host, {"type": "string"})
 BIND: Final = Form(_bind, {"type": "string", "examples": ["127.0.0.1:4021"]})
 PATH: Final = Form(_path, {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}, lambda path: "(hidden)")

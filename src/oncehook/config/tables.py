@@ -8,6 +8,7 @@ said are None: there the preset's word counts, then the general default.
 from __future__ import annotations
 
 import typing
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from oncehook.config.forms import Form, Network, Place
 from oncehook.config.walk import Field, fields_of, table_of
 from oncehook.destinations.receivers import NAMES, ReceiverName
 from oncehook.errors import ConfigError
+from oncehook.outbound.urls import read_url, with_path
 from oncehook.secret import Secret
 
 DAY: Final = 86_400.0
@@ -190,7 +192,12 @@ class WhatsAppConfig(_Table, frozen=True, kw_only=True):
 class DestinationConfig(_Table, frozen=True, kw_only=True):
     """Where events are sent: to a web address, or over WhatsApp."""
 
-    url: Annotated[str | None, forms.URL, "The address to send to."] = None
+    url: Annotated[
+        str | Secret | None, forms.ADDRESS, "The address to send to; a reference where it is a secret (Slack's)."
+    ] = None
+    path: Annotated[
+        Secret | None, forms.SECRET, "How the address goes on, where only that is a secret: appended to url."
+    ] = None
     preset: Annotated[
         ReceiverName | None, forms.choice(*NAMES), "A known receiver: n8n, which is waited for while it starts."
     ] = None
@@ -214,6 +221,30 @@ class DestinationConfig(_Table, frozen=True, kw_only=True):
     allow_private: Annotated[
         bool | tuple[Network, ...], forms.PRIVATE, "Whether, or in which networks, it may be a private address."
     ] = False
+    ca: Annotated[
+        Path | None, forms.CERTIFICATES, "A file of certificates that are trusted instead of the system's."
+    ] = None
+
+    @property
+    def is_secret(self) -> bool:
+        """Whether its address, or a part of it, is kept by reference."""
+        return self.path is not None or isinstance(self.url, Secret)
+
+    def whole_url(self) -> str | None:
+        """Return the address as it is called, references resolved. Raises ConfigError, which does not repeat it."""
+        if self.url is None:
+            return None
+        url = read_url(_revealed(self.url))
+        return url if self.path is None else read_url(with_path(url, _revealed(self.path)))
+
+
+def _revealed(value: str | Secret) -> str:
+    if isinstance(value, str):
+        return value
+    try:
+        return value.reveal().decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{value.name} is not UTF-8 text") from None
 
 
 class RouteConfig(_Table, frozen=True, kw_only=True):

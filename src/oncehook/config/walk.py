@@ -10,6 +10,7 @@ import functools
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -210,3 +211,6 @@ class _Spot:
 
     def table(self, kind: type[Any], value: object) -> Any:
         return self.walk.table(kind, value, self.path)
+
+    def file(self, name: str) -> Path:
+        return self.walk.origin.base / name

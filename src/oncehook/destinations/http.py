@@ -20,10 +20,10 @@ from oncehook.destinations.base import Result, Terms
 from oncehook.destinations.receivers import ReceiverName, receiver_of
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.model import Kind, show_id, unpack_head
+from oncehook.model import Kind, hops_of, show_id, unpack_head
 from oncehook.outbound import Answer, Unanswered
 from oncehook.outbound.addresses import Network
-from oncehook.outbound.urls import read_url, shown_url
+from oncehook.outbound.urls import read_url, secret_parts, shown_url
 from oncehook.verify.standard import signer
 
 if TYPE_CHECKING:
@@ -64,6 +64,7 @@ class HttpDestination:
         name: str,
         url: str,
         *,
+        is_secret: bool = False,
         terms: Terms | None = None,
         sign: Sequence[bytes] = (),
         headers: Mapping[str, str] | None = None,
@@ -73,7 +74,7 @@ class HttpDestination:
         outbound: Outbound | None = None,
         preset: ReceiverName | None = None,
     ) -> None:
-        """`preset` names a receiver whose manners are known.
+        """`preset` names a receiver whose manners are known. Of a `url` that `is_secret`, only the host is shown.
 
         `outbound` brings rules and connections of its own; then `allow_private` and `ca` say nothing.
         """
@@ -81,12 +82,12 @@ class HttpDestination:
         self.number = 0
         self.terms = terms or Terms()
         self._url = read_url(url)
-        self.address = f"POST {shown_url(self._url)}"
+        self.address = f"POST {shown_url(self._url, is_secret=is_secret)}"
         self._signers = tuple(map(signer, sign))
         self._headers = {_header_name(said): _header_value(said, text) for said, text in (headers or {}).items()}
         self._forwarded = frozenset(map(_forwarded_name, forward_headers))
         self._forwarded -= self._headers.keys()
-        self._hidden = _hidden(self._headers.values())
+        self._hidden = _hidden([*self._headers.values(), *(secret_parts(self._url) if is_secret else ())])
         self._allow_private, self._ca = allow_private, ca
         self._outbound = outbound
         self._receiver = None if preset is None else receiver_of(preset)
@@ -145,6 +146,7 @@ class HttpDestination:
             "Oncehook-Run": str(lease.run),
             "Oncehook-Trigger": lease.trigger.value,
             "Oncehook-Source": header_text(lease.source),
+            "Oncehook-Hops": str(hops_of(lease.head) + 1),
         }
         if self.trace_headers is not None:
             headers |= self.trace_headers()
@@ -267,6 +269,6 @@ def _forwarded_name(name: str) -> str:
 
 
 def _hidden(values: Iterable[str]) -> tuple[bytes, ...]:
-    """What an answer must not repeat: values of configured headers, and the credential after its scheme."""
+    """What an answer must not repeat: headers of ours, the credential after its scheme, parts of a secret address."""
     pieces = {piece for value in values for piece in (value, value.rpartition(" ")[2])}
     return tuple(sorted((p.encode() for p in pieces if len(p) >= _SHORTEST_SECRET), key=len, reverse=True))

@@ -7,7 +7,6 @@ one that was named (S20). Destinations, senders and alerts call it; `direct` or,
 
 from __future__ import annotations
 
-import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from oncehook.errors import ConfigError
 from oncehook.outbound import Answer
 from oncehook.outbound.addresses import Guard, Network
+from oncehook.outbound.certificates import read_certificates
 from oncehook.outbound.direct import Direct
 from oncehook.outbound.names import LookUp
 from oncehook.outbound.proxies import read_proxy
@@ -48,7 +48,7 @@ class Outbound:
         self._guard = Guard(allow_private)
         self._proxy = None if proxy is None else read_proxy(proxy)
         self._idle = idle
-        self._tls = None if ca is None else _trusting(ca)
+        self._tls = None if ca is None else read_certificates(ca)
         self._look_up = look_up
         self._way: Direct | Proxied | None = None
 
@@ -109,12 +109,3 @@ class Outbound:
             return False
         await self._way.reach(url, within=within)
         return True
-
-
-def _trusting(ca: Path) -> ssl.SSLContext:
-    try:
-        context = ssl.create_default_context(cafile=ca)
-    except (OSError, ssl.SSLError):
-        raise ConfigError(f'"{ca}" cannot be read as a file of certificates.') from None
-    context.set_alpn_protocols(["http/1.1"])
-    return context

@@ -10,7 +10,7 @@ import re
 import socket
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
-from urllib.parse import SplitResult, quote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from oncehook.errors import ConfigError
 
@@ -86,16 +86,27 @@ def _ipv4(name: str) -> str:
 
 
 def _ascii(name: str) -> str:
-    from yarl import URL  # brings the current tables of letters (IDNA 2008); Python's own are those of 2003
+    """Return a name of other letters as the DNS knows it: IDNA 2008 after the mapping of UTS 46, as browsers do."""
+    import idna  # Python's own codec has the tables of 2003, under which "faß.de" is somebody else's "fass.de"
 
     try:
-        return (URL.build(scheme="http", host=name).raw_host or "").lower()
-    except ValueError:
+        return idna.encode(name, uts46=True).decode().lower()
+    except UnicodeError:
         raise ConfigError("A destination's address names no usable host.", hint=_FORM) from None
 
 
-def shown_url(url: str) -> str:
-    """The address as it may be shown: the names in its query, without their values."""
+def with_path(url: str, path: str) -> str:
+    """Return an address that goes on with a path of its own. Raises ConfigError, which repeats neither."""
+    if "?" in url or "#" in url:
+        raise ConfigError("A path cannot follow an address that has a query.", hint="Put the query into the path.")
+    # The slash is always ours: a path that began with "@" or "." would otherwise become part of the host.
+    return f"{url.rstrip('/')}/{path.lstrip('/')}"
+
+
+def shown_url(url: str, *, is_secret: bool = False) -> str:
+    """Return an address as it may be shown: the names in its query without their values; of a secret one the host."""
+    if is_secret:
+        return f"{urlsplit(url).scheme}://{host_of(url)}/…"
     before, mark, query = url.partition("?")
     return before + mark + "&".join(_shown_parameter(piece) for piece in query.split("&") if piece)
 
@@ -103,6 +114,14 @@ def shown_url(url: str) -> str:
 def _shown_parameter(piece: str) -> str:
     name, sign, _ = piece.partition("=")
     return f"{name}=…" if sign else "…"
+
+
+def secret_parts(url: str) -> set[str]:
+    """Return what must not be repeated of an address that is a secret: all of it but the host, whole and in pieces."""
+    parts = urlsplit(url)
+    target = url.partition(f"://{parts.netloc}")[2]
+    pieces = {*parts.path.split("/"), *(pair.partition("=")[2] for pair in parts.query.split("&"))}
+    return {url, target, parts.path, *pieces, *map(unquote, pieces)}
 
 
 def host_of(url: str) -> str:
