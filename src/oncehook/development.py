@@ -17,6 +17,7 @@ from typing import IO
 from oncehook import clock, presets
 from oncehook.errors import ConfigError
 from oncehook.keys import DEFAULT_KEY
+from oncehook.private import open_private
 from oncehook.sources import Preset, Source, build
 from oncehook.verify import Scheme
 from oncehook.verify.development import DevelopmentKeys, development_keys
@@ -78,7 +79,7 @@ def _open_keys() -> IO[str]:
     """The file of development keys, readable by its owner only and locked until it is closed."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "oncehook"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(folder / "development-keys.json", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = open_private(folder / "development-keys.json", os.O_RDWR | os.O_CREAT)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     return os.fdopen(descriptor, "r+")
 

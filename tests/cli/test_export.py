@@ -29,10 +29,30 @@ def test_events_with_their_bodies(desk: Desk, tmp_path: Path) -> None:
     assert found[1]["deliveries"][0]["status"] == "pending"
     assert done.err == "exported 206 events\n"
     desk.good("export", "key:odd", "--body", "base64", "-o", str(tmp_path / "odd.jsonl"))
+    assert (tmp_path / "odd.jsonl").stat().st_mode & 0o777 == 0o600, "bodies are in it"
     [exact] = map(json.loads, (tmp_path / "odd.jsonl").read_text().splitlines())
     assert base64.b64decode(exact["body"]) == odd, "byte for byte"
     assert "body" not in json.loads(desk.good("export", "key:odd", "--body", "none").out)
     assert desk.good("export", "key:nobody").out == ""
+
+
+def test_an_export_goes_into_no_file_that_others_can_read(here: Desk, tmp_path: Path) -> None:
+    here.good("pause", "crm")
+    here.send("o1")
+    old = tmp_path / "old.jsonl"
+    old.write_text("longer than what comes " * 900)
+    old.chmod(0o644)
+    here.good("export", "-o", str(old))
+    assert (len(old.read_text().splitlines()), old.stat().st_mode & 0o777) == (1, 0o600)
+    (tmp_path / "link").symlink_to(old)
+    refused = here.run("export", "key:nobody", "-o", str(tmp_path / "link"))
+    assert (refused.code, refused.out) == (1, "")
+    assert "symbolic link" in refused.err
+    assert json.loads(old.read_text())["key"] == "o1", "what is refused keeps its content"
+    assert here.good("export", "-o", "/dev/null").err.endswith("exported 1 event\n"), (
+        "what keeps nothing may be a device"
+    )
+    assert json.loads(here.good("export", "-o", "-").out)["key"] == "o1"
 
 
 def test_a_body_that_is_no_json(here: Desk) -> None:

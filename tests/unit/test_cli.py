@@ -359,7 +359,7 @@ def test_a_file_that_is_no_database(folder: Path, command: str) -> None:
     (folder / "inbox.db").mkdir()
     done = run(folder, command)
     assert (done.returncode, done.stdout, "Traceback" in done.stderr) == (3, "", False), done.stderr
-    assert "inbox.db cannot be opened: Is a directory" in done.stderr
+    assert "inbox.db is not a file" in done.stderr
 
 
 def test_db(folder: Path) -> None:

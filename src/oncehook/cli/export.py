@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO, Any
 
 import click
@@ -17,11 +19,18 @@ import click
 from oncehook.cli.api import Api, at, speaks
 from oncehook.cli.progress import Progress
 from oncehook.cli.showing import count, say
+from oncehook.private import open_private
 
 
 @click.command("export")
 @click.argument("query", nargs=-1, metavar="[QUERY]")
-@click.option("--output", "-o", "output", type=click.File("w", encoding="utf-8", lazy=True), help="Into this file.")
+@click.option(
+    "--output",
+    "-o",
+    "output",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Into this file, which only you can read then.",
+)
 @click.option(
     "--body",
     "encoding",
@@ -31,18 +40,32 @@ from oncehook.cli.showing import count, say
     help="JSON as JSON and the rest as base64; always base64, which keeps every byte; or left out.",
 )
 @speaks
-def command(api: Api, query: tuple[str, ...], output: IO[str] | None, encoding: str) -> int:
+def command(api: Api, query: tuple[str, ...], output: Path | None, encoding: str) -> int:
     """Write events as JSON lines, newest first: all, or those that match QUERY.
 
     For example: oncehook export source:stripe since:30d > stripe.jsonl
     """
-    with Progress("exporting", unit="events") as bar:
+    with Progress("exporting", unit="events") as bar, _opened(output) as file:
         for event in _events(api, " ".join(query), encoding):
             # In ASCII: a stranger's half character must not end the file.
-            click.echo(json.dumps(event), file=output)
+            click.echo(json.dumps(event), file=file)
             bar.add(1)
     say([f"exported {count(bar.done, 'event')}"], err=True)
     return 0
+
+
+@contextlib.contextmanager
+def _opened(output: Path | None) -> Iterator[IO[str] | None]:
+    """Open what is written to; None stands for stdout. Bodies are in it: for its owner's eyes, as the store is."""
+    if output is None or str(output) == "-":
+        yield None
+        return
+    is_device = output.exists() and not output.is_file()  # /dev/stdout, a pipe: keeps nothing
+    descriptor = os.open(output, os.O_WRONLY) if is_device else open_private(output, os.O_WRONLY | os.O_CREAT)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        if not is_device:
+            file.truncate()
+        yield file
 
 
 def _events(api: Api, query: str, encoding: str) -> Iterator[dict[str, Any]]:

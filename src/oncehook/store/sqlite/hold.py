@@ -16,6 +16,7 @@ from pathlib import Path
 
 from oncehook import clock
 from oncehook.errors import StoreHeld
+from oncehook.private import open_private
 
 
 @dataclass(slots=True, frozen=True)
@@ -37,10 +38,11 @@ class Hold:
     """The right to write one database file, kept until `release`."""
 
     def __init__(self, database: Path) -> None:
-        self._descriptor = os.open(_lock_path(database), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._descriptor = open_private(_lock_path(database), os.O_RDWR | os.O_CREAT)
         if not self._take():
+            other = _read(self._descriptor)
             os.close(self._descriptor)
-            raise _refusal(database)
+            raise _refusal(database, other)
         self.announce()
 
     def _take(self) -> bool:
@@ -67,33 +69,35 @@ class Hold:
 
 
 def holder(database: Path) -> Holder | None:
-    """The process that writes this database now, or None."""
-    path = _lock_path(database)
+    """Return the process that writes this database now, or None. Raises FileUnsafe.
+
+    Somebody else's lock file could send commands, and what they carry, to any address. Root may look at all of them.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = open_private(_lock_path(database), os.O_RDWR, as_root=True)
     except OSError:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        return _read(path)
+        return _read(descriptor)
     else:
         return None
     finally:
         os.close(descriptor)
 
 
-def _read(path: Path) -> Holder:
+def _read(descriptor: int) -> Holder:
     try:
-        fields = json.loads(path.read_text() or "{}")
-        age = clock.now() - path.stat().st_mtime
+        status = os.fstat(descriptor)
+        fields = json.loads(os.pread(descriptor, status.st_size, 0) or b"{}")
+        age = clock.now() - status.st_mtime
         return Holder(int(fields["pid"]), str(fields["address"]), str(fields["token"]), age)
     except (OSError, ValueError, KeyError):
         return Holder(0)
 
 
-def _refusal(database: Path) -> StoreHeld:
-    other = _read(_lock_path(database))
+def _refusal(database: Path, other: Holder) -> StoreHeld:
     where = f" and serves {other.address}" if other.address else ""
     return StoreHeld(
         f"Process {other.pid} writes {database}{where}; SQLite takes one writing process.",

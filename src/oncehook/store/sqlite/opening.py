@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from oncehook import clock, faults
-from oncehook.errors import StoreError, StoreUnavailable
+from oncehook.errors import FileUnsafe, StoreError, StoreUnavailable
 from oncehook.model import Engine
+from oncehook.private import make_private
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import steps_from
 from oncehook.store.sqlite import bodies
@@ -34,6 +34,10 @@ NETWORK_FILE_SYSTEMS: Final = frozenset(
 )
 
 
+_BESIDE: Final = ("-wal", "-shm", "-journal")
+"""How SQLite calls the files that it makes beside a database, with the rights of the database itself."""
+
+
 def make_local_folder(path: Path, *, instead: str) -> None:
     """Make the folder of a file, for its owner only. Raises StoreError on a network file system."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -46,9 +50,15 @@ def make_local_folder(path: Path, *, instead: str) -> None:
 
 
 def prepare_folder(path: Path) -> None:
-    """Make the folder and the file, readable by their owner only, and refuse a network file system."""
+    """Make the folder and the file, readable by their owner only, and refuse a network file system.
+
+    What is there already, the log of a process that died included, is made so too. Raises FileUnsafe where it is
+    not ours.
+    """
     make_local_folder(path, instead="PostgreSQL")
-    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for ending in _BESIDE:
+        make_private(path.with_name(path.name + ending))
+    make_private(path, create=True)
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
@@ -77,6 +87,9 @@ def connect(path: Path, cipher: Cipher) -> sqlite3.Connection:
         connection.close()
         raise StoreUnavailable(f"{path} cannot be opened in WAL mode (it is in {mode} mode).")
     for setting in (
+        # Always, and not only while a subject is erased: what was overwritten or thrown away before, an earlier error
+        # or the oldest of many copies, would stay in the file for as long as its page is free (S37).
+        "PRAGMA secure_delete = ON",
         "PRAGMA synchronous = FULL",
         "PRAGMA fullfsync = ON",
         "PRAGMA checkpoint_fullfsync = ON",
@@ -107,6 +120,8 @@ def telling(path: Path) -> Iterator[None]:
     """While a file is opened: what the system or SQLite says against it, as a sentence about the store."""
     try:
         yield
+    except FileUnsafe as error:
+        raise StoreUnavailable(f"{path} cannot be opened: {error}", hint=error.hint) from error
     except (OSError, sqlite3.Error) as error:
         said = (isinstance(error, OSError) and error.strerror) or error
         raise StoreUnavailable(
@@ -189,6 +204,19 @@ def verify(connection: sqlite3.Connection) -> None:
         raise StoreError(f"The database is damaged: {verdict}", hint="Restore a backup.")
     with transaction(connection):
         connection.execute("UPDATE marks SET value = value WHERE name = 'clock'")
+
+
+def empty_log(connection: sqlite3.Connection) -> bool:
+    """Fold the log into the database and cut it off; False where that cannot be: a reader needs it, or the disk fails.
+
+    A failure does no harm: what was committed stays in the log.
+    """
+    try:
+        is_busy, _, _ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.Error as error:
+        log.warning("store.log_not_emptied", extra={"fields": {"error": str(error)}})
+        return False
+    return not is_busy
 
 
 def disconnect(connection: sqlite3.Connection) -> None:

@@ -25,7 +25,7 @@ class Reserve:
         if self._path.exists():
             return True
         try:
-            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:
                 os.posix_fallocate(descriptor, 0, 2 * SIZE)
                 os.ftruncate(descriptor, SIZE)
