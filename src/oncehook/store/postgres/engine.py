@@ -48,7 +48,7 @@ except ImportError as missing:
         "PostgreSQL needs a driver that is not installed.", hint="Run: pip install 'oncehook[postgres]'"
     ) from missing
 
-from oncehook.store.postgres import borrowed, opening
+from oncehook.store.postgres import borrowed, opening, rights
 from oncehook.store.postgres.acts import Acts
 from oncehook.store.postgres.commit import GroupCommit
 from oncehook.store.postgres.erase import Erasing
@@ -152,6 +152,8 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
 
     async def open(self, *, migrate: bool = True, write: bool = True) -> None:
         async with opening.session(self._here) as connection:
+            if write:
+                await rights.check_rights(connection, self._here)
             await opening.prove(connection, self._here, unsafe=self._unsafe)
             await opening.migrate(connection, self._here, migrate=migrate and write)
             await opening.prove(connection, self._here, unsafe=self._unsafe)
