@@ -50,6 +50,7 @@ class Erasing:
             total += batch
             if not batch.events:
                 break
+        await self._store.empty_log()
         if not total.events:  # that somebody looked, and there was nothing, is worth a line too
             said = {"reason": reason, **asdict(total)}
             await self._store.audit(actor, "erase", f"subject {subject_hash(order.subject)}", said)

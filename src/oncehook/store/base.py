@@ -386,6 +386,12 @@ class Store(Protocol):
         window, and no copy of it is a conflict any more (`UNSEEN`). Audited as `erase`, without the subject's text.
         """
 
+    async def empty_log(self) -> None:
+        """Leave nothing of what was erased in a log of our own: fold it into the database and cut it off.
+
+        Where the log is the server's (PostgreSQL), nothing happens. Raises StoreUnavailable while a reader needs it.
+        """
+
     async def erasable(self, order: EraseOrder) -> Erasure:
         """What `erase` would find now. Nothing happens."""
 

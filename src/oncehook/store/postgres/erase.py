@@ -134,6 +134,9 @@ class Erasing(Reader):
         self.made_due()
         return erased
 
+    async def empty_log(self) -> None:
+        """Do nothing: the log is the server's, and what it frees is only overwritten by VACUUM FULL."""
+
     async def erasable(self, order: EraseOrder) -> Erasure:
         subject = storable(order.subject)
         async with self.connection(LONG) as connection, connection.transaction():

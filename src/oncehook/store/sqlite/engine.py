@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from oncehook.deliveries import Expired, Filter, Lease, Pruned, Settle, Settled, Settlement, StoredWorker, Want
 from oncehook.erasure import EraseOrder, Erasure
@@ -52,6 +52,10 @@ from oncehook.store.sqlite.writer import Writer
 
 log = logging.getLogger("oncehook.store")
 T = TypeVar("T")
+
+EMPTY_LOG_TRIES: Final = 100
+EMPTY_LOG_WAIT: Final = 0.05
+"""Seconds between two tries to empty the log. Readers are done in milliseconds; a backup or an export may take long."""
 
 
 class SqliteStore(WorkReader):
@@ -276,6 +280,16 @@ class SqliteStore(WorkReader):
         self._heartbeats.end(batch.fences)
         await self._tell_finished(batch.finished)
         return batch.erased
+
+    async def empty_log(self) -> None:
+        for _ in range(EMPTY_LOG_TRIES):
+            if await self._writer.empty_log():
+                return
+            await asyncio.sleep(EMPTY_LOG_WAIT)
+        raise StoreUnavailable(
+            "The events are erased, but their text is still in the log: somebody has been reading it for too long.",
+            hint="Ask again when the others are done; a stop of the server empties the log, too.",
+        )
 
     async def erasable(self, order: EraseOrder) -> Erasure:
         return await self.read(lambda c: erase.erasable(c, order))

@@ -94,15 +94,10 @@ class Erasing:
         for line, closed in self.closed.items():
             self._go_on_without(line, closed)
         finished = note_replayed(self.connection, self.now, self.replayed)
-        # What is freed is overwritten too, in this file: only here, because it costs every commit something.
-        self.connection.execute("PRAGMA secure_delete = ON")
-        try:
-            for event_id, key_hash, batch_id in events:
-                self._empty(event_id, key_hash, batch_id)
-            shared = self._empty_batches()
-            forget_mentions(self.connection, order)
-        finally:
-            self.connection.execute("PRAGMA secure_delete = OFF")
+        for event_id, key_hash, batch_id in events:
+            self._empty(event_id, key_hash, batch_id)
+        shared = self._empty_batches()
+        forget_mentions(self.connection, order)
         count(self.connection, self.now, self.counts)
         closed_in_all = sum(map(len, self.closed.values()))
         erased = Erasure(len(events), closed_in_all, self.attempts, self.arrivals, len(shared), sum(shared))

@@ -61,12 +61,19 @@ DISK_FULL: Final = "The disk is full; nothing new is taken in until there is spa
 class _Call:
     """Any other write: a function of the connection, run inside the next group's transaction."""
 
-    __slots__ = ("error", "function", "future", "is_followed", "result", "wakes")
+    __slots__ = ("empties_log", "error", "function", "future", "is_followed", "result", "wakes")
 
     def __init__(
-        self, function: Function[Any], future: asyncio.Future[Any], *, wakes: bool = False, is_followed: bool = False
+        self,
+        function: Function[Any],
+        future: asyncio.Future[Any],
+        *,
+        wakes: bool = False,
+        is_followed: bool = False,
+        empties_log: bool = False,
     ) -> None:
         self.function = function
+        self.empties_log = empties_log
         self.future = future
         self.wakes = wakes
         self.is_followed = is_followed
@@ -221,13 +228,21 @@ class Writer:
 
         `wakes`: it may make something due. `is_followed`: whoever is answered is likely to call again at once.
         """
+        result: T = await self._join(function, wakes=wakes, is_followed=is_followed)
+        return result
+
+    async def empty_log(self) -> bool:
+        """Fold the log into the database after the next commit and cut it off; False where a reader still needs it."""
+        is_empty: bool = await self._join(_nothing, empties_log=True)
+        return is_empty
+
+    async def _join(self, function: Function[Any], **marks: bool) -> Any:
         self._check()
-        call = _Call(function, self._loop.create_future(), wakes=wakes, is_followed=is_followed)
+        call = _Call(function, self._loop.create_future(), **marks)
         self._calls.append(call)
         if not self._busy:
             self._plan_turn()
-        result: T = await call.future
-        return result
+        return await call.future
 
     def check_space(self) -> None:
         """Raises StoreUnavailable while nothing new is taken in: what makes room may still be written."""
@@ -331,6 +346,9 @@ class Writer:
                 _pass("before", work)
                 self._connection.execute("COMMIT")
                 _pass("after", work)
+                for call in work.calls:
+                    if call.empties_log:
+                        call.result = opening.empty_log(self._connection)
                 if self._is_full:
                     self._is_full = not self._has_space()
             except Exception as failure:  # whatever it is, this thread must live on
@@ -405,7 +423,7 @@ class Writer:
         if not self._is_full or self._closing:
             return
         if self.broken is None:
-            self._calls.append(_Call(lambda connection, now: None, self._loop.create_future()))
+            self._calls.append(_Call(_nothing, self._loop.create_future()))
             if not self._busy:
                 self._plan_turn()
         self._loop.call_later(LOOK_FOR_SPACE, self._look_for_space)
@@ -460,6 +478,10 @@ class Writer:
         opening.disconnect(self._connection)
         self.prepare(migrate=False)
         opening.verify(self._connection)
+
+
+def _nothing(connection: sqlite3.Connection, now: Micros) -> None:
+    """Write nothing, in a commit all the same."""
 
 
 def _pass(when: str, work: _Work) -> None:
