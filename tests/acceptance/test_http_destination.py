@@ -515,6 +515,17 @@ async def test_our_own_credentials_do_not_come_back_into_the_store(sink: Sink) -
     assert b"another-secret" not in result.evidence.answer
 
 
+@pytest.mark.parametrize("shown", [6, 12, 20, 27])
+async def test_a_credential_that_is_cut_off_by_the_limit_is_masked_too(sink: Sink, shown: int) -> None:
+    secret = "hush-hush-of-twenty-eight-xx"
+    said = b"." * (4096 - shown) + secret.encode() + b"!"
+    sink.says = b"HTTP/1.1 500 X\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said)
+    result = await attempt(sink, headers={"X-Token": secret})
+    assert result.evidence.answer is not None
+    assert b"hush" not in result.evidence.answer
+    assert len(result.evidence.answer) <= 4096
+
+
 async def test_cookies_do_not_last(sink: Sink) -> None:
     sink.says = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b; Path=/\r\nContent-Length: 0\r\n\r\n"
     async with opened(sink) as destination:

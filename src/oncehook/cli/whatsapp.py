@@ -177,7 +177,7 @@ def _configured(config_file: Path | None, name: str) -> Sender:
         raise ConfigError(f'There is no whatsapp destination "{name}";', hint=suggest(name, list(senders)))
     found = senders[name]
     assert found.whatsapp is not None
-    return sender_from(found.whatsapp, timeout=found.timeout, allow_private=found.allow_private)
+    return sender_from(found.whatsapp, timeout=found.timeout, allow_private=found.allow_private, ca=found.ca)
 
 
 def _said(settings: Mapping[str, str | None], *, allow_private: bool) -> Sender:

@@ -212,10 +212,20 @@ class HttpDestination:
 
     def _masked(self, body: bytes) -> bytes:
         """An answer that repeats our own credentials must not carry them into the store (S25)."""
+        is_cut = len(body) >= ANSWER_KEPT
         for secret in self._hidden:
             if secret in body:
                 body = body.replace(secret, _MASKED.encode())
-        return body
+        return _without_half(body, self._hidden) if is_cut else body
+
+
+def _without_half(body: bytes, hidden: Iterable[bytes]) -> bytes:
+    """Take off the beginning of a secret that ends an answer: it was cut off there by the limit on its length."""
+    for secret in hidden:
+        for length in range(len(secret) - 1, _SHORTEST_SECRET - 1, -1):
+            if body.endswith(secret[:length]):
+                return body[:-length] + _MASKED.encode()
+    return body
 
 
 def failure(status: int) -> str | None:
