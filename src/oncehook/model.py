@@ -156,6 +156,8 @@ class Mark(IntFlag):
     """An event of the application's own, not a sender's."""
     erased = 8
     """Its subject was erased: no body, head, key or subject is left, only that it was there."""
+    same_body = 16
+    """What its sender signed had come before, under another key: the sender repeats itself, or somebody else does."""
 
 
 class Outcome(StrEnum):
@@ -198,6 +200,12 @@ class Item(msgspec.Struct, gc=False):
     rank_scope: str | None = None
     marks: Mark = Mark.none
     deliveries: Sequence[Planned] = ()
+    proof: bytes | None = None
+    """Stands for what was signed, where a captured request could come back under another key."""
+    is_bound: bool = False
+    """What was signed is one event whatever its key: the key under which it came first counts."""
+    same_as: bytes | None = None
+    """The event that came with the same proof before, under another key; the store says so."""
 
 
 class Intake(msgspec.Struct, gc=False):
@@ -300,6 +308,8 @@ class StoredEvent:
     """How often it arrived in all; 1 when nothing came again."""
     rank: int | None = None
     rank_scope: str | None = None
+    same_as: bytes | None = None
+    """The event in which the same signed body came before, under another key."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -85,6 +85,21 @@ def unwatched(operation: str, seconds: float) -> None:
     """Nobody looks."""
 
 
+def bind(intakes: Iterable[Intake], known: Mapping[bytes, bytes | None]) -> None:
+    """Give what was signed once the key under which it came first, where it is one event whatever its key.
+
+    `known`: the keys of proofs that came before; they may have come without one.
+    """
+    firsts = dict(known)
+    for intake in intakes:
+        for item in intake.items:
+            if item.proof is None:
+                continue
+            first = firsts.setdefault(item.proof, item.key_hash)
+            if item.is_bound and first is not None:
+                item.key_hash = first
+
+
 class Pending:
     """An intake that waits for the next group commit, and the future its sender waits on."""
 

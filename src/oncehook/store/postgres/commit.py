@@ -21,13 +21,13 @@ import psycopg
 
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
-from oncehook.model import Intake, Verdict
-from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, refuse, unheeded
+from oncehook.model import Intake, Mark, Verdict
+from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, bind, refuse, unheeded
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.familiar import Familiar
-from oncehook.store.postgres.intake import INTAKE, Rows, read_answer, verdicts
+from oncehook.store.postgres.intake import PROOFS, Rows, read_answer, verdicts
 from oncehook.store.postgres.opening import PATIENCE, SILENCE, cut, is_alive
-from oncehook.store.postgres.wire import Connection
+from oncehook.store.postgres.wire import Connection, Ids
 
 log = logging.getLogger("oncehook.store")
 
@@ -335,23 +335,34 @@ class _Link:
         faults.point("after_intake")
         reserved.begin(answered.leased, answered.at)
         outcome = verdicts(intakes, answered)
+        _mark_repeated(intakes, answered.same_as)
         self._line.familiar.note(intakes, outcome)
         return outcome, answered.made_due
 
     async def _send(self, intakes: Sequence[Intake], reserved: Reserved) -> list[Any]:
+        await self._bind(intakes)
         bare = self._line.familiar.among(intakes)
         try:
-            return await self._execute(_parameters(intakes, self._line.cipher, bare, self._slot, reserved))
+            return await self._execute(*_call(intakes, self._line.cipher, bare, self._slot, reserved))
         except psycopg.IntegrityError:
             if not bare:
                 raise
         self._line.familiar.forget()
-        return await self._execute(_parameters(intakes, self._line.cipher, (), self._slot, reserved))
+        return await self._execute(*_call(intakes, self._line.cipher, (), self._slot, reserved))
 
-    async def _execute(self, parameters: Sequence[object]) -> list[Any]:
+    async def _bind(self, intakes: Sequence[Intake]) -> None:
+        """Look up the keys of what was signed before, where it is one event whatever its key.
+
+        Of two that come at once through different processes neither is seen here: the later one is only marked.
+        """
+        bound = [item.proof for intake in intakes for item in intake.items if item.is_bound]
+        if bound:
+            bind(intakes, dict(await self._execute(PROOFS, [Ids(bound)])))
+
+    async def _execute(self, statement: str, parameters: Sequence[object]) -> list[Any]:
         guard = asyncio.get_running_loop().call_later(SILENCE, self.cut)
         try:
-            await self._cursor.execute(INTAKE, parameters, prepare=True, binary=True)
+            await self._cursor.execute(statement, parameters, prepare=True, binary=True)
             return await self._cursor.fetchall()
         finally:
             guard.cancel()
@@ -436,10 +447,19 @@ def _unavailable(error: BaseException) -> StoreUnavailable:
     return failure
 
 
-def _parameters(
+def _mark_repeated(intakes: Sequence[Intake], same_as: Mapping[bytes, bytes]) -> None:
+    """Mark the items of which the store has said so."""
+    for item in [item for intake in intakes for item in intake.items] if same_as else ():
+        if item.event_id in same_as:
+            item.same_as = same_as[item.event_id]
+            item.marks |= Mark.same_body
+
+
+def _call(
     intakes: Sequence[Intake], cipher: Cipher, bare: Collection[bytes], slot: int, reserved: Reserved
-) -> Sequence[object]:
+) -> tuple[str, Sequence[object]]:
     try:
-        return Rows(intakes, cipher, bare, reserved).parameters(slot)
+        rows = Rows(intakes, cipher, bare, reserved)
+        return rows.statement, [*rows.parameters(slot), *rows.proofs()]
     except Exception as error:
         raise _UnfitError(str(error)) from error

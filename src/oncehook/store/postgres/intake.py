@@ -24,6 +24,20 @@ INTAKE: Final = (
 )
 """Takes the candidates, the split requests, copies inside this group, deliveries and who leases them, counters."""
 
+INTAKE_PROVEN: Final = (
+    "SELECT * FROM intake_proven($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19,"
+    " $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41,"
+    " $42, $43, $44, $45, $46)"
+)
+"""Takes the proofs of the group's items as well."""
+
+PROOFS: Final = """
+SELECT p.hash, p.key_hash FROM unnest($1::uuid[]) AS i(hash) CROSS JOIN LATERAL (
+  SELECT p.hash, p.key_hash FROM proofs p WHERE p.hash = i.hash AND p.expires_at > now() LIMIT 1
+) p
+"""
+"""Returns the keys under which proofs came first."""
+
 
 class Rows:
     """The columns of one group, in order of arrival. A key comes once: later items with it are its copies."""
@@ -44,6 +58,7 @@ class Rows:
         self.copies: list[tuple[int, Item, Intake, int]] = []
         """Place of the candidate, the copy, its intake, and which copy it is."""
         self.splits: list[Intake] = []
+        self.proven = [item for intake in batch for item in intake.items if item.proof is not None]
         places: dict[bytes, int] = {}
         for intake in batch:
             if intake.raw is not None:
@@ -60,6 +75,23 @@ class Rows:
     def parameters(self, slot: int) -> list[Column | int | str | None]:
         """Return what INTAKE takes, `$1` to `$42`."""
         return [*self._candidates(), *self._splits(), *self._copies(), *self._deliveries(), *self._counts(), slot]
+
+    @property
+    def statement(self) -> str:
+        """Return the call that these rows need."""
+        return INTAKE_PROVEN if self.proven else INTAKE
+
+    def proofs(self) -> list[Column]:
+        """Return what INTAKE_PROVEN takes beside, `$43` to `$46`; nothing where nobody asks."""
+        rows = self.proven
+        if not rows:
+            return []
+        return [
+            Ids([item.event_id for item in rows]),
+            Ids([item.proof for item in rows]),
+            Ids([item.key_hash for item in rows]),
+            Floats([item.keep for item in rows]),
+        ]
 
     def _candidates(self) -> list[Column]:
         rows = self.items
@@ -159,6 +191,8 @@ class Answer:
     """Fences of the deliveries that were leased at once."""
     at: datetime | None = None
     """When they were received."""
+    same_as: dict[bytes, bytes] = field(default_factory=dict)
+    """Events that were signed before, and the one that came with that first."""
     made_due: Sequence[int] = ()
     """Destinations for which something has become due."""
 
@@ -172,6 +206,8 @@ def read_answer(rows: Sequence[tuple[Any, ...]]) -> Answer:
         elif fence is not None:
             answer.leased[id_] = fence
             answer.at = at
+        elif id_ is not None:
+            answer.same_as[id_] = body_hash
         else:
             answer.made_due = made_due
     return answer

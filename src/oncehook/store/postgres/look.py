@@ -28,7 +28,7 @@ PATIENCE: Final = 2.0
 
 _EVENT: Final = """
 SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head, ''), e.body,
-  e.batch_id, coalesce(k.copies, 1), e.rank, e.rank_scope
+  e.batch_id, coalesce(k.copies, 1), e.rank, e.rank_scope, e.same_as
 FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
@@ -319,4 +319,5 @@ def _event(row: Sequence[Any]) -> StoredEvent:
         copies=row[11],
         rank=row[12],
         rank_scope=row[13],
+        same_as=row[14],
     )

@@ -107,8 +107,12 @@ WITH m AS MATERIALIZED (
   DELETE FROM audit WHERE n IN (SELECT n FROM audit WHERE at < (SELECT before FROM m) ORDER BY n LIMIT $2) RETURNING 1
 ), s AS (
   DELETE FROM sessions WHERE ends_at <= now() RETURNING 1
+), p AS (
+  DELETE FROM proofs WHERE hash IN (
+    SELECT hash FROM proofs WHERE expires_at < now() ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED) RETURNING 1
 )
 SELECT (SELECT count(*) FROM k) + (SELECT count(*) FROM r) + (SELECT count(*) FROM a) + (SELECT count(*) FROM s)
+  + (SELECT count(*) FROM p)
 """
 
 _ROLL_UP: Final = """

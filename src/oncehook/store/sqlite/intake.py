@@ -15,8 +15,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from oncehook.deliveries import Turn
-from oncehook.model import Intake, Item, Outcome, Verdict, new_id
-from oncehook.store.base import UNSEEN, Reserved
+from oncehook.model import Intake, Item, Mark, Outcome, Verdict, new_id
+from oncehook.store.base import UNSEEN, Reserved, bind
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import copies
 
@@ -110,8 +110,15 @@ IMPORTED_KEYS: Final = Insert(
 )
 EVENTS: Final = Insert(
     "INSERT INTO events (id, source_id, type, key, subject, received_at, event_at, marks, rank, rank_scope, body_hash,"
-    " key_hash, batch_id, head, body)",
-    15,
+    " key_hash, batch_id, head, body, same_as)",
+    16,
+)
+KNOWN_PROOFS: Final = LookUp("SELECT hash, event_id, key_hash, expires_at FROM proofs WHERE hash IN")
+PROOFS: Final = Insert(
+    "INSERT INTO proofs (hash, event_id, key_hash, expires_at)",
+    4,
+    "ON CONFLICT DO UPDATE SET event_id = excluded.event_id, key_hash = excluded.key_hash,"
+    " expires_at = excluded.expires_at",
 )
 ARRIVALS: Final = Insert("INSERT INTO arrivals (n, before, event_id, id, outcome, at, batch_id, head, body)", 9)
 DELIVERIES: Final = Insert(
@@ -211,8 +218,14 @@ class Group:
 
     def write(self) -> list[list[Verdict]]:
         """Write it all; the verdicts on each intake's items."""
+        proven = [item for i in self.batch for item in i.items if item.proof is not None]
+        firsts = self._firsts(proven) if proven else {}
+        if proven:
+            bind(self.batch, {proof: key for proof, (_, key) in firsts.items()})
         self._claim_keys(fold(self.batch))
         self._insert_copies()
+        if proven:
+            self._prove(proven, firsts)
         accepted = [(i, item) for i in self.batch for item in i.items if id(item) not in self.verdicts]
         self._insert_batches()
         self._insert_events(accepted)
@@ -224,6 +237,27 @@ class Group:
             [self.verdicts.get(id(item)) or Verdict(Outcome.accepted, item.event_id) for item in i.items]
             for i in self.batch
         ]
+
+    def _firsts(self, proven: Sequence[Item]) -> dict[bytes, tuple[bytes, bytes | None]]:
+        """Return the events, and their keys, that came first with these proofs."""
+        rows = KNOWN_PROOFS(self.connection, list({item.proof for item in proven}))
+        return {proof: (event_id, key) for proof, event_id, key, expires_at in rows if expires_at > self.now}
+
+    def _prove(self, proven: Sequence[Item], firsts: dict[bytes, tuple[bytes, bytes | None]]) -> None:
+        """Note who came first with a proof, and mark what comes with it under another key."""
+        rows: list[tuple[Any, ...]] = []
+        for item in proven:
+            assert item.proof is not None
+            verdict = self.verdicts.get(id(item))
+            first = firsts.get(item.proof)
+            if first is None:
+                stands = item.event_id if verdict is None else verdict.event_id
+                firsts[item.proof] = (stands, item.key_hash)
+                rows.append((item.proof, stands, item.key_hash, self.now + int(item.keep * 1_000_000)))
+            elif verdict is None and (item.key_hash is None or item.key_hash != first[1]):
+                item.same_as = first[0]
+                item.marks |= Mark.same_body
+        PROOFS(self.connection, rows)
 
     def _count(self, what: str, sources: Sequence[int]) -> None:
         for source_id, n in Counter(sources).items():
@@ -334,6 +368,7 @@ class Group:
                 None if i.raw is None else i.arrival_id,
                 self.cipher.kept_head(i, item),
                 self.cipher.kept_body(item),
+                item.same_as,
             )
             for i, item in accepted
         ]

@@ -30,7 +30,7 @@ EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _EVENT: Final = """
 SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head), e.body,
-       e.batch_id, coalesce(c.n, 1), e.rank, e.rank_scope
+       e.batch_id, coalesce(c.n, 1), e.rank, e.rank_scope, e.same_as
 FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN copies c ON c.event_id = e.id
@@ -220,4 +220,5 @@ def _event(row: tuple[Any, ...]) -> StoredEvent:
         copies=row[11],
         rank=row[12],
         rank_scope=row[13],
+        same_as=row[14],
     )

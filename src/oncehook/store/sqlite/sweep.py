@@ -31,6 +31,7 @@ SELECT e.id, e.received_at < ?3, e.received_at >= ?3 OR EXISTS (SELECT 1 FROM de
 FROM events e WHERE e.source_id = ?1 AND e.id > ?2 ORDER BY e.id LIMIT ?4
 """
 OLD_KEYS: Final = "SELECT rowid, expires_at < ?2, event_id FROM keys WHERE rowid > ?1 ORDER BY rowid LIMIT ?3"
+OLD_PROOFS: Final = "SELECT rowid, expires_at < ?2 FROM proofs WHERE rowid > ?1 ORDER BY rowid LIMIT ?3"
 ORPHANS: Final = """
 SELECT b.id, NOT EXISTS (SELECT 1 FROM events e WHERE e.batch_id = b.id)
        AND NOT EXISTS (SELECT 1 FROM arrivals a WHERE a.batch_id = b.id)
@@ -54,6 +55,7 @@ class Pruning:
     def __init__(self) -> None:
         self._events: dict[int, bytes] = {}
         self._keys = 0
+        self._proofs = 0
         self._batches = b""
         self._ranks: tuple[int, int, str] = (0, 0, "")
 
@@ -76,6 +78,7 @@ class Pruning:
             others=self._prune_ranks(connection, cuts, cut, limit)
             + _prune_replays(connection, cut, limit)
             + _prune_audit(connection, cut, limit)
+            + self._prune_proofs(connection, now, limit)
             + sessions.prune(connection, now),
         )
 
@@ -117,6 +120,17 @@ class Pruning:
         for row, event_id in gone:
             connection.execute("DELETE FROM keys WHERE rowid = ?", (row,))
             copies.forget_key(connection, event_id)
+        return len(gone)
+
+    def _prune_proofs(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
+        gone: list[tuple[int]] = []
+        for _ in range(_PAGES):
+            rows = connection.execute(OLD_PROOFS, (self._proofs, now, limit)).fetchall()
+            gone = [(row,) for row, expired in rows if expired]
+            self._proofs = rows[-1][0] if len(rows) == limit else 0
+            if gone or not self._proofs:
+                break
+        connection.executemany("DELETE FROM proofs WHERE rowid = ?", gone)
         return len(gone)
 
     def _prune_batches(self, connection: sqlite3.Connection, limit: int) -> int:
