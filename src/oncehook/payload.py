@@ -6,6 +6,7 @@ receive and the event a handler is given.
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,12 +19,18 @@ import msgspec
 
 from oncehook.errors import ConfigError
 
+log = logging.getLogger("oncehook.payload")
+
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 250_000
 MAX_FIELDS: Final = 1000
 MAX_GLANCE: Final = 4096
 """Bytes of a body of which only parts need be built. What is not built is checked neither for UTF-8 nor for numbers of
 too many digits: this has no room for one, and must be ASCII."""
+
+MOST_STEPS: Final = 200_000
+"""Values that one evaluation of a path may look at. With one `..` and no filter it may look at every value a body can
+hold, several times; with two of them, one below the other, it would need the square of that."""
 
 MISSING: Final = msgspec.UNSET
 """Nothing stands there. JSON's own null is None."""
@@ -34,6 +41,14 @@ Location = tuple[str | int, ...]
 
 class Unreadable(ValueError):
     """The body cannot be read as what it should be."""
+
+
+class OverBudget(Unreadable):
+    """A path was given up in this body: it would look at too many values."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} would have to look at too many values")
+        self.path = path
 
 
 # -- the whole body ----------------------------------------------------------------------------
@@ -213,16 +228,41 @@ class _Query(Protocol):
     def finditer(self, value: Any, /) -> Iterator[_Node]: ...
 
 
-class Path:
-    """A JSONPath (RFC 9535), compiled. Names, indexes and `*` are walked here, the rest by the library."""
+class Meter:
+    """Counts the values that an evaluation looks at."""
 
-    __slots__ = ("_query", "_steps", "location", "text")
+    __slots__ = ("_left", "_most", "path")
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._most = MOST_STEPS if descents(path) > 1 or "?" in path else 4 * MAX_NODES
+        self._left = 0
+
+    def reset(self) -> None:
+        """Begin an evaluation."""
+        self._left = self._most
+
+    def count(self, value: object) -> None:
+        """Count a value and what it holds: all of that is looked at. Raises OverBudget when it is too much."""
+        self._left -= 1 + len(value) if isinstance(value, dict | list) else 1
+        if self._left < 0:
+            raise OverBudget(self.path)
+
+
+class Path:
+    """A JSONPath (RFC 9535), compiled. Names, indexes and `*` are walked here, the rest by the library.
+
+    An evaluation raises OverBudget rather than hold up everything else.
+    """
+
+    __slots__ = ("_meter", "_query", "_steps", "location", "text")
 
     def __init__(self, text: str) -> None:
         """Raises ConfigError when the text is not a JSONPath."""
         self.text = text
         self._steps = _read_steps(text)
-        self._query = _compile(text) if self._steps is None else None
+        self._meter = Meter(text)
+        self._query = _compile(text, self._meter) if self._steps is None else None
         self.location: Location | None = None
         """Where it leads, for a simple path: one made of names and indexes only."""
         if self._steps is not None and None not in self._steps:
@@ -237,6 +277,7 @@ class Path:
     def locations(self, data: Any) -> Iterator[Location]:
         """Where everything stands that it leads to, in order."""
         if self._query is not None:
+            self._meter.reset()
             return (node.location for node in self._query.finditer(data))
         return _expand(data, self._steps or (), ())
 
@@ -256,11 +297,22 @@ def _read_step(match: re.Match[str]) -> str | int | None:
     return next(name for name in match.group("name", "single", "double") if name is not None)
 
 
-def _compile(text: str) -> _Query:
+_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+
+
+def descents(text: str) -> int:
+    """Return how many `..` a path has."""
+    return _QUOTED.sub("", text).count("..")
+
+
+def _compile(text: str, meter: Meter) -> _Query:
     import jsonpath_rfc9535  # slow to import, and most paths never need it
 
+    from oncehook.metered import metered
+
     try:
-        return jsonpath_rfc9535.compile(text)  # type: ignore[return-value]
+        query: _Query = metered(jsonpath_rfc9535.compile(text), meter)
+        return query
     except (jsonpath_rfc9535.JSONPathError, OverflowError) as error:  # the latter for a number like 1e999
         raise ConfigError(
             f'The place "{text}" is not a JSONPath: {error}.',
@@ -338,7 +390,10 @@ class BodyHash:
             raise ConfigError("`volatile` cannot be the whole body: every body would look the same.")
 
     def __call__(self, body: bytes, data: Any = MISSING) -> bytes:
-        """16 bytes. `data` is the parsed body, where the caller has it; an unreadable body is hashed as it is."""
+        """16 bytes. `data` is the parsed body, where the caller has it; an unreadable body is hashed as it is.
+
+        So is one in which a path is over its budget.
+        """
         if self._by_meaning:
             try:
                 data = parse(body) if data is MISSING else data
@@ -364,7 +419,12 @@ class Redaction:
             data = parse(body) if data is MISSING else data
         except Unreadable:
             return self._redact_form(body)
-        redacted = rewrite(data, self._paths, _redact)
+        try:
+            redacted = rewrite(data, self._paths, _redact)
+        except OverBudget as error:
+            # What a path would have found is not known, so nothing is kept that it might have been.
+            log.warning("redact.over_budget", extra={"fields": {"path": error.path}})
+            redacted = _redact(data)
         return body if redacted == data else msgspec.json.encode(redacted)
 
     def _redact_form(self, body: bytes) -> bytes:

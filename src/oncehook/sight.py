@@ -5,12 +5,15 @@ Each part is read when it is first asked for. `keys` has the rules; one written 
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from typing import Any, Final
 
 from oncehook.model import Arrival, Headers
-from oncehook.payload import MISSING, Parse, Path, Unreadable, parse, parse_form
+from oncehook.payload import MISSING, OverBudget, Parse, Path, Unreadable, parse, parse_form
+
+log = logging.getLogger("oncehook.rules")
 
 JSON: Final = (b"content-type", b"application/json")
 JSON_UTF8: Final = (b"content-type", b"application/json; charset=utf-8")
@@ -47,7 +50,7 @@ class Sight:
         self.body = body
         """The bytes of the event: the arrival's own, or those of one part of it."""
         self.unparsed = False
-        """JSON was asked for, and the body could not be read."""
+        """JSON was asked for, and the body could not be read, or not within a path's budget."""
         self.memo: Any = None
         """What one rule of a preset has read, for the others: all of them are called with the same sight."""
         self._data = data
@@ -101,7 +104,12 @@ class Sight:
         """The first value a path leads to in the body, or MISSING."""
         if not self._loaded:
             self._load()
-        return MISSING if self._data is MISSING else path.first(self._data)
+        try:
+            return MISSING if self._data is MISSING else path.first(self._data)
+        except OverBudget:
+            self.unparsed = True
+            log.warning("rule.over_budget", extra={"fields": {"source": self.arrival.source, "path": path.text}})
+            return MISSING
 
     def _load(self) -> None:
         self._loaded = True
@@ -113,12 +121,16 @@ class Sight:
             self.unparsed = True
 
     def _is_opaque(self) -> bool:
-        """Forms and uploads are not ours to look into (S13); but `curl -d '{…}'` calls JSON a form."""
+        """Forms and uploads are not ours to look into (S13).
+
+        But what begins like JSON is JSON whatever it is called: `curl -d '{…}'` calls it a form, and who relays a
+        captured request could call it an upload, to hide its key.
+        """
         if JSON in self.arrival.headers or JSON_UTF8 in self.arrival.headers:  # told without a closer look
             return False
         media_type = self.media_type or ""
-        is_form = media_type == FORM and self.body.lstrip()[:1] not in (b"{", b"[")
-        return is_form or media_type.startswith("multipart/")
+        is_called_opaque = media_type == FORM or media_type.startswith("multipart/")
+        return is_called_opaque and self.body.lstrip()[:1] not in (b"{", b"[")
 
 
 def _fields_of(text: bytes) -> dict[str, list[str]]:

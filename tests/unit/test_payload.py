@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
+import time
 from contextlib import suppress
 from decimal import Decimal
+from typing import Any
 
 import jsonpath_rfc9535
 import msgspec
@@ -16,7 +19,20 @@ from hypothesis import strategies as st
 
 from oncehook import payload
 from oncehook.errors import ConfigError
-from oncehook.payload import MISSING, BodyHash, Path, Redaction, Unreadable, parse, parse_form, parser_of, text_of
+from oncehook.payload import (
+    MAX_NODES,
+    MISSING,
+    BodyHash,
+    OverBudget,
+    Path,
+    Redaction,
+    Unreadable,
+    descents,
+    parse,
+    parse_form,
+    parser_of,
+    text_of,
+)
 
 relaxed = settings(deadline=None, max_examples=150)
 
@@ -396,6 +412,74 @@ def test_what_is_left_out_never_matters(body: bytes, text: str) -> None:
     changed = payload.rewrite(data, [Path(text)], lambda _: {"another": ["value"]})
     hashed = BodyHash([text])
     assert hashed(body) == hashed(msgspec.json.encode(changed))
+
+
+# -- budgets -------------------------------------------------------------------------------------
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+DEEP = [_nested(60) for _ in range(2000)]
+FLAT = [0] * 200_000
+
+
+@pytest.mark.parametrize(
+    "text", ["$..*..id", "$..a..id", "$..[?$..id]", "$..[?count(@..*) > 999999]", "$..[?!(@..id) && !($..id)].id"]
+)
+@pytest.mark.parametrize("data", [DEEP, FLAT], ids=["deep", "flat"])
+def test_a_path_is_given_up_before_it_holds_up_the_others(text: str, data: Any) -> None:
+    """`$..*..id` held the loop for 31 s. A second, on a machine that is busy with other tests, is long enough."""
+    path = Path(text)
+    started = time.process_time()
+    for _ in range(2):  # one evaluation leaves the next its whole budget
+        with pytest.raises(OverBudget, match=re.escape(text)):
+            path.first(data)
+        with pytest.raises(OverBudget):
+            list(path.locations(data))
+    assert time.process_time() - started < 8
+
+
+@pytest.mark.parametrize("text", ["$..id", "$..*", "$..a", "$..[0]", "$.*.*.id", "$[*].a", "$[::2].a"])
+@pytest.mark.parametrize(
+    "data", [DEEP, FLAT, [{"a": n} for n in range(MAX_NODES // 2 - 1)]], ids=["deep", "flat", "wide"]
+)
+def test_a_path_with_one_descent_is_never_given_up(text: str, data: Any) -> None:
+    path = Path(text)
+    path.first(data)
+    for _ in path.locations(data):
+        pass
+
+
+def test_two_descents_work_where_the_body_is_small() -> None:
+    data = [{"a": {"b": [{"id": n}]}} for n in range(500)]
+    assert Path("$..b..id").first(data) == 0
+    assert len(list(Path("$..b..id").locations(data))) == 500
+    assert list(Path("$[?@.a.b[0].id == 7].a.b[0].id").locations(data)) == [(7, "a", "b", 0, "id")]
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("$.a", 0), ("$..a", 1), ("$..*..id", 2), ("$..[?@..a]", 2), ("$['a..b..c']", 0), ('$["..\\".."]..x', 1)],
+)
+def test_descents(text: str, count: int) -> None:
+    assert descents(text) == count
+
+
+def test_redaction_over_its_budget_keeps_no_value() -> None:
+    body = msgspec.json.encode({"token": "s3cret", "a": DEEP})
+    redacted = Redaction(["$..*..token"])(body)
+    assert b"s3cret" not in redacted
+    assert msgspec.json.decode(redacted)["token"] == "[redacted]"
+
+
+def test_a_hash_over_its_budget_is_that_of_the_bytes() -> None:
+    body = msgspec.json.encode({"attempt": 1, "a": DEEP})
+    assert BodyHash(["$..*..attempt"])(body) == BodyHash()(body)
 
 
 # -- redacting -----------------------------------------------------------------------------------

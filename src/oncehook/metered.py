@@ -1,0 +1,69 @@
+"""The library's JSONPath queries with everything counted that they look at.
+
+`payload` compiles a path and has it metered. The library makes a node for each value that it goes on from, so a node of
+our own counts; a query inside a filter begins with a node of its own, and is exchanged for one that counts as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from jsonpath_rfc9535.filter_expressions import Expression, FilterQuery
+from jsonpath_rfc9535.node import JSONPathNode
+from jsonpath_rfc9535.query import JSONPathQuery
+from jsonpath_rfc9535.selectors import FilterSelector
+
+if TYPE_CHECKING:
+    from oncehook.payload import Meter
+
+
+class _MeteredNode(JSONPathNode):
+    """A value that the query goes on from."""
+
+    __slots__ = ("_meter",)
+
+    def __init__(self, meter: Meter, value: object, location: tuple[int | str, ...], root: Any) -> None:
+        meter.count(value)
+        super().__init__(value=value, location=location, parent=None, root=root)
+        self._meter = meter
+
+    def new_child(self, value: object, key: int | str, parent: JSONPathNode | None) -> JSONPathNode:
+        """Go on to a child."""
+        return _MeteredNode(self._meter, value, (*self.location, key), self.root)
+
+
+class _MeteredQuery(JSONPathQuery):
+    """A query that counts."""
+
+    __slots__ = ("_meter",)
+
+    def __init__(self, query: JSONPathQuery, meter: Meter) -> None:
+        super().__init__(env=query.env, segments=query.segments)
+        self._meter = meter
+
+    def finditer(self, value: Any) -> Iterable[JSONPathNode]:
+        """Return what it leads to, one by one. Raises OverBudget from the middle of it."""
+        nodes: Iterable[JSONPathNode] = [_MeteredNode(self._meter, value, (), value)]
+        for segment in self.segments:
+            nodes = segment.resolve(nodes)
+        return nodes
+
+
+def metered(query: JSONPathQuery, meter: Meter) -> Any:
+    """Return the query so that it counts, also inside its filters."""
+    for segment in query.segments:
+        for selector in segment.selectors:
+            if isinstance(selector, FilterSelector):
+                _meter_expression(selector.expression, meter)
+    return _MeteredQuery(query, meter)
+
+
+def _meter_expression(expression: object, meter: Meter) -> None:
+    if isinstance(expression, FilterQuery):
+        expression.query = metered(expression.query, meter)
+    elif isinstance(expression, Expression):
+        for name in ("expression", "left", "right"):
+            _meter_expression(getattr(expression, name, None), meter)
+        for argument in getattr(expression, "args", ()):
+            _meter_expression(argument, meter)
