@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Final, Literal
 
@@ -52,6 +53,8 @@ class Secret:
     setting: str = ""
     """What it is needed for, for error messages: `source.orders.secret`."""
     _read: Callable[[], bytes] = field(default=bytes, repr=False, compare=False)
+    until: datetime | None = None
+    """When it ends, of a secret that is rotated out."""
 
     @classmethod
     def from_env(cls, variable: str, setting: str = "", env: Mapping[str, str] = os.environ) -> Secret:
@@ -102,6 +105,39 @@ class Secret:
         return self.name
 
 
+@dataclass(frozen=True, slots=True)
+class OldSecret:
+    """A secret that is rotated out: genuine until a date, which counts to its end in UTC, or until a moment.
+
+    >>> inbox.source("orders", preset="shopify", secret=[new, OldSecret(old, until="2026-12-01")])
+    """
+
+    value: bytes | str = field(repr=False)
+    until: date | datetime | str
+    name: str = ""
+    """What may be shown of it: `env:OLD_SECRET`."""
+
+    @property
+    def ends_at(self) -> datetime:
+        """Return the moment from which it counts no more. Raises ConfigError for what is no date."""
+        return read_until(self.until)
+
+
+def read_until(value: object) -> datetime:
+    """Return the moment that ends a secret: the end of a date in UTC, or the moment itself. Raises ConfigError."""
+    try:
+        read = datetime.fromisoformat(value) if isinstance(value, str) else value
+        if isinstance(value, str) and len(value) <= 10 and isinstance(read, datetime):
+            read = read.date()
+        if isinstance(read, datetime):
+            return (read if read.tzinfo else read.replace(tzinfo=UTC)).astimezone(UTC)
+        if isinstance(read, date):
+            return datetime(read.year, read.month, read.day, tzinfo=UTC) + timedelta(days=1)
+    except (ValueError, OverflowError):
+        pass
+    raise ConfigError("until must be a date or a moment; write for example until = 2026-12-01")
+
+
 def _read_variable(env: Environment, variable: str) -> bytes:
     if variable not in env:
         raise ConfigError(f"environment variable {variable} is not set")
@@ -128,10 +164,17 @@ def _read_path(path: Path, shown: str) -> bytes:
     return value.rstrip(b"\r\n")
 
 
-def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Path) -> Secret:
-    """The secret that a setting refers to. Raises ConfigError, which never repeats what was written there."""
+def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Path, may_end: bool = False) -> Secret:
+    """The secret that a setting refers to. Raises ConfigError, which never repeats what was written there.
+
+    `may_end`: it may have an `until`.
+    """
     if isinstance(value, Secret):
         return value
+    if may_end and isinstance(value, dict) and "until" in value:
+        reference = {key: said for key, said in value.items() if key != "until"}
+        until = read_until(value["until"])
+        return replace(read_secret(reference, setting, env=env, base=base), until=until)
     if isinstance(value, str):
         raise ConfigError(f"must be a reference and never the secret itself; write {REFERENCE_FORMS}")
     if not isinstance(value, dict) or len(value) != 1:

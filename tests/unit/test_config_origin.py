@@ -196,6 +196,9 @@ name = 1.5
         ('store = "postgresql://bob:pw@db/x"', "oncehook.toml:1: store holds a password"),
         (source('path = "short"'), "can be guessed"),
         (source('secret = { env = "K" }'), "is not used"),
+        (source('key = ["$.id", ["$.a", "?$..*..id"]]'), '"?$..*..id" descends twice'),
+        (source('redact = ["$..a..token"]'), "redact in [source.orders]"),
+        (source('rank = { of = "$..a..b", order = ["x"] }'), "rank in [source.orders]"),
     ],
 )
 def test_what_is_allowed_and_yet_worth_a_word(text: str, fragment: str) -> None:

@@ -68,6 +68,55 @@ def test_a_missing_or_empty_secret_is_refused(reference: str, env: dict[str, str
     assert all(fragment in line for fragment in fragments)
 
 
+# -- old secrets (S6) --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("until", "ends"),
+    [
+        ("2026-12-01", "2026-12-02T00:00:00+00:00"),
+        ('"2026-12-01"', "2026-12-02T00:00:00+00:00"),
+        ("2026-12-01T10:00:00Z", "2026-12-01T10:00:00+00:00"),
+        ("2026-12-01T10:00:00+02:00", "2026-12-01T08:00:00+00:00"),
+        ('"2026-12-01T10:00:00"', "2026-12-01T10:00:00+00:00"),
+        ("2026-12-01 10:00:00", "2026-12-01T10:00:00+00:00"),
+    ],
+)
+def test_an_old_secret_has_an_end(until: str, ends: str) -> None:
+    text = source(f'secret = [{{ env = "NEW" }}, {{ env = "OLD", until = {until} }}]', BEARER)
+    loaded = loads(text, {"NEW": "new-" + CANARY, "OLD": CANARY})
+    new, old = loaded.config.source["orders"].secret
+    assert new.until is None
+    assert old.until is not None
+    assert old.until.isoformat() == ends
+    assert old.reveal() == CANARY.encode()
+    [shown] = [one.value for one in loaded.settings() if one.name == "source.orders.secret"]
+    assert shown == ["env:NEW (set)", f"env:OLD (set, until {old.until:%Y-%m-%d %H:%M} UTC)"]
+
+
+@pytest.mark.parametrize(
+    ("value", "fragment"),
+    [
+        ('[{ env = "A", until = 2026-12-01 }]', "a secret without until"),
+        ('[{ env = "A", until = 2026-12-01 }, { env = "B", until = 2027-12-01 }]', "a secret without until"),
+        ('{ env = "A", until = 2026-12-01 }', "must be one reference"),
+        ('[{ env = "A" }, { env = "B", until = "soon" }]', "until must be a date"),
+        ('[{ env = "A" }, { env = "B", until = 20261201 }]', "until must be a date"),
+        ('[{ env = "A" }, { env = "B", until = true }]', "until must be a date"),
+        ('[{ env = "A" }, { env = "B", until = 9999-12-31 }]', "until must be a date"),
+        ('[{ env = "A" }, { until = 2026-12-01 }]', "must be one reference"),
+    ],
+)
+def test_an_end_that_cannot_be_meant_is_refused(value: str, fragment: str) -> None:
+    (line,) = refused(source(f"secret = {value}", BEARER), {"A": "a", "B": "b"})
+    assert fragment in line
+
+
+def test_what_signs_outgoing_requests_has_no_end() -> None:
+    (line,) = refused(destination('sign = [{ env = "A" }, { env = "B", until = 2026-12-01 }]'), {"A": "a", "B": "b"})
+    assert "must be one reference" in line
+
+
 def test_an_empty_file_is_no_secret(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"\n")
     assert "file:empty is empty" in refused(source('secret = { file = "empty" }', BEARER), folder=tmp_path)[0]

@@ -23,6 +23,7 @@ from oncehook.config.origin import SettingPath
 from oncehook.config.tables import Config, DestinationConfig, RouteConfig, ServerConfig, SourceConfig, WhatsAppConfig
 from oncehook.config.walk import Walk
 from oncehook.errors import ConfigError
+from oncehook.payload import descents
 from oncehook.secret import Secret
 
 SHORTEST_PATH: Final = 22
@@ -64,6 +65,7 @@ def warnings(config: Config, walk: Walk) -> Iterator[str]:
         if source.is_unverified and source.secret:
             place = walk.origin.place(("source", name, "secret"))
             yield f'{place}: secret in [source.{name}] is not used: verify is "none"'
+        yield from _deep_paths(name, source, walk)
     yield from _relays(config, walk)
     for name, source_name in _own_destinations(config).items():
         place = walk.origin.place(("destination", name, "url"))
@@ -73,6 +75,29 @@ def warnings(config: Config, walk: Walk) -> Iterator[str]:
             f"{walk.origin.place(('store',))}: store holds a password, so this file is not safe to commit; "
             "set ONCEHOOK_STORE in the environment instead"
         )
+
+
+def _deep_paths(name: str, source: SourceConfig, walk: Walk) -> Iterator[str]:
+    """Two descents in one path look at the square of what a body holds, and are given up in a large one."""
+    for setting in ("key", "subject", "type", "event_time", "rank", "rank_scope", "preview", "redact", "volatile"):
+        for text in _texts(getattr(source, setting)):
+            if text.startswith(("$", "?$")) and descents(text) > 1:
+                place = walk.origin.place(("source", name, setting))
+                yield (
+                    f'{place}: {setting} in [source.{name}]: "{text}" descends twice (..), which is given up in large '
+                    "bodies; name the way to what it looks for"
+                )
+
+
+def _texts(spec: object) -> Iterator[str]:
+    """Return the places of a rule, however deep they stand in it."""
+    if isinstance(spec, str):
+        yield spec
+    elif isinstance(spec, dict):
+        yield from _texts(spec.get("of"))
+    elif isinstance(spec, list | tuple):
+        for one in spec:
+            yield from _texts(one)
 
 
 def _relays(config: Config, walk: Walk) -> Iterator[str]:

@@ -29,8 +29,8 @@ NAME_FORM: Final = "lower-case letters, digits, dashes and underscores, at most 
 class Place(Protocol):
     """Where a value stands, for those forms that must know more than the value."""
 
-    def secret(self, value: object) -> Secret:
-        """Read a reference to a secret, and remember that it must be set."""
+    def secret(self, value: object, *, may_end: bool = False) -> Secret:
+        """Read a reference to a secret, and remember that it must be set. `may_end`: it may have an `until`."""
 
     def table(self, kind: type[Any], value: object) -> Any:
         """Read a table of settings that stands inside this value."""
@@ -210,6 +210,15 @@ def _secrets(value: object, place: Place) -> tuple[Secret, ...]:
     return (place.secret(value),)
 
 
+def _rotated_secrets(value: object, place: Place) -> tuple[Secret, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        return _secrets(value, place)
+    secrets = tuple(place.secret(item, may_end=True) for item in value)
+    if all(secret.until is not None for secret in secrets):
+        raise ConfigError("must name a secret without until: when the last one ends nothing could be verified")
+    return secrets
+
+
 def _header_name(value: object) -> str:
     if not isinstance(value, str) or not _HEADER.fullmatch(value):
         raise ConfigError(f"{value!r} is not the name of a header")
@@ -241,14 +250,15 @@ def _proxy(value: object, place: Place) -> Secret | str:
 
 def show_secret(secret: Secret) -> str:
     """What may be said about a secret."""
-    return f"{secret.name} ({'set' if secret.is_set() else 'not set'})"
+    until = f", until {secret.until:%Y-%m-%d %H:%M} UTC" if secret.until else ""
+    return f"{secret.name} ({'set' if secret.is_set() else 'not set'}{until})"
 
 
 def _show_headers(headers: Mapping[str, str | Secret]) -> dict[str, str]:
     return {name: show_secret(value) if isinstance(value, Secret) else value for name, value in headers.items()}
 
 
-_REFERENCE: Final = {
+_REFERENCE: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {kind: {"type": "string", "minLength": 1} for kind in ("env", "file", "credential")},
     "additionalProperties": False,
@@ -267,6 +277,17 @@ SECRETS: Final = Form(
     _secrets,
     {"anyOf": [_REFERENCE, {"type": "array", "items": _REFERENCE, "minItems": 1}]},
     lambda secrets: [show_secret(secret) for secret in secrets],
+    is_secret=True,
+)
+_ROTATED: Final = {
+    **_REFERENCE,
+    "properties": {**_REFERENCE["properties"], "until": {"type": "string", "examples": ["2026-12-01"]}},
+    "maxProperties": 2,
+}
+ROTATED_SECRETS: Final = Form(
+    _rotated_secrets,
+    {"anyOf": [_REFERENCE, {"type": "array", "items": _ROTATED, "minItems": 1}]},
+    SECRETS.show,
     is_secret=True,
 )
 HEADERS: Final = Form(

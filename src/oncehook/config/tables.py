@@ -40,7 +40,11 @@ class SourceConfig(_Table, frozen=True, kw_only=True):
         forms.VERIFY,
         'How an arrival proves that it is genuine; of a list, any will do. "none" must be said by name.',
     ] = None
-    secret: Annotated[tuple[Secret, ...], forms.SECRETS, "What the sender signs with; a list while rotating."] = ()
+    secret: Annotated[
+        tuple[Secret, ...],
+        forms.ROTATED_SECRETS,
+        "What the sender signs with; a list while rotating, in which old ones may have an until.",
+    ] = ()
     verify_token: Annotated[Secret | None, forms.SECRET, "What the provider repeats in its handshake (Meta)."] = None
     public_url: Annotated[str | None, forms.URL, "The whole URL registered with the provider, query included."] = None
     tolerance: Annotated[float | None, forms.TOLERANCE, 'How old a signature may be, or "off".'] = None

@@ -203,9 +203,9 @@ class _Spot:
     walk: Walk
     path: SettingPath
 
-    def secret(self, value: object) -> Secret:
+    def secret(self, value: object, *, may_end: bool = False) -> Secret:
         setting = ".".join(map(str, self.path))
-        secret = read_secret(value, setting, env=self.walk.env, base=self.walk.origin.base)
+        secret = read_secret(value, setting, env=self.walk.env, base=self.walk.origin.base, may_end=may_end)
         self.walk.secrets.append((self.path, secret))
         return secret
 
