@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from oncehook.event import Event
     from oncehook.inbox import Inbox
     from oncehook.receive import Receipt
+    from oncehook.secret import OldSecret
     from oncehook.sources import Preset, Sample
 
 _HOMES = {
@@ -27,6 +28,7 @@ _HOMES = {
     "GiveUp": "errors",
     "InProgress": "errors",
     "Inbox": "inbox",
+    "OldSecret": "secret",
     "OncehookError": "errors",
     "Preset": "sources",
     "Receipt": "receive",
@@ -43,6 +45,7 @@ __all__ = [
     "GiveUp",
     "InProgress",
     "Inbox",
+    "OldSecret",
     "OncehookError",
     "Preset",
     "Receipt",

@@ -26,7 +26,7 @@ from oncehook.destinations.sender import SenderDestination
 from oncehook.errors import ConfigError
 from oncehook.model import Headers
 from oncehook.routes import Route
-from oncehook.secret import Secret, read_secret
+from oncehook.secret import OldSecret, Secret, read_secret
 from oncehook.sources import Source, Splitter, build, split_at
 from oncehook.store.base import Numbers, Store
 from oncehook.store.cipher import Cipher, read_key
@@ -46,7 +46,10 @@ def source_from(name: str, settings: SourceConfig) -> Source:
         name,
         preset=presets.load(settings.preset) if settings.preset else None,
         scheme=scheme_of(settings.verify),
-        secrets=[secret.reveal() for secret in settings.secret],
+        secrets=[
+            secret.reveal() if secret.until is None else OldSecret(secret.reveal(), secret.until, secret.name)
+            for secret in settings.secret
+        ],
         verify_token=settings.verify_token.reveal() if settings.verify_token else None,
         split=split_at(settings.split) if settings.split else None,
         loopback_only=settings.is_loopback_only,
@@ -101,12 +104,20 @@ def from_env(variable: str, source: str) -> bytes:
     return Secret.from_env(variable, f"source.{source}.secret", os.environ).reveal()
 
 
-def as_secrets(secret: str | bytes | Sequence[str | bytes] | None) -> list[bytes]:
-    """One secret or several, as bytes."""
+SecretValue = str | bytes | OldSecret
+
+
+def rotated_secrets(secret: SecretValue | Sequence[SecretValue] | None) -> list[bytes | OldSecret]:
+    """One secret or several, as bytes; old ones may have an end."""
     if secret is None:
         return []
-    many: Iterable[str | bytes] = [secret] if isinstance(secret, str | bytes) else secret
+    many: Iterable[SecretValue] = [secret] if isinstance(secret, SecretValue) else secret
     return [one.encode() if isinstance(one, str) else one for one in many]
+
+
+def as_secrets(secret: str | bytes | Sequence[str | bytes] | None) -> list[bytes]:
+    """One secret or several, as bytes."""
+    return [one for one in rotated_secrets(secret) if isinstance(one, bytes)]
 
 
 # -- destinations ------------------------------------------------------------------------------

@@ -126,7 +126,14 @@ class Desk:
         """One event with its deliveries."""
         event = await self._event(event_id)
         deliveries = await self._store.find_deliveries(Filter(event_id=event_id), limit=1000)
-        return ShownEvent(event, request_of(await self._head(event.head, event.batch_id)), deliveries.items)
+        request, source = request_of(await self._head(event.head, event.batch_id)), self._sources.get(event.source)
+        return ShownEvent(
+            event,
+            request,
+            deliveries.items,
+            None if source is None else source.body_authenticated,
+            None if source is None else source.key_authenticated,
+        )
 
     async def body(self, event_id: bytes) -> bytes:
         """The bytes as they are kept."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from oncehook.web.access import Authorize
     from oncehook.web.ingest import Mount
     from oncehook.whatsapp.messages import Message
+
+log = logging.getLogger("oncehook.inbox")
 
 READY_FOR = 1.0
 """Seconds for which one proof that the store can write serves every probe."""
@@ -118,6 +121,9 @@ class Inbox(Layout):
             await self.store.close()
             raise
         self._sweep.start()
+        for source in self.sources.values():
+            for warning, hint in source.secret_warnings():
+                log.warning("source.secret", extra={"fields": {"warning": warning, "hint": hint}})
 
     def _new_sweep(self, *, works: bool) -> Sweep:
         return Sweep(

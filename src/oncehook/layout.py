@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack
 
 from oncehook import assembly, routes, watermarks
-from oncehook.assembly import Encrypt, TermSettings
+from oncehook.assembly import Encrypt, SecretValue, TermSettings
 from oncehook.categories import Classify, check_classify
 from oncehook.config import Config, DestinationConfig, Loaded, Names, RetentionConfig, load
 from oncehook.config.twice import Twice
@@ -139,7 +139,7 @@ class Layout:
         *,
         preset: str | None = None,
         verify: Verify | None = None,
-        secret: str | bytes | Sequence[str | bytes] | None = None,
+        secret: SecretValue | Sequence[SecretValue] | None = None,
         secret_env: str | None = None,
         verify_token: str | None = None,
         verify_token_env: str | None = None,
@@ -155,7 +155,7 @@ class Layout:
         >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
         """
         token = assembly.from_env(verify_token_env, name) if verify_token_env else (verify_token or "").encode()
-        secrets = [assembly.from_env(secret_env, name)] if secret_env else assembly.as_secrets(secret)
+        secrets = assembly.rotated_secrets(assembly.from_env(secret_env, name) if secret_env else secret)
         return self.add(
             assembly.source_of(
                 name, preset, verify, secrets=secrets, verify_token=token or None, split=split, **settings

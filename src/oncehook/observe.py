@@ -68,6 +68,9 @@ class Observer:
         self._sizes = Spread("oncehook_arrival_size_bytes", "Size of bodies", "source", _SIZES)
         self._unkeyed = Count("oncehook_unkeyed", "Events accepted although no key was found", "source")
         self._unparsed = Count("oncehook_unparsed", "Verified events whose body could not be read", "source")
+        self._same_bodies = Count(
+            "oncehook_same_bodies", "Events whose signed body had come before under another key", "source"
+        )
         self._store_errors = Count("oncehook_store_errors", "Operations the store could not do", "operation")
         self._store_errors.add("record", by=0)
         self._operations = Spread(
@@ -95,7 +98,7 @@ class Observer:
         info.set(1, __version__, engine)
         self._panel = Panel()
         for instrument in (
-            self._arrivals, self._acks, self._sizes, self._unkeyed, self._unparsed,
+            self._arrivals, self._acks, self._sizes, self._unkeyed, self._unparsed, self._same_bodies,
             self._attempts, self._durations, self._latencies, self._deaths, self._lost, self._expired,
             self._replayed,
             self._deliveries, self._dead, self._oldest, self._workers, self._crossed,
@@ -162,6 +165,8 @@ class Observer:
             fields |= {"type": item.type, "event_id": ids[0], "key": item.key, "subject": item.subject}
             if item.marks:
                 fields["marks"] = [mark.name for mark in item.marks]
+            if item.same_as is not None:
+                fields["same_body_as"] = show_id(Kind.event, item.same_as)
         elif items:
             fields |= {"outcomes": dict(Counter(map(str, outcomes))), "event_ids": ids}
         self.audience.publish("arrival", fields)
@@ -192,6 +197,8 @@ class Observer:
             self._unkeyed.add(source)
         if Mark.unparsed in marks:
             self._unparsed.add(source)
+        if Mark.same_body in marks:
+            self._same_bodies.add(source)
 
     def _count_volume(self, source: str, outcomes: Sequence[str], items: Sequence[Item]) -> None:
         number, types = self.volumes[source]

@@ -47,6 +47,7 @@ from oncehook.model import (
 )
 from oncehook.patience import Patience
 from oncehook.routes import Planner
+from oncehook.sight import Sight
 from oncehook.sources import Odd, Reply, Source
 from oncehook.store.base import Pending, Store
 
@@ -241,6 +242,9 @@ class Receiver:
         else:
             reading = source.rules.read(arrival)
             item = self._item(source, arrival, arrival.body, reading if parts is None else _odd(reading))
+        if item is not None and source.proof is not None:
+            item.proof = digest(b"proof", source.name.encode(), source.proof(arrival))
+            item.is_bound = source.own is not None and source.own.read(Sight(arrival, arrival.body)) is not None
         return 1, [] if item is None else [item]
 
     def _part(self, source: Source, arrival: Arrival, part: Any, body: bytes) -> Item | None:
@@ -253,10 +257,15 @@ class Receiver:
     ) -> Item | None:
         """One event to be, or None when its type is ignored."""
         kind = reading.type or "event"
+        if source.masks_body:
+            kind = source.masking.text(kind)
         if source.ignored is not None and source.ignored.match(kind):
             return None
         if source.redaction is not None:
             body, data = source.redaction(body, data), payload.MISSING
+        masks = source.masks_body
+        if masks and (masked := source.masking(body)) is not body:
+            body, data = masked, payload.MISSING
         marks = Mark.unparsed if reading.unparsed else Mark.none
         body_hash = source.body_hash(body, data)
         parts, keep = reading.key, source.keep
@@ -270,15 +279,15 @@ class Receiver:
         item = Item(
             new_id(),
             kind,
-            None if parts is None else bounded(key_text(parts)),
+            None if parts is None else bounded(key_text([source.masking.text(p) for p in parts] if masks else parts)),
             None if parts is None else key_hash(source.name, parts),
             keep,
-            reading.subject,
+            reading.subject if reading.subject is None or not masks else source.masking.text(reading.subject),
             body,
             body_hash,
             reading.event_at,
             reading.rank,
-            reading.rank_scope,
+            reading.rank_scope if reading.rank_scope is None or not masks else source.masking.text(reading.rank_scope),
             marks,
         )
         item.deliveries = self._plan(arrival, item)
@@ -290,7 +299,9 @@ class Receiver:
         raw = arrival.body if split else None
         if raw is not None and source.redaction is not None:
             raw = source.redaction(raw, payload.MISSING)
-        head = pack_head(arrival, source.masked, source.scheme.masked_query)
+        if raw is not None and source.masks_body:
+            raw = source.masking(raw)
+        head = source.masking(pack_head(arrival, source.masked, source.scheme.masked_query))
         arrival_id = new_id() if split else items[0].event_id
         pending = self._store.record(Intake(arrival_id, source.number, head, items, raw))
         self._patience.watch(pending, source.budget)

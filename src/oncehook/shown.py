@@ -64,6 +64,17 @@ class ShownEvent:
     event: StoredEvent
     request: Request
     deliveries: Sequence[StoredDelivery]
+    body_authenticated: bool | None
+    """Whether its source's check covers the body; None: there is no such source any more."""
+    key_authenticated: bool | None
+    """Whether it covers where the key stands."""
+
+    @property
+    def covers(self) -> str | None:
+        """What the check of its source covers, in words."""
+        if self.body_authenticated is None or self.key_authenticated is None:
+            return None
+        return proven(self.body_authenticated, self.key_authenticated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,10 @@ class ShownSource:
     """The address is unguessable: whoever may only look is not shown it."""
     verifier: str
     unverified: bool
+    body_authenticated: bool
+    """Whether the check covers the body; if not, the body is a hint."""
+    key_authenticated: bool
+    """Whether it covers where the key stands; if not, a captured request can come back under another key."""
     loopback_only: bool
     secrets: int
     key: str
@@ -101,6 +116,11 @@ class ShownSource:
     last_arrival: datetime | None
     figures: Mapping[str, int]
     """What came in the last 24 hours."""
+
+    @property
+    def proven(self) -> str:
+        """What its check covers, in words."""
+        return proven(self.body_authenticated, self.key_authenticated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +198,10 @@ def show_source(
         hidden=source.path != source.name,
         verifier=verifier_name(source.scheme),
         unverified=isinstance(source.scheme, Nothing),
+        body_authenticated=source.body_authenticated,
+        key_authenticated=source.key_authenticated,
         loopback_only=source.loopback_only,
-        secrets=len(source.secrets),
+        secrets=len(source.valid_secrets),
         key=rule(source.places.get("key")),
         subject=rule(source.places.get("subject")),
         type=rule(source.places.get("type")),
@@ -227,6 +249,13 @@ def verifier_name(scheme: Scheme) -> str:
     if isinstance(scheme, Either):
         return " or ".join(dict.fromkeys(verifier_name(one) for one in scheme.schemes))
     return type(scheme).__name__.lower()
+
+
+def proven(body: bool, key: bool) -> str:
+    """Return what a source's check covers: `body and key`, `body, not the key`, `who sends, not the body`."""
+    if not body:
+        return "the key, not the body" if key else "who sends, not the body"
+    return "body and key" if key else "body, not the key"
 
 
 def schedule(policy: Policy) -> str:

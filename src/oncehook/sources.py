@@ -6,24 +6,31 @@ plain defaults) and compiles them once, at start, into a `Source` that `receive`
 
 from __future__ import annotations
 
+import base64
 import fnmatch
 import logging
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from typing import Any, Final
 
 import msgspec
 
-from oncehook import keys, units
+from oncehook import clock, keys, units
 from oncehook.errors import ConfigError
+from oncehook.masking import SHORTEST, Masking
 from oncehook.model import Arrival, StoredEvent, unpack_head
 from oncehook.previews import LONGEST_BODY, line
+from oncehook.secret import OldSecret
 from oncehook.sight import Sight
-from oncehook.verify import Either, Scheme, StandardWebhooks, Token, Verifier
+from oncehook.verify import Basic, Either, Scheme, StandardWebhooks, Token, Verifier
+from oncehook.verify.either import is_public
 from oncehook.verify.schemes import Nothing
+from oncehook.verify.standard import SHARED
 
 log = logging.getLogger("oncehook.source")
 
@@ -55,6 +62,8 @@ class Reply(msgspec.Struct, frozen=True):
 
 Handshake = Callable[[Arrival, "Source"], Reply | None]
 """Answers a provider's question about the address itself; None: this arrival is an ordinary one."""
+Proof = Callable[[Arrival], bytes]
+"""From a verified arrival to what its sender has signed: two arrivals with the same were signed once."""
 Answer = Callable[[Arrival], Reply]
 """From an arrival that was taken in to what its provider wants to hear. Must not raise, whatever the body is."""
 
@@ -116,7 +125,13 @@ class Preset:
     body_authenticated: bool = True
     """Whether the check covers the body; if not, the body is a hint and the object should be fetched."""
     key_authenticated: bool = True
-    """Whether the check covers where the key stands."""
+    """Whether the check covers where the key stands; if not, a captured request can come back under another key."""
+    watch_proof: bool | None = None
+    """Whether what was signed once and comes under another key is marked; None: where the body is signed and the key is
+    not."""
+    own: keys.Spec = None
+    """Where in what is signed an id or a time of its own stands. What was signed once is then one event, whatever its
+    key: a copy of the first, or its conflict. Without it such an event is only marked, for the sender may mean it."""
     coalesce: bool | str = False
     daily_volume: int | None = None
     """Events a day above which a watermark is crossed, unless the settings say another number."""
@@ -157,6 +172,13 @@ class Source:
     masked: frozenset[bytes]
     """Headers whose values never reach the store."""
     secrets: Sequence[bytes]
+    """All of them, also those that are over."""
+    old_secrets: Sequence[OldSecret]
+    """Those that end."""
+    masking: Masking
+    """Takes its own secrets out of heads, and of bodies and what is read from them where `masks_body`."""
+    masks_body: bool
+    """Not where somebody wants the body as it came, and says so by `redact = []`."""
     signing: bytes
     """What a sample is signed with: the secret itself, or the private half of it where there are two."""
     verify_token: bytes | None
@@ -177,8 +199,34 @@ class Source:
     """Seconds for which finished events are kept; None: as long as the inbox keeps them."""
     revive_dead: bool = False
     """Whether a copy of an event that ended as a dead letter brings it back (R22)."""
+    body_authenticated: bool = False
+    """Whether the check covers the body."""
+    key_authenticated: bool = False
+    """Whether the check covers where the key stands."""
+    proof: Proof | None = None
+    """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
+    own: keys.Rule | keys.Asked | None = None
+    """Where in what is signed an id or a time of its own stands."""
     number: int = 0
     """What stands for its name in the store; given at start."""
+
+    @property
+    def valid_secrets(self) -> list[bytes]:
+        """Return the secrets that verify now."""
+        over = {_bytes(old.value) for old in self.old_secrets if old.ends_at <= clock.now_utc()}
+        return [secret for secret in self.secrets if secret not in over]
+
+    def secret_warnings(self) -> list[tuple[str, str]]:
+        """Return what is odd about its secrets, each with what to do about it. None of it repeats a secret."""
+        found = []
+        if not is_public(self.scheme) and any(len(secret.strip()) < SHORTEST for secret in self.secrets):
+            detail = f"{self.name}: a secret has fewer than {SHORTEST} bytes, so it is not blanked in what is stored"
+            found.append((detail, "Give it a longer secret: 32 random bytes, for example `openssl rand -hex 32`."))
+        for old in self.old_secrets:
+            if old.ends_at <= clock.now_utc():
+                detail = f"{self.name}: {old.name or 'an old secret'} is over since {old.ends_at:%Y-%m-%d %H:%M} UTC"
+                found.append((detail, "It verifies nothing any more: take it out of the settings."))
+        return found
 
     def allows(self, peer: str) -> bool:
         """Whether arrivals from this address are let in at all."""
@@ -217,7 +265,7 @@ def build(  # one flat list of settings, as in the configuration
     *,
     preset: Preset | None = None,
     scheme: Scheme | None = None,
-    secrets: Sequence[bytes] = (),
+    secrets: Sequence[bytes | OldSecret] = (),
     signing: bytes | None = None,
     verify_token: bytes | None = None,
     public_url: str | None = None,
@@ -257,6 +305,14 @@ def build(  # one flat list of settings, as in the configuration
     keep = units.seconds(base.keep_keys) if keep_keys is None else keep_keys
     if tolerance is None and base.tolerance:
         tolerance = math.inf if base.tolerance == "off" else units.seconds(base.tolerance)
+    lasting = [secret for secret in secrets if not isinstance(secret, OldSecret)]
+    ending = sorted((one for one in secrets if isinstance(one, OldSecret)), key=lambda old: old.ends_at)
+    if ending and not lasting:
+        raise ConfigError(
+            f'Every secret of source "{name}" ends, so that nothing could be verified then.',
+            hint="Give it the new secret, without `until`, beside the old one.",
+        )
+    known = [*lasting, *(_bytes(old.value) for old in ending)]
     redacted = (*base.redact, *_credentials(chosen)) if redact is None else redact
     splitter = split or base.split
     said = {"type": type, "subject": subject, "event_time": event_time, "rank": rank, "rank_scope": rank_scope}
@@ -264,11 +320,16 @@ def build(  # one flat list of settings, as in the configuration
         "key": _key(key, preset, chosen),
         **{name: spec or getattr(base, name) for name, spec in said.items()},
     }
+    masking = Masking(_spellings(chosen, [*known, *([verify_token] if verify_token and not loopback_only else [])]))
+    as_preset = preset if scheme is None else None
+    body_signed = as_preset.body_authenticated if as_preset else "body" in chosen.covers
+    key_signed = as_preset.key_authenticated if as_preset and key is None else _is_signed(places["key"], chosen)
+    watched = as_preset.watch_proof if as_preset else None
     return Source(
         name=name,
         preset=preset,
         scheme=chosen,
-        verifier=chosen.verifier(secrets, url=public_url, tolerance=tolerance),
+        verifier=_rotating(lambda valid: chosen.verifier(valid, url=public_url, tolerance=tolerance), lasting, ending),
         rules=keys.Rules(**places),
         body_hash=keys.BodyHash(base.volatile if volatile is None else volatile, by_meaning=splitter is not None),
         redaction=keys.Redaction(redacted) if redacted else None,
@@ -286,8 +347,11 @@ def build(  # one flat list of settings, as in the configuration
         max_body=max_body or units.size(base.max_body),
         budget=budget or units.seconds(base.budget),
         masked=ALWAYS_MASKED | chosen.masked,
-        secrets=list(secrets),
-        signing=signing or (secrets[0] if secrets else b""),
+        secrets=known,
+        old_secrets=ending,
+        masking=masking,
+        masks_body=bool(masking) and (redact is None or len(redact) > 0),
+        signing=signing or (known[0] if known else b""),
         verify_token=verify_token,
         public_url=public_url,
         ip_allow=tuple(ip_allow),
@@ -299,7 +363,57 @@ def build(  # one flat list of settings, as in the configuration
         preview=keys.compile_rule("preview", base.preview if preview is None else preview),
         # Patterns are of the preset's own types: where these are others, everything counts.
         volume=_globs(base.volume if type is None else ()),
+        body_authenticated=body_signed,
+        key_authenticated=key_signed,
+        proof=_proof(chosen) if (body_signed and not key_signed if watched is None else watched) else None,
+        own=keys.compile_rule("own", as_preset.own) if as_preset else None,
     )
+
+
+def _bytes(secret: bytes | str) -> bytes:
+    return secret.encode() if isinstance(secret, str) else secret
+
+
+def _rotating(
+    verifier: Callable[[Sequence[bytes]], Verifier], lasting: Sequence[bytes], ending: Sequence[OldSecret]
+) -> Verifier:
+    """Build a verifier that believes each secret until its end. All of them are read now, to be refused at start."""
+    if not ending:
+        return verifier(lasting)
+    ends: list[datetime] = [old.ends_at for old in ending]
+    stages = [verifier([*lasting, *(_bytes(old.value) for old in ending[n:])]) for n in range(len(ending) + 1)]
+
+    def verify(arrival: Arrival) -> None:
+        stages[bisect_right(ends, clock.now_utc())](arrival)
+
+    return verify
+
+
+def _spellings(scheme: Scheme, secrets: Sequence[bytes]) -> list[bytes]:
+    """Return what must not be kept of these secrets: nothing where they are public keys."""
+    if is_public(scheme):
+        return []
+    parts = [secret.strip().removeprefix(SHARED) for secret in secrets]
+    return [*secrets, *parts, *(map(base64.b64encode, secrets) if isinstance(scheme, Basic) else ())]
+
+
+def _is_signed(spec: keys.Spec, scheme: Scheme) -> bool:
+    """Tell whether a scheme covers every place of a rule. A form is read by its content type, which is a header."""
+    if isinstance(spec, list | tuple):
+        return all(_is_signed(place, scheme) for place in spec)
+    if not isinstance(spec, str):
+        return "body" in scheme.covers  # a function, of which nothing is known; or no key at all
+    kind, _, name = spec.removeprefix("?").partition(":")
+    if kind == "header":
+        return "headers" in scheme.covers or name.lower().encode() in scheme.signed_headers
+    if kind == "query":
+        return "url" in scheme.covers
+    return kind == "literal" or ("body" in scheme.covers and (kind != "form" or "headers" in scheme.covers))
+
+
+def _proof(scheme: Scheme) -> Proof:
+    """Return what a scheme signs, where it says so itself; else the body."""
+    return getattr(scheme, "proof", None) or (lambda arrival: arrival.body)
 
 
 def _credentials(scheme: Scheme) -> list[str]:

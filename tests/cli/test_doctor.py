@@ -76,6 +76,29 @@ def destination(name: str, url: str, private: bool = True) -> str:
     return f'[destination.{name}]\nurl = "{url}"\nallow_private = {str(private).lower()}\n'
 
 
+async def test_it_says_what_checks_cover_and_which_secrets_are_over(tmp_path: Path) -> None:
+    (tmp_path / "oncehook.toml").write_text(
+        '[source.git]\npreset = "github"\n'
+        'secret = [{ env = "NEW" }, { env = "OLD", until = 2020-12-01 }, { env = "NEXT", until = 2999-12-01 }]\n'
+        '[source.weak]\npreset = "stripe"\nsecret = { env = "SHORT" }\n'
+        '[source.pay]\npreset = "telegram"\nsecret = { env = "NEW" }\n'
+    )
+    run = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "oncehook", "doctor", "--json", cwd=tmp_path, stdout=asyncio.subprocess.PIPE,
+        env={**os.environ, "NEW": "new-secret", "OLD": "old-secret", "NEXT": "next-secret", "SHORT": "s3cr3t!"},
+    )  # fmt: skip
+    out, _ = await run.communicate()
+    found = [(c["name"], c["detail"], c["warning"]) for c in json.loads(out) if c["name"] in ("covers", "secret")]
+    assert found == [
+        ("covers", "git: the check covers body, not the key", False),
+        ("secret", "git: env:OLD is over since 2020-12-02 00:00 UTC", True),
+        ("covers", "weak: the check covers body and key", False),
+        ("secret", "weak: a secret has fewer than 8 bytes, so it is not blanked in what is stored", True),
+        ("covers", "pay: the check covers who sends, not the body", False),
+    ]
+    assert run.returncode == 0
+
+
 async def test_destinations_are_connected_to_and_asked_nothing(tmp_path: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

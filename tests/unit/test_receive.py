@@ -281,6 +281,33 @@ async def test_each_part_is_counted(inbox: Inbox) -> None:
         assert f'oncehook_arrivals_total{{outcome="{outcome}",source="batch"}} {n}.0' in metrics
 
 
+@pytest.mark.parametrize(
+    ("policy", "outcome", "marks"),
+    [
+        ("accept", "accepted", Mark.unparsed | Mark.unkeyed),
+        ("body_hash", "accepted", Mark.unparsed),
+        ("reject", "rejected", None),
+    ],
+)
+async def test_a_key_over_its_budget_is_missing(
+    inbox: Inbox, caplog: pytest.LogCaptureFixture, policy: str, outcome: str, marks: Mark | None
+) -> None:
+    inbox.source("deep", verify=Nothing(), key="$..*..id", on_missing_key=policy, max_body="4MiB")
+    await inbox.start()
+    below: Any = 1
+    for _ in range(60):
+        below = {"a": below}
+    with caplog.at_level(logging.WARNING, "oncehook"):
+        receipt = await send(inbox, "deep", {"list": [below] * 2000, "last": {"id": 7}})
+    assert receipt.outcome == outcome
+    assert [vars(one)["fields"] for one in caplog.records if one.message == "rule.over_budget"] == [
+        {"source": "deep", "path": "$..*..id"}
+    ]
+    if marks is not None:
+        [event] = await kept_events(inbox.store)
+        assert event.marks == marks
+
+
 async def test_redaction_covers_raw_bytes_and_parts(inbox: Inbox, tmp_path: Path) -> None:
     inbox.source("batch", verify=Nothing(), split="$.events", key="$.events[0].id", redact=["$.token"])
     await inbox.start()

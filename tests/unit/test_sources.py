@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import UTC, date, datetime, timedelta
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.inbox import Inbox
 from oncehook.keys import DEFAULT_KEY
-from oncehook.model import Arrival
+from oncehook.model import Arrival, start_ids_anew
+from oncehook.secret import OldSecret
 from oncehook.sources import Preset, Reply, Source, Splitter, build, split_at
 from oncehook.verify import Basic, Either, Hmac, Nothing, Scheme, StandardWebhooks, Token
 from oncehook.web.shortcut import _written as written
@@ -165,6 +170,61 @@ def test_a_secret_in_the_body_is_redacted_unless_told_otherwise(scheme: Scheme) 
     assert source.redaction is not None
     assert json.loads(source.redaction(body)) == {"auth": {"token": "[redacted]", "user": "u"}, "id": 1}
     assert build("a", scheme=scheme, secrets=[b"t"], redact=[]).redaction is None
+
+
+# -- secrets that end (S6) ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def passing() -> Iterator[None]:
+    before = clock._skew
+    yield
+    clock._skew = before
+    start_ids_anew()
+
+
+@pytest.mark.usefixtures("passing")
+def test_an_old_secret_verifies_until_its_end() -> None:
+    end = clock.now_utc() + timedelta(hours=1)
+    later = clock.now_utc() + timedelta(hours=3)
+    source = build(
+        "a", scheme=HMAC, secrets=[OldSecret(b"older secret", until=later), b"new secret", OldSecret("old secret", end)]
+    )
+
+    def genuine() -> list[bytes]:
+        found = []
+        for secret in (b"new secret", b"old secret", b"older secret"):
+            with suppress(SignatureInvalid):
+                source.verifier(HMAC.sign(Arrival("a", [], b"{}"), secret, at=clock.now()))
+                found.append(secret)
+        assert set(found) == set(source.valid_secrets)
+        return found
+
+    assert genuine() == [b"new secret", b"old secret", b"older secret"]
+    assert source.secret_warnings() == []
+    clock.forward(3601)
+    assert genuine() == [b"new secret", b"older secret"]
+    [(warning, _)] = source.secret_warnings()
+    assert "is over" in warning
+    assert "old secret" not in warning.replace("an old secret", "")
+    clock.forward(7200)
+    assert genuine() == [b"new secret"]
+    assert len(source.secret_warnings()) == 2
+    assert source.signing == b"new secret"
+    assert source.masking(b"x old secret x older secret") == b"x [redacted] x [redacted]", "over, and still a secret"
+
+
+def test_a_date_counts_to_its_end() -> None:
+    assert OldSecret(b"x", until="2026-12-01").ends_at == datetime(2026, 12, 2, tzinfo=UTC)
+    assert OldSecret(b"x", until=date(2026, 12, 1)).ends_at == datetime(2026, 12, 2, tzinfo=UTC)
+    assert "hidden" not in repr(OldSecret(b"hidden", until="2026-12-01"))
+
+
+def test_a_source_whose_every_secret_ends_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Every secret"):
+        build("a", scheme=HMAC, secrets=[OldSecret(b"old secret", until="2099-12-01")])
+    with pytest.raises(ConfigError, match="must be a date"):
+        build("a", scheme=HMAC, secrets=[b"new secret", OldSecret(b"old secret", until="tomorrow")])
 
 
 # -- networks ----------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ if TYPE_CHECKING:  # the store brings much with it: --help must not wait for tha
     from oncehook.destinations.base import Destination
     from oncehook.destinations.http import HttpDestination
     from oncehook.inbox import Inbox
+    from oncehook.sources import Source
     from oncehook.store.base import Store
     from oncehook.store.sqlite import SqliteStore
 
@@ -69,7 +70,7 @@ async def _examine(app: str | None, config_file: Path | None) -> list[Check]:
         return [Check("settings", False, str(error), error.hint)]
     detail = f"{origin}: {len(inbox.sources)} sources, {len(inbox.routes)} routes, secrets set"
     store, reached = await asyncio.gather(_examine_store(inbox), _examine_destinations(inbox.destinations.values()))
-    return [Check("settings", True, detail), *store, *reached]
+    return [Check("settings", True, detail), *_examine_sources(inbox.sources.values()), *store, *reached]
 
 
 def _whole(app: str | None, config_file: Path | None) -> tuple[Inbox, str]:
@@ -81,6 +82,22 @@ def _whole(app: str | None, config_file: Path | None) -> tuple[Inbox, str]:
         return setup.inbox, setup.origin
     loaded = load(config_file)
     return Inbox.from_config(loaded.config), str(loaded.origin or "defaults")
+
+
+# -- sources -----------------------------------------------------------------------------------
+
+
+def _examine_sources(sources: Iterable[Source]) -> list[Check]:
+    from oncehook.shown import proven
+    from oncehook.verify import Nothing
+
+    checks = []
+    for source in sources:
+        body, key = source.body_authenticated, source.key_authenticated
+        if not isinstance(source.scheme, Nothing):
+            checks.append(Check("covers", True, f"{source.name}: the check covers {proven(body, key)}"))
+        checks += [Check("secret", True, *warning, warning=True) for warning in source.secret_warnings()]
+    return checks
 
 
 # -- the store ---------------------------------------------------------------------------------

@@ -187,6 +187,7 @@ def event_lines(event: Mapping[str, Any]) -> list[str]:
         "received": moment(event["received_at"]),
         "happened": moment(event["event_at"]),
         "marks": ", ".join(event["marks"]),
+        "same body as": event["same_body_as"],
         "size": f"{event['size']:,} bytes",
         "request": text(f"{event['method']} {event['target']}", 500),
     }

@@ -10,14 +10,17 @@ import click
 from oncehook.cli.api import Api, json_option, speaks
 from oncehook.cli.showing import document, moment, say, table, text
 
-_HEAD = ("name", "preset", "address", "verifier", "secrets", "to", "last arrival", "24 h", "duplicates", "rejected")
+_HEAD = (
+    *("name", "preset", "address", "verifier", "covers", "secrets", "to"),
+    *("last arrival", "24 h", "duplicates", "rejected"),
+)
 
 
 @click.command("sources")
 @json_option
 @speaks
 def command(api: Api, as_json: bool) -> int:
-    """Show every source: its address, its verifier, and what came in the last 24 hours."""
+    """Show every source: its address, its verifier and what that covers, and what came in the last 24 hours."""
     answer = api.get("sources")
     if as_json:
         say([document(answer)])
@@ -29,6 +32,8 @@ def command(api: Api, as_json: bool) -> int:
 
 
 def _row(found: Mapping[str, Any]) -> list[str]:
+    from oncehook.shown import proven  # brings much with it: --help must not wait for that
+
     verifier = click.style("none: anyone may send", fg="red") if found["unverified"] else found["verifier"]
     counts = [f"{found['figures'].get(word, 0):,}" for word in ("accepted", "duplicate", "rejected")]
     return [
@@ -36,6 +41,7 @@ def _row(found: Mapping[str, Any]) -> list[str]:
         found["preset"] or "",
         text(found["address"] or "hidden", 60),
         verifier,
+        "" if found["unverified"] else proven(found["body_authenticated"], found["key_authenticated"]),
         str(found["secrets"]),
         text(", ".join(found["destinations"])),
         moment(found["last_arrival"]),

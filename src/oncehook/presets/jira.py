@@ -25,6 +25,8 @@ PRESET = Preset(
     # The JWT says who sends, and nothing about what.
     body_authenticated=False,
     key_authenticated=False,
+    watch_proof=True,
+    own="$.timestamp",
     key="header:X-Atlassian-Webhook-Identifier",
     type="$.webhookEvent",
     subject=[

@@ -38,6 +38,8 @@ PRESET = Preset(
     # That the delivery's id stays the same across retries is likely, and written nowhere.
     key=["header:Linear-Delivery", ["$.webhookId", "$.type", "$.action", "$.data.id", "$.data.updatedAt"]],
     key_authenticated=False,
+    # Anew with every try.
+    own="$.webhookTimestamp",
     type=[["$.type", "?$.action"]],
     subject=[["$.organizationId", "$.data.id"], ["$.organizationId", "$.agentSession.id"], "$.organizationId"],
     event_time="$.createdAt",

@@ -27,6 +27,8 @@ PRESET = Preset(
     scheme=Mailgun(),
     body_authenticated=False,
     key_authenticated=False,
+    # A token is sent once, and again with a retry: under another event's id it was captured.
+    watch_proof=True,
     # Of a forwarded mail there is a copy for each recipient.
     key=[f"{DATA}.id", ["form:Message-Id", "form:recipient"]],
     type=[f"{DATA}.event", "form:event"],

@@ -13,6 +13,12 @@ PRESET = Preset(
     name="paypal",
     title="PayPal",
     scheme=PayPal(),
+    # What is signed is a checksum of the body, which anybody can make come out the same.
+    body_authenticated=False,
+    key_authenticated=False,
+    # A captured transmission proves itself only: another body under its id is a conflict.
+    watch_proof=True,
+    own="header:PayPal-Transmission-Id",
     key="$.id",
     type="$.event_type",
     # Most resources have an id; disputes and invoices keep it elsewhere.

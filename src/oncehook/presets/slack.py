@@ -62,6 +62,8 @@ PRESET = Preset(
     handshake=handshake,
     # With the app's id, because several apps may share one address.
     key=[["$.api_app_id", "$.event_id"], "$.event_id", "form:trigger_id"],
+    # A command is a form, which is read by its content type; that is not signed.
+    key_authenticated=False,
     # app_rate_limited has no id, and interactions are never repeated.
     on_missing_key="body_hash",
     type=kind,

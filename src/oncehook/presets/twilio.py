@@ -50,6 +50,8 @@ PRESET = Preset(
     needs=("secret", "public_url"),
     key=key,
     on_missing_key="body_hash",
+    # What is signed are the fields without the borders between name and value.
+    key_authenticated=False,
     type=kind,
     preview="form:Body",
     volume=("message.received",),

@@ -22,6 +22,7 @@ from oncehook.model import Arrival
 from oncehook.verify import reading
 from oncehook.verify.schemes import (
     NONE,
+    UNCOVERED,
     SecretError,
     Signature,
     Verifier,
@@ -244,8 +245,9 @@ class PayPal:
     be given; it is asked for addresses of PayPal only, and the answer is kept. It is called where the arrival is
     verified, so it should be quick or answer from what it fetched ahead.
 
-    A CRC-32 is easily forged by who holds a genuine transmission; so transmissions older than the three days of
-    PayPal's retries, and one of grace, are refused. Fetch the object before acting on money.
+    A CRC-32 is easily forged by who holds a genuine transmission, so the body counts as not authenticated: another body
+    under one transmission id is a conflict, and transmissions older than the three days of PayPal's retries, and one of
+    grace, are refused. Fetch the object before acting on money.
     """
 
     fetch: Fetch | None = None
@@ -253,7 +255,7 @@ class PayPal:
 
     masked: ClassVar[frozenset[bytes]] = NONE
     masked_query: ClassVar[frozenset[bytes]] = NONE
-    covers: ClassVar[frozenset[str]] = frozenset({"body"})
+    covers: ClassVar[frozenset[str]] = UNCOVERED
     signed_headers: ClassVar[frozenset[bytes]] = frozenset({b"paypal-transmission-id", b"paypal-transmission-time"})
 
     def __post_init__(self) -> None:
@@ -292,6 +294,10 @@ class PayPal:
             check_age(moment, window)
 
         return verify
+
+    def proof(self, arrival: Arrival) -> bytes:
+        """Return the id of the transmission."""
+        return reading.header("paypal-transmission-id")(arrival) or b""
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
         """The secret is the webhook's id, a line's end, and an RSA private key in PEM."""

@@ -29,7 +29,7 @@ class Either:
     def __init__(self, *schemes: Scheme, every: bool = False) -> None:
         if not schemes:
             raise ConfigError("Either needs schemes to choose from.")
-        if len({_is_public(scheme) for scheme in schemes}) > 1:
+        if len({is_public(scheme) for scheme in schemes}) > 1:
             # Every secret is given to every scheme that it fits, and anybody can sign with a public key as the secret.
             raise ConfigError(
                 "Schemes with a public key and schemes with a secret cannot be alternatives of one source.",
@@ -80,8 +80,8 @@ class Either:
         raise SecretError("The secret fits none of the schemes of this source.")
 
 
-def _is_public(scheme: Scheme) -> bool:
-    """Tell whether a scheme is checked with what is no secret."""
+def is_public(scheme: Scheme) -> bool:
+    """Tell whether a scheme is checked with what is no secret: a public key, a certificate."""
     return isinstance(scheme.schemes[0] if isinstance(scheme, Either) else scheme, Ed25519 | SendGrid | PayPal)
 
 

@@ -143,7 +143,11 @@ def delivery(kept: deliveries.StoredDelivery) -> Delivery:
 
 
 class Event(Answer, frozen=True):
-    """An event with everything about it but its body."""
+    """An event with everything about it but its body.
+
+    `same_body_as` is the event in which the same signed body came before, under another key. What its source's check
+    covers is null where there is no such source any more.
+    """
 
     id: str
     source: str
@@ -155,6 +159,9 @@ class Event(Answer, frozen=True):
     marks: Sequence[str]
     size: int
     copies: int
+    same_body_as: str | None
+    body_authenticated: bool | None
+    key_authenticated: bool | None
     method: str
     target: str
     headers: Sequence[tuple[str, str]]
@@ -166,7 +173,9 @@ def event(found: shown.ShownEvent) -> Event:
     return fill(
         Event,
         kept,
+        found,
         found.request,
+        same_body_as=_id(Kind.event, kept.same_as),
         id=show_id(Kind.event, kept.id),
         marks=_marks(kept.marks),
         size=len(kept.body),

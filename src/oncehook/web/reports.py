@@ -24,6 +24,8 @@ class Source(Answer, frozen=True):
     address: str | None
     verifier: str
     unverified: bool
+    body_authenticated: bool
+    key_authenticated: bool
     loopback_only: bool
     secrets: int
     key: str
