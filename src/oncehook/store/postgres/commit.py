@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any, Final
@@ -25,7 +25,7 @@ from oncehook.model import Intake, Mark, Verdict
 from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, bind, refuse, unheeded
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.familiar import Familiar
-from oncehook.store.postgres.intake import PROOFS, Rows, read_answer, verdicts
+from oncehook.store.postgres.intake import INTAKE, INTAKE_PROVEN, PROOFS, Rows, read_answer, verdicts
 from oncehook.store.postgres.opening import PATIENCE, SILENCE, cut, is_alive
 from oncehook.store.postgres.wire import Connection, Ids
 
@@ -343,12 +343,18 @@ class _Link:
         await self._bind(intakes)
         bare = self._line.familiar.among(intakes)
         try:
-            return await self._execute(*_call(intakes, self._line.cipher, bare, self._slot, reserved))
+            return await self._keep(intakes, bare, reserved)
         except psycopg.IntegrityError:
             if not bare:
                 raise
         self._line.familiar.forget()
-        return await self._execute(*_call(intakes, self._line.cipher, (), self._slot, reserved))
+        return await self._keep(intakes, (), reserved)
+
+    async def _keep(self, intakes: Sequence[Intake], bare: Collection[bytes], reserved: Reserved) -> list[Any]:
+        rows, parameters = _rows(intakes, self._line.cipher, bare, self._slot, reserved)
+        if rows.proven:
+            return await self._execute(INTAKE_PROVEN, parameters)
+        return await self._execute(INTAKE, parameters)
 
     async def _bind(self, intakes: Sequence[Intake]) -> None:
         """Look up the keys of what was signed before, where it is one event whatever its key.
@@ -455,11 +461,11 @@ def _mark_repeated(intakes: Sequence[Intake], same_as: Mapping[bytes, bytes]) ->
             item.marks |= Mark.same_body
 
 
-def _call(
+def _rows(
     intakes: Sequence[Intake], cipher: Cipher, bare: Collection[bytes], slot: int, reserved: Reserved
-) -> tuple[str, Sequence[object]]:
+) -> tuple[Rows, Sequence[object]]:
     try:
         rows = Rows(intakes, cipher, bare, reserved)
-        return rows.statement, [*rows.parameters(slot), *rows.proofs()]
+        return rows, rows.parameters(slot)
     except Exception as error:
         raise _UnfitError(str(error)) from error

@@ -73,16 +73,11 @@ class Rows:
                     self.counts.append(1)
 
     def parameters(self, slot: int) -> list[Column | int | str | None]:
-        """Return what INTAKE takes, `$1` to `$42`."""
-        return [*self._candidates(), *self._splits(), *self._copies(), *self._deliveries(), *self._counts(), slot]
+        """Return what INTAKE takes, `$1` to `$42`; where something is proven, what INTAKE_PROVEN takes, to `$46`."""
+        intake = [*self._candidates(), *self._splits(), *self._copies(), *self._deliveries(), *self._counts(), slot]
+        return [*intake, *self._proofs()]
 
-    @property
-    def statement(self) -> str:
-        """Return the call that these rows need."""
-        return INTAKE_PROVEN if self.proven else INTAKE
-
-    def proofs(self) -> list[Column]:
-        """Return what INTAKE_PROVEN takes beside, `$43` to `$46`; nothing where nobody asks."""
+    def _proofs(self) -> list[Column]:
         rows = self.proven
         if not rows:
             return []
