@@ -47,7 +47,8 @@ def test_every_claim_has_its_source(name: str) -> None:
 def test_what_the_check_covers_is_what_the_preset_says(name: str) -> None:
     preset = presets.load(name)
     assert preset.body_authenticated == ("body" in preset.scheme.covers) == (name in BODY_PROVEN)
-    assert preset.key_authenticated == preset.body_authenticated
+    # A form of Slack's is read by its content type, one of Twilio's is signed without its borders.
+    assert preset.key_authenticated == (preset.body_authenticated and name not in ("slack", "twilio"))
 
 
 @pytest.mark.parametrize("name", NAMES)

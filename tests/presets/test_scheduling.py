@@ -56,9 +56,9 @@ async def test_what_may_happen_again_is_kept_every_time(tmp_path: Path, action: 
     async with trial(tmp_path, "acuity") as on:
         assert on.source.preset is not None
         assert on.source.preset.coalesce is True
-        for _ in range(2):
+        for marks in (Mark.unkeyed, Mark.unkeyed | Mark.same_body):
             event = await on.keep(**acuity(action))
-            assert (event.key, event.marks) == (None, Mark.unkeyed)
+            assert (event.key, event.marks) == (None, marks)
             assert (event.type, event.subject) == (action, "4242")
 
 
