@@ -113,6 +113,7 @@ def github_headers(event: str, delivery: str) -> dict[str, str]:
 async def test_github_corpus(tmp_path: Path, corpus: list[tuple[str, Payload]]) -> None:
     assert len(corpus) == 329
     assert len({event for event, _ in corpus}) == 58
+    bodies = set()
     async with trial(tmp_path, "github") as on:
         for number, (event, payload) in enumerate(corpus):
             arrival = on.sign(on.draft(payload, headers=github_headers(event, f"guid-{number}")))
@@ -124,7 +125,8 @@ async def test_github_corpus(tmp_path: Path, corpus: list[tuple[str, Payload]]) 
             assert kept.key == f"guid-{number}"
             assert kept.subject == expected_subject(event, payload), event
             assert kept.body == arrival.body
-            assert kept.marks == Mark.none
+            assert kept.marks == (Mark.same_body if kept.body in bodies else Mark.none)
+            bodies.add(kept.body)
             assert (await on.take(arrival)).outcome == "duplicate"
             spoilt = replace(arrival, body=arrival.body[:-1] + b" ")
             assert (await on.take(spoilt)).reply.status == 401
@@ -176,7 +178,7 @@ async def test_github_redelivery_is_a_duplicate(tmp_path: Path) -> None:
         assert await on.outcome(push, headers=github_headers("push", "same")) == "duplicate"
         assert await on.outcome(push, headers=github_headers("push", "another")) == "accepted"
         unkeyed = await on.keep(push, headers={"X-GitHub-Event": "push"})
-        assert (unkeyed.key, unkeyed.marks) == (None, Mark.unkeyed)
+        assert (unkeyed.key, unkeyed.marks) == (None, Mark.unkeyed | Mark.same_body)
 
 
 async def test_github_form_keeps_key_and_type(tmp_path: Path) -> None:
