@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from oncehook import model
+from oncehook.logs import ration
 
 # A shell may have us ignore them (nohup, a job in the background), and processes that tests start would inherit that.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
@@ -69,6 +70,12 @@ def _ids_of_the_present() -> Iterator[None]:
     """A test that moved the clock and took it back leaves no ids of that future to the next one."""
     yield
     model.start_ids_anew()
+
+
+@pytest.fixture(autouse=True)
+def _own_ration() -> None:
+    """A test that logged a flood leaves no sum of it to the next one."""
+    ration.sum_up()
 
 
 def _turn(path: Path) -> int:

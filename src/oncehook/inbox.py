@@ -134,7 +134,7 @@ class Inbox(Layout):
             measure=self.desk.watermarks,
             works_for=self.destinations if works else None,
             worker=self._as_worker,
-            write_counts=self._write_counts,
+            write_counts=self._write_all_counts,
         )
 
     def wind_down(self) -> None:
@@ -157,6 +157,7 @@ class Inbox(Layout):
             self._sweep = None
             self.observer.sum_up()
             await self._write_counts()
+            await self._write_refusals(is_last=True)
         await self.store.close()
         self._receiver = None
 
@@ -299,6 +300,16 @@ class Inbox(Layout):
             return
         with contextlib.suppress(StoreUnavailable):
             await self.store.record_rejections(rejections, counts)
+
+    async def _write_refusals(self, *, is_last: bool = False) -> None:
+        """Write into the audit log how often somebody came with a wrong token or password (S34)."""
+        if detail := self.observer.refusals.take(is_last=is_last):
+            with contextlib.suppress(StoreUnavailable):
+                await self.store.audit("unknown", "refused", "access", detail)
+
+    async def _write_all_counts(self) -> None:
+        await self._write_counts()
+        await self._write_refusals()
 
     async def troubles(self) -> dict[str, str]:
         """What keeps this inbox from receiving, by name; empty when it is ready."""

@@ -1,7 +1,8 @@
 """How log lines look: colour on a terminal, JSON elsewhere, and no way for a stranger's text to forge one (S35).
 
 A line is a moment, `log.error("delivery.dead", extra={"fields": {…}})`. `serve` and `worker` render its fields; in a
-program with a logging of its own, a filter puts them into the message.
+program with a logging of its own, a filter puts them into the message. What an outsider can cause is logged through
+`ration`: a few lines a second each, the rest in sum.
 """
 
 from __future__ import annotations
@@ -10,8 +11,12 @@ import logging
 import os
 import re
 import sys
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import IO, Any, Final
+
+from oncehook import clock
 
 
 def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_people: bool | None = None) -> bool:
@@ -132,6 +137,73 @@ def plain(text: str) -> str:
 def _set_in(trace: str) -> list[str]:
     """A traceback may quote a stranger: its lines are set in, so that none can pass for one of ours."""
     return [f"    {plain(line)}" for line in trace.splitlines()]
+
+
+# -- lines that an outsider can cause ----------------------------------------------------------
+
+FEW: Final = 5
+"""Lines of one moment that are logged each, from one sum to the next."""
+_MOST_KINDS: Final = 40
+"""Kinds that one sum tells apart."""
+_UNCALLED: Final = 2.0
+"""Seconds after which a line sums up by itself: nobody else does where no inbox runs."""
+
+
+class Ration:
+    """Bounds the lines that an outsider can cause, so that a flood of requests is no flood of lines.
+
+    Of each moment the first few are logged as they are; the others are counted by kind and told in one line, by
+    `sum_up`, once a second. Called from any thread.
+    """
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._logged: Counter[str] = Counter()
+        self._rest: dict[tuple[logging.Logger, int, str], Counter[str]] = {}
+        self._since = clock.steady()
+
+    def log(
+        self,
+        logger: logging.Logger,
+        level: int,
+        moment: str,
+        fields: Mapping[str, object],
+        *,
+        kind: str,
+        exc_info: bool = False,
+    ) -> None:
+        """Log a moment, or count it as one more of its `kind`: a word of ours, never a stranger's."""
+        if not logger.isEnabledFor(level):
+            return
+        if clock.steady() - self._since > _UNCALLED:
+            self.sum_up()
+        with self._turn:
+            self._logged[moment] += 1
+            is_one_of_few = self._logged[moment] <= FEW
+            if not is_one_of_few:
+                counted = self._rest.setdefault((logger, level, moment), Counter())
+                counted[kind if kind in counted or len(counted) < _MOST_KINDS else "other"] += 1
+        if is_one_of_few:
+            logger.log(level, moment, extra={"fields": fields}, exc_info=exc_info)
+
+    def sum_up(self) -> None:
+        """Log in one line per moment what was only counted since the last call, and begin anew."""
+        with self._turn:
+            rest, self._rest = self._rest, {}
+            self._logged.clear()
+            self._since = clock.steady()
+        for (logger, level, moment), counted in rest.items():
+            fields = {"count": counted.total(), "kinds": dict(counted.most_common())}
+            logger.log(level, f"{moment}.summary", extra={"fields": fields})
+
+    def _unlock(self) -> None:
+        """Take a new lock in the child of a fork: a thread that is not there may hold the old one."""
+        self._turn = threading.Lock()
+
+
+ration: Final = Ration()
+"""The one of this process, like the loggers themselves."""
+os.register_at_fork(after_in_child=ration._unlock)
 
 
 # -- in a program with a logging of its own ----------------------------------------------------

@@ -19,7 +19,7 @@ from oncehook import __version__, clock, deliveries
 from oncehook.deliveries import Expired, Lease, Settle, Settlement
 from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
-from oncehook.logs import plain
+from oncehook.logs import plain, ration
 from oncehook.metrics import Count, Level, Panel, Spread
 from oncehook.model import Arrival, Item, Kind, Mark, Outcome, Rejection, show_id
 from oncehook.replays import StoredReplay
@@ -29,6 +29,7 @@ from oncehook.watermarks import Watermark
 
 log = logging.getLogger("oncehook.arrival")
 attempt_log = logging.getLogger("oncehook.attempt")
+access_log = logging.getLogger("oncehook.web")
 replay_log = logging.getLogger("oncehook.replay")
 
 
@@ -112,12 +113,15 @@ class Observer:
         self.volumes: Mapping[str, tuple[int, re.Pattern[str]]] = {}
         """Of sources that say which types are volume: their number in the store, and those types."""
         self.audience: Audience = _Nobody()
+        self.refusals = Refusals()
 
     def sum_up(self) -> None:
-        """Log at info, in one line each way, what has gone well since the last call; each of it is a line at debug.
+        """Log in one line each what outsiders have caused since the last call and was not logged, and what has gone
+        well, of which each is a line at debug.
 
-        Where every arrival and attempt is a line at info, there is nothing to sum up.
+        Where every arrival and attempt is a line at info, what has gone well is not summed up.
         """
+        ration.sum_up()
         arrivals, attempts = self._arrivals.values(), self._attempts.values()
         came, made = _more(arrivals, self._summed[0]), _more(attempts, self._summed[1])
         self._summed = arrivals, attempts
@@ -170,7 +174,10 @@ class Observer:
         elif items:
             fields |= {"outcomes": dict(Counter(map(str, outcomes))), "event_ids": ids}
         self.audience.publish("arrival", fields)
-        log.log(level, f"arrival.{outcome}", extra={"fields": fields})
+        if level == logging.WARNING:
+            ration.log(log, level, f"arrival.{outcome}", fields, kind=source)
+        else:
+            log.log(level, f"arrival.{outcome}", extra={"fields": fields})
 
     def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
         # An unknown source's name is a stranger's text: never a label, and never as it came.
@@ -183,14 +190,21 @@ class Observer:
         fields: dict[str, object] = {
             "source": asked, "code": error.code, "reason": reason, "peer": arrival.peer, "size": size,
         }  # fmt: skip
-        self.audience.publish("arrival", {"outcome": "rejected", **fields})
-        log.info("arrival.rejected", extra={"fields": fields})
+        if self.audience.is_there:
+            self.audience.publish("arrival", {"outcome": "rejected", **fields})
+        ration.log(log, logging.INFO, "arrival.rejected", fields, kind=f"{name}: {reason}")
 
     def unavailable(self, source: str, error: StoreUnavailable) -> None:
         self._arrivals.add(source, "error")
         self._store_errors.add("record")
         fields = {"source": source, "code": error.code, "error": str(error), "hint": error.hint}
-        log.warning("arrival.error", extra={"fields": fields})
+        ration.log(log, logging.WARNING, "arrival.error", fields, kind=f"{source}: {error.code}")
+
+    def access_refused(self, way: str, network: str, reason: str) -> None:
+        """A wrong token or password came, or one from a network that has to wait."""
+        self.refusals.add(way, network)
+        fields = {"by": way, "reason": reason, "peer": network}
+        ration.log(access_log, logging.WARNING, "access.refused", fields, kind=f"{way}: {reason}")
 
     def _count_marks(self, source: str, marks: Mark) -> None:
         if Mark.unkeyed in marks:
@@ -306,6 +320,36 @@ class Observer:
         if store_size is not None:
             self._store_size.set(store_size)
         return generate_latest(self._panel)
+
+
+class Refusals:
+    """Wrong tokens and passwords, gathered for the audit log: the first makes a row within a second, the rest are told
+    in sum every ten minutes, so that guessing cannot fill the table."""
+
+    PACE: Final = 600.0
+    MOST: Final = 20
+    """Networks that one row names."""
+
+    def __init__(self) -> None:
+        self._ways: Counter[str] = Counter()
+        self._networks: Counter[str] = Counter()
+        self._due_at = 0.0
+
+    def add(self, way: str, network: str) -> None:
+        """Count one."""
+        self._ways[way] += 1
+        self._networks[network if network in self._networks or len(self._networks) < self.MOST else "others"] += 1
+
+    def take(self, *, is_last: bool = False) -> dict[str, object]:
+        """Return what the next row of the audit log says; nothing while there is none to be written yet."""
+        now = clock.steady()
+        if not self._ways or (now < self._due_at and not is_last):
+            return {}
+        detail: dict[str, object] = {"by": dict(self._ways), "from": dict(self._networks.most_common())}
+        self._ways.clear()
+        self._networks.clear()
+        self._due_at = now + self.PACE
+        return detail
 
 
 _LEVELS: Final = {Settle.done: logging.DEBUG, Settle.retry: logging.INFO, Settle.dead: logging.ERROR}

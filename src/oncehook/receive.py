@@ -28,6 +28,7 @@ from oncehook.errors import (
     TooManyHops,
 )
 from oncehook.keys import Reading, bounded, key_text
+from oncehook.logs import ration
 from oncehook.model import (
     HOPS,
     MOST_HOPS,
@@ -194,7 +195,8 @@ class Receiver:
 
     def _stumble(self, source: Source | None, error: Exception) -> Reply:
         # A fault of ours is never the sender's: it tries again, and we read the log.
-        log.exception("receive.failed", extra={"fields": {"source": _name(source)}})
+        name = _name(source)
+        ration.log(log, logging.ERROR, "receive.failed", {"source": name}, kind=name, exc_info=True)
         return self.put_off(source, StoreUnavailable(str(error)))
 
     def put_off(self, source: Source | None, error: StoreUnavailable) -> Reply:
@@ -372,12 +374,14 @@ def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
             parts.append((part, msgspec.json.encode(part.part if isinstance(part, Odd) else part)))
             size += len(parts[-1][1])
             if size > MOST_PART_BYTES or len(parts) > MOST_PARTS:
-                log.warning("split.too_large", extra={"fields": {"source": source.name, "size": len(arrival.body)}})
+                fields = {"source": source.name, "size": len(arrival.body)}
+                ration.log(log, logging.WARNING, "split.too_large", fields, kind=source.name)
                 return whole
     except payload.Unreadable:
         return None
     except Exception:
-        log.exception("split.failed", extra={"fields": {"source": source.name}})
+        fields = {"source": source.name}
+        ration.log(log, logging.ERROR, "split.failed", fields, kind=source.name, exc_info=True)
         return whole
     return parts
 

@@ -22,6 +22,7 @@ import msgspec
 
 from oncehook import clock, keys, units
 from oncehook.errors import ConfigError
+from oncehook.logs import ration
 from oncehook.masking import SHORTEST, Masking
 from oncehook.model import Arrival, StoredEvent, unpack_head
 from oncehook.previews import LONGEST_BODY, line
@@ -249,7 +250,8 @@ class Source:
         try:
             found = self.preview.read(Sight(arrival, event.body))
         except Exception:  # a fault in a rule of one's own must not take the page with it
-            log.exception("preview.failed", extra={"fields": {"source": self.name}})
+            fields = {"source": self.name}
+            ration.log(log, logging.ERROR, "preview.failed", fields, kind=self.name, exc_info=True)
             return None
         return line(" ".join(found or ())) or None
 

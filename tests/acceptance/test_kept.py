@@ -287,8 +287,9 @@ async def test_a_batch_of_which_one_item_counts_keeps_its_raw_bytes(house: House
 
 async def test_every_outcome_is_counted_under_the_name_of_its_source(house: House) -> None:
     async def metrics() -> str:
+        await asyncio.sleep(1.1)  # the text is kept for a second
         client = house.receiver.client()
-        text = (await client.get("/metrics")).body.decode()
+        text = (await client.get("/metrics", {"Host": "localhost"})).body.decode()
         client.close()
         return text
 
@@ -320,6 +321,7 @@ async def test_every_outcome_is_counted_under_the_name_of_its_source(house: Hous
 
 
 async def test_the_log_has_one_line_for_what_somebody_may_have_to_act_on(house: House) -> None:
+    await asyncio.sleep(2.5)  # of what came before, a sum may have to be told
     start = house.receiver.log.stat().st_size
     evil = "%0d%0a%7B%22event%22:%22forged%22%7D%1b%5b31m"
     body = hook("logged \r\n\x1b[31m forged")

@@ -66,7 +66,7 @@ def test_every_label_is_explained() -> None:
 
 # -- moments -----------------------------------------------------------------------------------
 
-_LOGGERS = {"log", "attempt_log", "replay_log", "logger"}
+_LOGGERS = {"log", "attempt_log", "replay_log", "logger", "ration"}
 _MOMENT = re.compile(r"[a-z]+\.[a-z_]+")
 _LEVELS = {"exception": "error"}
 OUTCOMES = {*map(str, model.Outcome), "ignored", "handshake"}
@@ -81,10 +81,14 @@ def logged(path: Path) -> dict[str, str]:
             and isinstance(node.func, ast.Attribute)
             and ast.unparse(node.func.value) in _LOGGERS
         ):
-            said = node.args[0] if node.args else None
+            is_rationed = ast.unparse(node.func.value) == "ration"
+            said = node.args[2] if is_rationed and len(node.args) > 2 else node.args[0] if node.args else None
             if isinstance(said, ast.Constant) and isinstance(said.value, str):
                 moment = said.value
                 assert _MOMENT.fullmatch(moment), f"{path}: {moment!r} is not the name of a moment"
+                if is_rationed:
+                    found[moment] = ast.unparse(node.args[1]).removeprefix("logging.").lower()
+                    continue
                 assert len(node.args) == 1, f"{path}: what is told of {moment!r} belongs in its fields"
                 found[moment] = _LEVELS.get(node.func.attr, node.func.attr)
     return found

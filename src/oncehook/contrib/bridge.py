@@ -22,6 +22,7 @@ from urllib.parse import quote
 from oncehook import assembly, clock
 from oncehook.errors import ConfigError, Malformed, OncehookError, Rejected, StoreUnavailable, TooLarge
 from oncehook.inbox import Inbox
+from oncehook.logs import ration
 from oncehook.model import Arrival, Engine, Headers
 from oncehook.receive import Receipt, try_again
 from oncehook.sources import DEFAULT_MAX_BODY, Reply, Source
@@ -234,7 +235,8 @@ def read_body(headers: Headers, read: Read, cap: int) -> bytes:
 
 def put_off(source: Source | None, error: OncehookError) -> Reply:
     """Nothing of ours is the sender's fault: it tries again, and whoever reads the log learns what to do."""
-    log.error("bridge.failed", extra={"fields": {"code": error.code, "error": str(error), "hint": error.hint}})
+    fields = {"code": error.code, "error": str(error), "hint": error.hint}
+    ration.log(log, logging.ERROR, "bridge.failed", fields, kind=error.code)
     return try_again(source)
 
 
