@@ -2,18 +2,23 @@
 
 `read_secret` turns `{ env = "NAME" }`, `{ file = "path" }` or `{ credential = "name" }` (systemd) into a `Secret`;
 whoever needs the bytes calls `reveal`. A secret that is missing or empty is an error, never an empty key (S4).
+`weakness` tells whether one could be guessed.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Final, Literal
 
+from oncehook import clock
 from oncehook.errors import ConfigError
 
 REFERENCE_FORMS: Final = '{ env = "NAME" }, { file = "path" } or { credential = "name" }'
@@ -194,3 +199,44 @@ def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Pa
             raise ConfigError("credential must be a plain name: letters, digits, dots, dashes and underscores")
         return Secret.from_credential(reference, setting, env)
     raise ConfigError(f"must be a reference; write {REFERENCE_FORMS}")
+
+
+# -- how hard one is to guess ------------------------------------------------------------------
+
+SHORTEST_TOKEN: Final = 16
+"""Characters of a token or password that opens API and dashboard."""
+SHORTEST_SECRET: Final = 8
+"""Bytes of a secret that requests are verified with: a shorter one can be found from one signed request."""
+_DIGITS: Final = re.compile(rb"(?:oht_)?[0-9a-f]{32,}")
+
+
+def new_token() -> str:
+    """Return a fresh bearer token of 256 random bits, with a prefix that scanners for leaked secrets find."""
+    return f"oht_{clock.random_bytes(32).hex()}"
+
+
+def is_random(token: bytes) -> bool:
+    """Tell whether a token is plainly drawn at random, 128 bits or more in hexadecimal digits: nobody guesses it."""
+    return _DIGITS.fullmatch(token) is not None and not weakness(token, 32)
+
+
+def weakness(value: bytes, shortest: int) -> str:
+    """Return why a secret could be guessed, as the end of a sentence; nothing for one that is hard to guess.
+
+    Of a repetition ("abcabcabc") its part counts, of a run ("aaaa", "1234") its beginning, and what is left must be
+    varied. Text of words passes: this finds what was never meant to be a secret.
+    """
+    if len(value) < shortest:
+        return f"is shorter than {shortest} characters"
+    part = _part(value)
+    steps = [after - before for before, after in pairwise(part)]
+    runs = {n + 2 for n, (one, next_) in enumerate(pairwise(steps)) if one == next_ and one in (-1, 0, 1)}
+    counts = Counter(byte for n, byte in enumerate(part) if n not in runs)
+    bits = sum(count * math.log2(counts.total() / count) for count in counts.values())
+    # Two bits for each character that there must be at least; random hexadecimal digits have three and more.
+    return "" if bits >= 2 * shortest else "repeats itself"
+
+
+def _part(value: bytes) -> bytes:
+    """Return the shortest part that a text repeats, to its end or into the middle of the part; mostly all of it."""
+    return next(value[:n] for n in range(1, len(value) + 1) if (value[:n] * (len(value) // n + 1)).startswith(value))

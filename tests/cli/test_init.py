@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def secrets_of(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in re.findall(r'env = "(\w+)"', text):
-        monkeypatch.setenv(name, "set")
+        monkeypatch.setenv(name, "a value that is set")
 
 
 @pytest.mark.parametrize("goal", ["python", "https://n8n.example/webhook/abc", "http://localhost:5678/x"])
@@ -46,7 +46,7 @@ def test_what_is_written_passes_config_check(
 def test_every_preset(folder: Path, preset: str) -> None:
     text = page([preset], "https://a.example/x", "postgresql://db.example/inbox")
     (folder / "oncehook.toml").write_text(text)
-    loaded = load(folder / "oncehook.toml", dict.fromkeys(re.findall(r'env = "(\w+)"', text), "set"))
+    loaded = load(folder / "oncehook.toml", dict.fromkeys(re.findall(r'env = "(\w+)"', text), "a value that is set"))
     assert list(loaded.config.source) == [preset]
     assert len(loaded.config.route) == 1
     assert not loaded.warnings

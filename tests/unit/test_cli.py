@@ -218,7 +218,10 @@ def test_a_public_address_needs_more_than_a_flag(folder: Path, host: str) -> Non
 
 
 def test_without_settings_only_this_machine(tmp_path: Path) -> None:
-    token = {"ONCEHOOK_SERVER__ADMIN_TOKEN": "t", "ONCEHOOK_SERVER__PUBLIC_WITHOUT_TLS": "true"}
+    token = {
+        "ONCEHOOK_SERVER__ADMIN_TOKEN": "a token of letters",
+        "ONCEHOOK_SERVER__PUBLIC_WITHOUT_TLS": "true",
+    }
     done = run(tmp_path, "serve", "--host", "0.0.0.0", **token)
     assert done.returncode == 2
     assert "this machine only" in done.stderr

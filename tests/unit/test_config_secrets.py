@@ -208,6 +208,7 @@ def test_a_traceback_with_locals_shows_no_secret(tmp_path: Path) -> None:
 
 # -- open doors (S28) --------------------------------------------------------------------------
 
+TOKEN = "oht_" + "0123456789abcdef" * 4
 SAFE = 'admin_token = { env = "T" }\ntrusted_proxies = ["10.0.0.0/8"]\n'
 
 
@@ -227,9 +228,9 @@ SAFE = 'admin_token = { env = "T" }\ntrusted_proxies = ["10.0.0.0/8"]\n'
 def test_a_public_host_needs_a_credential_and_tls(host: str, settings: str, expected: list[str]) -> None:
     text = f'[server]\nhost = "{host}"\n{settings}'
     if not expected:
-        assert loads(text, {"T": "t"}).config.server.host == host
+        assert loads(text, {"T": TOKEN}).config.server.host == host
         return
-    lines = refused(text, {"T": "t"})
+    lines = refused(text, {"T": TOKEN})
     assert len(lines) == len(expected)
     for line, fragment in zip(lines, expected, strict=True):
         assert line.startswith("oncehook.toml:2: ")
@@ -255,11 +256,11 @@ def test_a_public_host_by_environment_or_flag_is_checked_too() -> None:
 def test_unverified_on_a_public_host_needs_consent() -> None:
     server = f'[server]\nhost = "0.0.0.0"\n{SAFE}'
     for verify in ('verify = "none"', 'verify = { scheme = "none" }'):
-        (line,) = refused(server + source("", verify), {"T": "t"})
+        (line,) = refused(server + source("", verify), {"T": TOKEN})
         assert 'verify = { scheme = "none", confirm = "anyone may send" }' in line
         assert loads(source("", verify)).config.source["orders"].is_loopback_only
     consent = 'verify = { scheme = "none", confirm = "anyone may send" }'
-    orders = loads(server + source("", consent), {"T": "t"}).config.source["orders"]
+    orders = loads(server + source("", consent), {"T": TOKEN}).config.source["orders"]
     assert orders.is_unverified
     assert not orders.is_loopback_only
 
@@ -270,5 +271,51 @@ def test_another_host_than_the_configured_one() -> None:
     with pytest.raises(ConfigError) as caught:
         check_bind(config, "0.0.0.0")
     assert len(str(caught.value).splitlines()) == 3
-    safe = loads(f"[server]\n{SAFE}", {"T": "t"}).config
+    safe = loads(f"[server]\n{SAFE}", {"T": TOKEN}).config
     check_bind(safe, "0.0.0.0")
+
+
+# -- what could be guessed ---------------------------------------------------------------------
+
+WEAK = ["x", "fifteen-letters", "a" * 40, "12345678" * 3, "changeme" * 4, "ana-" + "a" * 40]
+STRONG = [TOKEN, "k3Jw9qXz7LpV2mRt", "0f9a3c71e5d2b846", "correct horse battery staple"]
+
+
+@pytest.mark.parametrize("token", WEAK)
+@pytest.mark.parametrize("at", ['host = "0.0.0.0"', 'admin_bind = "0.0.0.0:4021"'])
+def test_a_token_that_can_be_guessed_is_refused_on_a_public_address(token: str, at: str) -> None:
+    (line,) = refused(f"[server]\n{at}\n{SAFE}", {"T": token})
+    assert "admin_token in [server]" in line
+    assert "public address" in line
+    assert "oncehook token" in line
+    assert token not in line.replace("letters", "")
+    named = f'[server]\n{at}\n{SAFE}tokens = [{{ name = "vera", role = "viewer", token = {{ env = "V" }} }}]\n'
+    (line,) = refused(named, {"T": TOKEN, "V": token})
+    assert 'the token of "vera" in [server]' in line
+
+
+@pytest.mark.parametrize("token", WEAK)
+def test_elsewhere_a_token_that_can_be_guessed_is_warned_of(token: str) -> None:
+    (warning,) = loads(f"[server]\n{SAFE}", {"T": token}).warnings
+    assert "admin_token in [server]" in warning
+    assert "oncehook token" in warning
+
+
+@pytest.mark.parametrize("token", STRONG)
+def test_a_token_that_cannot_be_guessed_passes(token: str) -> None:
+    for host in ("127.0.0.1", "0.0.0.0"):
+        assert loads(f'[server]\nhost = "{host}"\n{SAFE}', {"T": token}).warnings == ()
+
+
+def test_another_host_is_refused_for_a_token_that_can_be_guessed() -> None:
+    config = loads(f"[server]\n{SAFE}", {"T": "secret"}).config
+    with pytest.raises(ConfigError, match="is shorter than 16 characters"):
+        check_bind(config, "0.0.0.0")
+
+
+def test_a_sources_secret_that_can_be_guessed_is_warned_of() -> None:
+    for secret in ("seven77", "aaaaaaaaaaaa"):
+        (warning,) = loads(source('secret = { env = "S" }', BEARER), {"S": secret}).warnings
+        assert "secret in [source.orders]" in warning
+        assert secret not in warning
+    assert loads(source('secret = { env = "S" }', BEARER), {"S": "eight-88"}).warnings == ()

@@ -11,9 +11,7 @@ import re
 import click
 import msgspec
 
-from oncehook import clock
-
-BYTES = 32
+from oncehook.secret import new_token
 
 
 @click.command("token")
@@ -25,7 +23,7 @@ def command(name: str, role: str, as_json: bool) -> None:
 
     Put the token into the environment of the server, and the lines into oncehook.toml.
     """
-    token = f"oht_{clock.random_bytes(BYTES).hex()}"
+    token = new_token()
     variable = "ONCEHOOK_TOKEN_" + (re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_") or "X")
     if as_json:
         fields = {"name": name, "role": role, "token": token, "variable": variable}

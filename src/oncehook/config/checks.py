@@ -24,7 +24,7 @@ from oncehook.config.tables import Config, DestinationConfig, RouteConfig, Serve
 from oncehook.config.walk import Walk
 from oncehook.errors import ConfigError
 from oncehook.payload import descents
-from oncehook.secret import Secret
+from oncehook.secret import SHORTEST_SECRET, SHORTEST_TOKEN, Secret, weakness
 
 SHORTEST_PATH: Final = 22
 """Characters that hold 128 random bits, written as base64 (S8)."""
@@ -66,6 +66,12 @@ def warnings(config: Config, walk: Walk) -> Iterator[str]:
             place = walk.origin.place(("source", name, "secret"))
             yield f'{place}: secret in [source.{name}] is not used: verify is "none"'
         yield from _deep_paths(name, source, walk)
+        for secret in () if source.is_unverified else source.secret:
+            if secret.is_set() and (why := weakness(secret.reveal(), SHORTEST_SECRET)):
+                place = walk.origin.place(("source", name, "secret"))
+                yield f"{place}: secret in [source.{name}] {why}: whoever guesses it can send what passes for genuine"
+    for path, name, why in _weak_tokens(config.server):
+        yield f"{walk.origin.place(path)}: {name} in [server] {why}; take a random one: oncehook token NAME"
     yield from _relays(config, walk)
     for name, source_name in _own_destinations(config).items():
         place = walk.origin.place(("destination", name, "url"))
@@ -370,6 +376,19 @@ def _check_oidc(server: ServerConfig, walk: Walk) -> None:
         )
 
 
+def _weak_tokens(server: ServerConfig) -> Iterator[tuple[SettingPath, str, str]]:
+    """Every token that could be guessed: where it stands, its name, and why."""
+    tokens: list[tuple[SettingPath, str, Secret]] = []
+    if server.admin_token is not None:
+        tokens.append((("server", "admin_token"), "admin_token", server.admin_token))
+    for number, one in enumerate(server.tokens):
+        tokens.append((("server", "tokens", number), f'the token of "{one.name}"', one.token))
+    for path, name, token in tokens:
+        # One that is not set is told of elsewhere.
+        if token.is_set() and (why := weakness(token.reveal().strip(), SHORTEST_TOKEN)):
+            yield path, name, why
+
+
 def _open_doors(config: Config, has_failed: Callable[[str], bool]) -> Iterator[Finding]:
     """Listening where others can reach needs a credential, TLS or a word that there is none, and consent (S28)."""
     server = config.server
@@ -387,6 +406,8 @@ def _open_doors(config: Config, has_failed: Callable[[str], bool]) -> Iterator[F
             f"{start} without TLS; add to [server] trusted_proxies with the networks of the proxy that ends TLS, "
             "or public_without_tls = true",
         )
+    for place, name, why in _weak_tokens(server):
+        yield place, f"{name} in [server] {why}, and {start}; take a random one: oncehook token NAME"
     for name, source in config.source.items():
         if source.is_loopback_only:
             yield (
