@@ -19,9 +19,10 @@ from starlette.routing import BaseRoute, Route
 
 from oncehook.desk import Desk
 from oncehook.errors import Forbidden, NotFound, Refused, StoreError, Unauthorized
+from oncehook.logs import ration
 from oncehook.web import answers
 from oncehook.web.access import Access
-from oncehook.web.asking import Ask, check_word
+from oncehook.web.asking import Ask, check_parameters, check_word
 from oncehook.web.endpoints import ENDPOINTS
 from oncehook.web.live import Stream
 from oncehook.web.openapi import PREFIX, Endpoint, document
@@ -49,7 +50,10 @@ def routes(desk: Desk, access: Access, stream: Stream) -> list[BaseRoute]:
         return Response(described, media_type="application/json", headers=SAFE)
 
     async def elsewhere(request: Request) -> Response:
-        return _refusal(await _nothing_here(request, access))
+        try:
+            return refusal(await _nothing_here(request, access))
+        except Refused as error:
+            return refusal(error)
 
     made: list[BaseRoute] = [Route("/openapi.json", openapi)]
     made += [
@@ -74,11 +78,12 @@ def _serve(endpoint: Endpoint, desk: Desk, access: Access, stream: Stream) -> Ca
                 check_word(name, known, "parameter here")
             return _written(await endpoint.handler(Ask(request, identity, desk, stream)), endpoint.status)
         except Refused as error:
-            return _refusal(error)
+            return refusal(error)
         except StoreError as error:
             return _unavailable(error)
         except Exception:
-            log.exception("api.failed", extra={"fields": {"path": endpoint.path}})
+            fields = {"path": endpoint.path}
+            ration.log(log, logging.ERROR, "api.failed", fields, kind=endpoint.path, exc_info=True)
             return _json(500, answers.Error(error="Something went wrong here.", code="internal", hint="See the log."))
 
     return answer
@@ -88,6 +93,7 @@ async def _nothing_here(request: Request, access: Access) -> Refused:
     """Why there is nothing: a stranger does not learn which addresses there are."""
     if await access.of(request) is None:
         return Unauthorized()
+    check_parameters(request)
     path = "/" + request.path_params["rest"]
     methods = [endpoint.method for endpoint in ENDPOINTS if _fits(endpoint.path, path)]
     if methods:
@@ -124,7 +130,8 @@ def _json(status: int, value: Any, more: Mapping[str, str] | None = None) -> Res
     return Response(msgspec.json.encode(value), status, {**SAFE, **(more or {})}, media_type="application/json")
 
 
-def _refusal(error: Refused) -> Response:
+def refusal(error: Refused) -> Response:
+    """Return a refusal as the API words it."""
     more = {}
     if error.retry_after is not None:
         # Rounded up: who comes a moment early is refused again.
@@ -138,6 +145,7 @@ def _refusal(error: Refused) -> Response:
 
 def _unavailable(error: StoreError) -> Response:
     # What the database said may name hosts, users and files of ours: it is for the log.
-    log.warning("api.store_unavailable", extra={"fields": {"code": error.code, "error": str(error)}})
+    fields = {"code": error.code, "error": str(error)}
+    ration.log(log, logging.WARNING, "api.store_unavailable", fields, kind=error.code)
     said = answers.Error(error="The store cannot answer now; try again.", code=error.code, hint="")
     return _json(503, said, {"Retry-After": "1"})

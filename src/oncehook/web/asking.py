@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -20,6 +20,7 @@ from oncehook.config.forms import suggest
 from oncehook.deliveries import Filter
 from oncehook.desk import Desk
 from oncehook.errors import BadRequest, ConfigError, NotFound
+from oncehook.logs import plain
 from oncehook.model import Kind, digest, read_id
 from oncehook.query import WORDS, quoted
 from oncehook.web.access import Identity
@@ -97,6 +98,9 @@ class Ask:
     desk: Desk
     stream: Stream
 
+    def __post_init__(self) -> None:
+        check_parameters(self.request)
+
     @property
     def actor(self) -> str:
         """Who asks, as the audit log names them."""
@@ -163,6 +167,7 @@ class Ask:
             raise BadRequest(f"The body is {error}.") from None
         if not isinstance(value, dict):
             raise BadRequest("The body must be a JSON object.")
+        check_characters(value.items())
         for name in value:
             check_word(name, kind.__struct_fields__, "field of this request")
         try:
@@ -197,6 +202,28 @@ def check_word(word: str, words: Sequence[str], what: str) -> None:
     if word not in words:
         hint = suggest(word[:60], words)
         raise BadRequest(f"`{word[:60]}` is no {what}.", hint=hint[0].upper() + hint[1:])
+
+
+def check_parameters(request: Request) -> None:
+    """Refuse parameters of path and query that no database would take."""
+    check_characters(request.path_params.items())
+    check_characters(request.query_params.multi_items())
+
+
+def check_characters(pairs: Iterable[tuple[str, object]]) -> None:
+    """Refuse NUL in names and values, however deep: no database takes one in a text, and nobody means it."""
+    for name, value in pairs:
+        if _has_nul(name) or _has_nul(value):
+            raise BadRequest(f"`{plain(name[:60])}` has a NUL character in it.", hint="Leave it out.")
+
+
+def _has_nul(value: object) -> bool:
+    # Not deep: JSON is nested 64 times at most.
+    if isinstance(value, str):
+        return "\0" in value
+    if isinstance(value, dict):
+        return any(_has_nul(name) or _has_nul(inner) for name, inner in value.items())
+    return isinstance(value, list) and any(map(_has_nul, value))
 
 
 def rate(value: float | str | None) -> float | None:

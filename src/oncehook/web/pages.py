@@ -21,8 +21,10 @@ from starlette.types import Receive, Scope, Send
 
 from oncehook.desk import Desk
 from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
+from oncehook.logs import ration
 from oncehook.web import api, callouts, dead, events, feed, overview, replays, standing, trials
 from oncehook.web.access import Access, Authorize, Identity, Role
+from oncehook.web.asking import check_parameters
 from oncehook.web.callouts import Guide
 from oncehook.web.latency import Latency
 from oncehook.web.live import Stream
@@ -172,7 +174,8 @@ class Desktop:
             except (Refused, StoreError) as error:
                 return await self._wrong(request, error, visit)
             except Exception:
-                log.exception("page.failed", extra={"fields": {"path": request.url.path[:200]}})
+                fields = {"path": request.url.path[:200]}
+                ration.log(log, logging.ERROR, "page.failed", fields, kind=page.path, exc_info=True)
                 return await self._wrong(request, OncehookError("This page could not be made."), None)
 
         return endpoint
@@ -192,6 +195,7 @@ class Desktop:
             try:
                 if self._door.is_hosted:
                     raise NotFound("The application around this page decides who comes in.")
+                check_parameters(request)
                 if request.method == "POST":
                     check_same_origin(request)
                 return await endpoint(request)
@@ -354,11 +358,11 @@ class WrongPassword(Refused):
 
 
 class LinkUsed(Refused):
-    """This link has been used, or is not for this machine."""
+    """This link has been used, is too old, or is not for this machine."""
 
     code = "unauthorized"
     status = 401
-    hint = "A link works once, and only on the machine that the inbox runs on."
+    hint = "A link works once, within 10 minutes, and only on the machine that the inbox runs on."
 
 
 class _Static(StaticFiles):

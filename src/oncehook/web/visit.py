@@ -25,7 +25,7 @@ from oncehook.replays import ReplayState
 from oncehook.shown import System
 from oncehook.watermarks import Watermark
 from oncehook.web.access import Role
-from oncehook.web.asking import Ask
+from oncehook.web.asking import Ask, check_characters
 from oncehook.web.callouts import Callout, Guide
 from oncehook.web.latency import Latency
 from oncehook.web.session import Door
@@ -150,9 +150,11 @@ class Visit(Ask):
         """What was sent with a form; of a name that is given twice, the last one counts."""
         raw = await self._raw()
         try:
-            return dict(parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=50))
+            fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=50)
         except ValueError:
             raise BadRequest("This form cannot be read.") from None
+        check_characters(fields)
+        return dict(fields)
 
     async def page(self, template: str, *, status: int = 200, **shown: Any) -> Response:
         """A page in its frame."""
