@@ -355,7 +355,7 @@ class StoredSession:
     actor: str
     role: str
     proof: bytes
-    """Binds it to the password it was begun with; empty: it was begun without one."""
+    """Binds it to the password it was begun with; begun by a link, to all of them."""
 
 
 @dataclass(slots=True, frozen=True)

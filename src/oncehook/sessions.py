@@ -1,8 +1,8 @@
 """Sessions of the dashboard: who has come in, kept in the store, so that every server of an inbox knows them.
 
-A browser holds a random name of 256 bits; the store gets only its hash, for a limited time. A session that was begun
-with a password carries a proof of it, made with that name: nobody can guess passwords from what is stored, and when the
-password changes, nobody can vouch for the session any more (S31). The dashboard's `Door` calls this.
+A browser holds a random name of 256 bits; the store gets only its hash, for a limited time. A session carries a proof
+of what it was begun with, made with that name: nobody can guess passwords from what is stored, and when the password
+changes, nobody can vouch for the session any more (S31). The dashboard's `Door` calls this.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ class Sessions:
             self._cookie = f"oncehook_{await self._store.inbox_number():x}"
         return self._cookie
 
-    async def begin(self, actor: str, role: str, password: str = "", seconds: float = SESSION_SECONDS) -> str:
-        """Begin a session; return the name that only the browser is to know."""
+    async def begin(self, actor: str, role: str, voucher: bytes, seconds: float = SESSION_SECONDS) -> str:
+        """Begin a session and return the name that only the browser is to know. It is bound to `voucher`: a hash of
+        the password it is begun with, or of what else let the person in."""
         name = clock.random_bytes(32).hex()
-        proof = prove(name, hash_of(password)) if password else b""
+        proof = prove(name, voucher)
         await self._store.begin_session(StoredSession(hash_of(name), actor, role, proof), seconds)
         return name
 
@@ -48,10 +49,10 @@ class Sessions:
 
 
 def hash_of(text: str) -> bytes:
-    """What is kept of a name or a password."""
+    """Return what is kept of a name."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
-def prove(name: str, password_hash: bytes) -> bytes:
-    """That a session was begun with this password: can be checked with the session's name only."""
-    return hmac.digest(name.encode("utf-8", "surrogateescape"), password_hash, "sha256")
+def prove(name: str, voucher: bytes) -> bytes:
+    """Return a proof that a session was begun with this voucher: can be checked with the session's name only."""
+    return hmac.digest(name.encode("utf-8", "surrogateescape"), voucher, "sha256")

@@ -150,6 +150,18 @@ def test_a_link_works_once_and_only_where_it_was_printed(postgres: Engine) -> No
         assert (first.stop(), other.stop()) == (0, 0)
 
 
+def test_a_session_begun_by_a_link_ends_with_the_password(engine: Engine, servers: list[Server]) -> None:
+    first = servers[0].begin()
+    cookie = str(first.ask("GET", first.link()).getheader("set-cookie")).partition(";")[0]
+    assert first.may_act(cookie)
+    assert first.stop() == 0
+    same = servers[1].begin()
+    assert same.may_act(cookie), "a restart does not end it"
+    assert same.stop() == 0
+    changed = servers[0].begin(ADMIN_TOKEN="another-" + "x" * 40)
+    assert not changed.lets_in(cookie)
+
+
 def test_a_page_view_writes_nothing(tmp_path: Path, sqlite: Engine) -> None:
     server = Server(sqlite.folder / "a", sqlite.url).begin()
     try:

@@ -59,7 +59,7 @@ async def test_after_a_restore_nobody_is_in(store: Store) -> None:
 
 async def test_they_outlast_the_process(ground: Ground) -> None:
     async with opened(ground) as store:
-        name = await Sessions(store).begin("ann", "operator", "password")
+        name = await Sessions(store).begin("ann", "operator", hash_of("password"))
         cookie = await Sessions(store).cookie()
     async with opened(ground) as store:
         found = await Sessions(store).of(name)
@@ -70,7 +70,7 @@ async def test_they_outlast_the_process(ground: Ground) -> None:
 
 async def test_what_a_browser_holds_is_not_in_the_store(ground: Ground, store: Store) -> None:
     """Nor is anything from which a password could be guessed without it."""
-    name = await Sessions(store).begin("ann", "admin", "secret")
+    name = await Sessions(store).begin("ann", "admin", hash_of("secret"))
     [(hash_, proof)] = ground.sql("SELECT hash, proof FROM sessions")
     assert bytes(hash_) == hash_of(name)
     known = {name.encode(), bytes.fromhex(name), b"secret", hash_of("secret"), hash_of(hash_of("secret").hex())}

@@ -15,7 +15,7 @@ from playwright.sync_api import Page, expect
 from oncehook import clock
 from oncehook.model import Kind, show_id
 from oncehook.sessions import SESSION_SECONDS
-from oncehook.web import session
+from oncehook.web import throttle
 from oncehook.web.access import Role
 from oncehook.web.pages import PAGES
 from tests.ui.conftest import Enter, opened
@@ -82,6 +82,16 @@ def test_the_link_works_once_and_only_from_here(own_house: House, enter: Enter) 
     assert own_house.ask("GET", link).status == 401
 
 
+def test_the_link_ends_after_ten_minutes(own_house: House) -> None:
+    for seconds, status in ((599, 303), (601, 401)):
+        link = own_house.door.link()
+        clock.forward(seconds)
+        try:
+            assert own_house.ask("GET", link).status == status
+        finally:
+            clock.forward(-seconds)
+
+
 def test_a_new_link_is_printed_not_shown(own_house: House, enter: Enter) -> None:
     page = enter(own_house, None)
     page.goto(own_house.url)
@@ -97,7 +107,7 @@ def test_a_new_link_is_printed_not_shown(own_house: House, enter: Enter) -> None
 
 def test_guessing_is_slow(own_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     times = [clock.steady()]  # the door's own clock: it stands still while it is tried
-    monkeypatch.setattr(session, "clock", SimpleNamespace(**{**vars(clock), "steady": lambda: times[-1]}))
+    monkeypatch.setattr(throttle, "clock", SimpleNamespace(**{**vars(clock), "steady": lambda: times[-1]}))
     for _ in range(5):
         assert own_house.ask("POST", "/login", form={"password": "guess"}, headers=OURS).status == 401
     refused = own_house.ask("POST", "/login", form={"password": TOKENS["admin"]}, headers=OURS)

@@ -14,19 +14,21 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from ipaddress import ip_address
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from oncehook.config.tables import TokenConfig
 from oncehook.errors import ConfigError, Forbidden
+from oncehook.logs import ration
 from oncehook.model import Arrival, Headers
 from oncehook.receive import is_direct
-from oncehook.secret import Secret
+from oncehook.secret import Secret, is_random
 from oncehook.sessions import prove
 from oncehook.verify import same
-from oncehook.web.peers import PeerOf, direct_peer
+from oncehook.web.peers import PeerOf, direct_peer, network_of
+from oncehook.web.throttle import Throttle, TooManyTries
 
 log = logging.getLogger("oncehook.web")
 
@@ -76,9 +78,30 @@ async def authorized(authorize: Authorize, request: Request) -> Identity | None:
     name, role = answer if isinstance(answer, tuple) and len(answer) == 2 else (UNNAMED, answer)
     if not isinstance(name, str) or not name.strip() or not isinstance(role, str) or role not in Role.__members__:
         hint = 'Return (name, role) with a role of "viewer", "operator" or "admin"; a role alone; or None for nobody.'
-        log.error("authorize.invalid", extra={"fields": {"answer": repr(answer)[:LONGEST_NAME], "hint": hint}})
+        fields = {"answer": repr(answer)[:LONGEST_NAME], "hint": hint}
+        ration.log(log, logging.ERROR, "authorize.invalid", fields, kind="answer")
         return None
     return Identity(name.strip()[:LONGEST_NAME], Role[role])
+
+
+class OnRefused(Protocol):
+    """Who is told of a wrong token or password."""
+
+    def __call__(self, way: str, network: str, reason: str) -> None: ...
+
+
+def _unheard(way: str, network: str, reason: str) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Holder:
+    digest: bytes
+    identity: Identity
+    is_unguessable: bool
+
+
+_LOCAL: Final = _Holder(b"", Identity("local", Role.admin), is_unguessable=True)
 
 
 class Access:
@@ -92,23 +115,35 @@ class Access:
         *,
         authorize: Authorize | None = None,
         peer_of: PeerOf = direct_peer,
+        on_refused: OnRefused = _unheard,
     ) -> None:
-        """Reads every token once. Raises ConfigError for one that is missing, empty, or given to two holders."""
+        """Reads every token once. Raises ConfigError for one that is missing, empty, or given to two holders.
+
+        `on_refused` is told of each wrong token: by which way it came, from which network, and why it is refused.
+        """
+        self.throttle = Throttle()
         self._authorize = authorize
         self._peer_of = peer_of
-        self._local = _hash(local_token.encode()) if local_token else None
-        self._holders: list[tuple[bytes, Identity]] = []
+        self._on_refused = on_refused
+        self._local = hash_token(local_token.encode()) if local_token else None
+        self._holders: list[_Holder] = []
         if admin_token is not None:
             self._add(admin_token, Identity("admin", Role.admin))
         for token in tokens:
             self._add(token.token, Identity(token.name, Role[token.role]))
 
     def _add(self, token: Secret, identity: Identity) -> None:
-        digest = _hash(token.reveal())
-        for other, holder in self._holders:
-            if same(other, digest):
-                raise ConfigError(f'"{holder.name}" and "{identity.name}" have the same token.')
-        self._holders.append((digest, identity))
+        value = token.reveal()
+        digest = hash_token(value)
+        for holder in self._holders:
+            if same(holder.digest, digest):
+                raise ConfigError(f'"{holder.identity.name}" and "{identity.name}" have the same token.')
+        self._holders.append(_Holder(digest, identity, is_random(value)))
+
+    @property
+    def seal(self) -> bytes:
+        """What changes with any of the tokens: sessions begun without one are bound to it."""
+        return hash_token(b"".join(sorted(holder.digest for holder in self._holders)))
 
     @property
     def has_tokens(self) -> bool:
@@ -116,28 +151,58 @@ class Access:
         return bool(self._holders)
 
     def identify(self, headers: Headers, peer: str) -> Identity | None:
-        """Who holds the bearer token of this request. All tokens are compared, so that time tells nothing (S3)."""
+        """Return who holds the bearer token of this request. Raises TooManyTries."""
         presented = _bearer(headers)
-        if presented is None:
-            return None
-        digest = _hash(presented)
-        found: Identity | None = None
-        for known, identity in self._holders:
-            if same(known, digest):
-                found = identity
+        return None if presented is None else self.holder_of(presented, headers, peer, "token")
+
+    def holder_of(self, token: bytes, headers: Headers, peer: str, way: str) -> Identity | None:
+        """Return who holds a token that came by this `way`, or None. Raises TooManyTries.
+
+        All tokens are compared, so that time tells nothing (S3). While a network has to wait, a right token is refused
+        like a wrong one; otherwise waiting would hinder nobody from guessing. One that nobody could guess passes, so
+        that strangers who share an address with its holder cannot keep him out.
+        """
+        digest = hash_token(token)
+        found: _Holder | None = None
+        for holder in self._holders:
+            if same(holder.digest, digest):
+                found = holder
         if self._local is not None and same(self._local, digest) and is_local(headers, peer):
-            found = Identity("local", Role.admin)
-        return found
+            found = _LOCAL
+        if found is not None and found.is_unguessable:
+            return found.identity
+        if not self._holders and self._local is None:
+            return None  # there is nothing to guess
+        return self._slowly(found, network_of(peer), way)
+
+    def _slowly(self, found: _Holder | None, network: str, way: str) -> Identity | None:
+        try:
+            self.throttle.check(network)
+        except TooManyTries:
+            self._on_refused(way, network, "too many tries")
+            raise
+        if found is None:
+            self.throttle.wrong(network)
+            self._on_refused(way, network, "wrong")
+            return None
+        self.throttle.right(network)
+        return found.identity
 
     def vouches(self, session: str, proof: bytes) -> Identity | None:
-        """Whose token a session was begun with, while there is such a token."""
+        """Return whose token a session was begun with, while there is such a token; the local admin for one begun by
+        a link, while all tokens are as they were."""
         found: Identity | None = None
-        for known, identity in self._holders:
+        for holder in self._holders:
+            if same(prove(session, holder.digest), proof):
+                found = holder.identity
+        for known in (self.seal, *([] if self._local is None else [self._local])):
             if same(prove(session, known), proof):
-                found = identity
-        if self._local is not None and same(prove(session, self._local), proof):
-            found = Identity("local", Role.admin)
+                found = _LOCAL.identity
         return found
+
+    def is_local(self, request: Request) -> bool:
+        """Tell whether a request comes straight from this machine and is meant for it (DESIGN.md 8.11)."""
+        return is_local(request.scope["headers"], self._peer_of(request.scope))
 
     async def of(self, request: Request) -> Identity | None:
         """Who asks: the holder of the token, or whom the host application lets in."""
@@ -160,7 +225,8 @@ def _bearer(headers: Headers) -> bytes | None:
     return token if scheme.lower() == b"bearer" and 0 < len(token) <= LONGEST_TOKEN else None
 
 
-def _hash(token: bytes) -> bytes:
+def hash_token(token: bytes) -> bytes:
+    """Return what is kept of a token."""
     return hashlib.sha256(token).digest()
 
 

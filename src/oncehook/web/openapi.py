@@ -52,7 +52,7 @@ class Endpoint:
     media: str = "application/json"
 
 
-ALWAYS: Final = (400, 401, 403, 503)
+ALWAYS: Final = (400, 401, 403, 429, 503)
 """Statuses that every endpoint may answer."""
 
 _MEANINGS: Final[Mapping[int, str]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, MutableMapping, Sequence
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv6Address, IPv6Network, ip_address
 from typing import Any, Final
 
 from oncehook.sources import Network
@@ -38,6 +38,17 @@ def direct_peer(scope: Scope) -> str:
     if not client:
         return UNKNOWN
     return plain(client[0]) if ":" in client[0] else client[0]
+
+
+def network_of(address: str) -> str:
+    """Return what an address is counted as: an IPv6 address as its /64, which one customer has to himself."""
+    try:
+        parsed = ip_address(address)
+    except ValueError:
+        return address
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return str(IPv6Network((int(parsed) >> 64 << 64, 64)))
+    return plain(address)
 
 
 def is_within(address: str, networks: Sequence[Network]) -> bool:

@@ -8,7 +8,6 @@ restart, and every server of an inbox knows them. A bearer token is no credentia
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -16,67 +15,18 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from oncehook import clock
-from oncehook.errors import Forbidden, Refused, StoreUnavailable
+from oncehook.errors import Forbidden, StoreUnavailable
 from oncehook.model import StoredSession
 from oncehook.sessions import SESSION_SECONDS, Sessions, hash_of, prove
 from oncehook.sources import Network
 from oncehook.verify import same
-from oncehook.web.access import Access, Authorize, Identity, Role, authorized, is_local
+from oncehook.web.access import Access, Authorize, Identity, Role, authorized, hash_token, is_local
 from oncehook.web.oidc import SIGN_IN_SECONDS, NoRole, Oidc, Person, SignIn, SignInFailed
-from oncehook.web.peers import direct_peer, is_within, peer_finder
+from oncehook.web.peers import direct_peer, is_within, network_of, peer_finder
 
-MOST_ADDRESSES: Final = 1000
-"""Whose wrong passwords are remembered."""
-TRIES: Final = 5
-"""Wrong passwords from one address before it has to wait."""
-LONGEST_WAIT: Final = 60.0
-ALL_TRIES: Final = 200
-"""Wrong passwords from everywhere within a minute: beyond, nobody gets in by password."""
+LINK_SECONDS: Final = 600.0
+"""For how long a one-time link can be used."""
 LONGEST_PASSWORD: Final = 4096
-
-
-class TooManyTries(Refused):
-    """Too many wrong passwords; wait a little."""
-
-    code = "too_many_tries"
-    status = 429
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(hint=f"Try again in {seconds:.0f} s.")
-        self.retry_after = seconds
-
-
-class Throttle:
-    """Makes guessing slow: each wrong password beyond the first few doubles the wait of its address."""
-
-    def __init__(self) -> None:
-        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
-        self._minute = 0
-        self._in_minute = 0
-
-    def check(self, peer: str) -> None:
-        """Raises TooManyTries while this address, or everybody, has to wait."""
-        now = clock.steady()
-        tries, last = self._wrong.get(peer, (0, now))
-        wait = 0.0 if tries < TRIES else min(2.0 ** (tries - TRIES + 1), LONGEST_WAIT) - (now - last)
-        if wait <= 0 and self._in_minute >= ALL_TRIES and self._minute == int(now // 60):
-            wait = 60 - now % 60
-        if wait > 0:
-            raise TooManyTries(wait)
-
-    def wrong(self, peer: str) -> None:
-        """One more wrong password."""
-        now = clock.steady()
-        tries, last = self._wrong.pop(peer, (0, now))
-        self._wrong[peer] = (1 if now - last > 10 * LONGEST_WAIT else tries + 1, now)
-        while len(self._wrong) > MOST_ADDRESSES:
-            self._wrong.popitem(last=False)
-        minute = int(now // 60)
-        self._minute, self._in_minute = minute, (self._in_minute if minute == self._minute else 0) + 1
-
-    def right(self, peer: str) -> None:
-        """It was the right one."""
-        self._wrong.pop(peer, None)
 
 
 class Door:
@@ -104,8 +54,8 @@ class Door:
         self._announce = announce
         self._sessions = sessions
         self.oidc = oidc
-        self._throttle = Throttle()
         self._link: bytes | None = None
+        self._link_until = 0.0
 
     @property
     def is_hosted(self) -> bool:
@@ -133,12 +83,10 @@ class Door:
     def _holder(self, name: str, session: StoredSession) -> Identity | None:
         """Whose it is; with the role that it was begun with, and not more than its password still gives."""
         role = Role[session.role]
-        if session.proof:
-            if self.oidc is not None and same(prove(name, hash_of(self.oidc.mark)), session.proof):
-                return Identity(session.actor, role)
-            vouched = self._access.vouches(name, session.proof)
-            return None if vouched is None else Identity(session.actor, min(role, vouched.role))
-        return Identity(session.actor, role)
+        if self.oidc is not None and same(prove(name, hash_of(self.oidc.mark)), session.proof):
+            return Identity(session.actor, role)
+        vouched = self._access.vouches(name, session.proof)
+        return None if vouched is None else Identity(session.actor, min(role, vouched.role))
 
     async def is_open(self, request: Request) -> bool:
         """Whether the session of this request still lasts, as far as can be told now."""
@@ -150,17 +98,17 @@ class Door:
     # -- coming in and going -------------------------------------------------------------------
 
     def link(self) -> str:
-        """A new one-time link, as a path; the one before is void."""
+        """Return a new one-time link for the next 10 minutes, as a path; the one before is void."""
         token = clock.random_bytes(32).hex()
-        self._link = hash_of(token)
+        self._link, self._link_until = hash_of(token), clock.steady() + LINK_SECONDS
         return f"/?token={token}"
 
     def announce(self, request: Request) -> None:
         """Print a fresh link, for somebody who asks from this machine and can read it there."""
         if self._announce is None or not self.is_own_machine(request):
             raise Forbidden("A link is printed only for direct requests of this machine.")
-        self._throttle.check("link")
-        self._throttle.wrong("link")
+        self._access.throttle.check("link")
+        self._access.throttle.wrong("link")
         self._announce(self.link())
 
     def is_own_machine(self, request: Request) -> bool:
@@ -170,24 +118,19 @@ class Door:
         return is_local(headers, self._peer_of(request.scope))
 
     def by_link(self, request: Request, token: str) -> Identity | None:
-        """The link's holder, once, and only straight from this machine."""
-        if self._link is None or not self.is_own_machine(request) or not same(self._link, hash_of(token)):
+        """Return the link's holder: once, in its time, and only straight from this machine."""
+        if self._link is None or clock.steady() > self._link_until or not self.is_own_machine(request):
+            return None
+        if not same(self._link, hash_of(token)):
             return None
         self._link = None
         return Identity("local", Role.admin)
 
     def by_password(self, request: Request, password: str) -> Identity | None:
-        """The holder of the admin token or of one of the configured tokens. Raises TooManyTries."""
-        peer = self._peer_of(request.scope)
-        self._throttle.check(peer)
-        found = None
-        if 0 < len(password) <= LONGEST_PASSWORD:
-            found = self._access.identify([(b"authorization", b"Bearer " + password.encode())], peer)
-        if found is None:
-            self._throttle.wrong(peer)
-        else:
-            self._throttle.right(peer)
-        return found
+        """Return the holder of the admin token or of one of the configured tokens. Raises TooManyTries."""
+        if not 0 < len(password) <= LONGEST_PASSWORD:
+            return None
+        return self._access.holder_of(_as_token(password), (), self._peer_of(request.scope), "password")
 
     async def begin_sign_in(self, to: str, answer: Callable[[str], Response]) -> Response:
         """Send a browser to the OpenID provider, by an `answer` that takes its address. Raises ProviderUnavailable."""
@@ -210,15 +153,15 @@ class Door:
         raise.
         """
         assert self.oidc is not None
-        peer = self._peer_of(request.scope)
-        self._throttle.check(peer)
+        network = network_of(self._peer_of(request.scope))
+        self._access.throttle.check(network)
         sign_in = SignIn.read(request.cookies.get(await self._sign_in_cookie(), ""))
         try:
             person = await self.oidc.finish(sign_in, request.query_params)
         except (SignInFailed, NoRole):
-            self._throttle.wrong(peer)
+            self._access.throttle.wrong(network)
             raise
-        self._throttle.right(peer)
+        self._access.throttle.right(network)
         return person, "/" if sign_in is None else sign_in.to
 
     async def begin_person(self, request: Request, person: Person, answer: Response) -> None:
@@ -227,7 +170,7 @@ class Door:
         """
         assert self.oidc is not None
         identity = Identity(person.name, person.role)
-        await self.begin(request, identity, answer, self.oidc.mark, seconds=person.seconds)
+        await self._begin(request, identity, answer, hash_of(self.oidc.mark), person.seconds)
 
     async def end_sign_in(self, answer: Response) -> None:
         """Forget a sign-in, however it ended."""
@@ -240,23 +183,21 @@ class Door:
         # The prefix keeps other hosts of the same domain from planting a sign-in of theirs.
         return f"{'__Host-' if self.oidc.is_secure else ''}{await self._sessions.cookie()}_sign_in"
 
-    async def begin(
-        self,
-        request: Request,
-        identity: Identity,
-        answer: Response,
-        password: str = "",
-        seconds: float = SESSION_SECONDS,
-    ) -> None:
+    async def begin(self, request: Request, identity: Identity, answer: Response, password: str = "") -> None:
         """Give a new session with this answer; one that was open before is ended. It lasts no longer than `password`
-        does, where it is begun with one.
+        does; begun by a link, no longer than all passwords stay as they are.
         """
+        voucher = hash_token(_as_token(password)) if password else self._access.seal
+        await self._begin(request, identity, answer, voucher, SESSION_SECONDS)
+
+    async def _begin(
+        self, request: Request, identity: Identity, answer: Response, voucher: bytes, seconds: float
+    ) -> None:
         assert self._sessions is not None
         await self._forget(request)
         answer.set_cookie(
             await self._sessions.cookie(),
-            # As it is compared: a bearer token has no space around it.
-            await self._sessions.begin(identity.name, identity.role.name, password.strip(" \t\n\r\v\f"), seconds),
+            await self._sessions.begin(identity.name, identity.role.name, voucher, seconds),
             max_age=int(seconds),
             path=request.scope.get("root_path") or "/",
             secure=self.is_https(request),
@@ -285,6 +226,11 @@ class Door:
             return True
         proxied = is_within(direct_peer(request.scope), self._trusted)
         return proxied and request.headers.get("x-forwarded-proto", "").lower() == "https"
+
+
+def _as_token(password: str) -> bytes:
+    """Return a password as tokens are compared: with no space around it."""
+    return password.encode("utf-8", "surrogateescape").strip()
 
 
 def check_same_origin(request: Request) -> None:
