@@ -296,7 +296,7 @@ ADVICE: Final = {
     "store_held": "Speak to the process that holds the file (commands do so by themselves), or use PostgreSQL.",
     "store_unavailable": "The sender tries again. Look at disk and database; `oncehook doctor`.",
     "too_large": "Raise `max_body` of the source, if that is meant.",
-    "too_many_tries": "Wait; then the right password.",
+    "too_many_tries": "Wait; then the right token or password.",
     "too_many_watchers": "Close other streams.",
     "unanswered": "Look at the network and at the other side.",
     "unauthorized": "Send the right token, or the right password.",
@@ -420,6 +420,18 @@ _METRICS: Final = """# Metrics
 `GET /metrics` answers in Prometheus's text format. Counters and histograms are of one process since its start; gauges about
 deliveries, dead letters and workers come from the store, so every process tells the same: take `max`, not `sum`, over
 processes. Keys, subjects, ids and types are never labels. This page is written by `scripts/docs --write`.
+
+The text is made once a second at most, however many ask. It names your sources and tells how busy they are, so it is not for
+everybody: `oncehook serve` answers direct requests of this machine (by `localhost` or its address, without a proxy between) and
+whoever sends `Authorization: Bearer …` with a viewer's token; others get 401. With `server.admin_bind` it is answered there
+only, without a token; so are the metrics of `oncehook worker --listen HOST:PORT`. Both are addresses for operators: keep them inside.
+
+```yaml
+scrape_configs:
+  - job_name: oncehook
+    authorization: {{ credentials_file: /run/secrets/metrics_token }}
+    static_configs: [{{ targets: ["inbox.example:4020"] }}]
+```
 
 | metric | kind | labels | what |
 | --- | --- | --- | --- |

@@ -65,8 +65,8 @@ class Client:
 
 
 def request(method: str, path: str, body: bytes, headers: dict[str, str] | None = None) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: test", f"Content-Length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    lines = [f"{method} {path} HTTP/1.1", f"Content-Length: {len(body)}"]
+    lines += [f"{name}: {value}" for name, value in {"Host": "test", **(headers or {})}.items()]
     return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
 
 

@@ -269,7 +269,7 @@ def standing(fleet: Fleet) -> list[object]:
 
 async def metric(server: Process, name: str) -> float | None:
     client: Client = server.client()
-    lines = (await client.get("/metrics")).body.decode().splitlines()
+    lines = (await client.get("/metrics", {"Host": "localhost"})).body.decode().splitlines()
     client.close()
     return next((float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)), None)
 

@@ -101,7 +101,8 @@ async def serving(folder: Path, limits: Limits = PATIENT, **store: Any) -> Async
     inbox.source("local", verify="none", key="$.id", loopback_only=True)
     async with inbox.running():
         ingest = Ingest(inbox.receiver, "/in/", peer_finder(()))
-        face = server.Face(ingest, health.routes(inbox.troubles, inbox.metrics))
+        probes = [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)]
+        face = server.Face(ingest, probes)
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         guards: list[Guard] = []
 

@@ -306,7 +306,8 @@ def test_probes_ask_what_is_answered() -> None:
     async def nothing() -> Any:
         return {}
 
-    assert {"/livez", "/readyz", "/metrics"} == {route.path for route in health.routes(nothing, nothing)}
+    made = [*health.routes(nothing), health.metrics_route(nothing, None)]
+    assert {"/livez", "/readyz", "/metrics"} == {route.path for route in made}
 
 
 def test_compose_locks_down_and_waits() -> None:

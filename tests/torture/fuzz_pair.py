@@ -160,7 +160,7 @@ async def served(folder: Path, way: str, limits: Limits = LIMITS, **store: Any) 
         guard = Guard(limits, lambda address: False)
         said: dict[int, list[bytes]] = {}
         kind = guard.protocol(Short if way == "short" else Heard, ingest=ingest, said=said)
-        face = server.Face(ingest, health.routes(inbox.troubles, inbox.metrics))
+        face = server.Face(ingest, [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)])
         uvicorn = server._Quiet(server._settings(face, kind))
         listener = server.listen("127.0.0.1", 0)
         watch = asyncio.create_task(guard.watch())

@@ -320,7 +320,7 @@ class ServerConfig(_Table, frozen=True, kw_only=True):
     trusted_proxies: Annotated[
         tuple[Network, ...], forms.PROXIES, "Whose X-Forwarded headers are believed; they end TLS."
     ] = ()
-    admin_bind: Annotated[str | None, forms.BIND, "Another address and port for API and dashboard."] = None
+    admin_bind: Annotated[str | None, forms.BIND, "Another address and port for API, dashboard and metrics."] = None
     public_without_tls: Annotated[bool, forms.FLAG, "Listen publicly in clear text, by name."] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],

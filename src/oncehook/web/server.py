@@ -106,13 +106,14 @@ async def serve_inbox(
 
     `on_ready` gets the address of the inbox and a one-time link to its dashboard, where there is one for this machine;
     `on_stop` is called when the signal comes. `guide` has callouts for the dashboard.
-    With `admin_bind` API and dashboard have an address of their own. Raises ConfigError for a taken port.
+    With `admin_bind` API, dashboard and metrics have an address of their own. Raises ConfigError for a taken port.
     """
     apart = settings.admin_bind
     stream = Stream()
     inbox.observer.audience = stream
     desk = _Desk(inbox, settings, stream, ui=ui, guide=guide)
-    probes = health.routes(inbox.troubles, inbox.metrics)
+    probes = health.routes(inbox.troubles)
+    metrics = health.metrics_route(inbox.metrics, None if apart else desk.access)
 
     def ready(address: str) -> None:
         desk.address = f"http://{apart}" if apart else address
@@ -126,12 +127,12 @@ async def serve_inbox(
 
     ingest = Ingest(inbox.receiver, "/in/", peer_finder(settings.trusted_proxies))
     trusted, host, port = settings.trusted_proxies, settings.host, settings.port
-    face = Face(ingest, probes if apart else [*probes, *desk.routes], trusted)
+    face = Face(ingest, probes if apart else [*probes, metrics, *desk.routes], trusted)
     async with contextlib.AsyncExitStack() as beside:
         if desk.oidc is not None:
             beside.push_async_callback(desk.oidc.close)
         if apart:
-            app = Prefixed(Starlette(routes=[*probes, *desk.routes]), trusted)
+            app = Prefixed(Starlette(routes=[*probes, metrics, *desk.routes]), trusted)
             await beside.enter_async_context(_served_beside(app, apart, trusted))
         try:
             await serve(face, ingest=ingest, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
@@ -141,7 +142,8 @@ async def serve_inbox(
 
 def answering_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContextManager[None]:
     """Health and metrics of an inbox that receives nothing, at an address (`host:port`). Raises ConfigError."""
-    return _served_beside(Starlette(routes=list(health.routes(inbox.troubles, inbox.metrics))), bind, ())
+    routes = [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)]
+    return _served_beside(Starlette(routes=routes), bind, ())
 
 
 class _Desk:
@@ -149,13 +151,19 @@ class _Desk:
 
     def __init__(self, inbox: Inbox, settings: ServerConfig, stream: Stream, *, ui: bool, guide: Guide | None) -> None:
         trusted = settings.trusted_proxies
-        access = Access(settings.admin_token, settings.tokens, inbox.local_token, peer_of=peer_finder(trusted))
+        self.access = Access(
+            settings.admin_token,
+            settings.tokens,
+            inbox.local_token,
+            peer_of=peer_finder(trusted),
+            on_refused=inbox.observer.access_refused,
+        )
         self.address = ""
         self._bind = settings.admin_bind or settings.host
         self.oidc = Oidc(settings.oidc) if settings.oidc is not None and ui else None
-        self._door = Door(access, Sessions(inbox.store), trusted=trusted, announce=self._say, oidc=self.oidc)
+        self._door = Door(self.access, Sessions(inbox.store), trusted=trusted, announce=self._say, oidc=self.oidc)
         self._ui = ui
-        self.routes = api.routes(inbox.desk, access, stream)
+        self.routes = api.routes(inbox.desk, self.access, stream)
         if ui:
             self.routes += pages.routes(inbox.desk, self._door, stream, guide)
 
