@@ -304,8 +304,10 @@ class Inbox(Layout):
     async def _write_refusals(self, *, is_last: bool = False) -> None:
         """Write into the audit log how often somebody came with a wrong token or password (S34)."""
         if detail := self.observer.refusals.take(is_last=is_last):
-            with contextlib.suppress(StoreUnavailable):
+            try:
                 await self.store.audit("unknown", "refused", "access", detail)
+            except StoreUnavailable:
+                self.observer.refusals.put_back(detail)
 
     async def _write_all_counts(self) -> None:
         await self._write_counts()

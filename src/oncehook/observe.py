@@ -340,16 +340,22 @@ class Refusals:
         self._ways[way] += 1
         self._networks[network if network in self._networks or len(self._networks) < self.MOST else "others"] += 1
 
-    def take(self, *, is_last: bool = False) -> dict[str, object]:
+    def take(self, *, is_last: bool = False) -> dict[str, dict[str, int]]:
         """Return what the next row of the audit log says; nothing while there is none to be written yet."""
         now = clock.steady()
         if not self._ways or (now < self._due_at and not is_last):
             return {}
-        detail: dict[str, object] = {"by": dict(self._ways), "from": dict(self._networks.most_common())}
+        detail = {"by": dict(self._ways), "from": dict(self._networks.most_common())}
         self._ways.clear()
         self._networks.clear()
         self._due_at = now + self.PACE
         return detail
+
+    def put_back(self, detail: Mapping[str, Mapping[str, int]]) -> None:
+        """Keep for the next row what could not be written."""
+        self._ways.update(detail["by"])
+        self._networks.update(detail["from"])
+        self._due_at = 0.0
 
 
 _LEVELS: Final = {Settle.done: logging.DEBUG, Settle.retry: logging.INFO, Settle.dead: logging.ERROR}

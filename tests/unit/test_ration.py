@@ -113,9 +113,12 @@ def test_refusals_fill_no_audit_log() -> None:
         clock.forward(-1800)
     assert len(rows) == 3, "one at once, then one in ten minutes"
     assert [row["by"] for row in rows] == [{"token": 10}, {"token": 6000}, {"token": 6000}]
-    assert all(len(row["from"]) <= Refusals.MOST + 1 for row in rows)  # type: ignore[arg-type]
+    assert all(len(row["from"]) <= Refusals.MOST + 1 for row in rows)
     assert refusals.take() == {}
-    assert refusals.take(is_last=True)["by"] == {"token": 5990}
+    last = refusals.take(is_last=True)
+    assert last["by"] == {"token": 5990}
+    refusals.put_back(last)
+    assert refusals.take() == last, "what could not be written is told as soon as it can be"
 
 
 # -- nothing is forgotten ----------------------------------------------------------------------
