@@ -184,7 +184,7 @@ class Ration:
                 counted = self._rest.setdefault((logger, level, moment), Counter())
                 counted[kind if kind in counted or len(counted) < _MOST_KINDS else "other"] += 1
         if is_one_of_few:
-            logger.log(level, moment, extra={"fields": fields}, exc_info=exc_info)
+            logger.log(level, moment, extra={"fields": fields}, exc_info=exc_info, stacklevel=2)
 
     def sum_up(self) -> None:
         """Log in one line per moment what was only counted since the last call, and begin anew."""
