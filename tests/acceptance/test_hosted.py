@@ -159,3 +159,17 @@ async def test_a_worker_is_shown_with_all_that_it_works_for(inbox: Inbox) -> Non
         page = (await ask(around(inbox), "/system")).body.decode()
         shown = re.findall(r'<span class="dlv">([^<]*)</span>', page)
     assert shown == NAMES
+
+
+@pytest.mark.parametrize("role", ["viewer", None])
+@pytest.mark.parametrize("path", ["//evil.example/x", "///evil.example/x", "/\\evil.example/x", "/\t/evil.example/x"])
+async def test_another_sites_address_in_the_path_is_not_handed_back(inbox: Inbox, path: str, role: str | None) -> None:
+    """A page asks for itself again: at `//evil.example/x` that must not be another site."""
+    app = inbox.dashboard(authorize=cast("Any", lambda request: role))
+    answer = await call(app, "GET", path, b"", {"host": "shop.example"}, "203.0.113.7")
+    assert answer.status == (404 if role else 403)
+    assert "location" not in answer.headers
+    named = [html.unescape(one) for one in re.findall(r'="([^"]*evil[^"]*)"', answer.body.decode())]
+    as_browsers_read = [re.sub(r"[\t\r\n]", "", one).replace("\\", "/") for one in named]
+    assert [one for one in as_browsers_read if not re.match(r"/[^/]", one)] == []
+    assert bool(named) is (role is not None), "else this proves nothing"

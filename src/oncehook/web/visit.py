@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
-from urllib.parse import parse_qsl, urlencode
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -184,7 +184,8 @@ class Visit(Ask):
             "may_act": self.may_act,
             "is_hosted": self.door.is_hosted,
             "is_live": self.stream.is_live,
-            "here": self.request.scope["path"],
+            # Asked for again by the page: "//evil.example/x" would be another site's address.
+            "here": "/" + quote(self.request.scope["path"].lstrip("/")),
             "said": self.request.query_params.get("said", ""),
             "now": self.now,
         }
