@@ -111,8 +111,6 @@ class Preset:
     """Status for an arrival that was taken in, for the first time or again."""
     unavailable: int = 503
     """Status when we cannot store: one that makes this sender try again."""
-    rejected: int = 401
-    """Status for an arrival that is not genuine."""
     horizon: str = "3d"
     """How long the sender keeps retrying; keys are remembered at least twice as long."""
     keep_keys: str = "30d"
@@ -167,7 +165,6 @@ class Source:
     answer: Reply | Answer | None
     accepted: int
     unavailable: int
-    rejected: int
     max_body: int
     budget: float
     masked: frozenset[bytes]
@@ -345,7 +342,6 @@ def build(  # one flat list of settings, as in the configuration
         answer=base.answer,
         accepted=base.accepted,
         unavailable=base.unavailable,
-        rejected=base.rejected,
         max_body=max_body or units.size(base.max_body),
         budget=budget or units.seconds(base.budget),
         masked=ALWAYS_MASKED | chosen.masked,

@@ -111,7 +111,7 @@ class Running:
 
     async def refuses(self, arrival: Arrival) -> bool:
         receipt = await self.take(arrival)
-        return (receipt.outcome, receipt.reply.status) == ("rejected", self.source.rejected)
+        return (receipt.outcome, receipt.reply.status) == ("rejected", 401)
 
 
 def opened(folder: Path, name: str) -> Running:

@@ -122,13 +122,13 @@ async def test_the_sender_is_not_told_what_is_wrong_with_the_store(inbox: Inbox)
 async def test_a_preset_says_how_its_provider_is_answered(inbox: Inbox) -> None:
     preset = Preset(
         name="moody", title="Moody", scheme=Token(place="header:X-Token"), key="$.id",
-        answer=Reply(202, b"ok", ((b"content-type", b"text/plain"),)), unavailable=500, rejected=403,
+        answer=Reply(202, b"ok", ((b"content-type", b"text/plain"),)), unavailable=500,
     )  # fmt: skip
     inbox.add(build("moody", preset=preset, secrets=[b"t"]))
     await inbox.start()
     receipt = await send(inbox, "moody", {"id": 1}, **{"X-Token": "t"})
     assert (receipt.reply.status, receipt.reply.body, receipt.outcome) == (202, b"ok", "accepted")
-    assert (await send(inbox, "moody", {"id": 1})).reply.status == 403
+    assert (await send(inbox, "moody", {"id": 1})).reply.status == 401, "as for a source that does not exist"
     inbox.receiver._plan = lambda source, arrival, item: 1 // 0  # type: ignore[assignment,return-value]
     assert (await send(inbox, "moody", {"id": 2}, **{"X-Token": "t"})).reply.status == 500
 

@@ -27,7 +27,7 @@ HMAC = Hmac(header="X-Signature")
 PRESET = Preset(
     name="acme", title="Acme", scheme=HMAC, key="$.id", subject="$.object", type="$.kind", on_missing_key="body_hash",
     max_body="4MiB", budget="2s", keep_keys="10d", ignore=("ping",), redact=("$.password",), volatile=("$.try",),
-    unavailable=429, rejected=403, needs=("secret", "verify_token"),
+    unavailable=429, needs=("secret", "verify_token"),
 )  # fmt: skip
 
 
@@ -77,13 +77,13 @@ def test_defaults() -> None:
     source = build("orders", scheme=HMAC, secrets=[b"s"])
     assert (source.max_body, source.budget, source.keep) == (1 << 20, 0.8, 30 * 86400)
     assert (source.on_missing_key, source.reject_conflicts, source.path) == ("accept", False, "orders")
-    assert (source.unavailable, source.rejected, source.loopback_only) == (503, 401, False)
+    assert (source.unavailable, source.loopback_only) == (503, False)
 
 
 def test_the_preset_speaks_where_the_settings_do_not() -> None:
     source = acme()
     assert (source.max_body, source.budget, source.keep) == (4 << 20, 2.0, 10 * 86400)
-    assert (source.on_missing_key, source.unavailable, source.rejected) == ("body_hash", 429, 403)
+    assert (source.on_missing_key, source.unavailable) == ("body_hash", 429)
     read = source.rules.read(arrival(b'{"id": 1, "object": "o", "kind": "k"}'))
     assert (read.key, read.subject, read.type) == (("1",), "o", "k")
     assert source.ignored is not None

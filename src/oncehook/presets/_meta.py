@@ -27,7 +27,7 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
     token = asked.get("hub.verify_token", [""])[0].encode()
     challenge = asked.get("hub.challenge", [""])[0].encode()
     if asked.get("hub.mode") != ["subscribe"] or not source.verify_token or not same(token, source.verify_token):
-        return Reply(403, b"")
+        return None
     # Plain text and nosniff: the challenge is the caller's own text.
     return Reply(200, challenge, ((b"content-type", b"text/plain"), (b"x-content-type-options", b"nosniff")))
 
