@@ -180,7 +180,13 @@ class _Answered(Ingest):
     _receipt = Receipt(Reply(200, b'{"status":"accepted","event_id":"evt_' + b"0" * 32 + b'"}'), "accepted", [])
 
     def begin(
-        self, source: Source, path: str, query: bytes, headers: Headers, body: bytes, client: tuple[str, int] | None
+        self,
+        source: Source | None,
+        name: bytes,
+        query: bytes,
+        headers: Headers,
+        body: bytes,
+        client: tuple[str, int] | None,
     ) -> Receipt:
         """Answer at once."""
         return self._receipt
@@ -204,7 +210,7 @@ class _Wire(asyncio.Transport):
 async def parse_groups(inbox: Inbox, requests: Requests) -> float:
     """Feed requests to as many connections; the best microseconds per request."""
     ingest = _Answered(inbox.receiver, "/in/", direct_peer)
-    guard = Guard(Limits(), lambda _: False)
+    guard = Guard(Limits())
     kind = guard.protocol(Shortcut, ingest=ingest)
     config = uvicorn.Config(_nothing, interface="asgi3", loop="none", ws="none", lifespan="off", log_config=None)
     state = ServerState()

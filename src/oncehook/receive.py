@@ -49,7 +49,7 @@ from oncehook.model import (
 from oncehook.patience import Patience
 from oncehook.routes import Planner
 from oncehook.sight import Sight
-from oncehook.sources import Odd, Reply, Source
+from oncehook.sources import DEFAULT_MAX_BODY, Odd, Reply, Source
 from oncehook.store.base import Pending, Store
 
 log = logging.getLogger("oncehook.receive")
@@ -112,6 +112,11 @@ class Receiver:
         self._revive = revive
         self._patience = Patience()
 
+    @property
+    def largest_body(self) -> int:
+        """Bytes of the largest body that any source takes."""
+        return max((source.max_body for source in self.sources.values()), default=DEFAULT_MAX_BODY)
+
     async def receive(self, arrival: Arrival) -> Receipt:
         """Take in one arrival for the source of its name."""
         return await self.take(self.sources.get(arrival.source), arrival)
@@ -123,8 +128,10 @@ class Receiver:
         Never raises: whatever happens becomes the sender's answer.
         """
         begun = self.begin(source, arrival)
-        if isinstance(begun, Receipt):
-            return begun
+        return begun if isinstance(begun, Receipt) else await self.complete(begun)
+
+    async def complete(self, begun: Begun) -> Receipt:
+        """Wait for the store's decision, do what follows from it, and return the answer."""
         try:
             verdicts = await begun.pending.future
             if begun.source.revive_dead and self._revive is not None:
@@ -133,7 +140,7 @@ class Receiver:
             begun.pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
             raise
         except Exception as error:
-            return self._failed(source, arrival, error)
+            return self._failed(begun.source, begun.arrival, error)
         return self.finish(begun)
 
     def begin(self, source: Source | None, arrival: Arrival) -> Begun | Receipt:
@@ -188,10 +195,7 @@ class Receiver:
     def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
         """Note that an arrival is not taken, and say so."""
         self._witness.rejected(arrival, source, error)
-        status = error.status
-        if isinstance(error, SignatureInvalid) and source is not None:
-            status = source.rejected
-        return Reply(status, _sentence(str(error), error.code))
+        return Reply(error.status, _sentence(str(error), error.code))
 
     def _stumble(self, source: Source | None, error: Exception) -> Reply:
         # A fault of ours is never the sender's: it tries again, and we read the log.
@@ -216,12 +220,12 @@ class Receiver:
             # Cost a stranger the same time as a wrong signature would (S8).
             digest(arrival.body)
             raise SignatureInvalid("unknown source")
-        if len(arrival.body) > source.max_body:
-            raise TooLarge
         self._check_peer(source, arrival)
         source.verifier(arrival)
         if hops > MOST_HOPS:  # only now: whoever cannot sign learns nothing about this source (S8)
             raise TooManyHops
+        if len(arrival.body) > source.max_body:
+            raise TooLarge
         return source
 
     def _check_peer(self, source: Source, arrival: Arrival) -> None:

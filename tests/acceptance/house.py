@@ -34,6 +34,12 @@ verify = {{ scheme = "none", confirm = "anyone may send" }}
 path = "{PATH}"
 key = "$.id"
 
+[source.meta]
+preset = "whatsapp-cloud"
+secret = {{ env = "ORDERS_SECRET" }}
+verify_token = {{ env = "API_KEY" }}
+max_body = "1MiB"
+
 [source.bearer]
 verify = "bearer"
 secret = {{ env = "BEARER" }}
@@ -59,6 +65,7 @@ SIGNED = {
     "orders": 'key = "$.id"\nsubject = "$.customer"',
     "others": 'key = "$.id"',
     "small": 'key = "$.id"\nmax_body = 2000',
+    "large": 'key = "$.id"\nmax_body = "2MiB"',
     "fenced": 'key = "$.id"\nip_allow = ["203.0.113.0/24"]',
     "plain": "",
     "listed": 'key = ["header:Idempotency-Key"]',

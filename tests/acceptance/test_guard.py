@@ -20,6 +20,7 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,11 @@ from oncehook import faults
 from oncehook.inbox import Inbox
 from oncehook.store.sqlite import SqliteStore
 from oncehook.verify import Hmac
-from oncehook.web import health, ingest, server
+from oncehook.web import health, server
 from oncehook.web.guard import Guard, Limits
 from oncehook.web.ingest import Ingest
-from oncehook.web.peers import peer_finder
+from oncehook.web.peers import network_of, peer_finder
+from oncehook.web.unfinished import BodyBudget
 from tests.kept import kept_events
 from tests.waiting import until
 from tests.wire import SECRET, Answer, Client, hook, request, signed
@@ -50,6 +52,7 @@ class Served:
     path: Path
     inbox: Inbox
     guard: Guard
+    ingest: Ingest
 
     @property
     def open(self) -> int:
@@ -89,8 +92,10 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(folder: Path, limits: Limits = PATIENT, **store: Any) -> AsyncIterator[Served]:
-    """A server with a few sources, stopped as an operator would."""
+async def serving(
+    folder: Path, limits: Limits = PATIENT, *, most_held: int = 256 << 20, **store: Any
+) -> AsyncIterator[Served]:
+    """A server with a few sources, stopped as an operator would. What comes from this machine is a proxy's word."""
     path = folder / "inbox.db"
     inbox = Inbox(f"sqlite:{path}")
     inbox.store = SqliteStore(path, **store)
@@ -100,7 +105,8 @@ async def serving(folder: Path, limits: Limits = PATIENT, **store: Any) -> Async
     inbox.source("fenced", verify="none", key="$.id", ip_allow=["203.0.113.0/24"])
     inbox.source("local", verify="none", key="$.id", loopback_only=True)
     async with inbox.running():
-        ingest = Ingest(inbox.receiver, "/in/", peer_finder(()))
+        trusted = [ip_network("127.0.0.1/32")]
+        ingest = Ingest(inbox.receiver, "/in/", peer_finder(trusted), BodyBudget(most_held, trusted))
         probes = [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)]
         face = server.Face(ingest, probes)
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -118,7 +124,7 @@ async def serving(folder: Path, limits: Limits = PATIENT, **store: Any) -> Async
                 )
             )
             port = int((await address).rpartition(":")[2])
-        served = Served(port, path, inbox, guards[0])
+        served = Served(port, path, inbox, guards[0], ingest)
         client = served.client()
         assert (await client.get("/livez")).status == 200
         client.close()
@@ -246,30 +252,94 @@ async def test_three_hundred_slow_senders_do_not_stop_honest_ones(tmp_path: Path
 
 async def test_one_address_holds_a_bounded_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Guard, "may_hold_many", lambda guard, address: False)
-    await check_cap(tmp_path, replace(PATIENT, per_address=3))
+    async with serving(tmp_path, replace(PATIENT, per_address=3)) as served:
+        held = [await served.dial() for _ in range(3)]
+        await check_full(served, held)
 
 
 async def test_all_together_hold_a_bounded_number(tmp_path: Path) -> None:
-    await check_cap(tmp_path, replace(PATIENT, connections=3))
-
-
-async def check_cap(folder: Path, limits: Limits) -> None:
-    async with serving(folder, limits) as served:
+    async with serving(tmp_path, replace(PATIENT, connections=3)) as served:
         held = [await served.dial() for _ in range(3)]
-        reader, writer = await served.dial()
-        refusal = await rest(reader)
-        assert refusal.startswith(b"HTTP/1.1 503 ")
-        assert b"retry-after: " in refusal
+        for _, writer in held:
+            writer.write(HEAD + b"\r\n")  # a body is being read: none of them is idle
+        await until(lambda: served.open == 3 and not served.guard.resting)
+        await check_full(served, held)
+
+
+async def check_full(served: Served, held: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+    """There is no place for one more until one of these goes."""
+    reader, writer = await served.dial()
+    refusal = await rest(reader)
+    assert refusal.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: " in refusal
+    writer.close()
+    held[0][1].close()
+    await until(lambda: served.open == 2)
+    assert (await served.post("admitted")).status == 200
+    for _, other in held:
+        other.close()
+
+
+async def keep(served: Served, key: str) -> Client:
+    """A client whose connection is kept after one hook."""
+    client, body = served.client(), hook(key)
+    assert (await client.post("/in/orders", body, signed(body))).status == 200
+    return client
+
+
+async def test_when_all_places_are_taken_the_longest_idle_one_goes(tmp_path: Path) -> None:
+    async with serving(tmp_path, replace(PATIENT, connections=3)) as served:
+        first, second, third = [await keep(served, f"kept-{n}") for n in range(3)]
+        assert (await first.post("/in/orders", body := hook("again"), signed(body))).status == 200
+        assert second._streams is not None
+        assert (await served.post("newcomer")).status == 200
+        assert await rest(second._streams[0]) == b"", "no answer to a request that was never made"
+        for client in (first, third):
+            assert (await client.get("/livez")).status == 200
+            client.close()
+        second.close()
+
+
+@pytest.mark.parametrize("said", [b"", HEAD[:30]], ids=["nothing", "half a head"])
+async def test_who_never_says_a_whole_head_makes_way_for_who_does(tmp_path: Path, said: bytes) -> None:
+    async with serving(tmp_path, replace(PATIENT, connections=3)) as served:
+        held = [await served.dial() for _ in range(2)]
+        for _, writer in held:
+            writer.write(said)
+        await until(lambda: sum(one._overhead for one in served.guard._open) == 2 * len(said))
+        kept = await keep(served, "kept")
+        held[1][1].write(b"P")  # bytes now and then do not save a place
+        for n in range(5):
+            assert (await served.post(f"newcomer-{n}")).status == 200
+        assert (await rest(held[0][0])).startswith(b"HTTP/1.1 503 ")
+        assert (await kept.get("/livez")).status == 200, "who sends keeps its place"
+        kept.close()
+        for _, writer in held:
+            writer.close()
+
+
+async def test_a_place_is_had_again_at_once_from_who_takes_no_answers(tmp_path: Path) -> None:
+    async with serving(tmp_path, replace(PATIENT, connections=1)) as served:
+        _, writer = await served.dial()
+        await until(lambda: served.open)
+        (stuck,) = served.guard._open
+        while not stuck.transport.get_write_buffer_size():  # more than the system takes for somebody who does not read
+            stuck.transport.write(b"x" * (1 << 20))
+        assert (await served.post("newcomer")).status == 200
+        await until(lambda: stuck.transport.get_extra_info("socket").fileno() < 0)
         writer.close()
-        held[0][1].close()
-        await until(lambda: served.open == 2)
-        assert (await served.post("admitted")).status == 200
-        for _, other in held:
-            other.close()
+
+
+def test_an_address_is_counted_with_its_network() -> None:
+    assert network_of("203.0.113.9") == "203.0.113.9"
+    assert network_of("2001:db8:1:2::1") == network_of("2001:db8:1:2:ffff::9") == "2001:db8:1:2::/64"
+    assert network_of("2001:db8:1:3::1") != network_of("2001:db8:1:2::1")
+    assert network_of("fe80::1%eth0") == "fe80::/64"
+    assert network_of("unknown") == "unknown"
 
 
 def test_this_machine_and_proxies_may_hold_many() -> None:
-    guard = Guard(Limits(), lambda address: address == "198.51.100.7")
+    guard = Guard(Limits(), [ip_network("198.51.100.7")])
     assert [guard.may_hold_many(a) for a in ("127.0.0.1", "::1", "198.51.100.7", "203.0.113.1", "unknown")] == [
         *(True, True, True, False, False),
     ]  # fmt: skip
@@ -353,10 +423,9 @@ async def test_more_than_can_wait_is_told_to_try_again(tmp_path: Path, gate: Gat
         assert (await served.post("refused")).json["status"] == "accepted"
 
 
-async def test_unfinished_bodies_are_bounded_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unfinished_bodies_are_bounded_together(tmp_path: Path) -> None:
     """Nobody has proved anything yet: many large bodies that never end must not fill the memory."""
-    monkeypatch.setattr(ingest, "MOST_HELD", 300_000)
-    async with serving(tmp_path) as served:
+    async with serving(tmp_path, most_held=300_000) as served:
         head = b"POST /in/orders HTTP/1.1\r\nHost: test\r\nContent-Length: 200000\r\n\r\n"
         lines = [await served.dial() for _ in range(3)]
         for _, writer in lines:
@@ -373,6 +442,81 @@ async def test_unfinished_bodies_are_bounded_together(tmp_path: Path, monkeypatc
         client, body = served.client(), hook("large", padding="x" * 290_000)
         assert (await client.post("/in/orders", body, signed(body))).status == 200, "nothing is held any more"
         client.close()
+
+
+def large(size: int, peer: str, source: str = "orders") -> bytes:
+    """The head of a body of this size that a proxy of ours hands on."""
+    return (
+        f"POST /in/{source} HTTP/1.1\r\nHost: test\r\nX-Forwarded-For: {peer}\r\nContent-Length: {size}\r\n\r\n"
+    ).encode()
+
+
+def in_pieces(peer: str, key: str, size: int) -> list[bytes]:
+    """A genuine body of about this size, in chunks."""
+    body = hook(key, padding="x" * size)
+    lines = ["POST /in/orders HTTP/1.1", "Host: test", "Transfer-Encoding: chunked", f"X-Forwarded-For: {peer}"]
+    lines += [f"{name}: {value}" for name, value in signed(body).items()]
+    parts = [body[at : at + 4000] for at in range(0, len(body), 4000)]
+    chunks = [b"%x\r\n%s\r\n" % (len(part), part) for part in parts]
+    return ["\r\n".join(lines).encode() + b"\r\n\r\n", *chunks, b"0\r\n\r\n"]
+
+
+async def send_slowly(served: Served, pieces: list[bytes]) -> Answer:
+    reader, writer = await served.dial()
+    for piece in pieces:
+        writer.write(piece)
+        await asyncio.sleep(0.001)  # so that they are read apart
+    answer = await served.client()._read(reader)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize(
+    "peers",
+    [["203.0.113.9"], ["2001:db8::1", "2001:db8::2:1"], [f"198.51.100.{n}" for n in range(10)], ["127.0.0.1"]],
+    ids=["one address", "one network", "many addresses", "one proxy"],
+)
+async def test_unfinished_bodies_of_some_do_not_keep_out_others(tmp_path: Path, peers: list[str]) -> None:
+    """Ten connections that fill what may be held, each within its own cap, and then say nothing more."""
+    many = len(peers) > 2 or peers == ["127.0.0.1"]  # not bound to a share
+    async with serving(tmp_path, most_held=1_000_000) as served:
+        lines = [await served.dial() for _ in range(10)]
+        for n, (_, writer) in enumerate(lines):
+            writer.write(large(100_000, peers[n % len(peers)]) + b"x" * 99_990)
+        full, resting = (999_900, 0) if many else (199_980, 8)  # those that were refused rest
+        await until(lambda: served.ingest.budget.held == full and len(served.guard.resting) == resting)
+        for n in range(3):
+            answer = await send_slowly(served, in_pieces("192.0.2.1", f"genuine-{n}", 50_000))
+            assert (answer.status, answer.json.get("status")) == (200, "accepted")
+        for _, writer in lines:
+            writer.close()
+        await until(lambda: not served.ingest.budget.held)
+
+
+async def test_the_largest_body_is_refused_while_it_waits(tmp_path: Path) -> None:
+    async with serving(tmp_path, most_held=400_000) as served:
+        lines = [await served.dial() for _ in range(3)]
+        for size, (_, writer) in zip((30_000, 90_000, 50_000), lines, strict=True):
+            writer.write(large(100_000, "203.0.113.9") + b"x" * size)
+        refused = await lines[1][0].readuntil(b"}")
+        assert b"HTTP/1.1 503 " in refused
+        assert b"retry-after: " in refused
+        await until(lambda: served.ingest.budget.held == 80_000)
+        for _, writer in lines:
+            writer.close()
+
+
+async def test_nothing_is_held_for_a_source_that_does_not_exist(tmp_path: Path) -> None:
+    async with serving(tmp_path, most_held=4_000_000) as served:
+        lines = [await served.dial() for _ in range(10)]
+        for _, writer in lines:
+            writer.write(large(200_000, "203.0.113.9", "nobody") + b"x" * 20_000)
+        await until(lambda: served.open == 10 and not served.guard.resting)
+        assert served.ingest.budget.held == 0
+        for reader, writer in lines:
+            writer.write(b"x" * 180_000)
+            assert b"HTTP/1.1 401 " in await reader.readuntil(b"}")
+            writer.close()
 
 
 async def test_refusals_are_told_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

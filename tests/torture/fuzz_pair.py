@@ -27,6 +27,7 @@ from oncehook.web.guard import Guard, Guarded, Limits
 from oncehook.web.ingest import Ingest
 from oncehook.web.peers import peer_finder
 from oncehook.web.shortcut import Shortcut
+from oncehook.web.unfinished import BodyBudget
 from tests.waiting import until
 from tests.wire import SECRET, request
 
@@ -133,12 +134,13 @@ def furnish(inbox: Inbox) -> None:
     inbox.source("quiet", ignore=["order.*"], **common)
     inbox.source("fenced", ip_allow=["203.0.113.0/24"], **common)
     inbox.source("hidden", path="k7_Qm2ZxN4vT9sLdR1wYhE", **common)
+    inbox.source("revived", revive_dead=True, **common)
     inbox.source("open", verify={"scheme": "none", "confirm": "anyone may send"}, key="$.id", budget="20s")
     inbox.source("local", verify="none", key="$.id", loopback_only=True, budget="20s")
     batch = replace_common(common, split="$.events", key="$.events[0].id", type="$.events[0].type")
     inbox.source("batch", **batch)
     odd = inbox.source("odd", **common)
-    odd.accepted, odd.rejected = 299, 499
+    odd.accepted = 299
     odd.handshake = greet
     told = inbox.source("told", **common)
     told.answer = Reply(202, b"<Response/>", ((b"Content-Type", b"text/xml"), (b"X-Said", b"yes")))
@@ -149,15 +151,17 @@ def replace_common(common: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 
 @contextlib.asynccontextmanager
-async def served(folder: Path, way: str, limits: Limits = LIMITS, **store: Any) -> AsyncIterator[Served]:
+async def served(
+    folder: Path, way: str, limits: Limits = LIMITS, *, most_held: int = 256 << 20, **store: Any
+) -> AsyncIterator[Served]:
     """One server, on the running loop."""
     path = folder / f"{way}.db"
     inbox = Inbox(f"sqlite:{path}")
     inbox.store = SqliteStore(path, **store)
     furnish(inbox)
     async with inbox.running():
-        ingest = Ingest(inbox.receiver, "/in/", peer_finder(()))
-        guard = Guard(limits, lambda address: False)
+        ingest = Ingest(inbox.receiver, "/in/", peer_finder(()), BodyBudget(most_held))
+        guard = Guard(limits)
         said: dict[int, list[bytes]] = {}
         kind = guard.protocol(Short if way == "short" else Heard, ingest=ingest, said=said)
         face = server.Face(ingest, [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)])

@@ -84,6 +84,10 @@ def _plain() -> Iterator[tuple[str, Made]]:
     yield "fenced", at("/in/fenced")
     yield "hidden by its name", at("/in/hidden")
     yield "hidden by its path", at("/in/k7_Qm2ZxN4vT9sLdR1wYhE")
+    yield "revived", lambda name: post(name, "/in/revived") * 2 + post(name, "/in/revived", secret="another")
+    yield "revived alone", at("/in/revived")
+    yield "to nobody", at("/in/nobody")
+    yield "to nobody, twice", lambda name: post(name, "/in/nobody") * 2
     yield "open", lambda name: request("POST", "/in/open", hook(name))
     yield "local", lambda name: request("POST", "/in/local", hook(name))
     yield "not local", lambda name: request("POST", "/in/local", hook(name), {"X-Forwarded-For": "203.0.113.1"})
@@ -100,6 +104,11 @@ def _plain() -> Iterator[tuple[str, Made]]:
 def _lines() -> Iterator[tuple[str, Made]]:
     yield "HTTP/1.0", swapped(b"HTTP/1.1", b"HTTP/1.0")
     yield "HTTP/1.0 keep-alive", lambda name: swapped(b"HTTP/1.1", b"HTTP/1.0\r\nConnection: keep-alive")(name)
+    yield "no host", swapped(b"Host: test\r\n", b"")
+    yield "HTTP/1.0 without a host", lambda name: swapped(b"HTTP/1.1\r\nHost: test", b"HTTP/1.0")(name)
+    yield "two spaces before", swapped(b"POST ", b"POST  ")
+    yield "two spaces behind", swapped(b" HTTP", b"  HTTP")
+    yield "two spaces in the second", lambda name: post(name) + post(f"{name}-2").replace(b" HTTP", b"  HTTP", 1)
     for version in (b"HTTP/0.9", b"HTTP/2.0", b"HTTP/1.2", b"HTTP/9.9", b"http/1.1", b"HTTP/1.1 ", b""):
         yield f"version {version!r}", swapped(b"HTTP/1.1", version)
     for path in (
@@ -213,6 +222,7 @@ def _framing() -> Iterator[tuple[str, Made]]:
         yield f"body of {size}", of_size(size)
     for size in (1999, 2000, 2001):
         yield f"small body of {size}", of_size(size, "small")
+        yield f"body of {size} to nobody", of_size(size, "nobody")
 
 
 CORPUS: Final[dict[str, Made]] = dict([*_plain(), *_lines(), *_headers(), *_framing()])

@@ -20,8 +20,8 @@ import uvloop
 
 from oncehook import faults
 from oncehook.sources import Reply
-from oncehook.web import ingest
 from tests.torture.fuzz_pair import (
+    LAST,
     WAYS,
     Served,
     Short,
@@ -29,6 +29,7 @@ from tests.torture.fuzz_pair import (
     both_ways,
     break_off,
     dial,
+    hear,
     quick,
     say,
     served,
@@ -201,7 +202,7 @@ def test_senders_that_leave_in_the_middle_leave_the_same(tmp_path: Path, loop: s
                     await break_off(one, [post(f"leaving-{n:03}")[:n]])
             for one in pair:
                 await until(lambda one=one: not one.connections)  # type: ignore[misc]
-                assert one.ingest._held == 0
+                assert one.ingest.budget.held == 0
             assert pair[0].kept() == pair[1].kept() == []
             for one in pair:  # whole, and gone before the answer: kept all the same
                 await break_off(one, [post("left")])
@@ -318,7 +319,7 @@ async def test_stopping_answers_what_is_under_way(tmp_path: Path, way: str, monk
         resting = asyncio.create_task(ask(one, [], last=b""))
         assert await asyncio.to_thread(reached.wait, 60)
         reading = asyncio.create_task(ask(one, [post("unfinished")[:-1]], last=b""))
-        await until(lambda: (len(one.connections) == 3 and one.ingest._held) or reading.done())
+        await until(lambda: (len(one.connections) == 3 and one.ingest.budget.held) or reading.done())
         one.uvicorn.should_exit = True
         assert await resting == b""
         assert not said.done()
@@ -330,11 +331,8 @@ async def test_stopping_answers_what_is_under_way(tmp_path: Path, way: str, monk
 
 
 @both
-async def test_unfinished_bodies_are_bounded_together(
-    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ingest, "MOST_HELD", 150_000)
-    async with served(tmp_path, way) as one:
+async def test_unfinished_bodies_are_bounded_together(tmp_path: Path, way: str) -> None:
+    async with served(tmp_path, way, most_held=150_000) as one:
         large = post("large", body=padded("large", 60_000))
         lines = [await dial(one.port) for _ in range(3)]
         for line in lines:
@@ -348,15 +346,71 @@ async def test_unfinished_bodies_are_bounded_together(
         for line in lines:
             line.close()
         await until(lambda: not one.connections)
-        assert one.ingest._held == 0
+        assert one.ingest.budget.held == 0
+
+
+@every_loop
+@both
+def test_a_body_that_waits_makes_way_for_one_that_comes(tmp_path: Path, loop: str, way: str) -> None:
+    """The largest is refused, also while nothing more of it comes; its connection stays in step."""
+
+    async def main() -> None:
+        async with served(tmp_path, way, most_held=100_000) as one:
+            large, small = post("large", body=padded("large", 60_000)), post("small", body=padded("small", 50_000))
+            waiting, coming = await dial(one.port), await dial(one.port)
+            with closing(waiting), closing(coming):
+                await say(waiting, [large[:30_000], large[30_000:59_900]])
+                await until(lambda: one.ingest.budget.held > 58_000)
+                await say(coming, [small[:45_000]])
+                await until(lambda: any(one.said.values()))
+                assert 40_000 < one.ingest.budget.held < 50_000
+                await say(waiting, [large[59_900:], post("next"), LAST])
+                heard = await hear(waiting)
+                assert [part[:3] for part in heard.split(b"HTTP/1.1 ")[1:]] == [b"503", b"200", b"200"]
+                await say(coming, [small[45_000:], LAST])
+                assert b'"accepted"' in await hear(coming)
+            assert sorted(row[1] for row in one.kept()) == ["next", "small"]
+            assert one.ingest.budget.held == 0
+
+    on(loop, main())
 
 
 @both
-async def test_what_was_put_off_leaves_the_connection_in_step(
-    tmp_path: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ingest, "MOST_HELD", 10_000)
-    async with served(tmp_path, way) as one:
+async def test_nothing_is_held_for_nobody_but_too_much_is_refused_alike(tmp_path: Path, way: str) -> None:
+    answers = []
+    for source in ("orders", "nobody"):
+        (folder := tmp_path / source).mkdir()
+        async with served(folder, way, most_held=100_000) as one:
+            large = post("large", f"/in/{source}", body=padded("large", 60_000), secret="another")
+            lines = [await dial(one.port) for _ in range(2)]
+            for line in lines:
+                await say(line, [large[:30_000], large[30_000:59_000]])
+            await until(lambda one=one: any(one.said.values()))  # type: ignore[misc]
+            assert (one.ingest.budget.held == 0) is (source == "nobody")
+            for line in lines:
+                await say(line, [large[59_000:], LAST])
+            answers.append(sorted([await hear(line) for line in lines]))
+            for line in lines:
+                line.close()
+    assert answers[0] == answers[1]
+    assert [b"401" in answer for answer in answers[0]] == [True, False]
+
+
+async def test_the_way_through_the_server_does_not_depend_on_the_source(tmp_path: Path) -> None:
+    """The short one is faster: taken for some names only, it would tell which of them exist (S8)."""
+    async with served(tmp_path, "short") as one:
+        taken = {}
+        for source in ("nobody", "orders", "small", "hidden", "k7_Qm2ZxN4vT9sLdR1wYhE", "revived", "fenced"):
+            for size in (100, 2001, 60_000, 70_000):
+                Short.taken = 0
+                await ask(one, [post("x", f"/in/{source}", body=padded("x", size), secret="another")])
+                taken.setdefault(size, set()).add(Short.taken)
+        assert taken == {100: {1}, 2001: {1}, 60_000: {1}, 70_000: {0}}
+
+
+@both
+async def test_what_was_put_off_leaves_the_connection_in_step(tmp_path: Path, way: str) -> None:
+    async with served(tmp_path, way, most_held=10_000) as one:
         large = post("large", body=padded("large", 60_000))
         answers = await ask(one, [large[:30_000], large[30_000:40_000], large[40_000:], post("next")])
         assert [part[:3] for part in answers.split(b"HTTP/1.1 ")[1:]] == [b"503", b"200", b"200"]

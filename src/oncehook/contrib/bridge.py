@@ -25,7 +25,7 @@ from oncehook.inbox import Inbox
 from oncehook.logs import ration
 from oncehook.model import Arrival, Engine, Headers
 from oncehook.receive import Receipt, try_again
-from oncehook.sources import DEFAULT_MAX_BODY, Reply, Source
+from oncehook.sources import Reply, Source
 
 log = logging.getLogger("oncehook.bridge")
 T = TypeVar("T")
@@ -159,7 +159,7 @@ class Bridge:
         """Answer one request at the address of a source.
 
         `arrival.source` is what the URL says there, and need not be a source's name. Its body is read here, and never
-        more of it than the source allows.
+        more of it than any source allows.
         """
         source = self._at(arrival.source)
         if source is not None:
@@ -168,7 +168,7 @@ class Bridge:
                 arrival.path = arrival.path.replace(source.path, source.name, 1)
         arrival.path = quote(arrival.path)
         try:
-            arrival.body = read_body(arrival.headers, read, DEFAULT_MAX_BODY if source is None else source.max_body)
+            arrival.body = read_body(arrival.headers, read, self.inbox.receiver.largest_body)
         except Rejected as error:
             return self._said(source, self._turn_away(source, arrival, error))
         if arrival.method != "POST":

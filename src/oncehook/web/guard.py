@@ -1,9 +1,10 @@
 """Deadlines and caps on connections, which uvicorn does not have: a sender cannot hold us by being slow or endless.
 
 A request's head must be complete within 10 seconds and 64 KB, its body within 30 seconds (S14), and an answer must be
-taken within as long; one address holds a bounded share of the connections. Deadlines are looked at once a second for
-all connections, so a request pays for none of them. Framing that two readers could understand in two ways is refused
-(S15): by the parser, and here where the parser is lenient.
+taken within as long; one address, or one IPv6 /64, holds a bounded share of the connections, and when all places are
+taken the longest idle one goes. Deadlines are looked at once a second for all connections, so a request pays for none
+of them. Framing that two readers could understand in two ways is refused (S15): by the parser, and here where the
+parser is lenient.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ import resource
 import socket
 import struct
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, Final
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from oncehook.web.peers import UNKNOWN, plain
+from oncehook.sources import Network
+from oncehook.web.peers import UNKNOWN, network_of, plain, stands_for_many
 
 log = logging.getLogger("oncehook.web")
 
@@ -73,11 +74,13 @@ _REFUSALS: Final = {
 class Guard:
     """Watches over all connections of one server."""
 
-    def __init__(self, limits: Limits, is_proxy: Callable[[str], bool]) -> None:
+    def __init__(self, limits: Limits, trusted: Sequence[Network] = ()) -> None:
         self.limits = limits
-        self._is_proxy = is_proxy
+        self._trusted = trusted
         self._open: set[Guarded] = set()
-        self._by_address: Counter[str] = Counter()
+        self._by_network: Counter[str] = Counter()
+        self.resting: dict[Guarded, None] = {}
+        """Connections that wait for the whole head of a request, by when they began to."""
         self.refused: Counter[int] = Counter()
         """Connections refused since the last line about it, by status."""
 
@@ -86,26 +89,41 @@ class Guard:
         return type("GuardedProtocol", (kind or Guarded,), {"guard": self, **attributes})
 
     def admit(self, connection: Guarded) -> bool:
-        """Count a connection in; False when it is one too many."""
-        address = connection.address
+        """Count a connection in; False when it is one too many.
+
+        When all places are taken, the one that has waited longest for a request goes instead. Bytes of a head do not
+        make it wait any shorter: otherwise a few of them now and then would keep every place.
+        """
         self._open.add(connection)
-        self._by_address[address] += 1
-        if len(self._open) > self.limits.connections:
+        self._by_network[connection.network] += 1
+        many = self._by_network[connection.network] > self.limits.per_address
+        if many and not self.may_hold_many(connection.address):
+            return False  # before room is made: one network must not put out all others
+        if len(self._open) > self.limits.connections and not self._make_room():
             return False
-        return self._by_address[address] <= self.limits.per_address or self.may_hold_many(address)
+        self.resting[connection] = None
+        return True
+
+    def _make_room(self) -> bool:
+        longest = next(iter(self.resting), None)
+        if longest is None:
+            return False
+        self.release(longest)
+        longest.make_way()
+        return True
 
     def may_hold_many(self, address: str) -> bool:
         """Whether the cap per address does not count here."""
-        # Behind a proxy everybody has the proxy's address, and this machine is not a stranger.
-        return address != UNKNOWN and (ip_address(address).is_loopback or self._is_proxy(address))
+        return stands_for_many(address, self._trusted)
 
     def release(self, connection: Guarded) -> None:
         """Count a connection out."""
         if connection in self._open:
             self._open.discard(connection)
-            self._by_address[connection.address] -= 1
-            if not self._by_address[connection.address]:
-                del self._by_address[connection.address]
+            self.resting.pop(connection, None)
+            self._by_network[connection.network] -= 1
+            if not self._by_network[connection.network]:
+                del self._by_network[connection.network]
 
     async def watch(self) -> None:
         """Close what takes too long, until cancelled."""
@@ -122,6 +140,80 @@ class Guard:
                 self.refused.clear()
 
 
+class _RequestLines:
+    """Counts the spaces in the first line of each request.
+
+    The parser takes any number of them, and does not say where in a piece of bytes a request begins: that is where the
+    one before it ends, by its head and its length. Every request pays for this, so most of it is done only where a head
+    is cut, or a request is behind another.
+    """
+
+    __slots__ = ("_at", "_data", "_head_is_here", "_in_line", "_known", "_names", "_spaces", "begun", "body", "ended")
+
+    def __init__(self) -> None:
+        self._data = b""
+        """The piece that is being parsed, behind the last bytes of the one before it where those are of one head."""
+        self._known = 0
+        """How many of these there are."""
+        self._at = 0
+        """Where in it the head that is being read begins, or goes on."""
+        self._head_is_here = False
+        """Whether the head of the body that is being read ended in it."""
+        self.body = 0
+        """Bytes of the body in it."""
+        self.ended = False
+        """Whether a request ended in it."""
+        self.begun = False
+        """Whether a head is being read."""
+        self._names: Sequence[bytes] = ()
+        self._in_line = True
+        self._spaces = 0
+
+    def read(self, data: bytes) -> None:
+        """Take a piece, before the parser does."""
+        if self.begun:
+            self._known = len(self._data)
+            self._data += data
+        else:
+            self._known, self._data = 0, data
+        self._at = self.body = 0
+        self.ended = self._head_is_here = False
+
+    def begin_behind(self) -> None:
+        """Note that a request begins behind one that ended in the same piece."""
+        head_end = self._data.find(b"\r\n\r\n", self._at) + 4 if self._head_is_here else 0
+        self._at, self._known = head_end + self.body, 0
+        self.body, self.ended, self._head_is_here = 0, False, False
+        if b"transfer-encoding" in self._names:
+            self._spaces, self._in_line = -1, False  # where chunks end is not known
+
+    def end_head(self, names: Sequence[bytes]) -> int:
+        """Return how many spaces the line had; negative where that cannot be told. `names` are those of the headers."""
+        self._count()
+        spaces = self._spaces
+        self.begun, self._head_is_here, self._names = False, True, names
+        self._in_line, self._spaces = True, 0
+        return spaces
+
+    def forget(self) -> None:
+        """Let go of a piece that was parsed, but for what may be the beginning of the end of a head."""
+        if self.begun:
+            self._count()
+            self._data = self._data[-3:]
+        else:
+            self._data = b""
+
+    def _count(self) -> None:
+        if not self._in_line:
+            return
+        data, start = self._data, self._known or self._at
+        while not self._known and data[start : start + 1] in (b"\r", b"\n"):  # the parser skips empty lines, too
+            start += 1
+        end = data.find(b"\n", start)
+        self._in_line, self._at = end < 0, start if not self._known else 0
+        self._spaces += data.count(b" ", start, len(data) if end < 0 else end)
+
+
 class Guarded(HttpToolsProtocol):
     """One connection under watch."""
 
@@ -129,7 +221,7 @@ class Guarded(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
-        self.address = UNKNOWN
+        self.address = self.network = UNKNOWN
         self._since: float | None = None
         """When the request that is being read began; None between requests."""
         self._idle_since: float | None = None
@@ -139,18 +231,28 @@ class Guarded(HttpToolsProtocol):
         self._in_head = True
         self._overhead = 0
         """Bytes of this request that are not paid for by its body."""
+        self._lines = _RequestLines()
+        self._version = ""
+        self._answering: RequestResponseCycle | None = None
+        """The request that is being answered by the application, where others may wait behind it."""
         self._offered: list[tuple[bytes, bytes]] | None = None
         """The headers of a request that offered to change the protocol."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.address = plain(self.client[0]) if self.client else UNKNOWN
+        self.network = network_of(self.address)
         self._since = self.loop.time()
         if not self.guard.admit(self):
             self.refuse(503)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.guard.release(self)
+        # uvicorn tells only the last request of a connection that it is gone. One before it would go on answering, and
+        # uvloop raises when a closed transport is written to.
+        if self._answering is not None and not self._answering.response_complete:
+            self._answering.disconnected = True
+            self._answering.message_event.set()
         super().connection_lost(exc)
 
     # -- reading -------------------------------------------------------------------------------
@@ -160,12 +262,14 @@ class Guarded(HttpToolsProtocol):
         if self._since is None:
             self._since = self.loop.time()
         self._overhead += len(data)
+        self._lines.read(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             self._decline(data[offer.args[0] :])
         except httptools.HttpParserError:
             self._refuse_malformed()
+        self._lines.forget()
         if self._overhead > self.guard.limits.head_bytes:
             self.refuse(431)
 
@@ -177,8 +281,21 @@ class Guarded(HttpToolsProtocol):
         self._idle_since = None
         if self._since is None:  # it came in the same piece as the end of the one before
             self._since = self.loop.time()
+        self._lines.begun = True
+        if self._lines.ended:
+            self._lines.begin_behind()
+
+    def _check_head(self) -> None:
+        """Refuse what the parser takes although others would read it in another way, or not at all (S15)."""
+        names = [name for name, _ in self.headers]
+        version = self._version = self.parser.get_http_version()
+        # HTTP/1.0 knows no Host, and health checks of proxies are written in it.
+        hosts = (1,) if version == "1.1" else (0, 1) if version == "1.0" else ()
+        if self._lines.end_head(names) != 2 or names.count(b"host") not in hosts:
+            raise ValueError("bad head")  # ends the parser; nobody sees it
 
     def on_headers_complete(self) -> None:
+        self._check_head()
         if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
             self._offered = self.headers
             return
@@ -191,6 +308,7 @@ class Guarded(HttpToolsProtocol):
         if self._offered is not None:
             self.headers[:], self._offered = self._offered, None
         self._in_head = False
+        self.guard.resting.pop(self, None)
         self._begin()
         # Trailers come by the same callback. None of them may become a header after the fact: a proxy that
         # vouches for headers has not looked at them (S15).
@@ -199,18 +317,26 @@ class Guarded(HttpToolsProtocol):
     def _begin(self) -> None:
         """The head is whole and in order: have the request answered."""
         super().on_headers_complete()
+        if not self.pipeline:
+            self._answering = self.cycle
 
     def on_body(self, body: bytes) -> None:
         self._overhead -= 2 * len(body)
+        self._lines.body += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if self._offered is None:
             super().on_message_complete()
-            self._since, self._in_head, self._overhead = None, True, 0
+            self._note_end()
+
+    def _note_end(self) -> None:
+        self._since, self._in_head, self._overhead = None, True, 0
+        self._lines.ended = True
 
     def on_response_complete(self) -> None:
         if self.pipeline:
+            self._answering = self.pipeline[-1][0]
             super().on_response_complete()
             return
         # As uvicorn does it, but without a timer for every answer: the guard looks at all connections anyway.
@@ -218,6 +344,7 @@ class Guarded(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.flow.resume_reading()
             self._idle_since = self.loop.time()
+            self.guard.resting[self] = None
 
     def _head_size(self) -> int:
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -232,6 +359,7 @@ class Guarded(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
         self._overhead = 0
+        self._lines = _RequestLines()
         self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
 
     # -- refusing ------------------------------------------------------------------------------
@@ -259,6 +387,15 @@ class Guarded(HttpToolsProtocol):
     def is_idle(self, now: float) -> bool:
         """Whether nothing has come for so long that its place is worth more."""
         return self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive
+
+    def make_way(self) -> None:
+        """Give this connection's place to another one."""
+        if self.transport.get_write_buffer_size():  # nobody would look whether its end ever takes that
+            self.transport.abort()
+        elif self._since is None:
+            self.transport.close()
+        else:
+            self.refuse(503)
 
     def _refuse_malformed(self) -> None:
         if self.transport.is_closing():

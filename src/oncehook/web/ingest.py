@@ -5,6 +5,8 @@ It reads the body under a cap that counts streamed bytes, hands it to the receiv
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -12,8 +14,9 @@ from urllib.parse import quote
 from oncehook.errors import Malformed, Overloaded, Rejected, TooLarge
 from oncehook.model import Arrival, Headers
 from oncehook.receive import Begun, Receipt, Receiver
-from oncehook.sources import DEFAULT_MAX_BODY, Reply, Source
+from oncehook.sources import Reply, Source
 from oncehook.web.peers import PeerOf, Scope, direct_peer
+from oncehook.web.unfinished import BodyBudget, UnfinishedBody
 
 if TYPE_CHECKING:
     from oncehook.inbox import Inbox
@@ -23,50 +26,65 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 CLOSE: Final = (b"connection", b"close")
-
-MOST_HELD: Final = 256 << 20
-"""Bytes of unfinished bodies at most, over all connections: nothing is known yet about who sends them."""
+_NAME: Final = re.compile(rb"[A-Za-z0-9_-]+")
+"""What a source may be named by in a path, before and without any escaping."""
 
 
 class Ingest:
     """An ASGI application for one prefix: what follows it in the path names the source."""
 
-    def __init__(self, receiver: Receiver, prefix: str, peer_of: PeerOf) -> None:
+    def __init__(self, receiver: Receiver, prefix: str, peer_of: PeerOf, budget: BodyBudget | None = None) -> None:
         self._receiver = receiver
         self._prefix = prefix
         self._peer_of = peer_of
         self._by_path: Mapping[str, Source] = {source.path: source for source in receiver.sources.values()}
-        self._held = 0
-        self.plain: Mapping[bytes, Source] = {
-            f"{prefix}{source.name}".encode(): source
-            for source in receiver.sources.values()
-            if source.path == source.name and not source.revive_dead
-        }
-        """Sources by their whole path, where nothing about an arrival needs a second thought (see `shortcut`)."""
+        self.budget = budget or BodyBudget()
+        self._dropped = self.budget.twin()
+        """Bytes of bodies for nobody. They are not held, but who sends too many is answered alike (S8)."""
+        self.cap = receiver.largest_body
+        """Bytes of the largest body that is read, for any source and for none: a 413 must not tell them apart (S8)."""
+        self._start = prefix.encode()
+        self._by_name: Mapping[bytes, Source] = {path.encode(): source for path, source in self._by_path.items()}
+
+    def plain(self, path: bytes) -> bytes | None:
+        """Return what names the source in a path that has no second meaning; None for any other path."""
+        start, slash, name = path.rpartition(b"/")
+        return name if start + slash == self._start and (name.isalnum() or _NAME.fullmatch(name)) else None
+
+    def find(self, name: bytes) -> Source | None:
+        """Return the source that is named so in a plain path."""
+        return self._by_name.get(name)
 
     def begin(
-        self, source: Source, path: str, query: bytes, headers: Headers, body: bytes, client: tuple[str, int] | None
+        self,
+        source: Source | None,
+        name: bytes,
+        query: bytes,
+        headers: Headers,
+        body: bytes,
+        client: tuple[str, int] | None,
     ) -> Begun | Receipt:
         """Hand a whole POST at a plain path to the receiver."""
+        shown = name.decode() if source is None else source.name  # an unguessable path is not for the store (S25)
         peer = self._peer_of({"client": client, "headers": headers})
-        return self._receiver.begin(source, Arrival(source.name, headers, body, query, "POST", path, peer))
+        arrival = Arrival(shown, headers, body, query, "POST", self._prefix + shown, peer)
+        return self._receiver.begin(source, arrival)
 
     def finish(self, begun: Begun) -> Receipt:
         """The answer, once the store has decided."""
         return self._receiver.finish(begun)
 
-    def put_off(self, source: Source) -> Reply:
+    async def complete(self, begun: Begun) -> Receipt:
+        """The answer, when more is to be done once the store has decided."""
+        return await self._receiver.complete(begun)
+
+    def put_off(self, source: Source | None) -> Reply:
         """The answer while too many unfinished bodies are held."""
         return self._receiver.put_off(source, Overloaded())
 
-    def hold(self, size: int) -> bool:
-        """Count bytes of an unfinished body; False: together they are too many."""
-        self._held += size
-        return self._held <= MOST_HELD
-
-    def let_go(self, size: int) -> None:
-        """They are finished, or dropped."""
-        self._held -= size
+    def unfinished(self, source: Source | None, scope: Scope, refuse: Callable[[], None]) -> UnfinishedBody:
+        """Return what counts the bytes of a body that comes in pieces; `refuse` is called when they are too many."""
+        return (self._dropped if source is None else self.budget).begin(self._peer_of(scope), refuse)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -75,7 +93,7 @@ class Ingest:
         name = self._name(scope)
         source = self._by_path.get(name)
         try:
-            body = await self._body(receive, scope, DEFAULT_MAX_BODY if source is None else source.max_body)
+            body = await self._body(receive, scope, source)
         except (Rejected, Overloaded) as error:
             if isinstance(error, Overloaded):
                 reply = self._receiver.put_off(source, error)
@@ -91,34 +109,45 @@ class Ingest:
         else:
             await _send(send, self._receiver.greet(source, arrival))
 
-    async def _body(self, receive: Receive, scope: Scope, cap: int) -> bytes | None:
-        """The whole body, or None when the sender broke off. Never more than `cap` bytes are held (R7, S9)."""
-        _check_framing(scope, cap)
+    async def _body(self, receive: Receive, scope: Scope, source: Source | None) -> bytes | None:
+        """Return the whole body, or None when the sender broke off. Never more than the cap is held (R7, S9)."""
+        _check_framing(scope, self.cap)
         message = await receive()
-        body: bytes = message.get("body", b"")
         if message["type"] == "http.request" and not message.get("more_body", False):
-            if len(body) > cap:
+            body: bytes = message.get("body", b"")
+            if len(body) > self.cap:
                 raise TooLarge
             return body
-        parts, size = [body], len(body)
-        self._held += size
         try:
-            while message["type"] == "http.request" and message.get("more_body", False):
-                if size > cap:
-                    raise TooLarge
-                if self._held > MOST_HELD:
-                    raise Overloaded
-                message = await receive()
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                self._held += len(parts[-1])
-        finally:
-            self._held -= size
-        if message["type"] != "http.request":
-            return None
-        if size > cap:
-            raise TooLarge
-        return b"".join(parts)
+            async with asyncio.timeout(None) as patience:
+                # Another body may be what is too much: then this one is refused while it waits for its next piece.
+                counted = self.unfinished(source, scope, lambda: patience.reschedule(0))
+                try:
+                    return await self._gather(receive, message, counted, dropped=source is None)
+                finally:
+                    counted.release()
+        except TimeoutError:
+            raise Overloaded from None
+
+    async def _gather(
+        self, receive: Receive, message: Message, counted: UnfinishedBody, *, dropped: bool
+    ) -> bytes | None:
+        parts: list[bytes] = []
+        size = 0
+        while message["type"] == "http.request":
+            piece: bytes = message.get("body", b"")
+            size += len(piece)
+            if size > self.cap:
+                raise TooLarge
+            if not dropped:
+                parts.append(piece)
+            if not message.get("more_body", False):
+                return stand_in(size) if dropped else b"".join(parts)
+            counted.grow(len(piece))
+            if counted.refused:
+                raise Overloaded
+            message = await receive()
+        return None
 
     def _name(self, scope: Scope) -> str:
         path: str = scope["path"]
@@ -144,6 +173,11 @@ class Ingest:
             path,
             self._peer_of(scope),
         )
+
+
+def stand_in(size: int) -> bytes:
+    """Return as many bytes as a body for nobody had: it takes as long to be refused as a real one (S8)."""
+    return bytes(size)
 
 
 def _check_framing(scope: Scope, cap: int) -> None:

@@ -60,6 +60,21 @@ def is_within(address: str, networks: Sequence[Network]) -> bool:
     return any(parsed in network for network in networks)
 
 
+def network_of(address: str) -> str:
+    """Return what a count per address counts: an IPv4 address, or the /64 of an IPv6 one.
+
+    Because whoever has one IPv6 address has its whole /64, a count of single ones would bound nobody.
+    """
+    if ":" not in address:
+        return address
+    return f"{IPv6Address(IPv6Address(address).packed[:8] + bytes(8))}/64"
+
+
+def stands_for_many(address: str, trusted: Sequence[Network]) -> bool:
+    """Tell whether a share per address would be shared by strangers: a proxy of ours, or a tunnel on this machine."""
+    return address != UNKNOWN and (ip_address(address).is_loopback or is_within(address, trusted))
+
+
 def peer_finder(trusted: Sequence[Network]) -> PeerOf:
     """Finds the sender's address. `X-Forwarded-For` is believed only when a configured proxy says it (S16)."""
     if not trusted:

@@ -33,10 +33,11 @@ from oncehook.web.guard import Guard, Limits, affordable
 from oncehook.web.ingest import Ingest, Receive, Send
 from oncehook.web.live import Stream
 from oncehook.web.oidc import Oidc
-from oncehook.web.peers import Scope, is_within, peer_finder
+from oncehook.web.peers import Scope, peer_finder
 from oncehook.web.prefix import Prefixed
 from oncehook.web.session import Door
 from oncehook.web.shortcut import Shortcut
+from oncehook.web.unfinished import BodyBudget
 
 DRAIN_SECONDS = 25
 
@@ -125,7 +126,8 @@ async def serve_inbox(
         inbox.wind_down()
         stream.close()
 
-    ingest = Ingest(inbox.receiver, "/in/", peer_finder(settings.trusted_proxies))
+    budget = BodyBudget(trusted=settings.trusted_proxies)
+    ingest = Ingest(inbox.receiver, "/in/", peer_finder(settings.trusted_proxies), budget)
     trusted, host, port = settings.trusted_proxies, settings.host, settings.port
     face = Face(ingest, probes if apart else [*probes, metrics, *desk.routes], trusted)
     async with contextlib.AsyncExitStack() as beside:
@@ -184,7 +186,7 @@ async def _served_beside(
     host, _, port = bind.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigError(f'"{bind}" is not an address.', hint="Write HOST:PORT, as in 127.0.0.1:4021.")
-    guard = Guard(Limits(), lambda address: is_within(address, trusted))
+    guard = Guard(Limits(), trusted)
     try:
         listener = listen(host.strip("[]"), int(port))
     except OSError as error:
@@ -217,7 +219,7 @@ async def serve(
     With `ingest`, plain arrivals for it take the short way past `app`.
     """
     limits = replace(limits, connections=affordable(limits.connections))
-    guard = Guard(limits, lambda address: is_within(address, trusted))
+    guard = Guard(limits, trusted)
     protocol = guard.protocol() if ingest is None else guard.protocol(Shortcut, ingest=ingest)
     server = _Server(_settings(app, protocol), on_stop)
     listener = listen(host, port)

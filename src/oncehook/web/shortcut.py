@@ -1,9 +1,9 @@
 """The short way in: a small plain POST to `/in/{source}` is answered without ASGI, which costs as much as storing it.
 
-Plain means: a known source under its own name, a length that is said and small, nothing that asks for a second
-thought (another method, chunks, Expect, an escaped or longer path, an answer before it that is not given or taken yet).
-Everything else goes the long way through uvicorn and `ingest`, on the same connection; both ways end in the same
-receiver and give the same answers. The guard's deadlines and caps hold on both.
+Plain means: one name behind the prefix, whether there is a source of that name or not (S8), a length that is said and
+small, nothing that asks for a second thought (another method, chunks, Expect, an escaped or longer path, an answer
+before it that is not given or taken yet). Everything else goes the long way through uvicorn and `ingest`, on the same
+connection; both ways end in the same receiver and give the same answers. The guard's deadlines and caps hold on both.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from oncehook.model import Headers
 from oncehook.receive import Begun, Receipt
 from oncehook.sources import Reply, Source
 from oncehook.web.guard import Guarded
-from oncehook.web.ingest import Ingest
+from oncehook.web.ingest import Ingest, stand_in
+from oncehook.web.unfinished import UnfinishedBody
 
 SMALL: Final = 64 << 10
 """Bytes of a body that may be gathered here; larger ones are counted on the long way (S9)."""
@@ -42,22 +43,24 @@ _HEARD: Final = _Heard()
 class _Arriving:
     """A request on the short way, where uvicorn expects a cycle of its own making."""
 
-    __slots__ = ("body", "disconnected", "headers", "held", "keep_alive", "length", "more_body", "path", "query",
-                 "response_complete", "response_started", "source")  # fmt: skip
+    __slots__ = ("body", "counted", "disconnected", "headers", "keep_alive", "length", "more_body", "name", "query",
+                 "read", "response_complete", "response_started", "source")  # fmt: skip
     message_event: Final = _HEARD
 
     def __init__(
-        self, source: Source, path: bytes, query: bytes, headers: Headers, length: int, *, keep_alive: bool
+        self, source: Source | None, name: bytes, query: bytes, headers: Headers, length: int, *, keep_alive: bool
     ) -> None:
         self.source = source
+        self.name = name
         self.headers = headers
-        self.path = path
         self.query = query
         self.length = length
         self.keep_alive = keep_alive
         self.body: bytes | bytearray = b""
-        self.held = 0
-        """Bytes of it that count among the unfinished ones; none when it came in one piece."""
+        self.read = 0
+        """Bytes of a body that comes in pieces."""
+        self.counted: UnfinishedBody | None = None
+        """Counts them among the unfinished ones; nothing when it came in one piece."""
         self.more_body = True
         self.disconnected = self.response_started = self.response_complete = False
 
@@ -98,22 +101,22 @@ class Shortcut(Guarded):
             self.cycle = arriving  # type: ignore[assignment]
             return
         headers, url, waits = self.headers, self.url, self.expect_100_continue
-        super().on_message_begin()
+        HttpToolsProtocol.on_message_begin(self)  # not the guard's: it has begun long ago
         self.scope["headers"] = self.headers = headers
         self.url, self.expect_100_continue = url, waits
         super()._begin()
 
     def _plain(self) -> _Arriving | None:
         path, _, query = self.url.partition(b"?")
-        source, length = self.ingest.plain.get(path), self._length
-        if source is None or length is None or self._odd or b"#" in query or self.parser.get_method() != b"POST":
+        name, length = self.ingest.plain(path), self._length
+        if name is None or length is None or self._odd or b"#" in query or self.parser.get_method() != b"POST":
             return None
-        if not length.isdigit() or len(length) > 5 or int(length) > min(SMALL, source.max_body):
+        if not length.isdigit() or len(length) > 5 or int(length) > min(SMALL, self.ingest.cap):
             return None
         if self.flow.write_paused or (self.cycle is not None and not self.cycle.response_complete):
             return None  # its answer must wait for another
-        keeps = self.parser.get_http_version() != "1.0" and self.parser.should_keep_alive()
-        return _Arriving(source, path, query, self.headers, int(length), keep_alive=keeps)
+        keeps = self._version != "1.0" and self.parser.should_keep_alive()
+        return _Arriving(self.ingest.find(name), name, query, self.headers, int(length), keep_alive=keeps)
 
     def on_body(self, body: bytes) -> None:
         arriving = self._arriving
@@ -121,24 +124,36 @@ class Shortcut(Guarded):
             super().on_body(body)
             return
         self._overhead -= 2 * len(body)
+        self._lines.body += len(body)
         if len(body) == arriving.length:
             arriving.body = body
         else:
             self._gather(arriving, body)
 
     def _gather(self, arriving: _Arriving, piece: bytes) -> None:
-        """A body that comes in pieces: like those of the long way they count, and may be too much (S9)."""
-        if not arriving.held:
-            arriving.body = bytearray()
-        arriving.body += piece
-        arriving.held += len(piece)
-        if not self.ingest.hold(len(piece)) and arriving.held < arriving.length:
-            self._let_go(arriving)
-            self._answer_soon(arriving, self.ingest.put_off(arriving.source))  # its rest is read and dropped
+        """Add to a body that comes in pieces: like those of the long way they count, and may be too much (S9)."""
+        arriving.read += len(piece)
+        if arriving.source is not None:
+            if arriving.counted is None:
+                arriving.body = bytearray()
+            arriving.body += piece
+        elif arriving.read == arriving.length:
+            arriving.body = stand_in(arriving.length)
+        if arriving.counted is None:
+            scope = {"client": self.client, "headers": arriving.headers}
+            arriving.counted = self.ingest.unfinished(arriving.source, scope, lambda: self._put_off(arriving))
+        if arriving.read < arriving.length:
+            arriving.counted.grow(len(piece))
+
+    def _put_off(self, arriving: _Arriving) -> None:
+        self._arriving = None
+        arriving.body = b""
+        self._answer_soon(arriving, self.ingest.put_off(arriving.source))  # its rest is read and dropped
 
     def _let_go(self, arriving: _Arriving) -> None:
         self._arriving = None
-        self.ingest.let_go(arriving.held)
+        if arriving.counted is not None:
+            arriving.counted.release()
 
     def on_message_complete(self) -> None:
         arriving = self._arriving
@@ -146,15 +161,22 @@ class Shortcut(Guarded):
             super().on_message_complete()
             return
         self._let_go(arriving)
-        self._since, self._in_head, self._overhead = None, True, 0
+        self._note_end()
         arriving.more_body = False
         begun = self.ingest.begin(
-            arriving.source, arriving.path.decode(), arriving.query, arriving.headers, bytes(arriving.body), self.client
+            arriving.source, arriving.name, arriving.query, arriving.headers, bytes(arriving.body), self.client
         )
         if isinstance(begun, Receipt):
             self._answer_soon(arriving, begun.reply)
+        elif begun.source.revive_dead:
+            task = self.loop.create_task(self._complete(arriving, begun))
+            self.tasks.add(task)  # uvicorn waits for these before it stops
+            task.add_done_callback(self.tasks.discard)
         else:
             begun.pending.future.add_done_callback(lambda _: self._decided(arriving, begun))
+
+    async def _complete(self, arriving: _Arriving, begun: Begun) -> None:
+        self._answer(arriving, (await self.ingest.complete(begun)).reply)
 
     def _decided(self, arriving: _Arriving, begun: Begun) -> None:
         self._answer(arriving, self.ingest.finish(begun).reply)
