@@ -301,9 +301,9 @@ def test_a_body_is_read_up_to_the_cap_and_no_further(bridge: Bridge) -> None:
         return part
 
     assert bridge.answer(Arrival("orders", [], b"", peer="127.0.0.1"), read).status == 413
-    assert given == 1025
+    assert given == (1 << 20) + 1, "the largest of all sources: a smaller one would tell them from none (S8)"
     given = 0
-    said = [(b"content-length", b"1025")]
+    said = [(b"content-length", b"%d" % ((1 << 20) + 1))]
     assert bridge.answer(Arrival("orders", said, b"", peer="127.0.0.1"), read).status == 413
     assert bridge.answer(Arrival("orders", [(b"content-length", b"-1")], b"", peer="127.0.0.1"), read).status == 400
     assert given == 0
