@@ -186,7 +186,8 @@ class Receiver:
             if reply is None:
                 raise SignatureInvalid("handshake")
         except Rejected as error:
-            return self.turn_away(source, arrival, error)
+            refusal = self.turn_away(source, arrival, error)
+            return Reply(403, refusal.body) if _ASKED_BY_META in arrival.query else refusal
         except Exception as error:
             return self._stumble(source, error)
         self._witness.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
@@ -356,6 +357,10 @@ class ClosedReceiver(Receiver):
         """Put off what would be rejected: there is no store to note it in."""
         return self.put_off(source, NotStarted())
 
+
+_ASKED_BY_META: Final = b"hub.verify_token"
+"""In the query of a handshake whose sender expects 403 where the token is wrong; whether there is such a source, it must
+not tell (S8)."""
 
 MOST_PARTS: Final = 10_000
 MOST_PART_BYTES: Final = 32 << 20

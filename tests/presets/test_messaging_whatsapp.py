@@ -451,7 +451,10 @@ async def test_handshake(tmp_path: Path, preset: str) -> None:
 async def test_handshake_with_the_wrong_words(tmp_path: Path, query: bytes) -> None:
     async with ground(tmp_path, "whatsapp-cloud") as place:
         reply = ask(place, query)
-        assert (reply.status, b"signature_invalid" in reply.body) == (401, True), "as for a source that does not exist"
+        expected = 403 if b"hub.verify_token" in query else 401
+        assert (reply.status, b"signature_invalid" in reply.body) == (expected, True)
+        nobody = place.inbox.receiver.greet(None, Arrival("nobody", [], b"", query, method="GET"))
+        assert (nobody.status, nobody.body) == (reply.status, reply.body), "as for a source that does not exist"
 
 
 async def test_a_verify_token_outside_ascii(tmp_path: Path) -> None:

@@ -40,17 +40,6 @@ def direct_peer(scope: Scope) -> str:
     return plain(client[0]) if ":" in client[0] else client[0]
 
 
-def network_of(address: str) -> str:
-    """Return what an address is counted as: an IPv6 address as its /64, which one customer has to himself."""
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return address
-    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
-        return str(IPv6Network((int(parsed) >> 64 << 64, 64)))
-    return plain(address)
-
-
 def is_within(address: str, networks: Sequence[Network]) -> bool:
     """Whether this is an address, and one of these networks has it."""
     try:
@@ -65,9 +54,13 @@ def network_of(address: str) -> str:
 
     Because whoever has one IPv6 address has its whole /64, a count of single ones would bound nobody.
     """
-    if ":" not in address:
+    try:
+        parsed = ip_address(address)
+    except ValueError:
         return address
-    return f"{IPv6Address(IPv6Address(address).packed[:8] + bytes(8))}/64"
+    if isinstance(parsed, IPv6Address) and parsed.ipv4_mapped is None:
+        return str(IPv6Network((int(parsed) >> 64 << 64, 64)))
+    return plain(address)
 
 
 def stands_for_many(address: str, trusted: Sequence[Network]) -> bool:
