@@ -359,8 +359,8 @@ class ClosedReceiver(Receiver):
 
 
 _ASKED_BY_META: Final = b"hub.verify_token"
-"""In the query of a handshake whose sender expects 403 where the token is wrong; whether there is such a source, it must
-not tell (S8)."""
+"""In the query of a handshake whose sender expects 403 where the token is wrong. Whether there is such a source, the
+answer must not tell (S8)."""
 
 MOST_PARTS: Final = 10_000
 MOST_PART_BYTES: Final = 32 << 20
