@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from oncehook.web.ingest import Mount
     from oncehook.whatsapp.messages import Message
 
-log = logging.getLogger("oncehook.inbox")
+log = logging.getLogger("oncehook.source")
 
 READY_FOR = 1.0
 """Seconds for which one proof that the store can write serves every probe."""

@@ -18,8 +18,9 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from oncehook.errors import ConfigError
+from oncehook.logs import ration
 
-log = logging.getLogger("oncehook.payload")
+log = logging.getLogger("oncehook.receive")
 
 MAX_DEPTH: Final = 64
 MAX_NODES: Final = 250_000
@@ -423,7 +424,7 @@ class Redaction:
             redacted = rewrite(data, self._paths, _redact)
         except OverBudget as error:
             # What a path would have found is not known, so nothing is kept that it might have been.
-            log.warning("redact.over_budget", extra={"fields": {"path": error.path}})
+            ration.log(log, logging.WARNING, "redact.over_budget", {"path": error.path}, kind=error.path)
             redacted = _redact(data)
         return body if redacted == data else msgspec.json.encode(redacted)
 

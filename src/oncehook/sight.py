@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from oncehook.logs import ration
 from oncehook.model import Arrival, Headers
 from oncehook.payload import MISSING, OverBudget, Parse, Path, Unreadable, parse, parse_form
 
-log = logging.getLogger("oncehook.rules")
+log = logging.getLogger("oncehook.receive")
 
 JSON: Final = (b"content-type", b"application/json")
 JSON_UTF8: Final = (b"content-type", b"application/json; charset=utf-8")
@@ -108,7 +109,8 @@ class Sight:
             return MISSING if self._data is MISSING else path.first(self._data)
         except OverBudget:
             self.unparsed = True
-            log.warning("rule.over_budget", extra={"fields": {"source": self.arrival.source, "path": path.text}})
+            fields = {"source": self.arrival.source, "path": path.text}
+            ration.log(log, logging.WARNING, "rule.over_budget", fields, kind=f"{self.arrival.source}: {path.text}")
             return MISSING
 
     def _load(self) -> None:

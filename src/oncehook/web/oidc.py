@@ -24,6 +24,7 @@ from starlette.datastructures import QueryParams
 from oncehook import clock
 from oncehook.config.tables import OidcConfig
 from oncehook.errors import BadRequest, ConfigError, Forbidden, Refused
+from oncehook.logs import ration
 from oncehook.outbound import Answer, Unanswered
 from oncehook.outbound.urls import read_url
 from oncehook.sessions import SESSION_SECONDS
@@ -197,7 +198,7 @@ class Oidc:
         self._lock = asyncio.Lock()
         self._metadata: _Metadata | None = None
         self._keys: Sequence[Jwk] = ()
-        self._metadata_until = self._keys_until = self._keys_at = self._down_until = self._told_until = 0.0
+        self._metadata_until = self._keys_until = self._keys_at = self._down_until = 0.0
         self._exchanging = 0
 
     @property
@@ -384,14 +385,13 @@ class Oidc:
     # -- what goes wrong -----------------------------------------------------------------------
 
     def _failed(self, reason: str, message: str = "") -> SignInFailed:
-        log.warning("oidc.failed", extra={"fields": {"provider": self.name, "reason": reason}})
+        fields = {"provider": self.name, "reason": reason}
+        ration.log(log, logging.WARNING, "oidc.failed", fields, kind=self.name)
         return SignInFailed(message)
 
     def _unavailable(self, reason: str) -> ProviderUnavailable:
-        # Anybody can make us ask the provider, so what comes of it is told only now and then.
-        if clock.steady() >= self._told_until:
-            self._told_until = clock.steady() + PAUSE
-            log.warning("oidc.unavailable", extra={"fields": {"provider": self.name, "reason": reason}})
+        fields = {"provider": self.name, "reason": reason}
+        ration.log(log, logging.WARNING, "oidc.unavailable", fields, kind=self.name)
         return ProviderUnavailable()
 
     def _down(self, reason: str) -> ProviderUnavailable:
