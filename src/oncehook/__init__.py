@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from oncehook.errors import ClaimLost, GiveUp, InProgress, OncehookError, RetryLater
     from oncehook.event import Event
     from oncehook.inbox import Inbox
+    from oncehook.person import Person
     from oncehook.receive import Receipt
     from oncehook.secret import OldSecret
     from oncehook.sources import Preset, Sample
@@ -30,6 +31,7 @@ _HOMES = {
     "Inbox": "inbox",
     "OldSecret": "secret",
     "OncehookError": "errors",
+    "Person": "person",
     "Preset": "sources",
     "Receipt": "receive",
     "RetryLater": "errors",
@@ -47,6 +49,7 @@ __all__ = [
     "Inbox",
     "OldSecret",
     "OncehookError",
+    "Person",
     "Preset",
     "Receipt",
     "RetryLater",

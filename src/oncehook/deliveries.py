@@ -7,7 +7,7 @@ carries a *fence*: a number drawn anew each time, without which nothing about th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum, IntFlag, StrEnum
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -412,6 +412,8 @@ class Filter:
     """Deliveries by their own ids."""
     event_id: bytes | None = None
     source: str | None = None
+    sources: Sequence[str] | None = None
+    """Only events of these: what somebody may see of what they ask for. No word of a query."""
     destination: str | None = None
     status: DeliveryStatus | None = None
     type: str | None = None
@@ -461,6 +463,10 @@ class StoredAttempt:
         """What a handler returned, as JSON: kept as the answer of an attempt that went well without any status."""
         is_handlers = self.outcome is AttemptOutcome.done and self.evidence.status is None
         return self.evidence.answer if is_handlers else None
+
+    def without_answer(self) -> StoredAttempt:
+        """Return it without what the destination answered, or the handler returned."""
+        return replace(self, evidence=replace(self.evidence, answer=None))
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,19 +1,24 @@
 """The desk: everything people and programs ask and do. API, command line and dashboard stand in front of it.
 
 Queries, ids and tokens come in; values of `deliveries` and `shown` go out. Faces never touch the store, so they show
-the same numbers; who may do what they decide before they ask. Every act carries its actor, and the store audits it.
+the same numbers; which role an act needs they decide before they ask. Every act carries its actor, and the store audits
+it. Faces ask at the desk that `seen_by` gives for whoever asks: it knows only that viewer's sources (S32), hides
+payloads from who may not see them (S33), and notes who has seen one (S34).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Final, Literal
 
 from oncehook import __version__, clock, query, shown, stats, watermarks
+from oncehook.audit_notes import AuditNotes
 from oncehook.backoff import Policy
 from oncehook.deliveries import (
     REPLAY_PAUSE,
@@ -26,11 +31,21 @@ from oncehook.deliveries import (
     Page,
     StoredAttempt,
     StoredDelivery,
+    StoredWorker,
 )
 from oncehook.destinations.base import Destination
 from oncehook.erasing import Erasing
 from oncehook.erasure import ERASED
-from oncehook.errors import BadRequest, NotFound, NotReplayable, NotWaiting, ReplayTooSoon, Undecryptable
+from oncehook.errors import (
+    BadRequest,
+    Forbidden,
+    NotFound,
+    NotReplayable,
+    NotWaiting,
+    PayloadsHidden,
+    ReplayTooSoon,
+    Undecryptable,
+)
 from oncehook.model import (
     Figures,
     Kind,
@@ -41,12 +56,14 @@ from oncehook.model import (
     destination_of,
     key_hash,
     new_id,
+    show_id,
 )
 from oncehook.plans import Plan, Wish, draw_up, ended, some_id, some_ids, unseal
 from oncehook.previews import Preview
 from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, Seen, StoredReplay
 from oncehook.routes import Route
 from oncehook.shown import (
+    Request,
     ShownArrival,
     ShownDestination,
     ShownEvent,
@@ -55,10 +72,11 @@ from oncehook.shown import (
     request_of,
     show_destination,
     show_source,
+    without_values,
 )
 from oncehook.sources import Source
 from oncehook.stats import PerDay, Stats
-from oncehook.store.base import Store
+from oncehook.store.base import KEPT_REJECTIONS, Store
 from oncehook.trials import TakeIn, Trials, nobody_home
 from oncehook.watermarks import Limits, Watermark
 
@@ -107,6 +125,69 @@ class Desk:
         """Erasing a subject, for all faces."""
         self.trials = Trials(store, sources, destinations, take_in)
         """Testing a destination, sending a sample."""
+        self._notes = AuditNotes(store)
+        self._viewer: str | None = None
+        self.scope: frozenset[str] | None = None
+        """The sources that this viewer sees and acts on; None: all."""
+        self.sees_payloads = True
+        """Whether this viewer sees bodies, header values, previews and answers."""
+        self._whole = self
+        """The desk without limits: a visible delivery may go to a destination that no visible route names."""
+
+    # -- who looks -----------------------------------------------------------------------------
+
+    def seen_by(self, viewer: str, scope: frozenset[str] | None = None, *, payloads: bool = True) -> Desk:
+        """Return the desk as somebody sees it: with these sources only, and perhaps without payloads."""
+        seen = copy(self)
+        seen._viewer, seen.scope, seen.sees_payloads = viewer, scope, payloads
+        if scope is not None:
+            seen._sources = {name: source for name, source in self._sources.items() if name in scope}
+            seen._routes = [route for route in self._routes if route.source in scope]
+            reached = {route.destination for route in seen._routes}
+            seen._destinations = {name: one for name, one in self._destinations.items() if name in reached}
+            seen.erasing = Erasing(self._store, seen._sources, is_limited=True)
+            seen.trials = self.trials.within(seen._sources, seen._destinations)
+        return seen
+
+    def _sees(self, source: str) -> bool:
+        return self.scope is None or source in self.scope
+
+    def _within(self, filter: Filter) -> Filter:
+        """Return what a filter means for this viewer."""
+        if filter.body is not None and not self.sees_payloads:
+            # Whoever may ask whether a body says something learns, question by question, what it says.
+            raise PayloadsHidden("You may not search in bodies.")
+        if self.scope is None:
+            return filter
+        if filter.source is not None:
+            return filter if filter.source in self.scope else replace(filter, ids=())
+        if len(self.scope) == 1:
+            return replace(filter, source=next(iter(self.scope)))
+        return replace(filter, sources=sorted(self.scope))
+
+    def _check_payloads(self) -> None:
+        if not self.sees_payloads:
+            raise PayloadsHidden
+
+    async def _note_view(self, event_id: bytes) -> None:
+        if self._viewer is not None and self.sees_payloads:
+            await self._notes.view(self._viewer, show_id(Kind.event, event_id))
+
+    async def note_refused(self, target: str, code: str) -> None:
+        """Write down that something was refused to whoever looks here."""
+        if self._viewer is not None:
+            await self._notes.refused(self._viewer, target, code)
+
+    def check_own(self, destination: str) -> None:
+        """Raise Forbidden for a destination that also gets events of sources that this viewer does not see."""
+        self._destination(destination)
+        if any(r.destination == destination and not self._sees(r.source) for r in self._whole._routes):
+            raise Forbidden(
+                f"{destination} also gets events of sources that are not yours.",
+                hint="Ask somebody who sees all of its sources.",
+            )
+
+    # -- queries -------------------------------------------------------------------------------
 
     def read(self, text: str) -> Filter:
         """The filter that a query means now."""
@@ -120,41 +201,54 @@ class Desk:
 
     async def events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
         """Events that match, newest first."""
-        return await self._store.find_events(filter, before=before, limit=limit)
+        return await self._store.find_events(self._within(filter), before=before, limit=limit)
 
     async def event(self, event_id: bytes) -> ShownEvent:
         """One event with its deliveries."""
         event = await self._event(event_id)
         deliveries = await self._store.find_deliveries(Filter(event_id=event_id), limit=1000)
-        request, source = request_of(await self._head(event.head, event.batch_id)), self._sources.get(event.source)
+        request, source = self._shown(await self._head(event.head, event.batch_id)), self._sources.get(event.source)
+        await self._note_view(event_id)
+        size = len(event.body)
+        if not self.sees_payloads:
+            event = replace(event, body=b"", head=b"")
         return ShownEvent(
             event,
             request,
             deliveries.items,
             None if source is None else source.body_authenticated,
             None if source is None else source.key_authenticated,
+            size,
         )
 
     async def body(self, event_id: bytes) -> bytes:
         """The bytes as they are kept."""
-        return (await self._event(event_id)).body
+        event = await self._event(event_id)
+        self._check_payloads()
+        await self._note_view(event_id)
+        return event.body
 
     async def arrivals(self, event_id: bytes) -> list[ShownArrival]:
         """Every time it came that is still known, oldest first: the first one is the event itself."""
         event = await self._event(event_id)
-        request = request_of(await self._head(event.head, event.batch_id))
+        request = self._shown(await self._head(event.head, event.batch_id))
         first = ShownArrival(event.batch_id or event.id, Outcome.accepted, event.received_at, request, False)
         return [first, *[await self._arrival(later) for later in await self._store.arrivals_of(event_id)]]
 
     async def _arrival(self, later: StoredArrival) -> ShownArrival:
-        head = await self._head(later.head, later.batch_id)
+        request = self._shown(await self._head(later.head, later.batch_id))
         differs = later.outcome is Outcome.conflict if later.unreadable else later.body is not None
-        return ShownArrival(later.id, later.outcome, later.at, request_of(head), differs)
+        return ShownArrival(later.id, later.outcome, later.at, request, differs)
+
+    def _shown(self, head: bytes) -> Request:
+        """Return a request as this viewer may see it."""
+        request = request_of(head)
+        return request if self.sees_payloads else without_values(request)
 
     async def _event(self, event_id: bytes) -> StoredEvent:
         event = await self._store.get_event(event_id)
-        if event is None:
-            copies = await self._store.arrivals_of(event_id)
+        if event is None or not self._sees(event.source):
+            copies = await self._store.arrivals_of(event_id) if event is None and self.scope is None else ()
             raise NotFound("There is no such event, or no longer.", hint=shown.ONLY_A_KEY if copies else "")
         return event
 
@@ -168,19 +262,20 @@ class Desk:
 
     async def deliveries(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[StoredDelivery]:
         """Deliveries that match, newest first."""
-        return await self._store.find_deliveries(filter, before=before, limit=limit)
+        return await self._store.find_deliveries(self._within(filter), before=before, limit=limit)
 
     async def delivery(self, delivery_id: bytes) -> StoredDelivery:
         """One delivery."""
         delivery = await self._store.get_delivery(delivery_id)
-        if delivery is None:
+        if delivery is None or not self._sees(delivery.source):
             raise NotFound("There is no such delivery, or no longer.")
         return delivery
 
     async def attempts(self, delivery_id: bytes) -> list[StoredAttempt]:
         """Every attempt of a delivery, oldest first."""
         await self.delivery(delivery_id)
-        return await self._store.attempts_of(delivery_id)
+        attempts = await self._store.attempts_of(delivery_id)
+        return attempts if self.sees_payloads else [one.without_answer() for one in attempts]
 
     async def neighbours(self, delivery_id: bytes) -> list[StoredDelivery]:
         """Deliveries of the same subject around this one, in order."""
@@ -191,9 +286,12 @@ class Desk:
         """Return, by delivery, who would get it and what it says: the message that a sender would send, or what a
         person wrote in what came in. Nothing where no text is found."""
         found: dict[bytes, Preview] = {}
+        if not self.sees_payloads:
+            return found
         events: dict[bytes, StoredEvent | None] = {}
         for delivery in deliveries:
-            source, destination = self._sources.get(delivery.source), self._destinations.get(delivery.destination)
+            source = self._sources.get(delivery.source)
+            destination = self._whole._destinations.get(delivery.destination)
             read_message = getattr(destination, "preview", None)
             if read_message is None and (source is None or source.preview is None):
                 continue
@@ -217,7 +315,7 @@ class Desk:
     async def replayable(self, deliveries: Iterable[StoredDelivery]) -> set[bytes]:
         """Return those that a replay would run again now: ended, not erased, not replayed within the last minute, and
         for a destination that is configured here or has a worker."""
-        known = {*self._destinations, *await self._elsewhere()}
+        known = {*self._whole._destinations, *await self._elsewhere()}
         rested = self._now() - timedelta(seconds=REPLAY_PAUSE)
         return {
             one.id
@@ -234,17 +332,18 @@ class Desk:
 
     async def causes(self, destination: str | None = None) -> list[Cause]:
         """Dead letters by destination and cause."""
-        return await self._store.causes(destination)
+        return await self._store.causes(destination, None if self.scope is None else sorted(self.scope))
 
     async def retry(self, delivery_id: bytes, *, actor: str) -> StoredDelivery:
         """Make a delivery that waits for its next attempt due now."""
+        await self._check_seen(delivery_id)
         await self._store.retry_now(delivery_id, actor)
         return await self.delivery(delivery_id)
 
     async def discard(self, delivery_id: bytes, *, actor: str, reason: str = "") -> StoredDelivery:
         """Close one dead letter without replay. Asked again, it is simply still discarded."""
         _check_reason(reason)
-        closed = await self._store.discard(Filter(ids=(delivery_id,)), actor, reason)
+        closed = await self._store.discard(self._within(Filter(ids=(delivery_id,))), actor, reason)
         delivery = await self.delivery(delivery_id)
         if not closed and delivery.status is not DeliveryStatus.discarded:
             raise NotWaiting(f"Only a dead letter can be discarded; this one is {delivery.status}.")
@@ -256,7 +355,7 @@ class Desk:
         if not reason.strip():
             raise BadRequest("Say why: many dead letters are closed only with a reason.")
         _check_meant(filter)
-        return await self._store.discard(filter, actor, reason, seen)
+        return await self._store.discard(self._within(filter), actor, reason, seen)
 
     async def discard_planned(self, token: str, *, actor: str, reason: str) -> int:
         """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where that cannot
@@ -280,8 +379,14 @@ class Desk:
         request_key: str | None = None,
     ) -> StoredReplay:
         """Deliver one again, at once. Raises NotFound, NotReplayable or ReplayTooSoon."""
+        await self._check_seen(delivery_id)
         wish = Wish(Filter(ids=(delivery_id,)), force, fresh_id)
         return await self._make(wish, actor, reason, request_key, bulk=False)
+
+    async def _check_seen(self, delivery_id: bytes) -> None:
+        """Raise NotFound for a delivery that this viewer does not see; who sees all waits for no question more."""
+        if self.scope is not None:
+            await self.delivery(delivery_id)
 
     async def revive(self, event_id: bytes, *, actor: str, reason: str) -> None:
         """Deliver an event's dead letters again, those that were replayed a moment ago left out."""
@@ -321,7 +426,7 @@ class Desk:
         found: list[bytes] = []
         for text in texts:
             if text.startswith(f"{Kind.event}_"):
-                deliveries = await self._store.find_deliveries(Filter(event_id=some_id(Kind.event, text)), limit=1000)
+                deliveries = await self.deliveries(Filter(event_id=some_id(Kind.event, text)), limit=1000)
                 if not deliveries.items:
                     raise NotFound(f"{text[:40]} has no delivery, or is no longer there.")
                 found += [delivery.id for delivery in deliveries.items]
@@ -331,9 +436,9 @@ class Desk:
 
     async def plan(self, wish: Wish) -> Plan:
         """What a replay would do. Nothing happens."""
-        planned = await self._store.plan_replay(wish.filter, force=wish.force)
+        planned = await self._store.plan_replay(self._within(wish.filter), force=wish.force)
         levels, previews = await self._store.levels(), await self.previews(planned.sample)
-        return draw_up(wish, planned, self._destinations, levels, previews, await self._elsewhere())
+        return draw_up(wish, planned, self._whole._destinations, levels, previews, await self._elsewhere())
 
     async def start_replay(
         self, wish: Wish, *, actor: str, reason: str = "", request_key: str | None = None, expected: int | None = None
@@ -358,8 +463,9 @@ class Desk:
         bulk: bool = True,
     ) -> StoredReplay:
         _check_reason(reason)
+        more = {"to": await self._goes_to(wish), **self._comes_from(wish)}
         order = ReplayOrder(
-            filter=wish.filter,
+            filter=self._within(wish.filter),
             actor=actor,
             reason=reason,
             force=wish.force,
@@ -368,36 +474,51 @@ class Desk:
             bulk=bulk,
             request_key=request_key,
             expected=expected,
-            about={**wish.about(), "to": await self._goes_to(wish)},
+            about={**wish.about(), **more},
+            noted={**wish.without_subject().about(), **more},
         )
         made = await self._store.make_replay(new_id(), order)
         if bulk:
             self._nudge()
         return made
 
+    def _comes_from(self, wish: Wish) -> dict[str, object]:
+        """The sources that it cannot reach beyond, so that viewers of these may see it."""
+        if wish.filter.source is not None:
+            return {"sources": [wish.filter.source]}
+        return {} if self.scope is None else {"sources": sorted(self.scope)}
+
     async def _goes_to(self, wish: Wish) -> list[str]:
         """The destinations of what is replayed."""
         if wish.filter.destination is not None:
             return [wish.filter.destination]
         if wish.filter.ids:  # read off the ids: a copy that revives its event waits for this
-            names = {one.number: one.name for one in self._destinations.values()}
+            names = {one.number: one.name for one in self._whole._destinations.values()}
             numbers = {destination_of(one, names) for one in wish.filter.ids}
             return [name for number, name in names.items() if number in numbers]
-        return list((await self._store.plan_replay(wish.filter, force=wish.force)).by_destination)
+        return list((await self._store.plan_replay(self._within(wish.filter), force=wish.force)).by_destination)
 
     async def replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
         """Replays, newest first."""
-        return await self._store.find_replays(before=before, limit=limit)
+        page = await self._store.find_replays(before=before, limit=limit)
+        return page if self.scope is None else Page([one for one in page.items if self._sees_replay(one)], page.next)
+
+    def _sees_replay(self, replay: StoredReplay) -> bool:
+        """Whether it was asked for within this viewer's sources."""
+        sources = replay.about.get("sources")
+        return self.scope is None or (isinstance(sources, list) and self.scope.issuperset(sources))
 
     async def replay(self, replay_id: bytes) -> StoredReplay:
         """One replay and how far it is."""
         replay = await self._store.get_replay(replay_id)
-        if replay is None:
+        if replay is None or not self._sees_replay(replay):
             raise NotFound("There is no such replay, or no longer.")
         return replay
 
     async def steer(self, replay_id: bytes, state: ReplayState, *, actor: str) -> StoredReplay:
         """Pause it, let it run on, or abort it."""
+        if self.scope is not None:
+            await self.replay(replay_id)
         steered = await self._store.steer_replay(replay_id, state, actor)
         self._nudge()
         return steered
@@ -406,7 +527,7 @@ class Desk:
 
     async def sources(self) -> list[ShownSource]:
         """Every source: its address, its verifier, and how it goes."""
-        figures = await self._store.figures(self._now() - DAY)
+        figures = await self._figures(self._now() - DAY)
         return [await self._show_source(source, figures) for source in self._sources.values()]
 
     async def _show_source(self, source: Source, figures: Figures) -> ShownSource:
@@ -422,8 +543,8 @@ class Desk:
 
     async def destinations(self) -> list[ShownDestination]:
         """Every destination: whom it reaches, on what terms, and how it stands."""
-        figures = await self._store.figures(self._now() - DAY)
-        levels = await self._store.levels()
+        figures = await self._figures(self._now() - DAY)
+        levels = await self.levels()
         return [
             show_destination(
                 one, self._routes, levels.get(name, Level()), figures.by_destination.get(name, {}), self._now()
@@ -439,11 +560,13 @@ class Desk:
     async def pause(self, name: str, *, actor: str, reason: str = "") -> ShownDestination:
         """Hold a destination back; its deliveries wait, nothing is lost."""
         _check_reason(reason)
+        self.check_own(name)
         await self._store.pause(self._destination(name).number, actor, reason)
         return await self.destination(name)
 
     async def resume(self, name: str, *, actor: str) -> ShownDestination:
         """Let a destination go on."""
+        self.check_own(name)
         await self._store.resume(self._destination(name).number, actor)
         return await self.destination(name)
 
@@ -459,14 +582,14 @@ class Desk:
     async def stats(self, since: datetime, by: Literal["source", "destination"] | None = None) -> Stats:
         """The numbers since a moment, and if asked for per source or destination."""
         today = await self._today()
-        levels = await self._store.levels()
-        latest = await self._store.find_replays(limit=1)
+        levels = await self.levels()
+        latest = await self.replays(limit=1 if self.scope is None else 50)
         return stats.gather(
             since,
-            await self._store.figures(since),
+            await self._figures(since),
             today=today,
             levels=levels,
-            statuses=await self._store.count_since(since),
+            statuses=await self._count_since(since),
             marks=self._measure(levels, today),
             by=by,
             per_day=await self._per_day(since),
@@ -477,7 +600,7 @@ class Desk:
         """Events accepted since midnight UTC, by source; of one whose preset says which types are volume, those."""
         await self._write_counts()
         midnight = self._now().replace(hour=0, minute=0, second=0, microsecond=0)
-        figures, by_type = await self._store.figures(midnight), self._counted_by_type()
+        figures, by_type = await self._figures(midnight), self._counted_by_type()
         return {
             source: counted.get("volume" if source in by_type else "accepted", 0)
             for source, counted in figures.by_source.items()
@@ -488,19 +611,40 @@ class Desk:
 
     async def watermarks(self) -> list[Watermark]:
         """Every level that has a limit."""
-        levels = await self._store.levels()
+        levels = await self.levels()
         return self._measure(levels, await self._today())
 
     def _measure(self, levels: Mapping[str, Level], today: Mapping[str, int]) -> list[Watermark]:
         # Sources may be added after the desk was asked for, so the usual volumes are read off them each time.
         presets = {name: source.preset for name, source in self._sources.items()}
         usual = {name: preset.daily_volume for name, preset in presets.items() if preset and preset.daily_volume}
-        return watermarks.measure(self.limits.with_usual(usual), levels, today, self._free_disk())
+        marks = watermarks.measure(self.limits.with_usual(usual), levels, today, self._free_disk())
+        return [mark for mark in marks if self._sees_watermark(mark.name)]
+
+    def _sees_watermark(self, name: str) -> bool:
+        """Whether a watermark is about this viewer's sources: their volume, and their dead letters."""
+        kind, _, source = name.partition(".")
+        return self.scope is None or kind == "dead" or (kind == "daily_volume" and source in self.scope)
+
+    async def _figures(self, since: datetime) -> Figures:
+        figures = await self._store.figures(since)
+        if self.scope is None:
+            return figures
+        return Figures({name: counts for name, counts in figures.by_source.items() if name in self.scope}, {})
+
+    async def _count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
+        if self.scope is None:
+            return await self._store.count_since(since)
+        counts: defaultdict[DeliveryStatus, int] = defaultdict(int)
+        for by_status in (await self._store.count_of(self.scope, since)).values():
+            for status, n in by_status.items():
+                counts[status] += n
+        return dict(counts)
 
     async def _per_day(self, since: datetime) -> PerDay:
         """Deliveries done since, by destination and day."""
         days: PerDay = {}
-        for name in self._destinations:
+        for name in self._destinations if self.scope is None else ():  # counted for all sources together
             flows = await self._store.series(since, DAY.total_seconds(), destination=name)
             days[name] = {f"{at:%Y-%m-%d}": count for at, count in flows.get("succeeded", ())}
         return days
@@ -508,16 +652,31 @@ class Desk:
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
     ) -> Mapping[str, Sequence[tuple[datetime, int]]]:
-        """Flows for charts."""
-        return await self._store.series(since, step, source=source, destination=destination)
+        """Flows for charts. What a destination did is counted for all sources together: a viewer of some has none."""
+        if self.scope is None:
+            return await self._store.series(since, step, source=source, destination=destination)
+        wanted = self.scope if source is None else self.scope & {source}
+        sums: defaultdict[str, defaultdict[datetime, int]] = defaultdict(lambda: defaultdict(int))
+        for name in wanted if destination is None else ():
+            for what, points in (await self._store.series(since, step, source=name)).items():
+                for at, n in points:
+                    sums[what][at] += n
+        return {what: sorted(points.items()) for what, points in sums.items()}
 
     async def rejections(self, limit: int = 50) -> list[Rejection]:
         """The latest arrivals that were turned away, newest first."""
-        return await self._store.recent_rejections(limit)
+        if self.scope is None:
+            return await self._store.recent_rejections(limit)
+        return [one for one in await self._store.recent_rejections(KEPT_REJECTIONS) if self._sees(one.source)][:limit]
 
     async def audit(self, *, before: int | None = None, limit: int = 50) -> list[Audited]:
-        """What was done and by whom, newest first."""
-        return await self._store.audit_log(before=before, limit=limit)
+        """What was done and by whom, newest first; for a viewer of some sources, what that viewer did."""
+        actor = None if self.scope is None else self._viewer
+        return await self._store.audit_log(before=before, limit=limit, actor=actor)
+
+    async def token_uses(self) -> Mapping[str, datetime]:
+        """When each token was last used, by name."""
+        return await self._store.token_uses()
 
     async def system(self) -> System:
         """Version, store, workers."""
@@ -526,27 +685,42 @@ class Desk:
             engine=self._store.engine.value,
             schema=await self._store.schema_state(),
             size=await self._store.size(),
-            workers=await self._store.workers(),
+            workers=[self._show_worker(worker) for worker in await self._store.workers()],
             watermarks=await self.watermarks(),
-            crossings=await self._store.crossings(),
+            crossings={n: at for n, at in (await self._store.crossings()).items() if self._sees_watermark(n)},
             counted_by_type=self._counted_by_type(),
         )
 
     async def levels(self) -> Mapping[str, Level]:
-        """How every destination stands, also one that is no longer configured."""
-        return await self._store.levels()
+        """How every destination stands, also one that is no longer configured; for a viewer of some sources, those that
+        these go to, with their deliveries alone counted.
+        """
+        levels = await self._store.levels()
+        if self.scope is None:
+            return levels
+        counts = await self._store.count_of(self.scope)
+        return {name: _only(levels.get(name, Level()), counts.get(name, {})) for name in {*self._destinations, *counts}}
+
+    def _show_worker(self, worker: StoredWorker) -> StoredWorker:
+        if self.scope is None:
+            return worker
+        return replace(worker, leases=0, destinations=[one for one in worker.destinations if one in self._destinations])
 
     def policy(self, destination: str) -> Policy | None:
         """When a destination's deliveries are tried again; None for one that is no longer configured."""
-        found = self._destinations.get(destination)
+        found = self._whole._destinations.get(destination)
         return None if found is None else found.terms.retry
 
     def kinds(self, destinations: Iterable[str]) -> dict[str, str]:
         """Of what kind these are, without those that are no longer configured."""
-        return {name: self._destinations[name].kind for name in destinations if name in self._destinations}
+        known = self._whole._destinations
+        return {name: known[name].kind for name in destinations if name in known}
 
     async def arrival_body(self, event_id: bytes, arrival_id: bytes) -> bytes | None:
         """The body of a later arrival, where it differs from the event's own."""
+        await self._event(event_id)
+        self._check_payloads()
+        await self._note_view(event_id)
         for arrival in await self._store.arrivals_of(event_id):
             if arrival.id == arrival_id:
                 if arrival.unreadable is not None:
@@ -560,6 +734,20 @@ class Desk:
 
 
 # -- small readings ----------------------------------------------------------------------------
+
+
+def _only(level: Level, counted: Mapping[DeliveryStatus, int]) -> Level:
+    """How a destination stands for some sources: whether it is held back is the same for all."""
+    leased = counted.get(DeliveryStatus.leased, 0)
+    return replace(
+        level,
+        pending=counted.get(DeliveryStatus.pending, 0) + leased,
+        leased=leased,
+        done=counted.get(DeliveryStatus.done, 0),
+        dead=counted.get(DeliveryStatus.dead, 0),
+        discarded=counted.get(DeliveryStatus.discarded, 0),
+        oldest_due=None,
+    )
 
 
 def _check_meant(filter: Filter) -> None:

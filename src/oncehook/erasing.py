@@ -28,9 +28,11 @@ LONGEST_SUBJECT: Final = 10_000
 class Erasing:
     """Erases subjects of one store."""
 
-    def __init__(self, store: Store, sources: Mapping[str, Source]) -> None:
+    def __init__(self, store: Store, sources: Mapping[str, Source], *, is_limited: bool = False) -> None:
+        """`is_limited`: there are other sources, which are not to be touched."""
         self._store = store
         self._sources = sources
+        self._is_limited = is_limited
 
     async def count(self, subject: str, source: str | None = None) -> Erasure:
         """What is there to be erased. Nothing happens."""
@@ -66,6 +68,10 @@ class Erasing:
         return EraseOrder(kept, self._number(source), actor, reason or "", query.quoted(kept))
 
     def _number(self, name: str | None) -> int | None:
+        if name is None and self._is_limited:
+            raise BadRequest(
+                "Say of which source: you may not see all of them.", hint=f"One of: {', '.join(self._sources)}."
+            )
         if name is None:
             return None
         if (source := self._sources.get(name)) is None:

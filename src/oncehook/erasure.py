@@ -27,7 +27,7 @@ class EraseOrder:
     actor: str = ""
     reason: str = ""
     spelled: str = ""
-    """The subject as queries write it, which replays and the audit log may have kept."""
+    """The subject as queries write it, which replays have kept, and lines of an old audit log."""
 
 
 @dataclass(slots=True, frozen=True)

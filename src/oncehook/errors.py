@@ -11,7 +11,9 @@
     │   └── TooManyHops             400, an event that goes round in a circle
     ├── Refused             whoever asks at the desk: this cannot be done now; answered 4xx
     │   ├── Unauthorized            401, no or a wrong credential
+    │   │   └── TokenExpired        401, the token was right until some moment
     │   ├── Forbidden               403, the role does not suffice
+    │   │   └── PayloadsHidden      403, bodies and header values are not for this viewer
     │   ├── BadRequest              400
     │   │   ├── QueryInvalid        a query that cannot be read
     │   │   └── QueryTooWide        it asks for what too many encrypted bodies say
@@ -145,11 +147,25 @@ class Unauthorized(Refused):
     hint = "Send `Authorization: Bearer …` with the admin token or one of the configured tokens."
 
 
+class TokenExpired(Unauthorized):
+    """This token has expired."""
+
+    code = "token_expired"
+    hint = "Make a new one with `oncehook token NAME --expires 90d`, and put it in the place of the old one."
+
+
 class Forbidden(Refused):
     """This token's role does not allow that."""
 
     code = "forbidden"
     status = 403
+
+
+class PayloadsHidden(Forbidden):
+    """You may see events, but not what is in them."""
+
+    code = "payloads_hidden"
+    hint = "Bodies, header values, previews and answers need a token or person without `payloads = false`."
 
 
 class BadRequest(Refused):

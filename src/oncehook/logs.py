@@ -209,8 +209,8 @@ os.register_at_fork(after_in_child=ration._unlock)
 # -- in a program with a logging of its own ----------------------------------------------------
 
 LOGGERS: Final = (
-    "api", "arrival", "attempt", "bridge", "claims", "receive", "replay", "settings", "source", "store", "sweep",
-    "web", "whatsapp", "worker",
+    "api", "arrival", "attempt", "audit", "bridge", "claims", "receive", "replay", "settings", "source", "store",
+    "sweep", "web", "whatsapp", "worker",
 )  # fmt: skip
 """By name, after `oncehook.`: a filter of `oncehook` itself would not be asked about their lines."""
 

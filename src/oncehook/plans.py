@@ -21,7 +21,7 @@ from oncehook import query
 from oncehook.deliveries import DeliveryStatus, Filter, Level, StoredDelivery
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest
-from oncehook.model import Kind, read_id, show_id
+from oncehook.model import Kind, read_id, show_id, subject_hash
 from oncehook.previews import Preview
 from oncehook.replays import ReplayPlan, Seen
 
@@ -39,6 +39,12 @@ class Wish:
     fresh_id: bool = False
     rate: float | None = None
     """Deliveries a second at most."""
+
+    def without_subject(self) -> Wish:
+        """Return it with a hash in the place of the subject's text."""
+        subject = self.filter.subject
+        hidden = None if subject is None else f"#{subject_hash(subject)}"
+        return replace(self, filter=replace(self.filter, subject=hidden))
 
     def about(self) -> dict[str, object]:
         """The wish in words, to be kept with the replay."""

@@ -288,7 +288,7 @@ def fixed(filter: Filter) -> str:
 
 def _said(filter: Filter, name: str) -> Iterator[str]:
     value = getattr(filter, name)
-    if value is None or name == "attempts_below":
+    if value is None or name in ("attempts_below", "sources"):
         if name == "attempts_below" and value is not None and filter.attempts_above is None:
             yield f"attempts:<{value}"
         return

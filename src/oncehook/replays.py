@@ -45,10 +45,12 @@ class ReplayOrder:
     """How many the plan had said: when it is another number now, nothing is done (PlanChanged)."""
     about: Mapping[str, object] = field(default_factory=dict)
     """The order in the words in which it was given, to be shown."""
+    noted: Mapping[str, object] = field(default_factory=dict)
+    """The same for the audit log, without the subject: a line stays as it is, also when the subject is erased."""
 
     def audited(self, count: int) -> dict[str, object]:
         """What the audit log says of it, when it has found so many."""
-        return {"count": count, "reason": self.reason, "bulk": self.bulk, **self.about}
+        return {"count": count, "reason": self.reason, "bulk": self.bulk, **self.noted}
 
 
 @dataclass(slots=True, frozen=True)

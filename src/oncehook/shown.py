@@ -53,6 +53,18 @@ def request_of(head: bytes) -> Request:
     )
 
 
+HIDDEN: Final = "[hidden]"
+"""Stands for the value of a header, for whoever may not see payloads."""
+
+
+def without_values(request: Request) -> Request:
+    """Return a request without what its sender put into it: no query, and of headers only the names."""
+    path, mark, _ = request.target.partition("?")
+    return Request(
+        request.method, path + mark + (HIDDEN if mark else ""), [(name, HIDDEN) for name, _ in request.headers]
+    )
+
+
 def _is_credential(name: str) -> bool:
     return len(name) <= 200 and _CREDENTIAL.fullmatch(name) is not None
 
@@ -68,6 +80,8 @@ class ShownEvent:
     """Whether its source's check covers the body; None: there is no such source any more."""
     key_authenticated: bool | None
     """Whether it covers where the key stands."""
+    size: int
+    """Bytes of the body, which the event itself is without where payloads are hidden."""
 
     @property
     def covers(self) -> str | None:

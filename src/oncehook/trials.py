@@ -8,6 +8,7 @@ one `Trials`; what of the answer may be shown to whom, faces decide.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
@@ -90,6 +91,12 @@ class Trials:
         self._take_in = take_in
         self._tested: dict[str, float] = {}
         self._signs: dict[str, bool] = {}
+
+    def within(self, sources: Mapping[str, Source], destinations: Mapping[str, Destination]) -> Trials:
+        """Return the same for somebody who sees only these."""
+        limited = copy(self)
+        limited._sources, limited._destinations = sources, destinations
+        return limited
 
     # -- destinations --------------------------------------------------------------------------
 

@@ -186,7 +186,7 @@ def test_what_is_done_in_flask_is_audited_in_the_persons_name(staff: Staff) -> N
     assert staff.act("/destinations/ship/pause", data={}).status_code == 403
     staff.log_in("olaf", "operator")
     assert staff.act("/destinations/ship/pause", data={"reason": "no paper"}).status_code == 303
-    assert staff.audit() == [("olaf", "pause"), ("anna", "replay")]
+    assert staff.audit() == [("olaf", "pause"), ("vera", "refused"), ("anna", "replay")]
     assert "no paper" in staff.ask("/destinations").text
 
 

@@ -375,7 +375,7 @@ class House:
             return
         for table in (
             *("keys", "events", "batches", "arrivals", "deliveries", "heads", "counters"),
-            *("attempts", "replays", "replay_items", "audit", "destination_state", "ranks"),
+            *("attempts", "replays", "replay_items", "destination_state", "ranks"),
         ):
             self.ground.sql(f"DELETE FROM {table}")
 

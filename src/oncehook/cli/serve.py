@@ -88,6 +88,7 @@ async def _serve(setup: Setup, hangup: Hangup, work: bool, ui: bool, browse: boo
                 if browse and link:
                     webbrowser.open(link)
 
+            await setup.inbox.store.note_settings(setup.origin, setup.loaded.digests())
             await serve_inbox(setup.inbox, setup.config.server, ui=ui, on_ready=ready, on_stop=stopping)
 
 

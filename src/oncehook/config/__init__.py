@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
@@ -108,6 +109,11 @@ class Loaded:
     def settings(self) -> Iterator[Setting]:
         """All settings that have a value, as they may be shown."""
         return self._settings(self.config, ())
+
+    def digests(self) -> dict[str, str]:
+        """A digest of each setting as it is shown: tells that it was changed, and is never one of a secret's value."""
+        shown = ((setting.name, msgspec.json.encode(setting.value, enc_hook=str)) for setting in self.settings())
+        return {name: blake2b(value, digest_size=8).hexdigest() for name, value in shown}
 
     def _settings(self, table: msgspec.Struct, path: SettingPath) -> Iterator[Setting]:
         for key, about in fields_of(type(table)).items():

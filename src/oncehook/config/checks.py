@@ -330,6 +330,10 @@ def loose_ends(config: Config, walk: Walk, app: Names) -> Iterator[Finding]:
     for name in config.watermark.daily_volume:
         if name not in known:
             yield ("watermark", "daily_volume", name), f'there is no source "{name}"; {suggest(name, known)}'
+    for place, token in enumerate(config.server.tokens):
+        for name in token.sources or ():
+            if name not in known:
+                yield ("server", "tokens", place, "sources"), f'there is no source "{name}"; {suggest(name, known)}'
 
 
 def _check_needs(walk: Walk, path: tuple[str, int], route: RouteConfig, source: SourceConfig) -> None:
@@ -363,10 +367,17 @@ def _public_host(server: ServerConfig) -> str:
     return next((host for host in hosts if not is_loopback(host)), "")
 
 
+_OTHERS: Final = ("admin", "local", "cli", "oncehook", "sender", "host")
+
+
 def _check_tokens(server: ServerConfig, walk: Walk) -> None:
     for name, count in Counter(token.name for token in server.tokens).items():
         if count > 1:
             walk.note(("server", "tokens"), f'tokens in [server]: "{name}" is the name of {count} tokens')
+    for token in server.tokens:
+        if token.sources is not None and token.name in _OTHERS:
+            # Of the audit log such a token sees what was done under its name.
+            walk.note(("server", "tokens"), f'tokens in [server]: "{token.name}" is a name of oncehook\'s own')
 
 
 def _check_oidc(server: ServerConfig, walk: Walk) -> None:

@@ -6,10 +6,12 @@ on what to write instead. `tables.py` hangs one on every setting.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
@@ -121,6 +123,34 @@ TEXTS: Final = Form(
     list,
 )
 STATUSES: Final = Form(_statuses, {"type": "array", "items": {"type": "integer", "minimum": 300, "maximum": 599}}, list)
+
+
+def _names(value: object, place: Place) -> tuple[str, ...]:
+    names = _texts(value)
+    if not names:
+        raise ConfigError("must name at least one; leave it out for all of them")
+    return names
+
+
+def _moment(value: object, place: Place) -> datetime:
+    """Read a day, or a moment with its offset; TOML has both as types of their own."""
+    read = value
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            read = datetime.fromisoformat(value)
+    if isinstance(read, date) and not isinstance(read, datetime):
+        read = datetime(read.year, read.month, read.day, tzinfo=UTC)
+    elif isinstance(value, str) and isinstance(read, datetime) and len(value) <= len("2027-02-15"):
+        read = read.replace(tzinfo=UTC)
+    if not isinstance(read, datetime) or read.tzinfo is None:
+        raise ConfigError("must be a day or a moment in UTC; write for example 2027-02-15 or 2027-02-15T12:00:00Z")
+    return read.astimezone(UTC)
+
+
+NAMES: Final = Form(
+    _names, {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}, list
+)
+MOMENT: Final = Form(_moment, {"type": "string"}, lambda at: f"{at:%Y-%m-%dT%H:%M:%SZ}")
 
 
 # -- durations, sizes, rates -------------------------------------------------------------------

@@ -8,6 +8,7 @@ said are None: there the preset's word counts, then the general default.
 from __future__ import annotations
 
 import typing
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -279,6 +280,13 @@ class TokenConfig(_Table, frozen=True, kw_only=True):
         Literal["viewer", "operator", "admin"], forms.choice("viewer", "operator", "admin"), "What it may do."
     ]
     token: Annotated[Secret, forms.SECRET, "Where it is kept."]
+    expires: Annotated[datetime | None, forms.MOMENT, "The day or moment (UTC) from which on it is none any more."] = (
+        None
+    )
+    sources: Annotated[
+        tuple[str, ...] | None, forms.NAMES, "The sources that it sees and acts on (default: all of them)."
+    ] = None
+    payloads: Annotated[bool, forms.FLAG, "Whether it sees bodies, header values, previews and answers."] = True
 
 
 class OidcConfig(_Table, frozen=True, kw_only=True):

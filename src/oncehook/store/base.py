@@ -58,6 +58,9 @@ T = TypeVar("T", contravariant=True)
 KEPT_ARRIVALS = 20
 """Later arrivals kept per event, the latest ones; `copies` counts them all (DESIGN.md 8.1)."""
 
+TOKEN_USE_SECONDS = 60.0
+"""A token's last use is written at most this often, however many requests it makes."""
+
 UNSEEN = bytes(16)
 """The body hash of a key that was imported: nobody here knows its body, so no copy of it is a conflict."""
 
@@ -419,6 +422,11 @@ class Store(Protocol):
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
         """Write down something that was done elsewhere."""
 
+    async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
+        """Keep a digest for each setting of this start; where some differ from those of the last start at the same
+        place, write a line `settings` with their names. The first start at a place is the one to compare with.
+        """
+
     # -- look ------------------------------------------------------------------------------
 
     async def get_event(self, event_id: bytes) -> StoredEvent | None:
@@ -457,8 +465,10 @@ class Store(Protocol):
     async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
         """The delivery's neighbours: same destination, source and subject, in order of commit, itself among them."""
 
-    async def causes(self, destination: str | None = None) -> list[Cause]:
-        """Dead letters by destination and cause, the most frequent first. Looks at the latest 10,000."""
+    async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
+        """Dead letters by destination and cause, the most frequent first; with `sources`, of their events only. Looks
+        at the latest 10,000.
+        """
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
         """What a replay of these would do."""
@@ -475,13 +485,25 @@ class Store(Protocol):
     async def count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
         """Deliveries of events received since, by how they stand now (`leased` apart from `pending`)."""
 
+    async def count_of(
+        self, sources: Collection[str], since: datetime | None = None
+    ) -> dict[str, dict[DeliveryStatus, int]]:
+        """Deliveries of these sources' events, by destination and by how they stand now; with `since`, of events
+        received since. Counted row by row: counters do not know a source and a destination together.
+        """
+
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
     ) -> dict[str, list[tuple[datetime, int]]]:
         """Flows for charts: what was counted, by name, in steps of so many seconds."""
 
-    async def audit_log(self, *, before: int | None = None, limit: int = 50) -> list[Audited]:
-        """What was done, newest first."""
+    async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
+        """What was done, newest first; with `actor`, by this one only. Lines are only ever added: the database refuses
+        to change one, and to remove one otherwise than by `prune`; `check` follows their chain (S34).
+        """
+
+    async def token_uses(self) -> dict[str, datetime]:
+        """When each token was last used, by name, to the minute."""
 
     async def workers(self) -> list[StoredWorker]:
         """Workers heard of in the last minute."""
@@ -525,6 +547,9 @@ class Store(Protocol):
 
     async def end_session(self, hash: bytes) -> None:
         """Somebody has gone."""
+
+    async def note_token_use(self, name: str) -> None:
+        """Note that a token is used now, unless that was noted within the last TOKEN_USE_SECONDS."""
 
     async def inbox_number(self) -> int:
         """A number that tells this store from others, drawn when it was made."""

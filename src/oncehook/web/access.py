@@ -12,20 +12,25 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import IntEnum
 from ipaddress import ip_address
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from oncehook import clock
 from oncehook.config.tables import TokenConfig
-from oncehook.errors import ConfigError, Forbidden
+from oncehook.desk import Desk
+from oncehook.errors import ConfigError, Forbidden, Refused, StoreError, TokenExpired
 from oncehook.logs import ration
 from oncehook.model import Arrival, Headers
+from oncehook.person import Person, RoleName
 from oncehook.receive import is_direct
 from oncehook.secret import Secret, is_random
 from oncehook.sessions import prove
+from oncehook.store.base import TOKEN_USE_SECONDS
 from oncehook.verify import same
 from oncehook.web.peers import PeerOf, direct_peer, network_of
 from oncehook.web.throttle import Throttle, TooManyTries
@@ -49,15 +54,30 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks: the name that goes into the audit log, and the role."""
+    """Who asks: the name that goes into the audit log, the role, and what it may see."""
 
     name: str
     role: Role
+    sources: frozenset[str] | None = None
+    """The sources that it sees and acts on; None: all."""
+    payloads: bool = True
+    """Whether it sees bodies, header values, previews and answers."""
+    expires: datetime | None = None
+    """The moment from which on its token is none any more."""
+    is_token: bool = False
+    """Whether it is named in the settings, so that its last use is written down."""
+
+    def desk(self, desk: Desk) -> Desk:
+        """Return the desk as this one sees it."""
+        return desk.seen_by(self.name, self.sources, payloads=self.payloads)
+
+    @property
+    def has_expired(self) -> bool:
+        return self.expires is not None and clock.now_utc() >= self.expires
 
 
-RoleName = Literal["viewer", "operator", "admin"]
-Authorized = RoleName | tuple[str, RoleName] | None
-"""A host application's decision: the person's name and role, a role alone, or None for nobody."""
+Authorized = RoleName | tuple[str, RoleName] | Person | None
+"""A host application's decision: the person's name and role, a role alone, a `Person`, or None for nobody."""
 Authorize = Callable[[Request], Authorized | Awaitable[Authorized]]
 """A host application's function that decides, given each request."""
 R = TypeVar("R")
@@ -75,13 +95,22 @@ async def authorized(authorize: Authorize, request: Request) -> Identity | None:
         answer = await answer
     if answer is None:
         return None
+    sources: frozenset[str] | None = None
+    payloads = True
+    if isinstance(answer, Person):
+        sources = None if answer.sources is None else frozenset(answer.sources)
+        answer, payloads = (answer.name, answer.role), answer.payloads
     name, role = answer if isinstance(answer, tuple) and len(answer) == 2 else (UNNAMED, answer)
     if not isinstance(name, str) or not name.strip() or not isinstance(role, str) or role not in Role.__members__:
-        hint = 'Return (name, role) with a role of "viewer", "operator" or "admin"; a role alone; or None for nobody.'
+        hint = 'Return (name, role) with a role of "viewer", "operator" or "admin"; a role; a Person; or None.'
         fields = {"answer": repr(answer)[:LONGEST_NAME], "hint": hint}
         ration.log(log, logging.ERROR, "authorize.invalid", fields, kind="answer")
         return None
-    return Identity(name.strip()[:LONGEST_NAME], Role[role])
+    return Identity(name.strip()[:LONGEST_NAME], Role[role], sources, payloads)
+
+
+async def _unused(name: str) -> None:
+    """Nobody wants to know when a token was used."""
 
 
 class OnRefused(Protocol):
@@ -116,21 +145,27 @@ class Access:
         authorize: Authorize | None = None,
         peer_of: PeerOf = direct_peer,
         on_refused: OnRefused = _unheard,
+        note_use: Callable[[str], Awaitable[None]] = _unused,
     ) -> None:
         """Reads every token once. Raises ConfigError for one that is missing, empty, or given to two holders.
 
         `on_refused` is told of each wrong token: by which way it came, from which network, and why it is refused.
+        `note_use` is told the name of a token that is used, once a minute.
         """
         self.throttle = Throttle()
+        self._note_use = note_use
+        self._used: dict[str, float] = {}
         self._authorize = authorize
         self._peer_of = peer_of
         self._on_refused = on_refused
         self._local = hash_token(local_token.encode()) if local_token else None
         self._holders: list[_Holder] = []
         if admin_token is not None:
-            self._add(admin_token, Identity("admin", Role.admin))
+            self._add(admin_token, Identity("admin", Role.admin, is_token=True))
         for token in tokens:
-            self._add(token.token, Identity(token.name, Role[token.role]))
+            sources = None if token.sources is None else frozenset(token.sources)
+            role = Role[token.role]
+            self._add(token.token, Identity(token.name, role, sources, token.payloads, token.expires, is_token=True))
 
     def _add(self, token: Secret, identity: Identity) -> None:
         value = token.reveal()
@@ -150,8 +185,15 @@ class Access:
         """Whether there is any token to know."""
         return bool(self._holders)
 
+    @property
+    def holders(self) -> Sequence[Identity]:
+        """Everybody who holds a token."""
+        return [holder.identity for holder in self._holders]
+
     def identify(self, headers: Headers, peer: str) -> Identity | None:
-        """Return who holds the bearer token of this request. Raises TooManyTries."""
+        """Return who holds the bearer token of this request. Raises TooManyTries, and TokenExpired for a token that was
+        right once.
+        """
         presented = _bearer(headers)
         return None if presented is None else self.holder_of(presented, headers, peer, "token")
 
@@ -169,13 +211,17 @@ class Access:
                 found = holder
         if self._local is not None and same(self._local, digest) and is_local(headers, peer):
             found = _LOCAL
-        if found is not None and found.is_unguessable:
-            return found.identity
-        if not self._holders and self._local is None:
-            return None  # there is nothing to guess
-        return self._slowly(found, network_of(peer), way)
+        if found is None or not found.is_unguessable:
+            if not self._holders and self._local is None:
+                return None  # there is nothing to guess
+            self._slow_down(found, network_of(peer), way)
+        if found is None:
+            return None
+        if found.identity.has_expired:
+            raise TokenExpired(f"This token expired at {found.identity.expires:%Y-%m-%d %H:%M} UTC.")
+        return found.identity
 
-    def _slowly(self, found: _Holder | None, network: str, way: str) -> Identity | None:
+    def _slow_down(self, found: _Holder | None, network: str, way: str) -> None:
         try:
             self.throttle.check(network)
         except TooManyTries:
@@ -184,9 +230,19 @@ class Access:
         if found is None:
             self.throttle.wrong(network)
             self._on_refused(way, network, "wrong")
-            return None
-        self.throttle.right(network)
-        return found.identity
+        else:
+            self.throttle.right(network)
+
+    async def note_use(self, identity: Identity) -> None:
+        """Have it written down that a token is used, once a minute for each. A store that is away keeps nobody out."""
+        now, last = clock.steady(), self._used.get(identity.name)
+        if not identity.is_token or (last is not None and now - last < TOKEN_USE_SECONDS):
+            return
+        self._used[identity.name] = now
+        try:
+            await self._note_use(identity.name)
+        except StoreError:
+            self._used.pop(identity.name, None)
 
     def vouches(self, session: str, proof: bytes) -> Identity | None:
         """Return whose token a session was begun with, while there is such a token; the local admin for one begun by
@@ -198,7 +254,7 @@ class Access:
         for known in (self.seal, *([] if self._local is None else [self._local])):
             if same(prove(session, known), proof):
                 found = _LOCAL.identity
-        return found
+        return None if found is None or found.has_expired else found
 
     def is_local(self, request: Request) -> bool:
         """Tell whether a request comes straight from this machine and is meant for it (DESIGN.md 8.11)."""
@@ -207,6 +263,8 @@ class Access:
     async def of(self, request: Request) -> Identity | None:
         """Who asks: the holder of the token, or whom the host application lets in."""
         found = self.identify(request.scope["headers"], self._peer_of(request.scope))
+        if found is not None:
+            await self.note_use(found)
         if found is not None or self._authorize is None:
             return found
         found = await authorized(self._authorize, request)
@@ -258,3 +316,13 @@ def is_same_origin(request: Request) -> bool:
         return site in ("same-origin", "none")
     origin = request.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+
+
+def is_refused_act(request: Request, error: Refused) -> bool:
+    """Whether a refusal belongs into the audit log: what somebody may not see or do, and acts that could not be done.
+
+    What cannot be read, or comes too often, is no act.
+    """
+    if isinstance(error, Forbidden):
+        return True
+    return request.method not in ("GET", "HEAD") and error.status in (404, 409)

@@ -178,7 +178,7 @@ def event(found: shown.ShownEvent) -> Event:
         same_body_as=_id(Kind.event, kept.same_as),
         id=show_id(Kind.event, kept.id),
         marks=_marks(kept.marks),
-        size=len(kept.body),
+        size=found.size,
         deliveries=[delivery(one) for one in found.deliveries],
     )
 

@@ -21,7 +21,7 @@ from oncehook.desk import Desk
 from oncehook.errors import Forbidden, NotFound, Refused, StoreError, Unauthorized
 from oncehook.logs import ration
 from oncehook.web import answers
-from oncehook.web.access import Access
+from oncehook.web.access import Access, Identity, is_refused_act
 from oncehook.web.asking import Ask, check_parameters, check_word
 from oncehook.web.endpoints import ENDPOINTS
 from oncehook.web.live import Stream
@@ -68,6 +68,7 @@ def _serve(endpoint: Endpoint, desk: Desk, access: Access, stream: Stream) -> Ca
     known = [name for name, _ in endpoint.parameters]
 
     async def answer(request: Request) -> Response:
+        identity: Identity | None = None
         try:
             identity = await access.of(request)
             if identity is None:
@@ -76,8 +77,11 @@ def _serve(endpoint: Endpoint, desk: Desk, access: Access, stream: Stream) -> Ca
                 raise Forbidden(f"This needs the role {endpoint.role.name}; {identity.name} is {identity.role.name}.")
             for name in request.query_params:
                 check_word(name, known, "parameter here")
-            return _written(await endpoint.handler(Ask(request, identity, desk, stream)), endpoint.status)
+            ask = Ask(request, identity, identity.desk(desk), stream, access)
+            return _written(await endpoint.handler(ask), endpoint.status)
         except Refused as error:
+            if identity is not None and is_refused_act(request, error):
+                await identity.desk(desk).note_refused(f"{request.method} {request.url.path}", error.code)
             return refusal(error)
         except StoreError as error:
             return _unavailable(error)
@@ -91,9 +95,12 @@ def _serve(endpoint: Endpoint, desk: Desk, access: Access, stream: Stream) -> Ca
 
 async def _nothing_here(request: Request, access: Access) -> Refused:
     """Why there is nothing: a stranger does not learn which addresses there are."""
-    if await access.of(request) is None:
-        return Unauthorized()
-    check_parameters(request)
+    try:
+        if await access.of(request) is None:
+            return Unauthorized()
+        check_parameters(request)
+    except Refused as error:
+        return error
     path = "/" + request.path_params["rest"]
     methods = [endpoint.method for endpoint in ENDPOINTS if _fits(endpoint.path, path)]
     if methods:

@@ -23,7 +23,7 @@ from oncehook.errors import BadRequest, ConfigError, NotFound
 from oncehook.logs import plain
 from oncehook.model import Kind, digest, read_id
 from oncehook.query import WORDS, quoted
-from oncehook.web.access import Identity
+from oncehook.web.access import Access, Identity
 from oncehook.web.live import Stream
 
 MOST: Final = 200
@@ -96,7 +96,9 @@ class Ask:
     request: Request
     identity: Identity
     desk: Desk
+    """As this one sees it."""
     stream: Stream
+    access: Access
 
     def __post_init__(self) -> None:
         check_parameters(self.request)

@@ -45,7 +45,7 @@ async def dead(visit: Visit) -> Response:
     """All dead letters, in groups."""
     causes = await visit.desk.causes()
     groups = [await _group(visit, cause, is_open=place < OPENED) for place, cause in enumerate(causes)]
-    frame = await visit.frames.get()
+    frame = await visit.frames.get(visit.desk)
     mark = next((mark for mark in frame.system.watermarks if mark.name == "dead"), None)
     return await visit.page(
         "dead.html",

@@ -14,7 +14,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from oncehook.deliveries import Page
-from oncehook.errors import BadRequest, ConfigError, NotFound
+from oncehook.errors import BadRequest, ConfigError, Forbidden, NotFound
 from oncehook.model import Kind, show_id
 from oncehook.plans import Wish
 from oncehook.replays import ReplayState
@@ -231,6 +231,13 @@ async def list_audit(ask: Ask) -> dict[str, Any]:
     return {"items": [reports.audit(line) for line in lines], "next": cursor("audit", last)}
 
 
+async def list_tokens(ask: Ask) -> dict[str, Any]:
+    if ask.desk.scope is not None:
+        raise Forbidden("Tokens are for who sees all sources.")
+    used = await ask.desk.token_uses()
+    return _whole([reports.token(one, used.get(one.name)) for one in ask.access.holders])
+
+
 async def get_system(ask: Ask) -> reports.System:
     return reports.system(await ask.desk.system())
 
@@ -252,7 +259,7 @@ class _Watching(StreamingResponse):
 async def watch(ask: Ask) -> Response:
     if ask.request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    return _Watching(ask.stream, ask.stream.join())
+    return _Watching(ask.stream, ask.stream.join(ask.desk.scope))
 
 
 # -- lists ------------------------------------------------------------------------------------
@@ -284,7 +291,7 @@ _SINCE: Final = ("since", 'A duration ("24h" ago, unless said otherwise) or an I
 ENDPOINTS: Final[Sequence[Endpoint]] = (
     _get("/events", list_events, answers.ListedEvent, "Events, newest first.", listed=True, parameters=FILTER),
     _get("/events/{id}", get_event, answers.Event, "One event.", refusals=(404, 409)),
-    _get("/events/{id}/body", get_body, None, "Its bytes.", media="application/octet-stream", refusals=(404, 409)),
+    _get("/events/{id}/body", get_body, None, "Its bytes.", media="application/octet-stream", refusals=(403, 404, 409)),
     _get(
         "/events/{id}/arrivals", list_arrivals, answers.Arrival, "Every time it came.", listed=True, refusals=(404, 409)
     ),
@@ -294,7 +301,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = (
         None,
         "The bytes that came then.",
         media="application/octet-stream",
-        refusals=(404, 409),
+        refusals=(403, 404, 409),
     ),
     _get("/deliveries", list_deliveries, answers.Delivery, "Deliveries, newest first.", listed=True, parameters=FILTER),
     _get("/deliveries/{id}", get_delivery, answers.Delivery, "One delivery.", refusals=(404,)),
@@ -404,5 +411,8 @@ ENDPOINTS: Final[Sequence[Endpoint]] = (
     _get("/stream", watch, None, "What happens, as it happens.", media="text/event-stream", refusals=(429,)),
     _get(
         "/audit", list_audit, reports.Audit, "What was done, and by whom.", Role.operator, listed=True, parameters=PAGED
+    ),
+    _get(
+        "/tokens", list_tokens, reports.Token, "Who holds a token, and when it was last used.", Role.admin, listed=True
     ),
 )

@@ -230,7 +230,7 @@ async def event(visit: Visit) -> Response:
         near=near,
         message=next(iter((await visit.desk.previews(shown.deliveries)).values()), None),
         replayable=await visit.desk.replayable(shown.deliveries),
-        curl=_curl(shown, visit.origin),
+        curl=_curl(shown, visit.origin) if visit.desk.sees_payloads else None,
         fixture=_fixture(shown, visit.desk.kinds(one.destination for one in shown.deliveries)),
         attempt_state=timeline.attempt_state,
         answer=timeline.answer,
@@ -278,6 +278,8 @@ async def _near(visit: Visit, shown: ShownEvent) -> Near | None:
 async def _detail(visit: Visit, shown: ShownEvent, arrivals: Sequence[ShownArrival], tab: str) -> dict[str, Any]:
     body = shown.event.body
     found: dict[str, Any] = {"view": "tree", "tree": None, "raw": None, "dump": None, "diff": None, "compared": None}
+    if not visit.desk.sees_payloads:
+        return found
     if tab == "body":
         view = visit.parameter("view", "tree")
         found["tree"] = bodies.tree(body) if view == "tree" else None

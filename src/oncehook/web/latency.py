@@ -26,7 +26,7 @@ class Latency:
     """Makes the chart, and keeps what is past."""
 
     def __init__(self) -> None:
-        self._past: dict[tuple[str, int], Values] = {}
+        self._past: dict[tuple[str, int, frozenset[str] | None], Values] = {}
 
     async def get(self, desk: Desk, span: Span, now: datetime) -> Chart:
         """The chart of a stretch of time, in a dozen parts."""
@@ -39,7 +39,7 @@ class Latency:
         return Chart([("p50", "done"), ("p95", "twin"), ("p99", "odd")], rows, _sentence(values))
 
     async def _part(self, desk: Desk, span: Span, at: datetime, now: datetime) -> Values:
-        key = (span.word, int(at.timestamp()))
+        key = (span.word, int(at.timestamp()), desk.scope)
         kept = self._past.get(key)
         if kept is not None:
             return kept

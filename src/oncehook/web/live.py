@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -41,10 +41,16 @@ class NotLive(Refused):
 class Watcher:
     """One reader of the stream."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: Collection[str] | None = None) -> None:
+        """`scope`: the sources whose moments it is told; None: everything."""
+        self._scope = scope
         self.waiting: deque[bytes] = deque(maxlen=QUEUE)
         self.dropped = 0
         self.stir = asyncio.Event()
+
+    def sees(self, source: object) -> bool:
+        """Whether a moment of this source, or of none, is for this reader."""
+        return self._scope is None or source in self._scope
 
     def offer(self, moment: bytes) -> None:
         """Take a moment, at the price of the oldest."""
@@ -84,13 +90,14 @@ class Stream:
         if self._watchers:
             moment = written(kind, fields)
             for watcher in self._watchers:
-                watcher.offer(moment)
+                if watcher.sees(fields.get("source")):
+                    watcher.offer(moment)
 
-    def join(self) -> Watcher:
-        """A new watcher. Raises TooManyWatchers. Whoever joins must leave."""
+    def join(self, scope: Collection[str] | None = None) -> Watcher:
+        """A new watcher, of these sources or of all. Raises TooManyWatchers. Whoever joins must leave."""
         if len(self._watchers) >= WATCHERS:
             raise TooManyWatchers
-        watcher = Watcher()
+        watcher = Watcher(scope)
         self._watchers.add(watcher)
         return watcher
 
@@ -126,7 +133,7 @@ class NoStream(Stream):
 
     is_live = False
 
-    def join(self) -> Watcher:
+    def join(self, scope: Collection[str] | None = None) -> Watcher:
         """Raises NotLive."""
         raise NotLive
 

@@ -44,7 +44,7 @@ async def overview(visit: Visit) -> Response:
     flows = await desk.series(steps[0], span.step)
     before = await desk.series(steps[0] - timedelta(seconds=span.seconds), span.step)
     before = {name: [point for point in points if point[0] < steps[0]] for name, points in before.items()}
-    frame = await visit.frames.get()
+    frame = await visit.frames.get(visit.desk)
     destinations = await desk.destinations()
     return await visit.page(
         "overview.html",

@@ -23,7 +23,7 @@ from oncehook.desk import Desk
 from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
 from oncehook.logs import ration
 from oncehook.web import api, callouts, dead, events, feed, overview, replays, standing, trials
-from oncehook.web.access import Access, Authorize, Identity, Role
+from oncehook.web.access import Access, Authorize, Identity, Role, is_refused_act
 from oncehook.web.asking import check_parameters
 from oncehook.web.callouts import Guide
 from oncehook.web.latency import Latency
@@ -63,7 +63,7 @@ def _ask(path: str, endpoint: Endpoint) -> Page:
 async def stream(visit: Visit) -> Response:
     """Hints that something has happened; with `page=live`, what it was."""
     event_id, kind = visit.parameter("event"), visit.parameter("kind", "all")
-    watcher = visit.stream.join()
+    watcher = visit.stream.join(visit.desk.scope)
 
     async def is_welcome() -> bool:
         return visit.door.is_hosted or await visit.door.is_open(visit.request)
@@ -137,7 +137,7 @@ class Desktop:
         self._desk = desk
         self._door = door
         self._live = live
-        self._frames = Frames(desk)
+        self._frames = Frames()
         self._latency = Latency()
         self._guide = guide
 
@@ -172,6 +172,8 @@ class Desktop:
                     raise Forbidden(f"That needs the role {page.role.name}; yours is {visit.identity.role.name}.")
                 return await page.endpoint(visit)
             except (Refused, StoreError) as error:
+                if visit is not None and isinstance(error, Refused) and is_refused_act(request, error):
+                    await visit.desk.note_refused(f"{request.method} {request.url.path}", error.code)
                 return await self._wrong(request, error, visit)
             except Exception:
                 fields = {"path": request.url.path[:200]}
@@ -184,7 +186,11 @@ class Desktop:
         identity = await self._door.of(request)
         if identity is None:
             return None
-        return Visit(request, identity, self._desk, self._live, self._door, self._frames, self._latency, self._guide)
+        return self._visit_of(request, identity)
+
+    def _visit_of(self, request: Request, identity: Identity) -> Visit:
+        desk, shared = identity.desk(self._desk), (self._frames, self._latency, self._guide)
+        return Visit(request, identity, desk, self._live, self._door.access, self._door, *shared)
 
     # -- coming in and going -------------------------------------------------------------------
 
@@ -244,8 +250,7 @@ class Desktop:
         return answer
 
     async def _log_in(self, request: Request) -> Response:
-        visit = Visit(request, _NOBODY, self._desk, self._live, self._door, self._frames, self._latency)
-        password = (await visit.form()).get("password", "")
+        password = (await self._visit_of(request, _NOBODY).form()).get("password", "")
         try:
             identity = self._door.by_password(request, password)
         except Refused as error:

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from oncehook import deliveries, model, shown, stats, watermarks
+from oncehook.web.access import Identity
 from oncehook.web.answers import Answer, fill
 
 # -- what is set up ----------------------------------------------------------------------------
@@ -162,6 +163,31 @@ class Audit(Answer, frozen=True):
 
 def audit(line: deliveries.Audited) -> Audit:
     return fill(Audit, line)
+
+
+class Token(Answer, frozen=True):
+    """Who holds a token and what it may do; never the token. `sources` is null where it sees all of them, `last_used`
+    is to the minute.
+    """
+
+    name: str
+    role: str
+    sources: Sequence[str] | None
+    payloads: bool
+    expires: datetime | None
+    expired: bool
+    last_used: datetime | None
+
+
+def token(holder: Identity, last_used: datetime | None) -> Token:
+    return fill(
+        Token,
+        holder,
+        role=holder.role.name,
+        sources=None if holder.sources is None else sorted(holder.sources),
+        expired=holder.has_expired,
+        last_used=last_used,
+    )
 
 
 class Worker(Answer, frozen=True):

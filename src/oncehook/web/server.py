@@ -159,6 +159,7 @@ class _Desk:
             inbox.local_token,
             peer_of=peer_finder(trusted),
             on_refused=inbox.observer.access_refused,
+            note_use=inbox.store.note_token_use,
         )
         self.address = ""
         self._bind = settings.admin_bind or settings.host

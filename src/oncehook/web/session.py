@@ -9,6 +9,7 @@ restart, and every server of an inbox knows them. A bearer token is no credentia
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from starlette.requests import Request
@@ -47,7 +48,8 @@ class Door:
         """`sessions` are needed unless the host application decides. `announce` is told a fresh one-time link's path,
         to print it where only the machine's owner reads.
         """
-        self._access = access
+        self.access = access
+        """Who holds a token, which is a password here."""
         self._trusted = trusted
         self._peer_of = peer_finder(trusted)
         self._authorize = authorize
@@ -65,7 +67,7 @@ class Door:
     @property
     def has_password(self) -> bool:
         """Whether to ask for a password: not where there is none, and another way in."""
-        return self._access.has_tokens or self.oidc is None
+        return self.access.has_tokens or self.oidc is None
 
     @property
     def can_announce(self) -> bool:
@@ -78,15 +80,18 @@ class Door:
             return await authorized(self._authorize, request)
         name = await self._name(request)
         session = await self._sessions.of(name) if self._sessions is not None and name else None
-        return None if session is None else self._holder(name, session)
+        found = None if session is None else self._holder(name, session)
+        if found is not None:
+            await self.access.note_use(found)
+        return found
 
     def _holder(self, name: str, session: StoredSession) -> Identity | None:
         """Whose it is; with the role that it was begun with, and not more than its password still gives."""
         role = Role[session.role]
         if self.oidc is not None and same(prove(name, hash_of(self.oidc.mark)), session.proof):
             return Identity(session.actor, role)
-        vouched = self._access.vouches(name, session.proof)
-        return None if vouched is None else Identity(session.actor, min(role, vouched.role))
+        vouched = self.access.vouches(name, session.proof)
+        return None if vouched is None else replace(vouched, name=session.actor, role=min(role, vouched.role))
 
     async def is_open(self, request: Request) -> bool:
         """Whether the session of this request still lasts, as far as can be told now."""
@@ -107,8 +112,8 @@ class Door:
         """Print a fresh link, for somebody who asks from this machine and can read it there."""
         if self._announce is None or not self.is_own_machine(request):
             raise Forbidden("A link is printed only for direct requests of this machine.")
-        self._access.throttle.check("link")
-        self._access.throttle.wrong("link")
+        self.access.throttle.check("link")
+        self.access.throttle.wrong("link")
         self._announce(self.link())
 
     def is_own_machine(self, request: Request) -> bool:
@@ -130,7 +135,7 @@ class Door:
         """Return the holder of the admin token or of one of the configured tokens. Raises TooManyTries."""
         if not 0 < len(password) <= LONGEST_PASSWORD:
             return None
-        return self._access.holder_of(_as_token(password), (), self._peer_of(request.scope), "password")
+        return self.access.holder_of(_as_token(password), (), self._peer_of(request.scope), "password")
 
     async def begin_sign_in(self, to: str, answer: Callable[[str], Response]) -> Response:
         """Send a browser to the OpenID provider, by an `answer` that takes its address. Raises ProviderUnavailable."""
@@ -154,14 +159,14 @@ class Door:
         """
         assert self.oidc is not None
         network = network_of(self._peer_of(request.scope))
-        self._access.throttle.check(network)
+        self.access.throttle.check(network)
         sign_in = SignIn.read(request.cookies.get(await self._sign_in_cookie(), ""))
         try:
             person = await self.oidc.finish(sign_in, request.query_params)
         except (SignInFailed, NoRole):
-            self._access.throttle.wrong(network)
+            self.access.throttle.wrong(network)
             raise
-        self._access.throttle.right(network)
+        self.access.throttle.right(network)
         return person, "/" if sign_in is None else sign_in.to
 
     async def begin_person(self, request: Request, person: Person, answer: Response) -> None:
@@ -187,7 +192,7 @@ class Door:
         """Give a new session with this answer; one that was open before is ended. It lasts no longer than `password`
         does; begun by a link, no longer than all passwords stay as they are.
         """
-        voucher = hash_token(_as_token(password)) if password else self._access.seal
+        voucher = hash_token(_as_token(password)) if password else self.access.seal
         await self._begin(request, identity, answer, voucher, SESSION_SECONDS)
 
     async def _begin(

@@ -17,7 +17,7 @@ from oncehook.deliveries import Filter
 from oncehook.errors import BadRequest
 from oncehook.model import Rejection
 from oncehook.shown import ShownDestination, ShownSource, span
-from oncehook.web import drawing
+from oncehook.web import drawing, reports
 from oncehook.web.access import Role
 from oncehook.web.drawing import SPANS, Spark, fill, spark
 from oncehook.web.visit import Visit
@@ -143,18 +143,25 @@ async def live(visit: Visit) -> Response:
     return await visit.page("live.html", latest=latest, kind=kind, kinds=KINDS)
 
 
+async def _tokens(visit: Visit) -> Sequence[reports.Token]:
+    used = await visit.desk.token_uses()
+    return [reports.token(one, used.get(one.name)) for one in visit.access.holders]
+
+
 async def system(visit: Visit) -> Response:
     """Workers, store, watermarks, and who did what."""
     text = visit.parameter("before")
     before = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
     audit = await visit.desk.audit(before=before, limit=AUDIT)
     minute = visit.now - timedelta(seconds=15)
-    frame = await visit.frames.get()
+    frame = await visit.frames.get(visit.desk)
     return await visit.page(
         "system.html",
         system=frame.system,
         quiet={worker.id for worker in frame.system.workers if worker.seen_at < minute},
         audit=audit,
+        is_limited=visit.desk.scope is not None,
+        tokens=await _tokens(visit) if visit.identity.role >= Role.admin and visit.desk.scope is None else (),
         older=audit[-1].n if len(audit) == AUDIT else None,
         bar=drawing.bar,
     )

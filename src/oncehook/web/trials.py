@@ -54,7 +54,9 @@ def shown(outcome: Outcome, identity: Identity) -> Tested:
 
 
 async def test_destination(ask: Ask) -> Tested:
-    return shown(await ask.desk.trials.test(ask.request.path_params["name"], actor=ask.actor), ask.identity)
+    name = ask.request.path_params["name"]
+    ask.desk.check_own(name)
+    return shown(await ask.desk.trials.test(name, actor=ask.actor), ask.identity)
 
 
 async def sample_source(ask: Ask) -> Sampled:
@@ -97,6 +99,7 @@ async def ask_test(visit: Visit) -> Response:
 async def test(visit: Visit) -> Response:
     """Send a test, and show how it was answered."""
     name = visit.request.path_params["name"]
+    visit.desk.check_own(name)
     tested = shown(await visit.desk.trials.test(name, actor=visit.actor), visit.identity)
     return await visit.dialog("test.html", shown=await visit.desk.destination(name), tested=tested)
 

@@ -81,23 +81,25 @@ class Frame:
 class Frames:
     """Keeps the frame for a second: many open pages ask the store no more often than one."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._kept: Frame | None = None
-        self._until = 0.0
+    def __init__(self) -> None:
+        self._kept: dict[frozenset[str] | None, tuple[Frame, float]] = {}
+        """By scope: what is counted differs for who sees only some sources."""
 
-    async def get(self) -> Frame:
-        """The frame as of a second ago at most."""
-        if self._kept is None or clock.steady() >= self._until:
-            replays = await self._desk.replays(limit=20)
+    async def get(self, desk: Desk) -> Frame:
+        """The frame as of a second ago at most, for whoever sees this desk."""
+        now = clock.steady()
+        self._kept = {scope: kept for scope, kept in self._kept.items() if kept[1] > now}
+        if desk.scope not in self._kept:
+            replays = await desk.replays(limit=20)
             open_ = [one for one in replays.items if one.state in (ReplayState.running, ReplayState.paused)]
-            self._kept = Frame(await self._desk.system(), await self._desk.levels(), len(open_))
-            self._until = clock.steady() + FRESH
-        return self._kept
+            frame = Frame(await desk.system(), await desk.levels(), len(open_))
+            self._kept[desk.scope] = frame, clock.steady() + FRESH
+            return frame
+        return self._kept[desk.scope][0]
 
     def forget(self) -> None:
         """Somebody acted: look again."""
-        self._kept = None
+        self._kept.clear()
 
 
 @dataclass(slots=True)
@@ -158,7 +160,7 @@ class Visit(Ask):
 
     async def page(self, template: str, *, status: int = 200, **shown: Any) -> Response:
         """A page in its frame."""
-        frame = await self.frames.get()
+        frame = await self.frames.get(self.desk)
         return html(self.request, template, status, **self.around, frame=frame, **shown)
 
     async def dialog(self, template: str, *, status: int = 200, **shown: Any) -> Response:
@@ -182,6 +184,7 @@ class Visit(Ask):
         return {
             "identity": self.identity,
             "may_act": self.may_act,
+            "sees_payloads": self.desk.sees_payloads,
             "is_hosted": self.door.is_hosted,
             "is_live": self.stream.is_live,
             # Asked for again by the page: "//evil.example/x" would be another site's address.

@@ -6,7 +6,8 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from oncehook.web.access import Authorized, RoleName
+from oncehook.person import RoleName
+from oncehook.web.access import Authorized
 
 
 def role_of(user: Any) -> RoleName | None:

@@ -13,6 +13,7 @@ from oncehook.deliveries import Filter
 from oncehook.errors import NotFound, NotWaiting, PlanChanged
 from oncehook.model import Kind, new_id, show_id
 from oncehook.replays import Seen
+from oncehook.store.audit import changed_settings
 from oncehook.store.postgres.look import REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, TOGETHER, means_nothing, parameters
 from oncehook.store.postgres.opening import one, rows
@@ -89,6 +90,8 @@ INSERT INTO audit (at, actor, act, target, detail)
 SELECT now(), $2, 'resume', coalesce((SELECT name FROM destinations WHERE id = $1), $1::text), '{}'
 """
 
+_PLACE: Final = "INSERT INTO settings_seen (place, digests) VALUES ($1, '') ON CONFLICT DO NOTHING"
+
 
 class Acts(Reader):
     """Does what people ask for."""
@@ -140,6 +143,17 @@ class Acts(Reader):
 
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
         await self.execute(AUDIT, [storable(actor), storable(act), storable(target), said(detail)])
+
+    async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
+        async with self.connection() as connection, connection.transaction():
+            # Of two processes of a place that start together, the second compares with the first.
+            here = storable(place)
+            await connection.execute(_PLACE, [here])
+            [(seen,)] = await rows(connection, "SELECT digests FROM settings_seen WHERE place = $1 FOR UPDATE", [here])
+            await connection.execute("UPDATE settings_seen SET digests = $2 WHERE place = $1", [here, said(digests)])
+            changes = changed_settings(json.loads(seen), digests) if seen else {}
+            if changes:
+                await connection.execute(AUDIT, ["oncehook", "settings", here, said(changes)])
 
 
 def said(detail: Mapping[str, object]) -> str:

@@ -108,7 +108,8 @@ _COUNTED: Final = (
     " coalesce(sum((SELECT count(*) FROM attempts t WHERE t.delivery_id = d.id)), 0)::bigint" + _OF_EVENTS
 )
 _MENTIONING_REPLAYS: Final = "SELECT id, about FROM replays WHERE position($1::text IN about) > 0"
-_MENTIONING_AUDIT: Final = "SELECT n, detail FROM audit WHERE position($1::text IN detail) > 0"
+# Lines of the chain name no subject (`ReplayOrder.noted`).
+_MENTIONING_AUDIT: Final = "SELECT n, detail FROM audit WHERE hash IS NULL AND position($1::text IN detail) > 0"
 
 
 class Erasing(Reader):

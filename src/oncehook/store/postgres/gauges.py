@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from datetime import datetime
 from typing import Final
 
@@ -13,6 +14,7 @@ from oncehook.deliveries import Audited, DeliveryStatus, Level, StoredWorker
 from oncehook.store.postgres.look import Reader
 from oncehook.store.postgres.matching import STATUS
 from oncehook.store.postgres.opening import rows
+from oncehook.store.postgres.wire import Texts, storable
 
 _LEVELS: Final = """
 SELECT t.name, coalesce(c.pending, 0), h.leased, coalesce(c.done, 0), coalesce(c.dead, 0), coalesce(c.discarded, 0),
@@ -53,6 +55,18 @@ GROUP BY 1
 """
 )
 
+_COUNT_OF: Final = (
+    "SELECT t.name, "
+    + STATUS
+    + """, count(*)
+FROM sources s JOIN events e ON e.source_id = s.id JOIN deliveries d ON d.event_id = e.id
+JOIN destinations t ON t.id = d.destination_id
+LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id)
+WHERE s.name = ANY($1::text[]) AND ($2::timestamptz IS NULL OR e.received_at >= $2)
+GROUP BY 1, 2
+"""
+)
+
 # Levels are no flows: what became done or dead is counted as succeeded or died too.
 _SERIES: Final = """
 SELECT what, to_timestamp(floor(extract(epoch FROM minute) / $2::float8) * $2::float8), sum(n)::bigint
@@ -73,6 +87,14 @@ class Gauges(Reader):
     async def count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
         return {DeliveryStatus(status): n for status, n in await self.rows(_COUNT_SINCE, [since])}
 
+    async def count_of(
+        self, sources: Collection[str], since: datetime | None = None
+    ) -> dict[str, dict[DeliveryStatus, int]]:
+        found: dict[str, dict[DeliveryStatus, int]] = {}
+        for name, status, n in await self.rows(_COUNT_OF, [Texts([storable(one) for one in sources]), since]):
+            found.setdefault(name, {})[DeliveryStatus(status)] = n
+        return found
+
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
     ) -> dict[str, list[tuple[datetime, int]]]:
@@ -81,13 +103,13 @@ class Gauges(Reader):
             flows.setdefault(what, []).append((at, n))
         return flows
 
-    async def audit_log(self, *, before: int | None = None, limit: int = 50) -> list[Audited]:
+    async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
         found = await self.rows(
             """
             SELECT n, at, actor, act, target, detail FROM audit
-            WHERE $1::bigint IS NULL OR n < $1 ORDER BY n DESC LIMIT $2
+            WHERE ($1::bigint IS NULL OR n < $1) AND ($3::text IS NULL OR actor = $3) ORDER BY n DESC LIMIT $2
             """,
-            [before, limit],
+            [before, limit, None if actor is None else storable(actor)],
         )
         return [Audited(*(*row[:5], json.loads(row[5]))) for row in found]
 

@@ -17,6 +17,7 @@ from psycopg import pq
 
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
+from oncehook.store.audit import Ends, Line, check_chain
 from oncehook.store.checks import Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.opening import SILENCE, Place, connect, cut, dedup_index_stands, is_alive, one, rows
@@ -58,6 +59,13 @@ FROM (
   UNION ALL SELECT substring(answer FROM 1 FOR 9) FROM attempts
 ) v WHERE length(value) > 0 GROUP BY key
 """
+_CHAINED: Final = """
+SELECT n, (extract(epoch FROM at) * 1000000)::bigint, actor, act, target, detail, coalesce(hash, '') FROM audit
+WHERE n > $1 ORDER BY n LIMIT $2
+"""
+CHAINED: Final = 10_000
+"""Lines of the audit log that are read at once."""
+
 LONG: Final = 60.0
 """Seconds that an order over very many deliveries may take."""
 
@@ -212,6 +220,7 @@ class Reader:
                 await _copies(connection),
                 await _references(connection),
                 *encryption(await rows(connection, _KEY_IDS), self.cipher),
+                await _audit_chain(connection),
             ]
 
 
@@ -241,6 +250,14 @@ async def _tally(connection: Connection) -> Tally:
     )
     stand = {(destination_id, status): n for destination_id, status, n in statuses}
     return Tally(counted, dict(events), stand, bad_keys, lone, misplaced)
+
+
+async def _audit_chain(connection: Connection) -> Check:
+    ends = Ends(*await one(connection, "SELECT n, hash, pruned, pruned_hash, since FROM audit_chain"))
+    lines: list[Line] = []
+    while found := await rows(connection, _CHAINED, [lines[-1].n if lines else ends.before_first, CHAINED]):
+        lines += map(Line._make, found)
+    return check_chain(ends, lines)
 
 
 async def _copies(connection: Connection) -> Check:

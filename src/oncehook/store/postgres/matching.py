@@ -18,7 +18,7 @@ from oncehook.errors import QueryTooWide, Undecryptable
 from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.opening import rows
-from oncehook.store.postgres.wire import Connection, Id, Ids, storable
+from oncehook.store.postgres.wire import Connection, Id, Ids, Integers, Texts, storable
 
 GIVEN: Final = 17
 """Parameters of a filter: `$1` to `$17`, as `parameters` makes them."""
@@ -66,7 +66,7 @@ AND ($14::uuid IS NULL OR d.replay_id = $14 OR $14 = '00000000-0000-0000-0000-00
 # Of events `e` with their source `s`.
 OF_EVENT: Final = """
 ($2::uuid IS NULL OR e.id = $2)
-AND ($3::integer IS NULL OR e.source_id = $3)
+AND ($3::integer[] IS NULL OR e.source_id = ANY($3))
 AND ($6::text IS NULL OR e.type LIKE $6)
 AND ($7::text IS NULL OR e.subject = $7)
 AND ($8::text IS NULL OR e.key = $8)
@@ -183,7 +183,7 @@ async def parameters_without_body(connection: Connection, filter: Filter) -> lis
     return [
         None if filter.ids is None else Ids([one for one in filter.ids if len(one) == 16]),
         _id(filter.event_id),
-        await _number(connection, _SOURCE, filter.source),
+        await _sources(connection, filter),
         await _number(connection, _DESTINATION, filter.destination),
         None if filter.status is None else str(filter.status),
         None if filter.type is None else _escaped(filter.type).replace("*", "%").replace("?", "_"),
@@ -201,8 +201,17 @@ async def parameters_without_body(connection: Connection, filter: Filter) -> lis
     ]
 
 
-_SOURCE: Final = "SELECT id FROM sources WHERE name = $1"
+_SOURCES: Final = "SELECT id FROM sources WHERE name = ANY($1::text[])"
 _DESTINATION: Final = "SELECT id FROM destinations WHERE name = $1"
+
+
+async def _sources(connection: Connection, filter: Filter) -> Integers | None:
+    """The numbers of the sources that are meant; one that nobody has where none is known: an array of none is NULL."""
+    names = filter.sources if filter.source is None else [filter.source]
+    if names is None:
+        return None
+    found = await rows(connection, _SOURCES, [Texts([storable(name) for name in names])])
+    return Integers([number for (number,) in found] or [-1])
 
 
 async def _number(connection: Connection, statement: str, name: str | None) -> int | None:

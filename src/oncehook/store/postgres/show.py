@@ -6,7 +6,7 @@ serves it best, and then says how far it came. `PostgresStore` hands the questio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from oncehook.clauses import Clause
@@ -44,7 +44,7 @@ from oncehook.store.postgres.matching import (
     saying,
 )
 from oncehook.store.postgres.opening import rows
-from oncehook.store.postgres.wire import Connection, Id, Ids
+from oncehook.store.postgres.wire import Connection, Id, Ids, Texts, storable
 
 LOOKED_AT: Final = 20_000
 """Rows that one page of a list looks at, at most."""
@@ -152,7 +152,7 @@ ENCRYPTED: Final = {
 }
 # Every parameter has its type, also where nothing is asked of it.
 _TYPED: Final = """
-WHERE (ROW($1::uuid[], $2::uuid, $3::integer, $4::integer, $5::text, $6::text, $7::text, $8::text, $9::text,
+WHERE (ROW($1::uuid[], $2::uuid, $3::integer[], $4::integer, $5::text, $6::text, $7::text, $8::text, $9::text,
   $10::text, $11::text, $12::integer, $13::integer, $14::uuid, $15::timestamptz, $16::timestamptz, $17::text, $18::uuid,
   $20::bigint) IS NULL) IN (true, false)
 """
@@ -190,7 +190,9 @@ FROM
 """
 _EVENTS: Final = "(SELECT e.* FROM events e WHERE " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e"
 _EVENTS_OF_SOURCE: Final = (
-    "(SELECT e.* FROM events e WHERE e.source_id = $3 AND " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e"
+    "(SELECT e.* FROM events e WHERE e.source_id = ($3::integer[])[1] AND "
+    + _EVENT_BOUNDS
+    + " ORDER BY e.id DESC LIMIT $19) e"
 )
 _EVENTS_UNFINISHED: Final = (
     "(SELECT e.* FROM events e WHERE e.id IN (SELECT d.event_id FROM "
@@ -358,8 +360,9 @@ class Lists(Reader):
         place = ids.index(delivery_id)
         return [delivery(row) for row in near[max(place - around, 0) : place + around + 1]]
 
-    async def causes(self, destination: str | None = None) -> list[Cause]:
-        found = await self.rows(_CAUSES, [destination])
+    async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
+        names = None if sources is None else Texts([storable(name) for name in sources])
+        found = await self.rows(_CAUSES, [destination, names])
         return [Cause(*row) for row in found]
 
 
@@ -386,6 +389,8 @@ SELECT t.name, d.cause, count(*), min(d.at), max(d.at), (array_agg(d.id ORDER BY
   FROM deliveries d
   WHERE d.status <> 'done' AND d.status = 'dead'
     AND ($1::text IS NULL OR d.destination_id = (SELECT id FROM destinations WHERE name = $1))
+    AND ($2::text[] IS NULL OR (
+      SELECT s.name FROM events e JOIN sources s ON s.id = e.source_id WHERE e.id = d.event_id) = ANY($2))
   ORDER BY d.id DESC LIMIT 10000
 ) d JOIN destinations t ON t.id = d.destination_id
 GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2

@@ -103,17 +103,24 @@ WITH m AS MATERIALIZED (
     SELECT id FROM replays WHERE finished_at < (SELECT before FROM m) ORDER BY id LIMIT $2) RETURNING id
 ), i AS (
   DELETE FROM replay_items i USING r WHERE i.replay_id = r.id
-), a AS (
-  DELETE FROM audit WHERE n IN (SELECT n FROM audit WHERE at < (SELECT before FROM m) ORDER BY n LIMIT $2) RETURNING 1
 ), s AS (
   DELETE FROM sessions WHERE ends_at <= now() RETURNING 1
 ), p AS (
   DELETE FROM proofs WHERE hash IN (
     SELECT hash FROM proofs WHERE expires_at < now() ORDER BY expires_at LIMIT $2 FOR UPDATE SKIP LOCKED) RETURNING 1
 )
-SELECT (SELECT count(*) FROM k) + (SELECT count(*) FROM r) + (SELECT count(*) FROM a) + (SELECT count(*) FROM s)
-  + (SELECT count(*) FROM p)
+SELECT (SELECT count(*) FROM k) + (SELECT count(*) FROM r) + (SELECT count(*) FROM s) + (SELECT count(*) FROM p)
 """
+
+# Lines go from the front, until one is younger; `audit_delete` lets go of what this has marked as pruned.
+_MARK_AUDIT: Final = """
+WITH o AS MATERIALIZED (
+  SELECT n, hash, at < now() - make_interval(secs => $1::float8) AS is_old FROM audit ORDER BY n LIMIT $2
+)
+UPDATE audit_chain SET pruned = o.n, pruned_hash = coalesce(o.hash, pruned_hash) FROM o
+WHERE o.n = (SELECT max(n) FROM o WHERE n < coalesce((SELECT min(n) FROM o WHERE NOT is_old), 9223372036854775807))
+"""
+_PRUNE_AUDIT: Final = "DELETE FROM audit WHERE n <= (SELECT pruned FROM audit_chain)"
 
 _ROLL_UP: Final = """
 WITH d AS (
@@ -159,7 +166,7 @@ class Sweep(Reader):
             batches = await self._prune_batches(connection, min(spans))
             (keys,) = await one(connection, _PRUNE_KEYS, [limit])
             # Not with every batch: nothing there has an index by age.
-            others = 0 if events or keys else (await one(connection, _PRUNE_OTHERS, [max(spans), limit]))[0]
+            others = 0 if events or keys else await self._prune_others(connection, max(spans), limit)
         return Pruned(events, keys, batches, others)
 
     async def _prune_events(
@@ -178,6 +185,11 @@ class Sweep(Reader):
         gone, looked, last = await one(connection, _PRUNE_BATCHES, [Id(self._batches_to), age, LOOKED_AT])
         self._batches_to = last if looked == LOOKED_AT else FIRST
         return int(gone)
+
+    async def _prune_others(self, connection: Connection, age: float, limit: int) -> int:
+        (others,) = await one(connection, _PRUNE_OTHERS, [age, limit])
+        await connection.execute(_MARK_AUDIT, [age, limit])
+        return int(others) + (await connection.execute(_PRUNE_AUDIT)).rowcount
 
     async def roll_up(self) -> int:
         return int((await self.rows(_ROLL_UP))[0][0])

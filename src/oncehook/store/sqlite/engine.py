@@ -43,7 +43,7 @@ from oncehook.store.base import (
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import erase, opening, recipients, replay, sessions, settle, sweep, work
-from oncehook.store.sqlite.audit import write_audit
+from oncehook.store.sqlite.audit import note_settings, write_audit
 from oncehook.store.sqlite.hold import Hold
 from oncehook.store.sqlite.intake import Micros, count, remember, to_micros
 from oncehook.store.sqlite.look import moment, numbers
@@ -302,6 +302,12 @@ class SqliteStore(WorkReader):
 
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
         await self._writer.call(lambda c, now: write_audit(c, now, actor, act, target, detail))
+
+    async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
+        await self._writer.call(lambda c, now: note_settings(c, now, place, digests))
+
+    async def note_token_use(self, name: str) -> None:
+        await self._writer.call(lambda c, now: sessions.note_token_use(c, now, name))
 
     # -- house -----------------------------------------------------------------------------------
 

@@ -172,7 +172,9 @@ def forget_mentions(connection: sqlite3.Connection, order: EraseOrder) -> None:
     for replay_id, about in connection.execute("SELECT id, about FROM replays WHERE instr(about, ?)", asked).fetchall():
         changed = (without_mention(about, order), replay_id)
         connection.execute("UPDATE replays SET about = ? WHERE id = ?", changed)
-    for n, detail in connection.execute("SELECT n, detail FROM audit WHERE instr(detail, ?)", asked).fetchall():
+    # Lines of the chain name no subject (`ReplayOrder.noted`).
+    old = "SELECT n, detail FROM audit WHERE hash IS NULL AND instr(detail, ?)"
+    for n, detail in connection.execute(old, asked).fetchall():
         connection.execute("UPDATE audit SET detail = ? WHERE n = ?", (without_mention(detail, order), n))
 
 

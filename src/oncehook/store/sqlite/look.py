@@ -18,10 +18,12 @@ from typing import Any, Final, TypeVar
 from oncehook import clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
+from oncehook.store.audit import check_chain
 from oncehook.store.base import KEPT_ARRIVALS, Numbers
 from oncehook.store.checks import Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import bodies
+from oncehook.store.sqlite.audit import chain_ends, chained
 from oncehook.store.sqlite.copies import KEPT
 from oncehook.store.sqlite.intake import MINUTE, Micros
 
@@ -186,7 +188,8 @@ def _check(connection: sqlite3.Connection) -> list[Check]:
         "the database file is intact" if integrity == "ok" else str(integrity),
         "Restore a backup.",
     )
-    return [intact, *conservation(tally)]
+    ends = chain_ends(connection)
+    return [intact, *conservation(tally), check_chain(ends, chained(connection, ends))]
 
 
 def moment(micros: int) -> datetime:

@@ -1,4 +1,5 @@
-"""Sessions of the dashboard on SQLite. Called by the engine: `begin` inside the writer, `get` beside it.
+"""Sessions of the dashboard and uses of tokens on SQLite. Called by the engine: what writes inside the writer, `get`
+beside it.
 
 Hashes come in, never what a browser holds. The sweep removes those that are over.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 
 from oncehook.model import StoredSession
+from oncehook.store.base import TOKEN_USE_SECONDS
 from oncehook.store.sqlite.audit import kept
 from oncehook.store.sqlite.intake import Micros
 from oncehook.store.sqlite.work import micros
@@ -36,6 +38,15 @@ def get(connection: sqlite3.Connection, now: Micros, hash: bytes) -> StoredSessi
 def end(connection: sqlite3.Connection, hash: bytes) -> None:
     """Somebody has gone."""
     connection.execute("DELETE FROM sessions WHERE hash = ?", (hash,))
+
+
+def note_token_use(connection: sqlite3.Connection, now: Micros, name: str) -> None:
+    """Note that a token was used, unless that was noted within the last minute."""
+    connection.execute(
+        "INSERT INTO token_uses (name, used_at) VALUES (?1, ?2)"
+        " ON CONFLICT DO UPDATE SET used_at = ?2 WHERE used_at <= ?2 - ?3",
+        (kept(name), now, micros(TOKEN_USE_SECONDS)),
+    )
 
 
 def prune(connection: sqlite3.Connection, now: Micros) -> int:

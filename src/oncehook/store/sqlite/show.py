@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -64,7 +64,9 @@ WHERE e.subject = ?2 AND e.id > ?3 AND e.source_id = ?4 ORDER BY e.id LIMIT ?5
 DEAD: Final = """
 SELECT t.name, d.last_status, d.last_error, d.reason, d.settled_at, d.id
 FROM deliveries d JOIN destinations t ON t.id = d.destination_id
-WHERE d.status <> 'done' AND d.status = 'dead' AND (?1 IS NULL OR t.name = ?1) ORDER BY d.id DESC LIMIT ?2
+WHERE d.status <> 'done' AND d.status = 'dead' AND (?1 IS NULL OR t.name = ?1)
+AND (?3 IS NULL OR (SELECT instr(?3, ',' || e.source_id || ',') FROM events e WHERE e.id = d.event_id))
+ORDER BY d.id DESC LIMIT ?2
 """
 REPLAY: Final = """
 SELECT r.id, r.state, r.about, r.actor, r.reason, r.bulk, r.rate, r.planned, r.created_at, r.finished_at,
@@ -97,6 +99,15 @@ LEASED_SINCE: Final = """
 SELECT count(*) FROM (SELECT delivery_id AS id FROM heads WHERE leased UNION SELECT carries FROM heads WHERE leased) l
 CROSS JOIN deliveries d ON d.id = l.id CROSS JOIN events e ON e.id = d.event_id WHERE e.received_at >= ?
 """
+COUNT_OF: Final = """
+SELECT t.name, CASE WHEN d.status <> 'pending' THEN d.status
+       WHEN h.leased AND (h.delivery_id = d.id OR h.carries = d.id) THEN 'leased' ELSE 'pending' END, count(*)
+FROM sources s CROSS JOIN events e ON e.source_id = s.id
+CROSS JOIN deliveries d ON d.id > e.id AND d.id <= CAST(substr(e.id, 1, 13) || x'ffffff' AS BLOB)
+CROSS JOIN destinations t ON t.id = d.destination_id
+LEFT JOIN heads h ON h.subject_key = coalesce(d.subject_key, d.id) AND d.status = 'pending'
+WHERE s.name IN (SELECT value FROM json_each(?1)) AND e.id >= ?2 AND e.received_at >= ?3 GROUP BY 1, 2
+"""
 SERIES: Final = """
 SELECT what, minute / ?2 * ?2, sum(n) FROM counters WHERE minute >= ?1
 AND (?3 IS NULL OR source_id = (SELECT id FROM sources WHERE name = ?3))
@@ -126,8 +137,12 @@ class WorkReader(Reader):
     async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
         return await self.read(lambda c: _subject_of(c, delivery_id, around))
 
-    async def causes(self, destination: str | None = None) -> list[Cause]:
-        rows = await self.read(lambda c: c.execute(DEAD, (destination, _CAUSES_OF)).fetchall())
+    async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
+        def read(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+            numbers = None if sources is None else find.numbers_of(connection, sources)
+            return connection.execute(DEAD, (destination, _CAUSES_OF, numbers)).fetchall()
+
+        rows = await self.read(read)
         return _causes(rows)
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
@@ -157,6 +172,16 @@ class WorkReader(Reader):
     async def count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
         return await self.read(lambda c: _count_since(c, to_micros(since)))
 
+    async def count_of(
+        self, sources: Collection[str], since: datetime | None = None
+    ) -> dict[str, dict[DeliveryStatus, int]]:
+        start = 0 if since is None else to_micros(since)
+        asked = (json.dumps(list(sources)), find.id_floor(start // 1000 - find.SLACK), start)
+        found: defaultdict[str, dict[DeliveryStatus, int]] = defaultdict(dict)
+        for name, status, n in await self.read(lambda c: c.execute(COUNT_OF, asked).fetchall()):
+            found[name][DeliveryStatus(status)] = n
+        return dict(found)
+
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
     ) -> dict[str, list[tuple[datetime, int]]]:
@@ -169,17 +194,21 @@ class WorkReader(Reader):
                 flows[what].append((moment(at), n))
         return dict(flows)
 
-    async def audit_log(self, *, before: int | None = None, limit: int = 50) -> list[Audited]:
+    async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
         rows = await self.read(
             lambda c: c.execute(
-                "SELECT n, at, actor, act, target, detail FROM audit WHERE ?1 IS NULL OR n < ?1"
-                " ORDER BY n DESC LIMIT ?2",
-                (before, limit),
+                "SELECT n, at, actor, act, target, detail FROM audit WHERE (?1 IS NULL OR n < ?1)"
+                " AND (?3 IS NULL OR actor = ?3) ORDER BY n DESC LIMIT ?2",
+                (before, limit, actor),
             ).fetchall()
         )
         return [
             Audited(n, moment(at), actor, act, target, json.loads(detail)) for n, at, actor, act, target, detail in rows
         ]
+
+    async def token_uses(self) -> dict[str, datetime]:
+        rows = await self.read(lambda c: c.execute("SELECT name, used_at FROM token_uses").fetchall())
+        return {name: moment(at) for name, at in rows}
 
     async def workers(self) -> list[StoredWorker]:
         heard_of = self.now() - _HEARD_OF

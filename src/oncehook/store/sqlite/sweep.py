@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 from oncehook.deliveries import Pruned, StoredWorker
 from oncehook.model import last_delivery_of
 from oncehook.store.sqlite import copies, sessions
+from oncehook.store.sqlite.audit import prune_audit
 from oncehook.store.sqlite.intake import Micros, count
 from oncehook.store.sqlite.work import micros
 
@@ -77,7 +78,7 @@ class Pruning:
             batches=self._prune_batches(connection, limit),
             others=self._prune_ranks(connection, cuts, cut, limit)
             + _prune_replays(connection, cut, limit)
-            + _prune_audit(connection, cut, limit)
+            + prune_audit(connection, cut, limit)
             + self._prune_proofs(connection, now, limit)
             + sessions.prune(connection, now),
         )
@@ -179,13 +180,6 @@ def _prune_replays(connection: sqlite3.Connection, cut: Micros, limit: int) -> i
     if items < limit:
         connection.execute("DELETE FROM replays WHERE id = ?", row)
     return items + 1
-
-
-def _prune_audit(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
-    rows: Sequence[Any] = connection.execute("SELECT n, at FROM audit ORDER BY n LIMIT ?", (limit,)).fetchall()
-    gone = [(n,) for n, at in rows if at < cut]
-    connection.executemany("DELETE FROM audit WHERE n = ?", gone)
-    return len(gone)
 
 
 def roll_up(connection: sqlite3.Connection, now: Micros) -> int:
