@@ -298,7 +298,8 @@ def _read_step(match: re.Match[str]) -> str | int | None:
     return next(name for name in match.group("name", "single", "double") if name is not None)
 
 
-_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"")
+# Possessive, and to the end where a quote is never closed: a long path must not be gone through again and again.
+_QUOTED: Final = re.compile(r"'(?:[^'\\]|\\.)*+(?:'|\\?\Z)|\"(?:[^\"\\]|\\.)*+(?:\"|\\?\Z)", re.DOTALL)
 
 
 def descents(text: str) -> int:

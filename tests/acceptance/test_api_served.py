@@ -49,7 +49,7 @@ def receiver(engine: Engine) -> Iterator[Receiver]:
     made = engine.receiver()
     with closed_port() as port:
         made.config = CONFIG + SETTINGS.replace("{{port}}", str(port))
-        yield made.start(env={"ADMIN": TOKEN, "VIEWER": "of-vera"})
+        yield made.start(env={"ADMIN": TOKEN, "VIEWER": "token-of-vera-4471"})
         assert made.stop() == 0
     log = made.log.read_text()
     assert "Traceback" not in log, log
@@ -95,14 +95,14 @@ async def test_from_the_hook_to_the_discarded_dead_letter(receiver: Receiver) ->
     event_id = await arrived(receiver, "k1", customer="c")
     assert (await send(receiver, "GET", "/api/v1/events", b"", {})).status == 401
     assert (await ask(receiver, "events", "wrong")).status == 401
-    [listed] = (await ask(receiver, "events", "of-vera")).json["items"]
+    [listed] = (await ask(receiver, "events", "token-of-vera-4471")).json["items"]
     assert (listed["id"], listed["key"], listed["subject"]) == (event_id, "k1", "c")
     [found] = (await ask(receiver, f"deliveries?query=event:{event_id}")).json["items"]
     path = f"deliveries/{found['id']}"
     # nobody listens there: one attempt now, the next in an hour, unless somebody asks for it
     waiting = await until(receiver, path, "category", "transient")
     assert (waiting["status"], waiting["attempts"]) == ("pending", 1)
-    assert (await act(receiver, f"{path}/retry", token="of-vera")).status == 403
+    assert (await act(receiver, f"{path}/retry", token="token-of-vera-4471")).status == 403
     assert (await act(receiver, f"{path}/retry")).status == 200
     dead = await until(receiver, path, "status", "dead")
     assert (dead["attempts"], dead["run"]) == (2, 1)

@@ -192,7 +192,7 @@ def sink() -> Iterator[Sink]:
 def make_desk(engine: Engine, sink: Sink, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Desk:
     receiver = engine.receiver()
     receiver.config = SETTINGS.replace("PORT", str(sink.port))
-    for name, value in {"ADMIN": TOKEN, "VERA": "of-vera", "ORDERS_SECRET": SECRET}.items():
+    for name, value in {"ADMIN": TOKEN, "VERA": "token-of-vera-4471", "ORDERS_SECRET": SECRET}.items():
         monkeypatch.setenv(name, value)
     receiver.start()
     monkeypatch.chdir(receiver.folder)
@@ -503,7 +503,7 @@ def quiet_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Eng
     engine, sink = Engine("sqlite", f"sqlite:{folder / 'inbox.db'}", folder), Sink()
     receiver = engine.receiver()
     receiver.config = SETTINGS.replace("PORT", str(sink.port))
-    receiver.start(env={"ADMIN": TOKEN, "VERA": "of-vera"})
+    receiver.start(env={"ADMIN": TOKEN, "VERA": "token-of-vera-4471"})
     yield engine, sink
     receiver.stop()
     sink.end()
@@ -513,7 +513,7 @@ def quiet_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Eng
 def quiet(quiet_engine: tuple[Engine, Sink], run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Desk:
     """One server for many looks at it."""
     engine, sink = quiet_engine
-    for name, value in {"ADMIN": TOKEN, "VERA": "of-vera", "ORDERS_SECRET": SECRET}.items():
+    for name, value in {"ADMIN": TOKEN, "VERA": "token-of-vera-4471", "ORDERS_SECRET": SECRET}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(engine.receivers[0].folder)
     return Desk(engine, engine.receivers[0], sink, run)

@@ -154,7 +154,7 @@ async def test_odd_keys_and_subjects_stay_what_they_are(house: House, text: str)
     ("kind", "body"),
     [
         ("application/x-www-form-urlencoded", b"id=1&payload=%7B%22id%22%3A%22in+a+form%22%7D"),
-        ("multipart/form-data; boundary=b", b'{"id":"in an upload","type":"x"}'),
+        ("multipart/form-data; boundary=b", b'--b\r\n\r\n{"id":"in an upload","type":"x"}\r\n--b--'),
         ("Multipart/Mixed", b'--b\r\nContent-Type: application/json\r\n\r\n{"id":"x"}\r\n--b--'),
     ],
 )

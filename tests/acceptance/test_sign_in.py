@@ -155,6 +155,7 @@ def test_people_come_in_with_their_role_and_go(engine: Engine, server: Server, p
     assert audit(engine) == [
         ("ana@example.org", "login", {"by": "oidc", "subject": "u-ana", "role": "admin"}),
         ("vera@example.org", "login", {"by": "oidc", "subject": "u-vera", "role": "viewer"}),
+        ("vera@example.org", "refused", {"code": "forbidden"}),
     ]
     assert ana.post("/logout").status_code == 303
     assert not ana.is_in

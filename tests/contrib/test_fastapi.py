@@ -225,7 +225,7 @@ async def test_a_handshake_is_answered_where_the_route_takes_get(tmp_path: Path)
         right = await client.get("/whatsapp", params=asked)
         wrong = await client.get("/whatsapp", params={**asked, "hub.verify_token": "guess"})
     assert (right.status_code, right.text) == (200, "1158")
-    assert wrong.status_code == 401
+    assert wrong.status_code == 403
 
 
 async def test_starlette_mounts_it_too(inbox: Inbox) -> None:

@@ -60,7 +60,7 @@ async def test_negative_cases(tmp_path: Path, headers: dict[str, str]) -> None:
 async def test_there_is_no_handshake(tmp_path: Path) -> None:
     async with ground(tmp_path, "360dialog") as place:
         asked = b"hub.mode=subscribe&hub.verify_token=our%20verify%20token&hub.challenge=1"
-        assert ask(place, asked).status == 401
+        assert ask(place, asked).status == 403, "as for a source that does not exist"
 
 
 async def test_what_is_read_is_what_whatsapp_has(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ async def test_retry_now_is_nothing_for_the_dead(store: Store) -> None:
 async def test_every_act_leaves_its_line(store: Store) -> None:
     """R49, S34: who, what, about what."""
     [one, two, three] = await dead_letters(store, None, None, None)
-    ordered = await replay(store, one, reason="fixed", about={"query": "id:one", "rate": None})
+    ordered = await replay(store, one, reason="fixed", noted={"query": "id:one", "rate": None})
     bulk = await replay_all(store, Filter(ids=[two]), reason="fixed too", force=True)
     await store.steer_replay(bulk.id, ReplayState.paused, "bob")
     await store.steer_replay(bulk.id, ReplayState.running, "bob")

@@ -13,6 +13,7 @@ import pytest
 
 from oncehook.deliveries import DeliveryStatus, Filter, Want
 from oncehook.model import new_id
+from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import opening, show
 from oncehook.store.postgres.lease import LEASE, lease_parameters
 from oncehook.store.postgres.matching import parameters
@@ -60,7 +61,7 @@ async def pages_of_lists(place: Place) -> dict[str, int]:
     async with opening.session(opening.place(place.url, place.schema, None)) as connection:
         found = {}
         for name, wanted in LISTS.items():
-            asked = [*await parameters(connection, wanted), Id(new_id()), show.LOOKED_AT, 51]
+            asked = [*await parameters(connection, wanted, Cipher()), Id(new_id()), show.LOOKED_AT, 51]
             statement = show.LISTS[show._way_to_deliveries(wanted)]
             cursor = await connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {statement}", asked)
             plan = "\n".join(str(line) for (line,) in await cursor.fetchall())

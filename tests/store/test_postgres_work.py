@@ -15,6 +15,7 @@ from oncehook.deliveries import COVERED, Breaker, DeliveryStatus, Filter, Lease,
 from oncehook.errors import StoreUnavailable
 from oncehook.heartbeat import BEATS
 from oncehook.model import Engine, event_of, new_id
+from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, heartbeat, notify, opening, show
 from oncehook.store.postgres.matching import parameters
@@ -92,7 +93,7 @@ async def plan_of_list(place: Place, filter: Filter, what: str) -> str:
     else:
         statement = show.EVENT_LISTS[show._way_to_events(filter)]
     async with opening.session(opening.place(place.url, place.schema, None)) as connection:
-        asked = [*await parameters(connection, filter), Id(new_id()), show.LOOKED_AT, 51]
+        asked = [*await parameters(connection, filter, Cipher()), Id(new_id()), show.LOOKED_AT, 51]
         asked += [] if what == "deliveries" else [show._asks_of_deliveries(filter)]
         cursor = await connection.execute(f"EXPLAIN (COSTS OFF) {statement}", asked)
         return "\n".join(str(line) for (line,) in await cursor.fetchall())

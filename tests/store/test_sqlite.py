@@ -18,6 +18,7 @@ import pytest
 from oncehook import clock
 from oncehook.deliveries import Filter
 from oncehook.errors import MigrationNeeded, StoreError, StoreHeld, StoreUnavailable
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import SqliteStore, opening
 from oncehook.store.sqlite.hold import Hold, holder
 from tests.store.making import enrolled, intake, item
@@ -49,10 +50,10 @@ async def test_values_pass_as_they_are_and_nobodys_adapter_is_replaced(
     monkeypatch.setattr(sqlite3, "adapters", {(bytes, sqlite3.PrepareProtocol): mine})
     given: dict[type, object] = {}
     monkeypatch.setattr(sqlite3, "register_adapter", given.__setitem__)
-    opening.disconnect(opening.connect(tmp_path / "one.db"))
+    opening.disconnect(opening.connect(tmp_path / "one.db", Cipher()))
     assert list(given) == [type(None)]
     monkeypatch.undo()
-    with closing(opening.connect(tmp_path / "two.db")) as connection:
+    with closing(opening.connect(tmp_path / "two.db", Cipher())) as connection:
         values = [b"", b"\x00\xff", None, bytearray(b"x"), "", 1, 0.5]
         assert [connection.execute("SELECT ?", (value,)).fetchone()[0] for value in values] == values
         same = b"not a copy"

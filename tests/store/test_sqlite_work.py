@@ -20,6 +20,7 @@ from oncehook.deliveries import DeliveryStatus, Filter, Lease, Options, Settle, 
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import delivery_id, new_id
 from oncehook.store import migrate
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import SqliteStore, find, opening, reserve
 from tests.store.conftest import SqliteGround, failed_checks
 from tests.store.making import (
@@ -193,15 +194,15 @@ async def test_a_store_of_the_first_version_is_brought_along(tmp_path: Path) -> 
     first = migrate.migrations(SqliteStore.engine)[0]
     event_id = new_id()
     mine = delivery_id(event_id, 1)
-    with closing(opening.connect(path)) as connection:
+    with closing(opening.connect(path, Cipher())) as connection:
         connection.execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY, name TEXT, applied_at INTEGER)")
         connection.executescript(first.sql)
         connection.execute("INSERT INTO migrations VALUES (1, ?, 0)", (first.name,))
         connection.execute("INSERT INTO sources VALUES (1, 'orders'), (2, 'payments')")
         connection.execute("INSERT INTO destinations VALUES (1, 'crm'), (2, 'mail')")
         connection.execute(
-            "INSERT INTO events (id, source_id, type, received_at, marks, body_hash, body) VALUES (?,1,'t',1,1,?,'{}')",
-            (event_id, event_id),
+            "INSERT INTO events (id, source_id, type, received_at, marks, body_hash, body) VALUES (?,1,'t',1,1,?,?)",
+            (event_id, event_id, b"{}"),
         )
         connection.execute(
             "INSERT INTO deliveries (id, event_id, destination_id, seq) VALUES (?,?,1,1)", (mine, event_id)

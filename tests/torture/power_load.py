@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from oncehook.model import Outcome
+from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import SqliteStore, opening
 from tests.store.making import CRM, done, enrolled, intake, item, take
 from tests.torture.power_tap import Tap
@@ -67,12 +68,12 @@ async def _work(store: SqliteStore, tap: Tap, most: int) -> None:
     tap.ack([], [lease.delivery_id for lease in leases if lease.fence in ours])
 
 
-def settings(synchronous: str) -> Callable[[Path], sqlite3.Connection]:
+def settings(synchronous: str) -> Callable[[Path, Cipher], sqlite3.Connection]:
     """How the writer opens its file here: as ever, with more checkpoints, and perhaps a weaker promise."""
     connect = opening.connect
 
-    def changed(path: Path) -> sqlite3.Connection:
-        connection = connect(path)
+    def changed(path: Path, cipher: Cipher) -> sqlite3.Connection:
+        connection = connect(path, cipher)
         connection.execute(f"PRAGMA wal_autocheckpoint = {CHECKPOINT}")
         if synchronous != "FULL":
             connection.execute(f"PRAGMA synchronous = {synchronous}")

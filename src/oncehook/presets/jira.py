@@ -47,7 +47,6 @@ PRESET = Preset(
         "scheme": "confluence.atlassian.com/adminjiraserver/managing-webhooks-938846912.html (X-Hub-Signature); JWT: "
         "developer.atlassian.com/cloud/jira/platform/webhooks (its claims are unverified)",
         "key": "unverified (developer.atlassian.com/cloud/jira/platform/webhooks, as client libraries quote it)",
-        "rejected": "community.developer.atlassian.com/t/new-jira-cloud-webhook-retry-policy/30554",
         "horizon": "community.developer.atlassian.com/t/new-jira-cloud-webhook-retry-policy/30554 (number and "
         "distance of the tries are unverified)",
         "max_body": "unverified",

@@ -47,7 +47,6 @@ PRESET = Preset(
         "scheme": "documentation.mailgun.com/docs/mailgun/user-manual/webhooks/securing-webhooks",
         "key": "documentation.mailgun.com/docs/mailgun/user-manual/events/events (id; form fields unverified)",
         "horizon": "help.mailgun.com/hc/en-us/articles/202236504",
-        "rejected": "help.mailgun.com/hc/en-us/articles/202236504 (406)",
         "volatile": "unverified (the three fields are said to stay the same)",
         "max_body": "unverified",
     },
