@@ -231,5 +231,7 @@ def _said(attempt: StoredAttempt) -> str:
         return "crashed"
     if attempt.evidence.status is not None:
         return str(attempt.evidence.status)
-    word = answer(attempt).partition(":")[0].split(" ")[0]
+    word = answer(attempt).partition(":")[0]
+    if " " in word:  # a sentence: its first word alone would say nothing
+        return "no answer"
     return word if len(word) <= 10 else f"{word[:9]}…"
