@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, TypeVar
+
+T = TypeVar("T", str, str | None)
 
 SHORTEST: Final = 8
 """Bytes of a secret at least: a shorter one could be a word or a number that stands in a body for its own sake."""
@@ -43,6 +45,8 @@ class Masking:
 
     def __call__(self, data: bytes) -> bytes:
         """Return the bytes without the secrets: the very same object where none was found."""
+        if not self:
+            return data
         for needle, stand_in, _ in self._needles:
             if needle in data:
                 data = data.replace(needle, stand_in)
@@ -52,11 +56,12 @@ class Masking:
             data = self._replace_spelled(data, _PERCENTS.sub(_unquote, data.replace(b"+", b" ")))
         return data
 
-    def text(self, text: str) -> str:
-        """Return a text that was read from an arrival without the secrets."""
-        for needle, stand_in in self._texts:
-            if needle in text:
-                text = text.replace(needle, stand_in)
+    def text(self, text: T) -> T:
+        """Return a text that was read from an arrival without the secrets; None stays None."""
+        if text is not None:
+            for needle, stand_in in self._texts:
+                if needle in text:
+                    text = text.replace(needle, stand_in)
         return text
 
     def _replace_spelled(self, data: bytes, plain: bytes) -> bytes:

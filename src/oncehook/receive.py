@@ -263,15 +263,13 @@ class Receiver:
         self, source: Source, arrival: Arrival, body: bytes, reading: Reading, data: Any = payload.MISSING
     ) -> Item | None:
         """One event to be, or None when its type is ignored."""
-        kind = reading.type or "event"
-        if source.masks_body:
-            kind = source.masking.text(kind)
+        mask = source.body_masking
+        kind = mask.text(reading.type or "event")
         if source.ignored is not None and source.ignored.match(kind):
             return None
         if source.redaction is not None:
             body, data = source.redaction(body, data), payload.MISSING
-        masks = source.masks_body
-        if masks and (masked := source.masking(body)) is not body:
+        if (masked := mask(body)) is not body:
             body, data = masked, payload.MISSING
         marks = Mark.unparsed if reading.unparsed else Mark.none
         body_hash = source.body_hash(body, data)
@@ -286,15 +284,15 @@ class Receiver:
         item = Item(
             new_id(),
             kind,
-            None if parts is None else bounded(key_text([source.masking.text(p) for p in parts] if masks else parts)),
+            None if parts is None else bounded(key_text(list(map(mask.text, parts)))),
             None if parts is None else key_hash(source.name, parts),
             keep,
-            reading.subject if reading.subject is None or not masks else source.masking.text(reading.subject),
+            mask.text(reading.subject),
             body,
             body_hash,
             reading.event_at,
             reading.rank,
-            reading.rank_scope if reading.rank_scope is None or not masks else source.masking.text(reading.rank_scope),
+            mask.text(reading.rank_scope),
             marks,
         )
         item.deliveries = self._plan(arrival, item)
@@ -304,10 +302,8 @@ class Receiver:
 
     def _hand_over(self, source: Source, arrival: Arrival, items: Sequence[Item], *, split: bool) -> Pending:
         raw = arrival.body if split else None
-        if raw is not None and source.redaction is not None:
-            raw = source.redaction(raw, payload.MISSING)
-        if raw is not None and source.masks_body:
-            raw = source.masking(raw)
+        if raw is not None:
+            raw = source.body_masking(raw if source.redaction is None else source.redaction(raw, payload.MISSING))
         head = source.masking(pack_head(arrival, source.masked, source.scheme.masked_query))
         arrival_id = new_id() if split else items[0].event_id
         pending = self._store.record(Intake(arrival_id, source.number, head, items, raw))

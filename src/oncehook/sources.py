@@ -174,9 +174,9 @@ class Source:
     old_secrets: Sequence[OldSecret]
     """Those that end."""
     masking: Masking
-    """Takes its own secrets out of heads, and of bodies and what is read from them where `masks_body`."""
-    masks_body: bool
-    """Not where somebody wants the body as it came, and says so by `redact = []`."""
+    """Takes the source's own secrets out of heads."""
+    body_masking: Masking
+    """Takes them out of bodies and of texts read from these; with `redact = []` it leaves everything as it came."""
     signing: bytes
     """What a sample is signed with: the secret itself, or the private half of it where there are two."""
     verify_token: bytes | None
@@ -348,7 +348,7 @@ def build(  # one flat list of settings, as in the configuration
         secrets=known,
         old_secrets=ending,
         masking=masking,
-        masks_body=bool(masking) and (redact is None or len(redact) > 0),
+        body_masking=masking if redact is None or redact else Masking(()),
         signing=signing or (known[0] if known else b""),
         verify_token=verify_token,
         public_url=public_url,
