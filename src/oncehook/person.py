@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal, get_args
 
 RoleName = Literal["viewer", "operator", "admin"]
+ROLES: Final[tuple[RoleName, ...]] = get_args(RoleName)
+"""From the least to the most that somebody may do; `web.access.Role` ranks them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from oncehook import clock
 from oncehook.cli.token import command
 from oncehook.config import load
 from oncehook.errors import ConfigError
+from oncehook.person import ROLES
 from oncehook.web.access import Access, Role
 
 
@@ -31,6 +32,10 @@ def test_the_lines_let_the_token_in(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found is not None
     assert (found.name, found.role) == ("night shift", Role.operator)
     assert access.identify([(b"authorization", b"Bearer oht_0")], "203.0.113.1") is None
+
+
+def test_every_role_has_its_rank() -> None:
+    assert tuple(role.name for role in sorted(Role)) == ROLES
 
 
 def test_the_lines_hold_its_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

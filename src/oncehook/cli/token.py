@@ -14,12 +14,13 @@ import msgspec
 
 from oncehook import clock
 from oncehook.config.forms import duration
+from oncehook.person import ROLES
 from oncehook.secret import new_token
 
 
 @click.command("token")
 @click.argument("name")
-@click.option("--role", type=click.Choice(["viewer", "operator", "admin"]), default="viewer", help="What it may do.")
+@click.option("--role", type=click.Choice(ROLES), default="viewer", help="What it may do.")
 @click.option("--expires", metavar="DURATION", help='After how long it ends, as in "90d".')
 @click.option("--sources", metavar="NAMES", help="The only sources it sees and acts on, as in stripe,github.")
 @click.option("--no-payloads", is_flag=True, help="It sees events, but neither bodies nor header values.")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from oncehook import units
+from oncehook import person, units
 from oncehook.errors import ConfigError
 from oncehook.secret import REFERENCE_FORMS, Secret
 
@@ -488,15 +488,13 @@ PATH: Final = Form(_path, {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"
 
 # -- people ------------------------------------------------------------------------------------
 
-_ROLES: Final = ("viewer", "operator", "admin")
-
 
 def _roles(value: object, place: Place) -> dict[str, tuple[str, ...]]:
     if not isinstance(value, dict) or not value:
         raise ConfigError('must say who gets which role; write for example { admin = ["ops"], viewer = ["staff"] }')
     for role in value:
-        if role not in _ROLES:
-            raise ConfigError(f'"{role}" is not a role; {suggest(role, _ROLES)}')
+        if role not in person.ROLES:
+            raise ConfigError(f'"{role}" is not a role; {suggest(role, person.ROLES)}')
     return {role: _texts(values) for role, values in value.items()}
 
 
@@ -519,7 +517,7 @@ def _domains(value: object, place: Place) -> tuple[str, ...]:
 
 ROLES: Final = Form(
     _roles,
-    {"type": "object", "properties": dict.fromkeys(_ROLES, TEXTS.schema), "additionalProperties": False}
+    {"type": "object", "properties": dict.fromkeys(person.ROLES, TEXTS.schema), "additionalProperties": False}
     | {"minProperties": 1},
     lambda roles: {role: list(values) for role, values in roles.items()},
 )

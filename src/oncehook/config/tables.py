@@ -20,6 +20,7 @@ from oncehook.config.walk import Field, fields_of, table_of
 from oncehook.destinations.receivers import NAMES, ReceiverName
 from oncehook.errors import ConfigError
 from oncehook.outbound.urls import read_url, with_path
+from oncehook.person import ROLES, RoleName
 from oncehook.secret import Secret
 
 DAY: Final = 86_400.0
@@ -276,9 +277,7 @@ class TokenConfig(_Table, frozen=True, kw_only=True):
     """A bearer token for the API."""
 
     name: Annotated[str, forms.TEXT, "Who holds it, for the audit log."]
-    role: Annotated[
-        Literal["viewer", "operator", "admin"], forms.choice("viewer", "operator", "admin"), "What it may do."
-    ]
+    role: Annotated[RoleName, forms.choice(*ROLES), "What it may do."]
     token: Annotated[Secret, forms.SECRET, "Where it is kept."]
     expires: Annotated[datetime | None, forms.MOMENT, "The day or moment (UTC) from which on it is none any more."] = (
         None

@@ -42,7 +42,7 @@ LONGEST_NAME: Final = 200
 
 
 class Role(IntEnum):
-    """What somebody may do; each may do what those before it may."""
+    """A name of `person.ROLES` with its rank: each may do what those before it may."""
 
     viewer = 1
     """Look."""
