@@ -21,12 +21,12 @@ from oncehook.logs import FEW
 from oncehook.secret import Secret
 from oncehook.sessions import SESSION_SECONDS
 from oncehook.web import oidc as module
-from oncehook.web.access import Role
+from oncehook.web.access import Identity, Role
 from oncehook.web.oidc import (
     NoRole,
     Oidc,
-    Person,
     ProviderUnavailable,
+    SignedIn,
     SignIn,
     SignInFailed,
     SignInUnknown,
@@ -62,7 +62,7 @@ async def opened(liar: Liar, **changed: Any) -> AsyncIterator[Oidc]:
         await made.close()
 
 
-async def come_back(liar: Liar, oidc: Oidc, **changed: str) -> Person:
+async def come_back(liar: Liar, oidc: Oidc, **changed: str) -> SignedIn:
     """Go there, agree, and come back with what the provider says."""
     sign_in = SignIn.begin("/")
     answer = dict(QueryParams(urlsplit(liar.agree(await oidc.address(sign_in))).query))
@@ -74,9 +74,9 @@ async def come_back(liar: Liar, oidc: Oidc, **changed: str) -> Person:
 
 async def test_somebody_comes_in(liar: Liar) -> None:
     async with opened(liar) as oidc:
-        person = await come_back(liar, oidc)
-        assert (person.name, person.subject, person.role) == ("ana@example.org", "u-1", Role.admin)
-        assert 3500 < person.seconds <= 3600
+        signed_in = await come_back(liar, oidc)
+        assert (signed_in.identity, signed_in.subject) == (Identity("ana@example.org", Role.admin), "u-1")
+        assert 3500 < signed_in.seconds <= 3600
         await come_back(liar, oidc)
     assert liar.hits == {"/.well-known/openid-configuration": 1, "/keys": 1, "/token": 2}, "documents are kept"
 
@@ -225,7 +225,7 @@ async def test_the_highest_role_that_is_meant_counts(liar: Liar, claims: dict[st
     liar.claims = claims
     async with opened(liar) as oidc:
         if role is not None:
-            assert (await come_back(liar, oidc)).role is role
+            assert (await come_back(liar, oidc)).identity.role is role
             return
         with pytest.raises(NoRole) as caught:
             await come_back(liar, oidc)
@@ -236,9 +236,9 @@ async def test_the_highest_role_that_is_meant_counts(liar: Liar, claims: dict[st
 async def test_a_claim_may_be_deeper(liar: Liar) -> None:
     liar.claims = {"groups": None, "realm": {"roles": ["ops"]}, "https://example.org/roles": ["staff"]}
     async with opened(liar, roles_claim="realm.roles") as oidc:
-        assert (await come_back(liar, oidc)).role is Role.admin
+        assert (await come_back(liar, oidc)).identity.role is Role.admin
     async with opened(liar, roles_claim="https://example.org/roles") as oidc:
-        assert (await come_back(liar, oidc)).role is Role.viewer
+        assert (await come_back(liar, oidc)).identity.role is Role.viewer
     async with opened(liar, roles_claim="realm.roles.ops") as oidc:
         with pytest.raises(NoRole):
             await come_back(liar, oidc)
@@ -248,7 +248,7 @@ async def test_a_claim_may_be_deeper(liar: Liar) -> None:
 async def test_an_email_address_that_nobody_has_verified_counts_for_nothing(liar: Liar, verified: object) -> None:
     liar.claims = {"email_verified": verified}
     async with opened(liar) as oidc:
-        assert (await come_back(liar, oidc)).name == "oidc:u-1"
+        assert (await come_back(liar, oidc)).identity.name == "oidc:u-1"
     for changed in ({"roles_claim": "email"}, {"email_domains": ("example.org",)}):
         async with opened(liar, **changed) as oidc:
             with pytest.raises(NoRole):
@@ -273,7 +273,7 @@ async def test_only_domains_that_are_allowed(liar: Liar, email: object, lets_in:
     liar.claims = {"email": email}
     async with opened(liar, email_domains=("example.org",)) as oidc:
         if lets_in:
-            assert (await come_back(liar, oidc)).name == email
+            assert (await come_back(liar, oidc)).identity.name == email
         else:
             with pytest.raises(NoRole):
                 await come_back(liar, oidc)
@@ -282,7 +282,7 @@ async def test_only_domains_that_are_allowed(liar: Liar, email: object, lets_in:
 async def test_nobody_takes_the_name_of_a_token(liar: Liar) -> None:
     liar.claims = {"sub": "admin", "email": "admin"}
     async with opened(liar) as oidc:
-        assert (await come_back(liar, oidc)).name == "oidc:admin"
+        assert (await come_back(liar, oidc)).identity.name == "oidc:admin"
 
 
 async def test_a_session_lasts_no_longer_than_any_other(liar: Liar) -> None:

@@ -1,4 +1,4 @@
-"""Signing in with an OpenID provider: a browser is sent there, comes back with a code, and leaves as a `Person`.
+"""Signing in with an OpenID provider: a browser is sent there, comes back with a code, and gets an `Identity`.
 
 Authorization code flow with PKCE. State, nonce and verifier are derived from one secret that only the browser holds, so
 any server of an inbox can finish what another one began, and nothing has to be stored. All calls to the provider go
@@ -30,7 +30,7 @@ from oncehook.outbound.urls import read_url
 from oncehook.sessions import SESSION_SECONDS
 from oncehook.verify import same
 from oncehook.web import id_token
-from oncehook.web.access import LONGEST_NAME, Role
+from oncehook.web.access import LONGEST_NAME, Identity, Role
 from oncehook.web.id_token import UNREADABLE, Claims, InvalidToken, Jwk, UnknownKey
 
 if TYPE_CHECKING:
@@ -100,15 +100,16 @@ class ProviderUnavailable(Refused):
 
 
 @dataclass(frozen=True, slots=True)
-class Person:
-    """Somebody of whom the provider says who they are, and the settings what they may do."""
+class SignedIn:
+    """An identity that the provider has confirmed.
 
-    name: str
-    """A verified email address, or `oidc:` and the provider's own name for them, which no token's name looks like."""
+    Its name is a verified email address, or `oidc:` and the provider's own name for the person.
+    """
+
+    identity: Identity
     subject: str
-    role: Role
     seconds: float
-    """How long what the provider said holds."""
+    """For how long the provider's word counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,8 +246,8 @@ class Oidc:
         }
         return f"{endpoint}{'&' if '?' in endpoint else '?'}{urlencode(asked, quote_via=quote)}"
 
-    async def finish(self, sign_in: SignIn | None, answer: QueryParams) -> Person:
-        """Tell who has come back. Raises SignInUnknown, SignInFailed, NoRole or ProviderUnavailable."""
+    async def finish(self, sign_in: SignIn | None, answer: QueryParams) -> SignedIn:
+        """Return who has come back. Raises SignInUnknown, SignInFailed, NoRole or ProviderUnavailable."""
         if sign_in is None or not same(_only(answer, "state").encode("utf-8", "replace"), sign_in.state.encode()):
             raise SignInUnknown
         metadata = await self._described()
@@ -260,7 +261,7 @@ class Oidc:
             raise self._failed("the answer has no code")
         token = await self._exchanged(metadata, code, sign_in)
         try:
-            return self._person(await self._verified(metadata, token, sign_in))
+            return self._signed_in(await self._verified(metadata, token, sign_in))
         except InvalidToken as error:
             raise self._failed(str(error)) from None
 
@@ -370,7 +371,7 @@ class Oidc:
 
     # -- who that is, and what they may do -----------------------------------------------------
 
-    def _person(self, claims: Claims) -> Person:
+    def _signed_in(self, claims: Claims) -> SignedIn:
         settings, subject = self._settings, str(claims["sub"])
         email = _email(claims)
         name = email or f"oidc:{subject}"[:LONGEST_NAME]
@@ -380,7 +381,7 @@ class Oidc:
         roles = [Role[role] for role, wanted in settings.roles.items() if values.intersection(wanted)]
         if not roles:
             raise NoRole(name, subject, f"no role for what {settings.roles_claim} says")
-        return Person(name, subject, max(roles), min(claims["exp"] - clock.now(), SESSION_SECONDS))
+        return SignedIn(Identity(name, max(roles)), subject, min(claims["exp"] - clock.now(), SESSION_SECONDS))
 
     # -- what goes wrong -----------------------------------------------------------------------
 

@@ -284,7 +284,7 @@ class Desktop:
     async def _end_sign_in(self, request: Request) -> Response:
         self._check_oidc()
         try:
-            person, to = await self._door.by_oidc(request)
+            signed_in, to = await self._door.by_oidc(request)
         except NoRole as error:
             detail = {"by": "oidc", "subject": error.subject, "reason": error.reason}
             await self._desk.note(error.name, "login_refused", "session", **detail)
@@ -292,12 +292,13 @@ class Desktop:
         except Refused as error:
             answer = self._login_page(request, error)
         else:
-            detail = {"by": "oidc", "subject": person.subject, "role": person.role.name}
-            await self._desk.note(person.name, "login", "session", **detail)
+            identity = signed_in.identity
+            detail = {"by": "oidc", "subject": signed_in.subject, "role": identity.role.name}
+            await self._desk.note(identity.name, "login", "session", **detail)
             # A page that goes on by itself, and no redirect: on one that began at another site, browsers would not
             # send the strict cookie which this answer brings.
-            answer = html(request, "signed_in.html", 200, name=person.name, to=to)
-            await self._door.begin_person(request, person, answer)
+            answer = html(request, "signed_in.html", 200, name=identity.name, to=to)
+            await self._door.begin_signed_in(request, signed_in, answer)
         await self._door.end_sign_in(answer)
         answer.headers["Referrer-Policy"] = "no-referrer"  # the address of this page holds the code
         return answer

@@ -22,7 +22,7 @@ from oncehook.sessions import SESSION_SECONDS, Sessions, hash_of, prove
 from oncehook.sources import Network
 from oncehook.verify import same
 from oncehook.web.access import Access, Authorize, Identity, Role, authorized, hash_token, is_local
-from oncehook.web.oidc import SIGN_IN_SECONDS, NoRole, Oidc, Person, SignIn, SignInFailed
+from oncehook.web.oidc import SIGN_IN_SECONDS, NoRole, Oidc, SignedIn, SignIn, SignInFailed
 from oncehook.web.peers import direct_peer, is_within, network_of, peer_finder
 
 LINK_SECONDS: Final = 600.0
@@ -153,8 +153,8 @@ class Door:
         )
         return made
 
-    async def by_oidc(self, request: Request) -> tuple[Person, str]:
-        """Tell whom the provider has sent back, and the page they wanted. Raises what `Oidc.finish` and the throttle
+    async def by_oidc(self, request: Request) -> tuple[SignedIn, str]:
+        """Return whom the provider has sent back, and the page they wanted. Raises what `Oidc.finish` and the throttle
         raise.
         """
         assert self.oidc is not None
@@ -162,20 +162,19 @@ class Door:
         self.access.throttle.check(network)
         sign_in = SignIn.read(request.cookies.get(await self._sign_in_cookie(), ""))
         try:
-            person = await self.oidc.finish(sign_in, request.query_params)
+            signed_in = await self.oidc.finish(sign_in, request.query_params)
         except (SignInFailed, NoRole):
             self.access.throttle.wrong(network)
             raise
         self.access.throttle.right(network)
-        return person, "/" if sign_in is None else sign_in.to
+        return signed_in, "/" if sign_in is None else sign_in.to
 
-    async def begin_person(self, request: Request, person: Person, answer: Response) -> None:
-        """Give a session to somebody whom the provider has named; it lasts no longer than what it said of them, nor
-        than the settings that let them in.
+    async def begin_signed_in(self, request: Request, signed_in: SignedIn, answer: Response) -> None:
+        """Give a session to somebody whom the provider has confirmed. It ends when the provider's word does, or when
+        the settings that let them in change.
         """
         assert self.oidc is not None
-        identity = Identity(person.name, person.role)
-        await self._begin(request, identity, answer, hash_of(self.oidc.mark), person.seconds)
+        await self._begin(request, signed_in.identity, answer, hash_of(self.oidc.mark), signed_in.seconds)
 
     async def end_sign_in(self, answer: Response) -> None:
         """Forget a sign-in, however it ended."""
