@@ -6,6 +6,7 @@ import copy
 import hashlib
 import hmac
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -405,6 +406,14 @@ def test_as_many_parts_as_items(items: list[Any]) -> None:
         assert isinstance(part, Odd) == (not isinstance(item, dict))
         whole = part.part if isinstance(part, Odd) else part
         assert whole == document(change(messages=[item]))
+
+
+def test_contacts_are_looked_up_and_not_searched() -> None:
+    many = [message(f"wamid.{number}", f"55119{number:08}") for number in range(8000)]
+    batch = document(change(contacts=[contact(one["from"]) for one in many], messages=many))
+    before = time.perf_counter()
+    assert sum(1 for _ in whatsapp_cloud.split(batch, Arrival("here", [], b""))) == 8000
+    assert time.perf_counter() - before < 5  # a search for each of them takes a minute
 
 
 def test_the_batch_is_left_as_it_was() -> None:
