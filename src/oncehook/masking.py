@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterable
 from typing import Final, TypeVar
 
-T = TypeVar("T", str, str | None)
+from oncehook.secret import SHORTEST_SECRET
 
-SHORTEST: Final = 8
-"""Bytes of a secret at least: a shorter one could be a word or a number that stands in a body for its own sake."""
+T = TypeVar("T", str, str | None)
 
 MASKED: Final = b"[redacted]"
 _NUMBER: Final = re.compile(rb"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
@@ -31,9 +30,10 @@ class Masking:
     __slots__ = ("_needles", "_short", "_spelled", "_texts")
 
     def __init__(self, secrets: Iterable[bytes]) -> None:
+        """Shorter secrets than SHORTEST_SECRET are left alone."""
         found = {secret.strip() for secret in secrets}
         # The longest first: one secret may be part of another.
-        needles = sorted((secret for secret in found if len(secret) >= SHORTEST), key=len, reverse=True)
+        needles = sorted((secret for secret in found if len(secret) >= SHORTEST_SECRET), key=len, reverse=True)
         self._needles = [(needle, _stand_in(needle), _any_spelling(needle)) for needle in needles]
         self._texts = [(needle.decode("utf-8", "surrogateescape"), _stand_in(needle).decode()) for needle in needles]
         self._spelled = _ASCII_ESCAPES if all(needle.isascii() for needle in needles) else _ESCAPES

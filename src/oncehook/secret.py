@@ -206,7 +206,8 @@ def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Pa
 SHORTEST_TOKEN: Final = 16
 """Characters of a token or password that opens API and dashboard."""
 SHORTEST_SECRET: Final = 8
-"""Bytes of a secret that requests are verified with: a shorter one can be found from one signed request."""
+"""Bytes of a secret that requests are verified with. A shorter one can be found from one signed request, and is not
+masked in what is stored: it could be any word or number of a body."""
 _DIGITS: Final = re.compile(rb"(?:oht_)?[0-9a-f]{32,}")
 
 

@@ -23,10 +23,10 @@ import msgspec
 from oncehook import clock, keys, units
 from oncehook.errors import ConfigError
 from oncehook.logs import ration
-from oncehook.masking import SHORTEST, Masking
+from oncehook.masking import Masking
 from oncehook.model import Arrival, StoredEvent, unpack_head
 from oncehook.previews import LONGEST_BODY, line
-from oncehook.secret import OldSecret
+from oncehook.secret import SHORTEST_SECRET, OldSecret
 from oncehook.sight import Sight
 from oncehook.verify import Basic, Either, Scheme, StandardWebhooks, Token, Verifier
 from oncehook.verify.either import is_public
@@ -217,9 +217,10 @@ class Source:
     def secret_warnings(self) -> list[tuple[str, str]]:
         """Return what is odd about its secrets, each with what to do about it. None of it repeats a secret."""
         found = []
-        if not is_public(self.scheme) and any(len(secret.strip()) < SHORTEST for secret in self.secrets):
-            detail = f"{self.name}: a secret has fewer than {SHORTEST} bytes, so it is not blanked in what is stored"
-            found.append((detail, "Give it a longer secret: 32 random bytes, for example `openssl rand -hex 32`."))
+        if not is_public(self.scheme) and any(len(secret.strip()) < SHORTEST_SECRET for secret in self.secrets):
+            detail = f"a secret has fewer than {SHORTEST_SECRET} bytes, so it is not blanked in what is stored"
+            hint = "Give it a longer secret: 32 random bytes, for example `openssl rand -hex 32`."
+            found.append((f"{self.name}: {detail}", hint))
         for old in self.old_secrets:
             if old.ends_at <= clock.now_utc():
                 detail = f"{self.name}: {old.name or 'an old secret'} is over since {old.ends_at:%Y-%m-%d %H:%M} UTC"
