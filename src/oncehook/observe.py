@@ -201,7 +201,7 @@ class Observer:
         ration.log(log, logging.WARNING, "arrival.error", fields, kind=f"{source}: {error.code}")
 
     def access_refused(self, way: str, network: str, reason: str) -> None:
-        """A wrong token or password came, or one from a network that has to wait."""
+        """Log and count a wrong token, password or sign-in, or any from a network that has to wait."""
         self.refusals.add(way, network)
         fields = {"by": way, "reason": reason, "peer": network}
         ration.log(access_log, logging.WARNING, "access.refused", fields, kind=f"{way}: {reason}")

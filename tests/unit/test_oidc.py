@@ -7,21 +7,22 @@ import json
 import logging
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from joserfc.jwk import RSAKey
 from starlette.datastructures import QueryParams
+from starlette.requests import Request
 from tests.openid import CLIENT, SECRET, Liar
 
 from oncehook import clock
 from oncehook.config.tables import OidcConfig
 from oncehook.logs import FEW
 from oncehook.secret import Secret
-from oncehook.sessions import SESSION_SECONDS
+from oncehook.sessions import SESSION_SECONDS, Sessions
 from oncehook.web import oidc as module
-from oncehook.web.access import Identity, Role
+from oncehook.web.access import Access, Identity, Role
 from oncehook.web.oidc import (
     NoRole,
     Oidc,
@@ -32,6 +33,8 @@ from oncehook.web.oidc import (
     SignInUnknown,
     own_path,
 )
+from oncehook.web.session import Door
+from oncehook.web.throttle import TRIES, TooManyTries
 
 
 @pytest.fixture
@@ -374,6 +377,34 @@ async def test_a_flood_of_codes_is_told_of_now_and_then(liar: Liar, caplog: pyte
                 with pytest.raises(ProviderUnavailable):
                     await come_back(liar, oidc)
         assert len(caplog.records) == FEW
+
+
+class Numbered:
+    async def inbox_number(self) -> int:
+        return 7
+
+
+async def test_a_failed_sign_in_is_throttled_and_reported_like_a_wrong_token(liar: Liar) -> None:
+    reported: list[tuple[str, ...]] = []
+    async with opened(liar) as oidc:
+        access = Access(on_refused=lambda *refusal: reported.append(refusal))
+        door = Door(access, Sessions(cast("Any", Numbered())), oidc=oidc)
+        sign_in = SignIn.begin("/")
+        request = Request(
+            {
+                "type": "http",
+                "client": ("2001:db8::1", 1),
+                "headers": [(b"cookie", f"__Host-oncehook_7_sign_in={sign_in.cookie}".encode())],
+                "query_string": f"error=access_denied&state={sign_in.state}".encode(),
+            }
+        )
+        for _ in range(TRIES):
+            with pytest.raises(SignInFailed):
+                await door.by_oidc(request)
+        with pytest.raises(TooManyTries):
+            await door.by_oidc(request)
+    network = "2001:db8::/64"
+    assert reported == [("oidc", network, "wrong")] * TRIES + [("oidc", network, "too many tries")]
 
 
 async def test_a_private_provider_must_be_allowed_by_name(liar: Liar) -> None:

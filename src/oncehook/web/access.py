@@ -109,18 +109,19 @@ async def authorized(authorize: Authorize, request: Request) -> Identity | None:
     return Identity(name.strip()[:LONGEST_NAME], Role[role], sources, payloads)
 
 
-async def _unused(name: str) -> None:
-    """Nobody wants to know when a token was used."""
+async def _ignore_use(name: str) -> None:
+    """Do nothing."""
 
 
 class OnRefused(Protocol):
-    """Who is told of a wrong token or password."""
+    """A function that is called for each refusal: by which way it came (`token`, `password`, `oidc`), from which
+    network, and why it was refused."""
 
     def __call__(self, way: str, network: str, reason: str) -> None: ...
 
 
-def _unheard(way: str, network: str, reason: str) -> None:
-    """Tell nobody."""
+def _ignore_refusal(way: str, network: str, reason: str) -> None:
+    """Do nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +145,12 @@ class Access:
         *,
         authorize: Authorize | None = None,
         peer_of: PeerOf = direct_peer,
-        on_refused: OnRefused = _unheard,
-        note_use: Callable[[str], Awaitable[None]] = _unused,
+        on_refused: OnRefused = _ignore_refusal,
+        note_use: Callable[[str], Awaitable[None]] = _ignore_use,
     ) -> None:
-        """Reads every token once. Raises ConfigError for one that is missing, empty, or given to two holders.
+        """Read every token once. Raises ConfigError for one that is missing, empty, or given to two holders.
 
-        `on_refused` is told of each wrong token: by which way it came, from which network, and why it is refused.
-        `note_use` is told the name of a token that is used, once a minute.
+        `note_use` is given the name of a token that is used, once a minute.
         """
         self.throttle = Throttle()
         self._note_use = note_use
@@ -214,24 +214,28 @@ class Access:
         if found is None or not found.is_unguessable:
             if not self._holders and self._local is None:
                 return None  # there is nothing to guess
-            self._slow_down(found, network_of(peer), way)
-        if found is None:
-            return None
+            network = network_of(peer)
+            self.check_tries(network, way)
+            if found is None:
+                self.note_wrong(network, way)
+                return None
+            self.throttle.right(network)
         if found.identity.has_expired:
             raise TokenExpired(f"This token expired at {found.identity.expires:%Y-%m-%d %H:%M} UTC.")
         return found.identity
 
-    def _slow_down(self, found: _Holder | None, network: str, way: str) -> None:
+    def check_tries(self, network: str, way: str) -> None:
+        """Raise TooManyTries while this network has to wait, and report that it came."""
         try:
             self.throttle.check(network)
         except TooManyTries:
             self._on_refused(way, network, "too many tries")
             raise
-        if found is None:
-            self.throttle.wrong(network)
-            self._on_refused(way, network, "wrong")
-        else:
-            self.throttle.right(network)
+
+    def note_wrong(self, network: str, way: str) -> None:
+        """Count and report a wrong token or password, or a sign-in that proves nothing."""
+        self.throttle.wrong(network)
+        self._on_refused(way, network, "wrong")
 
     async def note_use(self, identity: Identity) -> None:
         """Have it written down that a token is used, once a minute for each. A store that is away keeps nobody out."""

@@ -159,12 +159,15 @@ class Door:
         """
         assert self.oidc is not None
         network = network_of(self._peer_of(request.scope))
-        self.access.throttle.check(network)
+        self.access.check_tries(network, "oidc")
         sign_in = SignIn.read(request.cookies.get(await self._sign_in_cookie(), ""))
         try:
             signed_in = await self.oidc.finish(sign_in, request.query_params)
-        except (SignInFailed, NoRole):
-            self.access.throttle.wrong(network)
+        except SignInFailed:
+            self.access.note_wrong(network, "oidc")
+            raise
+        except NoRole:
+            self.access.throttle.wrong(network)  # the audit log gets a line of its own, with the name
             raise
         self.access.throttle.right(network)
         return signed_in, "/" if sign_in is None else sign_in.to
