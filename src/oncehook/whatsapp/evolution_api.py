@@ -13,6 +13,15 @@ from urllib.parse import quote
 
 from oncehook.errors import ConfigError
 from oncehook.outbound.proxies import NONE, read_proxy
+from oncehook.whatsapp.evolution import (
+    chat_of,
+    list_names,
+    location_fields,
+    media_link,
+    proxy_fields,
+    summarise,
+    wire_id,
+)
 from oncehook.whatsapp.files import CONVERTED_AUDIO, WEBP, FileTypes
 from oncehook.whatsapp.messages import (
     Contact,
@@ -25,11 +34,11 @@ from oncehook.whatsapp.messages import (
     Read,
     Template,
     Text,
-    with_link,
+    link_text,
 )
 from oncehook.whatsapp.numbers import id_of
-from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
-from oncehook.whatsapp.sender import Call, Credential, Sender, check_plain, given, place, summary_of, wire_id
+from oncehook.whatsapp.outcomes import Fault, Reason, reason_of
+from oncehook.whatsapp.sender import Call, Credential, Sender, refuse_own_card, without_none
 
 _OFFLINE: Final = ("connection closed", "connection terminated", "not connected", "logged out", "state: close")
 _TOO_LARGE: Final = ("too large", "maxcontentlength", "media size", "file size")
@@ -104,16 +113,14 @@ class EvolutionApi(Sender):
         if not isinstance(message, Template):
             quoted = {"key": {"id": message.reply_to}} if message.reply_to else None
             everyone = message.mention_all or None
-            named = given(quoted=quoted, mentioned=message.mentions or None, mentionsEveryOne=everyone)
-            body |= named | given(delay=message.delay or None)
+            named = without_none(quoted=quoted, mentioned=message.mentions or None, mentionsEveryOne=everyone)
+            body |= named | without_none(delay=message.delay or None)
         if id is not None:
             body["messageId"] = wire_id(id)  # versions before 2026 do not look at it
         return self._post(f"message/{path}", body)
 
     def _read(self, message: Read) -> Call:
-        if message.to is None:
-            raise SendFailed("Evolution API asks whose message was read: `to` is missing.", Reason.invalid)
-        key = {"remoteJid": id_of(message.to), "fromMe": False, "id": message.message_id}
+        key = {"remoteJid": id_of(chat_of(message, "Evolution API")), "fromMe": False, "id": message.message_id}
         return self._post("chat/markMessageAsRead", {"readMessages": [key]})
 
     def _post(self, path: str, body: dict[str, Any]) -> Call:
@@ -155,7 +162,7 @@ class EvolutionApi(Sender):
         """Make it; the answer holds a QR code to log in with. Needs the server's own key."""
         body = {"instanceName": self.instance_name, "integration": integration, "qrcode": True}
         return await self._ask(
-            Call("POST", "/instance/create", body | given(number=number or None, token=token or None))
+            Call("POST", "/instance/create", body | without_none(number=number or None, token=token or None))
         )
 
     async def connect(self, *, number: str | None = None) -> dict[str, Any]:
@@ -198,7 +205,7 @@ class EvolutionApi(Sender):
             "headers": dict(headers or {}),
             "byEvents": False,
             "base64": False,
-            "events": events.split(",") if isinstance(events, str) else list(events),
+            "events": list_names(events),
         }
         return await self._ask(self._post("webhook/set", {"webhook": webhook}))
 
@@ -206,16 +213,7 @@ class EvolutionApi(Sender):
         """Let the phone reach WhatsApp through a proxy; `none` takes it away."""
         if proxy == NONE:
             return await self.delete_proxy()
-        through = read_proxy(proxy)
-        body = {
-            "enabled": True,
-            "host": through.host,
-            "port": str(through.port),
-            "protocol": through.scheme,
-            "username": through.username,
-            "password": through.password,
-        }
-        return await self._ask(self._post("proxy/set", body))
+        return await self._ask(self._post("proxy/set", {"enabled": True, **proxy_fields(read_proxy(proxy))}))
 
     async def delete_proxy(self) -> dict[str, Any]:
         """Let the phone reach WhatsApp without a proxy."""
@@ -228,7 +226,7 @@ class EvolutionApi(Sender):
 
     async def summary(self) -> dict[str, Any]:
         """List every instance by name, id and whether it is connected, without credentials."""
-        return summary_of(await self.instances(), lambda one: one.get("connectionStatus") == "open")
+        return summarise(await self.instances(), lambda one: one.get("connectionStatus") == "open")
 
     # -- messages that were sent -----------------------------------------------------------------
 
@@ -262,27 +260,26 @@ def _content(message: Text | Link | Media | Location | Contact | Poll | Template
     if isinstance(message, Text):
         return "sendText", {"text": message.text, "linkPreview": message.preview_url}
     if isinstance(message, Link):
-        check_plain(message, "Evolution API")
-        return "sendText", {"text": with_link(message), "linkPreview": True}
+        refuse_own_card(message, "Evolution API")
+        return "sendText", {"text": link_text(message), "linkPreview": True}
     if isinstance(message, Location):
-        return "sendLocation", place(message)
+        return "sendLocation", location_fields(message)
     if isinstance(message, Contact):
         card = {"fullName": message.name, "phoneNumber": message.phone, "wuid": message.phone}
-        return "sendContact", {"contact": [card | given(organization=message.organization)]}
+        return "sendContact", {"contact": [card | without_none(organization=message.organization)]}
     if isinstance(message, Poll):
         poll = {"name": message.question, "values": message.options, "selectableCount": message.max_answers}
         return "sendPoll", poll
     if isinstance(message, Template):
         named = {"name": message.name, "language": message.language, "components": message.components}
         return "sendTemplate", named
-    if message.link is None:
-        raise unsupported("Evolution API", "media by an id of Meta's; only by link")
+    link = media_link(message, "Evolution API")
     if message.kind == "audio":
-        return "sendWhatsAppAudio", {"audio": message.link}
+        return "sendWhatsAppAudio", {"audio": link}
     if message.kind == "sticker":
-        return "sendSticker", {"sticker": message.link}
-    named = given(mimetype=message.mime, caption=message.caption, fileName=message.filename)
-    return "sendMedia", {"mediatype": message.kind, "media": message.link, **named}
+        return "sendSticker", {"sticker": link}
+    named = without_none(mimetype=message.mime, caption=message.caption, fileName=message.filename)
+    return "sendMedia", {"mediatype": message.kind, "media": link, **named}
 
 
 def _parts(said: Any) -> Iterator[Any]:

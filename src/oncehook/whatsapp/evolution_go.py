@@ -11,7 +11,16 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 from oncehook.errors import ConfigError
-from oncehook.outbound.proxies import NONE, Proxy, read_proxy
+from oncehook.outbound.proxies import NONE, read_proxy
+from oncehook.whatsapp.evolution import (
+    chat_of,
+    list_names,
+    location_fields,
+    media_link,
+    proxy_fields,
+    summarise,
+    wire_id,
+)
 from oncehook.whatsapp.files import CONVERTED_AUDIO, WEBP, FileTypes
 from oncehook.whatsapp.messages import (
     Contact,
@@ -24,11 +33,11 @@ from oncehook.whatsapp.messages import (
     Read,
     Template,
     Text,
-    with_link,
+    link_text,
 )
 from oncehook.whatsapp.numbers import PERSON, id_of
-from oncehook.whatsapp.outcomes import Fault, Reason, SendFailed, reason_of, unsupported
-from oncehook.whatsapp.sender import Call, Credential, Sender, given, place, summary_of, wire_id
+from oncehook.whatsapp.outcomes import Fault, Reason, reason_of, unsupported
+from oncehook.whatsapp.sender import Call, Credential, Sender, without_none
 
 _SAYS: Final[Sequence[tuple[Reason, tuple[str, ...]]]] = (
     (
@@ -116,9 +125,8 @@ class EvolutionGo(Sender):
 
     def _call_for(self, message: Message, id: str | None) -> Call:
         if isinstance(message, Read):
-            if message.to is None:
-                raise SendFailed("Evolution Go asks whose message was read: `to` is missing.", Reason.invalid)
-            return Call("POST", "/message/markread", {"number": message.to, "id": [message.message_id]})
+            chat = chat_of(message, "Evolution Go")
+            return Call("POST", "/message/markread", {"number": chat, "id": [message.message_id]})
         if isinstance(message, Reaction):
             # Its `id` is that of the message under the emoji; the reaction itself cannot be given one.
             emoji = message.emoji or "remove"
@@ -132,7 +140,7 @@ class EvolutionGo(Sender):
         if message.reply_to:
             body["quoted"] = _quoted(message.reply_to, message.to)
         mentions = [id_of(number) for number in message.mentions] or None
-        body |= given(delay=message.delay or None, mentionedJid=mentions, mentionAll=message.mention_all or None)
+        body |= without_none(delay=message.delay or None, mentionedJid=mentions, mentionAll=message.mention_all or None)
         if id is not None:
             body["id"] = wire_id(id)
         return Call("POST", f"/send/{path}", body)
@@ -163,7 +171,7 @@ class EvolutionGo(Sender):
         if self.instance_id:
             body["instanceId"] = self.instance_id
         if proxy:
-            body["proxy"] = _proxy(read_proxy(proxy))
+            body["proxy"] = proxy_fields(read_proxy(proxy))
         return await self._ask(self._as_admin("POST", "/instance/create", body))
 
     async def connect(
@@ -174,8 +182,7 @@ class EvolutionGo(Sender):
         phone: str = "",
     ) -> dict[str, Any]:
         """Begin to log in, and say where events go; the QR code then comes from `qr`."""
-        wanted = subscribe.split(",") if isinstance(subscribe, str) else list(subscribe)
-        body = {"webhookUrl": webhook_url, "subscribe": wanted, "immediate": True, "phone": phone}
+        body = {"webhookUrl": webhook_url, "subscribe": list_names(subscribe), "immediate": True, "phone": phone}
         return await self._ask(Call("POST", "/instance/connect", body))
 
     async def status(self) -> dict[str, Any]:
@@ -215,7 +222,7 @@ class EvolutionGo(Sender):
         if proxy == NONE:
             return await self.delete_proxy()
         path = f"/instance/proxy/{self._instance()}"
-        return await self._ask(self._as_admin("POST", path, _proxy(read_proxy(proxy))))
+        return await self._ask(self._as_admin("POST", path, proxy_fields(read_proxy(proxy))))
 
     async def delete_proxy(self) -> dict[str, Any]:
         """Let it reach WhatsApp without a proxy. Needs the administrator's key."""
@@ -227,7 +234,7 @@ class EvolutionGo(Sender):
 
     async def summary(self) -> dict[str, Any]:
         """List every instance by name, id and whether it is connected. Needs the administrator's key."""
-        return summary_of(await self.instances(), lambda one: one.get("connected") is True)
+        return summarise(await self.instances(), lambda one: one.get("connected") is True)
 
     # -- messages that were sent -----------------------------------------------------------------
 
@@ -267,38 +274,27 @@ def _content(message: Text | Link | Media | Location | Contact | Poll) -> tuple[
         return ("link" if message.preview_url and "://" in message.text else "text"), {"text": message.text}
     if isinstance(message, Link):
         # The server sends the text and never `url`; it looks at the page that it finds in the text.
-        shown = given(title=message.title, description=message.description, imgUrl=message.image)
-        return "link", {"text": with_link(message), "url": message.url, **shown}
+        shown = without_none(title=message.title, description=message.description, imgUrl=message.image)
+        return "link", {"text": link_text(message), "url": message.url, **shown}
     if isinstance(message, Location):
-        return "location", place(message)
+        return "location", location_fields(message)
     if isinstance(message, Contact):
         card = {"fullName": message.name, "phone": message.phone}
-        return "contact", {"vcard": card | given(organization=message.organization)}
+        return "contact", {"vcard": card | without_none(organization=message.organization)}
     if isinstance(message, Poll):
         poll = {"question": message.question, "options": message.options, "maxAnswer": message.max_answers}
         return "poll", poll
-    if message.link is None:
-        raise unsupported("Evolution Go", "media by an id of Meta's; only by link")
+    link = media_link(message, "Evolution Go")
     if message.kind == "sticker":
-        return "sticker", {"sticker": message.link}
-    named = given(caption=message.caption, filename=message.filename)
-    return "media", {"url": message.link, "type": message.kind, **named}
+        return "sticker", {"sticker": link}
+    named = without_none(caption=message.caption, filename=message.filename)
+    return "media", {"url": link, "type": message.kind, **named}
 
 
 def _quoted(message_id: str, to: str) -> dict[str, str]:
     """In a chat of two the quoted message is the other's; in a group nobody here knows whose it was."""
     author = id_of(to)
     return {"messageId": message_id, "participant": author if author.endswith(f"@{PERSON}") else ""}
-
-
-def _proxy(through: Proxy) -> dict[str, str]:
-    return {
-        "protocol": through.scheme,
-        "host": through.host,
-        "port": str(through.port),
-        "username": through.username,
-        "password": through.password,
-    }
 
 
 def _sentence(said: Any) -> str:

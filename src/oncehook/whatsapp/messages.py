@@ -228,8 +228,8 @@ def _shortened(text: str) -> str:
     return text if len(text) <= 200 else text[:199] + "…"
 
 
-def with_link(link: Link) -> str:
-    """Return the words of a link with its address, which stands behind them unless it is among them."""
+def link_text(link: Link) -> str:
+    """Return the words of a link, with its address at the end unless they hold it already."""
     return link.text if link.url in link.text else f"{link.text} {link.url}".strip()
 
 
@@ -240,7 +240,7 @@ def summary(message: Message) -> str:
     if isinstance(message, Media):
         return " ".join(part for part in (f"[{message.kind}]", message.filename, message.caption) if part)
     if isinstance(message, Link):
-        return with_link(message)
+        return link_text(message)
     if isinstance(message, Location):
         place = (message.name, message.address, f"{message.latitude:g}, {message.longitude:g}")
         return " ".join(part for part in ("[location]", *place) if part)

@@ -21,11 +21,11 @@ from oncehook.whatsapp.messages import (
     Read,
     Template,
     Text,
-    with_link,
+    link_text,
 )
 from oncehook.whatsapp.numbers import is_group_id, is_user_id
 from oncehook.whatsapp.outcomes import Fault, Reason, reason_of, unsupported
-from oncehook.whatsapp.sender import Call, Credential, Sender, check_plain, given
+from oncehook.whatsapp.sender import Call, Credential, Sender, refuse_own_card, without_none
 
 BASE_URL: Final = "https://graph.facebook.com"
 VERSION: Final = "v23.0"
@@ -137,18 +137,18 @@ def _content(
     if isinstance(message, Text):
         return "text", {"body": message.text, "preview_url": message.preview_url}
     if isinstance(message, Link):
-        check_plain(message, "Meta's API")
-        return "text", {"body": with_link(message), "preview_url": True}
+        refuse_own_card(message, "Meta's API")
+        return "text", {"body": link_text(message), "preview_url": True}
     if isinstance(message, Location):
         fields = {"latitude": message.latitude, "longitude": message.longitude}
-        return "location", fields | given(name=message.name, address=message.address)
+        return "location", fields | without_none(name=message.name, address=message.address)
     if isinstance(message, Contact):
         return "contacts", [_card(message)]
     if isinstance(message, Poll):
         raise unsupported("Meta's API", "polls")
     if isinstance(message, Media):
         named = {"filename": message.filename} if message.kind == "document" else {}
-        return message.kind, given(link=message.link, id=message.id, caption=message.caption, **named)
+        return message.kind, without_none(link=message.link, id=message.id, caption=message.caption, **named)
     if isinstance(message, Template):
         components = {"components": message.components} if message.components else {}
         return "template", {"name": message.name, "language": {"code": message.language}, **components}
@@ -160,7 +160,7 @@ def _card(contact: Contact) -> dict[str, Any]:
         "name": {"formatted_name": contact.name, "first_name": contact.name},
         "phones": [{"phone": f"+{contact.phone}", "type": "CELL", "wa_id": contact.phone}],
     }
-    return card | given(org={"company": contact.organization} if contact.organization else None)
+    return card | without_none(org={"company": contact.organization} if contact.organization else None)
 
 
 def _reason(code: object, text: str, status: int) -> Reason:

@@ -12,9 +12,8 @@ import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from hashlib import sha256
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypedDict, TypeVar, Unpack, cast
@@ -312,7 +311,7 @@ class Sender(ABC):
         return message
 
     def _with_numbers(self, message: _M) -> _M:
-        written = given(**{field: getattr(message, field, None) for field in ("to", "participant", "phone")})
+        written = without_none(**{field: getattr(message, field, None) for field in ("to", "participant", "phone")})
         numbers: dict[str, str | list[str]] = {
             field: normalise(text, country=self.country) for field, text in written.items()
         }
@@ -621,38 +620,21 @@ def _decoded(body: bytes) -> Any:
         return None
 
 
-# -- settings ----------------------------------------------------------------------------------
+# -- requests ----------------------------------------------------------------------------------
 
 
-def summary_of(said: Mapping[str, Any], is_connected: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
-    """Return name, id and connection of each instance in a list that an API answered, and how many there are."""
-    listed = said.get("data")
-    known = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
-    told = [{"name": one.get("name"), "id": one.get("id"), "connected": is_connected(one)} for one in known]
-    return {"instances": told, "total": len(told), "connected": sum(one["connected"] is True for one in told)}
-
-
-def given(**fields: Any) -> dict[str, Any]:
+def without_none(**fields: Any) -> dict[str, Any]:
     """Return those fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def place(location: Location) -> dict[str, Any]:
-    """Return a location as Evolution takes it: with a name and an address, even where nobody gave any."""
-    at = f"{location.latitude}, {location.longitude}"
-    named = {"name": location.name or location.address or at, "address": location.address or at}
-    return {"latitude": location.latitude, "longitude": location.longitude, **named}
-
-
-def check_plain(link: Link, api: str) -> None:
-    """Refuse a card of one's own where the API shows what the page says. Raises SendFailed."""
+def refuse_own_card(link: Link, api: str) -> None:
+    """Refuse a title, description or image for an API that takes those of the page. Raises SendFailed."""
     if link.title or link.description or link.image:
         raise unsupported(api, "a link with a title, description or image of your own; it shows those of the page")
 
 
-def wire_id(id: str) -> str:
-    """A message id as WhatsApp Web's own programs make them, always the same one for the same `id`."""
-    return "3EB0" + sha256(id.encode()).hexdigest()[:18].upper()
+# -- settings ----------------------------------------------------------------------------------
 
 
 def _base(url: str) -> str:
