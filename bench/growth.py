@@ -29,7 +29,7 @@ from bench import machine, work_backlog
 from bench.contestants import CONTESTANTS, Contestant, Place, started
 from bench.drive import find_wrk
 from bench.engines import BenchError, Postgres
-from bench.ingest import Trial, has_mixes, opened_place
+from bench.ingest import TestInbox, has_mixes, opened_place
 from bench.progress import Progress
 from bench.report import Settings, Target, table
 from bench.work_contestants import Place as Shop
@@ -57,7 +57,7 @@ class Size:
 def run_intake(one: Contestant, place: Place, settings: Settings, sizes: Sequence[int], bar: Progress) -> list[Size]:
     """Load an empty store, fill it, load it again."""
     with started(one, place) as running:
-        trial = Trial(running, place, settings, bar, "growth")
+        trial = TestInbox(running, place, settings, bar, "growth")
         trial.warm_up()
         found = [Size(0, trial.measure("load on an empty store").figures.per_second)]
         held = 0

@@ -72,7 +72,7 @@ class Account:
             rows = again
 
 
-class Trial:
+class TestInbox:
     """One contestant, running, under the loads of one round."""
 
     def __init__(self, running: Running, place: Place, settings: Settings, progress: Progress, label: str) -> None:
@@ -199,7 +199,7 @@ def run_round(number: int, chosen: Sequence[Contestant], place: Place, results: 
             continue
         try:
             with started(contestant, place) as running:
-                trial = Trial(running, place, settings, progress, f"round {number + 1} of {settings.rounds}")
+                trial = TestInbox(running, place, settings, progress, f"round {number + 1} of {settings.rounds}")
                 trial.warm_up()
                 run_loads(contestant, trial, results)
         except BenchError as error:
@@ -207,7 +207,7 @@ def run_round(number: int, chosen: Sequence[Contestant], place: Place, results: 
             progress.result(f"{contestant.name} FAILED: {error}")
 
 
-def run_loads(contestant: Contestant, trial: Trial, results: Results) -> None:
+def run_loads(contestant: Contestant, trial: TestInbox, results: Results) -> None:
     """All loads of one turn."""
     name = contestant.name
     measured = trial.measure()

@@ -32,14 +32,14 @@ from bench.contestants import CONTESTANTS
 from bench.contestants import started as contestant_started
 from bench.drive import Order
 from bench.engines import Postgres, Server, cpu_seconds, free_port
-from bench.ingest import Trial, has_mixes, opened_place
+from bench.ingest import TestInbox, has_mixes, opened_place
 from bench.part import run_part
 from bench.progress import Progress
 from bench.report import Measured, Settings, table
 from bench.work_contestants import Place, fresh_store
 from oncehook import Inbox
+from oncehook.ingest import Begun, Receipt
 from oncehook.model import Arrival, Headers
-from oncehook.receive import Begun, Receipt
 from oncehook.sources import Reply, Source
 from oncehook.web.guard import Guard, Limits
 from oncehook.web.ingest import Ingest
@@ -266,7 +266,7 @@ def whole_product(seconds: float, folder: Path | None) -> dict[str, Measured]:
     with opened_place(chosen, settings, progress) as place:
         for one in chosen:
             with contestant_started(one, place) as running:
-                trial = Trial(running, place, settings, progress, "whole")
+                trial = TestInbox(running, place, settings, progress, "whole")
                 trial.warm_up()
                 found[one.engine] = trial.measure()
     return found

@@ -23,8 +23,8 @@ from bench.work_contestants import Place, fresh_store
 from bench.work_noise import Neighbours
 from bench.work_report import Backlog
 from oncehook import Event, Inbox
-from oncehook.assembly import open_store
-from oncehook.deliveries import Settle, Settlement, Want
+from oncehook.model import LeaseRequest, Settle, Settlement
+from oncehook.settings.build import open_store
 from oncehook.store.base import Store
 
 FEW, DEEP = 1_000, 100_000
@@ -116,7 +116,7 @@ async def measure(urls: dict[str, str], turns: int, tick: Tick) -> dict[str, lis
     try:
         for store in stores.values():
             await store.open()
-            numbers = await store.enroll(["bench"], ["noop"])
+            numbers = await store.register_names(["bench"], ["noop"])
             await _one_turn(store, numbers.destinations["noop"])
         for turn in range(turns):
             for name, store in stores.items():
@@ -129,7 +129,7 @@ async def measure(urls: dict[str, str], turns: int, tick: Tick) -> dict[str, lis
 
 
 async def _one_turn(store: Store, destination: int) -> float:
-    want = Want(destination, LEASED, LEASE_SECONDS)
+    want = LeaseRequest(destination, LEASED, LEASE_SECONDS)
     times = []
     for _ in range(LEASES):
         began = time.perf_counter()

@@ -28,7 +28,7 @@ WARM = 20
 """Events sent before those that count."""
 
 SETTLED_POSTGRES = """
-SELECT key, extract(epoch FROM settled_at)::float8 FROM oncehook.events JOIN oncehook.deliveries ON event_id = events.id
+SELECT key, extract(epoch FROM settled_at)::float8 FROM oncehook.events JOIN oncehook.model ON event_id = events.id
 WHERE status = 'done'
 """
 SETTLED_SQLITE = """

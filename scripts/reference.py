@@ -45,7 +45,7 @@ HANDED_OUT: Final = {"Event", "Receipt"}
 OUR_OWN: Final = re.compile(r" \((?:[RS]\d+(?:[-, ]+[RS]?\d+)*|DESIGN\.md [\d.]+)\)")
 """Pointers of the source text that mean nothing to a reader of these pages."""
 
-OTHER_HALF: Final = {"Inbox": ("oncehook.layout", "Layout")}
+OTHER_HALF: Final = {"Inbox": ("oncehook.inbox", "Layout")}
 """A base class that programs know only as a part of the public one: its members are told there, first."""
 
 MADE_LATER: Final = {

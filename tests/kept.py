@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oncehook.deliveries import Filter
-from oncehook.model import StoredEvent
+from oncehook.model import Filter, StoredEvent
 from oncehook.store.base import Store
 
 

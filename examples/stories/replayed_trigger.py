@@ -94,7 +94,7 @@ async def tell_ours(folder: str, n8n: N8nStandIn) -> None:
             return (await inbox.receive("triggers", {}, json.dumps(TRIGGER).encode())).outcome
 
         async def states() -> dict[str, Any]:
-            page = await inbox.desk.deliveries(inbox.desk.read(""))
+            page = await inbox.admin.deliveries(inbox.admin.read(""))
             return {one.destination: one for one in page.items}
 
         n8n.fail(502, times=1)
@@ -105,7 +105,7 @@ async def tell_ours(folder: str, n8n: N8nStandIn) -> None:
         say("oncehook, 502 once", f"{now['n8n'].status} on attempt {now['n8n'].attempts}.")
         say("oncehook, no agent", f"{now['agent'].status}, and kept until a person replays or discards it.")
         is_set_up = True
-        await inbox.desk.replay_one(now["agent"].id, actor="anna", reason="the agent is set up")
+        await inbox.admin.replay_one(now["agent"].id, actor="anna", reason="the agent is set up")
         await inbox.drain()
         now = await states()
         say("oncehook, replayed", f"{now['agent'].status} in run {now['agent'].run}, under the same key.")

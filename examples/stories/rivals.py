@@ -98,7 +98,7 @@ async def tell_ours(folder: str) -> None:
         for version, status in ((4, "shipped"), (3, "packed")):
             await hook(version, status)
             await inbox.drain()
-        page = await inbox.desk.deliveries(inbox.desk.read("subject:42"))
+        page = await inbox.admin.deliveries(inbox.admin.read("subject:42"))
         notes = [one.note or "handled" for one in reversed(page.items)]
         say("oncehook, latest wins", f"the row says {rows[0]['status']}. Version 4 {notes[2]}, version 3 {notes[3]}.")
 

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from app import inbox
 
-from oncehook import sending
+from oncehook import samples
 from oncehook.testing import signed
 
 addresses = sys.argv[1:] or ["http://127.0.0.1:4021", "http://127.0.0.1:4022"]
@@ -13,5 +13,5 @@ message = signed(inbox.sources["whatsapp"], "message.text")
 
 with ThreadPoolExecutor(16) as threads:
     targets = [f"{addresses[n % len(addresses)]}/in/whatsapp" for n in range(16)]
-    for answer in threads.map(lambda target: sending.post(target, message), targets):
+    for answer in threads.map(lambda target: samples.post(target, message), targets):
         print(answer.status, answer.json()["status"])

@@ -12,17 +12,16 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from oncehook.categories import Classify
     from oncehook.claims.once import once
-    from oncehook.deliveries import Category
     from oncehook.errors import ClaimLost, GiveUp, InProgress, OncehookError, RetryLater
     from oncehook.event import Event
     from oncehook.inbox import Inbox
-    from oncehook.person import Person
-    from oncehook.receive import Receipt
+    from oncehook.ingest import Receipt
+    from oncehook.model import Category, Person
     from oncehook.secret import OldSecret
     from oncehook.sources import Preset, Sample
 
 _HOMES = {
-    "Category": "deliveries",
+    "Category": "model",
     "ClaimLost": "errors",
     "Classify": "categories",
     "Event": "event",
@@ -31,9 +30,9 @@ _HOMES = {
     "Inbox": "inbox",
     "OldSecret": "secret",
     "OncehookError": "errors",
-    "Person": "person",
+    "Person": "model",
     "Preset": "sources",
-    "Receipt": "receive",
+    "Receipt": "ingest",
     "RetryLater": "errors",
     "Sample": "sources",
     "once": "claims.once",

@@ -18,9 +18,9 @@ from subprocess import CalledProcessError
 from typing import Any, Final, Literal
 
 from oncehook import clock
-from oncehook.backoff import LONGEST, retry_after
-from oncehook.deliveries import Category
 from oncehook.errors import ConfigError, GiveUp, InProgress, RetryLater, StoreUnavailable
+from oncehook.model import Category
+from oncehook.retry import LONGEST, retry_after
 
 log = logging.getLogger("oncehook.worker")
 

@@ -11,10 +11,9 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from oncehook import payload
-from oncehook.deliveries import Lease, Options, Trigger
-from oncehook.emit import Draft, draft
 from oncehook.errors import ConfigError
-from oncehook.model import Kind, Mark, hops_of, show_id, unpack_head
+from oncehook.ingest import Draft, draft
+from oncehook.model import Kind, Lease, Mark, Options, Trigger, hops_of, show_id, unpack_head
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.incoming import IncomingMessage

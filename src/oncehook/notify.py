@@ -23,7 +23,7 @@ class Supervisor:
         address = env.get("NOTIFY_SOCKET", "")
         # A name that begins with @ is in the abstract namespace; anything but that and a path is not for us (vsock).
         self._address = "\0" + address[1:] if address.startswith("@") else address if address[:1] == "/" else ""
-        self.patience = _patience(env) if self._address else None
+        self.interval = _read_interval(env) if self._address else None
         """Seconds of silence that are borne; None: no watchdog is set."""
 
     def ready(self, status: str) -> None:
@@ -40,9 +40,9 @@ class Supervisor:
 
     async def beat(self) -> None:
         """Say again and again that the loop turns, until cancelled. A loop that hangs is silent, and is restarted."""
-        while self.patience is not None:
+        while self.interval is not None:
             self._tell("WATCHDOG=1")
-            await asyncio.sleep(self.patience / BEATS)
+            await asyncio.sleep(self.interval / BEATS)
 
     def _tell(self, message: str) -> None:
         if not self._address:
@@ -53,7 +53,7 @@ class Supervisor:
             teller.sendto(message.encode(), self._address)
 
 
-def _patience(env: Mapping[str, str]) -> float | None:
+def _read_interval(env: Mapping[str, str]) -> float | None:
     """Of this process, and not of a parent whose variables it has inherited."""
     if env.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None

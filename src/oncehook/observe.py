@@ -7,25 +7,136 @@ secrets never appear.
 
 from __future__ import annotations
 
+import collections
 import logging
 import re
-from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from prometheus_client import generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from oncehook import __version__, clock, deliveries
-from oncehook.deliveries import Expired, Lease, Settle, Settlement
+from oncehook import __version__, clock, model
 from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
 from oncehook.logs import plain, ration
-from oncehook.metrics import Count, Level, Panel, Spread
-from oncehook.model import Arrival, Item, Kind, Mark, Outcome, Rejection, show_id
-from oncehook.replays import StoredReplay
+from oncehook.model import (
+    Arrival,
+    Expired,
+    Item,
+    Kind,
+    Lease,
+    Mark,
+    Outcome,
+    Rejection,
+    Settle,
+    Settlement,
+    StoredReplay,
+    show_id,
+)
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS
-from oncehook.watermarks import Watermark
+from oncehook.upkeep import Watermark
+
+
+class Instrument(Protocol):
+    """Anything that can be read off."""
+
+    def family(self) -> Metric:
+        """What it shows now."""
+
+
+class Counter:
+    """Something that only grows, by labels."""
+
+    def __init__(self, name: str, about: str, *labels: str) -> None:
+        self._name, self._about, self._labels = name, about, labels
+        self._values: dict[tuple[str, ...], int] = {}
+
+    def add(self, *labels: str, by: int = 1) -> None:
+        """Count one more. By nought, it is shown from the start, so that its first rise is seen."""
+        self._values[labels] = self._values.get(labels, 0) + by
+
+    def values(self) -> dict[tuple[str, ...], int]:
+        """Return a copy of what was counted so far, by labels."""
+        return dict(self._values)
+
+    def family(self) -> Metric:
+        family = CounterMetricFamily(self._name, self._about, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Histogram:
+    """How some measure is spread over buckets, by one label or by several."""
+
+    def __init__(self, name: str, about: str, labels: str | Sequence[str], buckets: Sequence[float]) -> None:
+        self._name, self._about = name, about
+        self._labels = (labels,) if isinstance(labels, str) else labels
+        self._buckets = buckets
+        self._rows: dict[str | tuple[str, ...], list[float]] = {}
+        """Per label: how many fell into each bucket, into none of them, and the sum of all."""
+
+    def add(self, label: str | tuple[str, ...], value: float) -> None:
+        """Note one measurement."""
+        row = self._rows.get(label)
+        if row is None:
+            row = self._rows[label] = [0] * (len(self._buckets) + 2)
+        row[bisect_left(self._buckets, value)] += 1
+        row[-1] += value
+
+    def family(self) -> Metric:
+        family = HistogramMetricFamily(self._name, self._about, labels=self._labels)
+        names = [*(f"{float(limit)}" for limit in self._buckets), "+Inf"]
+        for label, row in self._rows.items():
+            upto = 0.0
+            buckets = []
+            for name, n in zip(names, row[:-1], strict=True):
+                upto += n
+                buckets.append((name, upto))
+            family.add_metric((label,) if isinstance(label, str) else label, buckets, row[-1])
+        return family
+
+
+class Gauge:
+    """Something that goes up and down, or is simply so."""
+
+    def __init__(self, name: str, about: str, *labels: str) -> None:
+        self._name, self._about, self._labels = name, about, labels
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def set(self, value: float, *labels: str) -> None:
+        """Say how it stands."""
+        self._values[labels] = value
+
+    def clear(self) -> None:
+        """Say nothing, until it is set anew."""
+        self._values.clear()
+
+    def family(self) -> Metric:
+        family = GaugeMetricFamily(self._name, self._about, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Registry:
+    """The instruments of one inbox together, as a registry that the client library can write out."""
+
+    def __init__(self) -> None:
+        self._instruments: list[Instrument] = []
+
+    def mount(self, instrument: Counter | Histogram | Gauge) -> None:
+        """Show this one too."""
+        self._instruments.append(instrument)
+
+    def collect(self) -> Iterable[Metric]:
+        """What all of them show now."""
+        return [instrument.family() for instrument in self._instruments]
+
 
 log = logging.getLogger("oncehook.arrival")
 attempt_log = logging.getLogger("oncehook.attempt")
@@ -33,7 +144,7 @@ access_log = logging.getLogger("oncehook.web")
 replay_log = logging.getLogger("oncehook.replay")
 
 
-class Audience(Protocol):
+class LiveStream(Protocol):
     """Who looks on as things happen; `web.live` has the real one."""
 
     @property
@@ -64,40 +175,40 @@ class Observer:
         """On a terminal every arrival is worth a line; elsewhere only what somebody may have to act on."""
         self.worker: str | None = None
         """Who makes the attempts, as lines name it."""
-        self._arrivals = Count("oncehook_arrivals", "Arrivals by outcome", "source", "outcome")
-        self._acks = Spread("oncehook_ack_duration_seconds", "From the whole request to its answer", "source", _FAST)
-        self._sizes = Spread("oncehook_arrival_size_bytes", "Size of bodies", "source", _SIZES)
-        self._unkeyed = Count("oncehook_unkeyed", "Events accepted although no key was found", "source")
-        self._unparsed = Count("oncehook_unparsed", "Verified events whose body could not be read", "source")
-        self._same_bodies = Count(
+        self._arrivals = Counter("oncehook_arrivals", "Arrivals by outcome", "source", "outcome")
+        self._acks = Histogram("oncehook_ack_duration_seconds", "From the whole request to its answer", "source", _FAST)
+        self._sizes = Histogram("oncehook_arrival_size_bytes", "Size of bodies", "source", _SIZES)
+        self._unkeyed = Counter("oncehook_unkeyed", "Events accepted although no key was found", "source")
+        self._unparsed = Counter("oncehook_unparsed", "Verified events whose body could not be read", "source")
+        self._same_bodies = Counter(
             "oncehook_same_bodies", "Events whose signed body had come before under another key", "source"
         )
-        self._store_errors = Count("oncehook_store_errors", "Operations the store could not do", "operation")
+        self._store_errors = Counter("oncehook_store_errors", "Operations the store could not do", "operation")
         self._store_errors.add("record", by=0)
-        self._operations = Spread(
+        self._operations = Histogram(
             "oncehook_store_operation_duration_seconds", "Time of a store operation", "operation", _FAST
         )
-        self._attempts = Count("oncehook_attempts", "Attempts by outcome", "destination", "outcome")
-        self._durations = Spread(
+        self._attempts = Counter("oncehook_attempts", "Attempts by outcome", "destination", "outcome")
+        self._durations = Histogram(
             "oncehook_attempt_duration_seconds", "Time of an attempt", "destination", (*_FAST, 10.0, 30.0, 60.0)
         )
-        self._latencies = Spread(
+        self._latencies = Histogram(
             "oncehook_delivery_latency_seconds", "From received to done", ("source", "destination"), _SLOW
         )
-        self._deaths = Count("oncehook_dead_letters", "Deliveries that were given up", "destination")
-        self._lost = Count("oncehook_leases_lost", "Leases that ended before their attempt did", "destination")
-        self._expired = Count("oncehook_leases_expired", "Leases that ran out and were taken over here")
+        self._deaths = Counter("oncehook_dead_letters", "Deliveries that were given up", "destination")
+        self._lost = Counter("oncehook_leases_lost", "Leases that ended before their attempt did", "destination")
+        self._expired = Counter("oncehook_leases_expired", "Leases that ran out and were taken over here")
         self._expired.add(by=0)
-        self._replayed = Count("oncehook_replayed", "Replayed deliveries by outcome", "destination", "outcome")
-        self._deliveries = Level("oncehook_deliveries", "Deliveries by status", "destination", "status")
-        self._dead = Level("oncehook_dead_letters", "Dead letters", "destination")
-        self._oldest = Level("oncehook_oldest_due_seconds", "For how long the oldest has been due", "destination")
-        self._workers = Level("oncehook_workers", "Workers that are there")
-        self._crossed = Level("oncehook_watermark_crossed", "1 while a watermark is crossed", "watermark")
-        self._store_size = Level("oncehook_store_size_bytes", "Bytes the store takes on disk")
-        info = Level("oncehook_build_info", "Version and store", "version", "store")
+        self._replayed = Counter("oncehook_replayed", "Replayed deliveries by outcome", "destination", "outcome")
+        self._deliveries = Gauge("oncehook_deliveries", "Deliveries by status", "destination", "status")
+        self._dead = Gauge("oncehook_dead_letters", "Dead letters", "destination")
+        self._oldest = Gauge("oncehook_oldest_due_seconds", "For how long the oldest has been due", "destination")
+        self._workers = Gauge("oncehook_workers", "Workers that are there")
+        self._crossed = Gauge("oncehook_watermark_crossed", "1 while a watermark is crossed", "watermark")
+        self._store_size = Gauge("oncehook_store_size_bytes", "Bytes the store takes on disk")
+        info = Gauge("oncehook_build_info", "Version and store", "version", "store")
         info.set(1, __version__, engine)
-        self._panel = Panel()
+        self._panel = Registry()
         for instrument in (
             self._arrivals, self._acks, self._sizes, self._unkeyed, self._unparsed, self._same_bodies,
             self._attempts, self._durations, self._latencies, self._deaths, self._lost, self._expired,
@@ -107,12 +218,12 @@ class Observer:
         ):  # fmt: skip
             self._panel.mount(instrument)
         self._rejections: deque[Rejection] = deque(maxlen=KEPT_REJECTIONS)
-        self._counts: Counter[tuple[int, str]] = Counter()
+        self._counts: collections.Counter[tuple[int, str]] = collections.Counter()
         self._summed = (self._arrivals.values(), self._attempts.values())
         """What `sum_up` has told already."""
         self.volumes: Mapping[str, tuple[int, re.Pattern[str]]] = {}
         """Of sources that say which types are volume: their number in the store, and those types."""
-        self.audience: Audience = _Nobody()
+        self.audience: LiveStream = _Nobody()
         self.refusals = Refusals()
 
     def sum_up(self) -> None:
@@ -172,7 +283,7 @@ class Observer:
             if item.same_as is not None:
                 fields["same_body_as"] = show_id(Kind.event, item.same_as)
         elif items:
-            fields |= {"outcomes": dict(Counter(map(str, outcomes))), "event_ids": ids}
+            fields |= {"outcomes": dict(collections.Counter(map(str, outcomes))), "event_ids": ids}
         self.audience.publish("arrival", fields)
         if level == logging.WARNING:
             ration.log(log, level, f"arrival.{outcome}", fields, kind=source)
@@ -221,11 +332,11 @@ class Observer:
             if outcome == Outcome.accepted and types.match(item.type):
                 self._counts[number, "volume"] += 1
 
-    def take_counts(self) -> tuple[list[Rejection], Counter[tuple[int, str]]]:
+    def take_counts(self) -> tuple[list[Rejection], collections.Counter[tuple[int, str]]]:
         """Return what was rejected and counted since the last call, to be written down: a bounded ring, and numbers of
         `rejected` and `volume`."""
         gathered, self._rejections = list(self._rejections), deque(maxlen=KEPT_REJECTIONS)
-        counts, self._counts = self._counts, Counter()
+        counts, self._counts = self._counts, collections.Counter()
         return gathered, counts
 
     # -- the way out ---------------------------------------------------------------------------
@@ -305,7 +416,7 @@ class Observer:
         for mark in marks:
             self._crossed.set(int(mark.crossed), mark.name)
 
-    def levels(self, levels: Mapping[str, deliveries.Level], workers: int) -> None:
+    def levels(self, levels: Mapping[str, model.Level], workers: int) -> None:
         """How the destinations stand, and how many workers there are."""
         self._workers.set(workers)
         self._oldest.clear()
@@ -331,8 +442,8 @@ class Refusals:
     """Networks that one row names."""
 
     def __init__(self) -> None:
-        self._ways: Counter[str] = Counter()
-        self._networks: Counter[str] = Counter()
+        self._ways: collections.Counter[str] = collections.Counter()
+        self._networks: collections.Counter[str] = collections.Counter()
         self._due_at = 0.0
 
     def add(self, way: str, network: str) -> None:
@@ -366,9 +477,9 @@ def _more(now: Mapping[tuple[str, ...], int], before: Mapping[tuple[str, ...], i
     return {labels: n - before.get(labels, 0) for labels, n in now.items()}
 
 
-def _of(counted: Mapping[tuple[str, ...], int], outcome: str) -> Counter[str]:
+def _of(counted: Mapping[tuple[str, ...], int], outcome: str) -> collections.Counter[str]:
     """How often this outcome was counted, by source or destination, where it was."""
-    return Counter({name: n for (name, what), n in counted.items() if what == outcome and n})
+    return collections.Counter({name: n for (name, what), n in counted.items() if what == outcome and n})
 
 
 def _told(destination: str, settled: Settlement, worker: str | None) -> dict[str, object]:

@@ -15,12 +15,10 @@ from difflib import get_close_matches
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from oncehook.clauses import SIGNS, Clause
-from oncehook.deliveries import Category, DeliveryStatus, Filter
 from oncehook.errors import ConfigError, QueryInvalid
-from oncehook.model import Kind, read_id, show_id
+from oncehook.human import seconds
+from oncehook.model import SIGNS, Category, Clause, DeliveryStatus, Filter, Kind, read_id, show_id
 from oncehook.payload import MAX_DEPTH
-from oncehook.units import seconds
 
 LONGEST: Final = 32_768
 """Characters of a query at most; some 800 ids fit."""

@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Final
 
-from oncehook import keys
-from oncehook.deliveries import Options
+from oncehook import rules
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Item, Planned, delivery_id, subject_key
+from oncehook.model import Arrival, Item, Options, Planned, delivery_id, subject_key
 
 Test = Callable[[str], bool]
 Planner = Callable[[Arrival, Item], Sequence[Planned]]
@@ -46,7 +45,7 @@ class Route:
     options: Options = Options.none
     """The three above as they are stored with each delivery; set by `fix_options`."""
     _type: Test | None = field(init=False, default=None)
-    _places: Sequence[tuple[keys.Rules, Test]] = field(init=False, default=())
+    _places: Sequence[tuple[rules.Rules, Test]] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         places = []
@@ -55,7 +54,7 @@ class Route:
             if place == "type":
                 self._type = None if wanted in ("*", ["*"]) else test
             else:
-                places.append((keys.Rules(subject=place), test))
+                places.append((rules.Rules(subject=place), test))
         self._places = places
 
     def fix_options(self, default: bool | str = False) -> None:
@@ -73,8 +72,8 @@ class Route:
         """Whether this event is sent this way."""
         if self._type is not None and not self._type(item.type):
             return False
-        for rules, test in self._places:
-            found = rules.read(Arrival(arrival.source, arrival.headers, item.body, arrival.query)).subject
+        for rule, test in self._places:
+            found = rule.read(Arrival(arrival.source, arrival.headers, item.body, arrival.query)).subject
             if not test(found or ""):
                 return False
         return True

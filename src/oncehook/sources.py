@@ -20,14 +20,23 @@ from typing import Any, Final
 
 import msgspec
 
-from oncehook import clock, keys, units
+from oncehook import clock, human
 from oncehook.errors import ConfigError
 from oncehook.logs import ration
-from oncehook.masking import Masking
-from oncehook.model import Arrival, StoredEvent, unpack_head
-from oncehook.previews import LONGEST_BODY, line
-from oncehook.secret import SHORTEST_SECRET, OldSecret
-from oncehook.sight import Sight
+from oncehook.model import LONGEST_BODY, Arrival, StoredEvent, line, unpack_head
+from oncehook.rules import (
+    DEFAULT_KEY,
+    DEFAULT_TYPE,
+    Asked,
+    BodyHash,
+    Redaction,
+    Rule,
+    RuleContext,
+    Rules,
+    Spec,
+    compile_rule,
+)
+from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret
 from oncehook.verify import Basic, Either, Scheme, StandardWebhooks, Token, Verifier
 from oncehook.verify.either import is_public
 from oncehook.verify.schemes import Nothing
@@ -94,13 +103,13 @@ class Preset:
     name: str
     title: str
     scheme: Scheme
-    key: keys.Spec = None
-    type: keys.Spec = None
-    subject: keys.Spec = None
-    event_time: keys.Spec = None
-    rank: keys.Spec = None
-    rank_scope: keys.Spec = None
-    preview: keys.Spec = None
+    key: Spec = None
+    type: Spec = None
+    subject: Spec = None
+    event_time: Spec = None
+    rank: Spec = None
+    rank_scope: Spec = None
+    preview: Spec = None
     """Where a person's text stands."""
     on_missing_key: str = "accept"
     split: Splitter | None = None
@@ -128,7 +137,7 @@ class Preset:
     watch_proof: bool | None = None
     """Whether what was signed once and comes under another key is marked; None: where the body is signed and the key is
     not."""
-    own: keys.Spec = None
+    own: Spec = None
     """Where in what is signed an id or a time of its own stands. What was signed once is then one event, whatever its
     key: a copy of the first, or its conflict. Without it such an event is only marked, for the sender may mean it."""
     coalesce: bool | str = False
@@ -150,9 +159,9 @@ class Source:
     preset: Preset | None
     scheme: Scheme
     verifier: Verifier
-    rules: keys.Rules
-    body_hash: keys.BodyHash
-    redaction: keys.Redaction | None
+    rules: Rules
+    body_hash: BodyHash
+    redaction: Redaction | None
     ignored: re.Pattern[str] | None
     on_missing_key: str
     """accept | reject | body_hash"""
@@ -187,9 +196,9 @@ class Source:
     """Open to direct requests from this machine only: development secrets, unconfirmed `none` (DESIGN.md 8.11)."""
     path: str
     """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
-    places: Mapping[str, keys.Spec]
+    places: Mapping[str, Spec]
     """The rules as they were written (`key`, `type`, `subject`), to show them and to make samples that fit."""
-    preview: keys.Rule | keys.Asked | None = None
+    preview: Rule | Asked | None = None
     """Where a person's text stands."""
     volume: re.Pattern[str] | None = None
     """The types that count for the daily volume; None: all of them."""
@@ -203,7 +212,7 @@ class Source:
     """Whether the check covers where the key stands."""
     proof: Proof | None = None
     """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
-    own: keys.Rule | keys.Asked | None = None
+    own: Rule | Asked | None = None
     """Where in what is signed an id or a time of its own stands."""
     number: int = 0
     """What stands for its name in the store; given at start."""
@@ -246,7 +255,7 @@ class Source:
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         arrival = Arrival(self.name, headers, event.body, query.encode("latin-1"), method, path)
         try:
-            found = self.preview.read(Sight(arrival, event.body))
+            found = self.preview.read(RuleContext(arrival, event.body))
         except Exception:  # a fault in a rule of one's own must not take the page with it
             fields = {"source": self.name}
             ration.log(log, logging.ERROR, "preview.failed", fields, kind=self.name, exc_info=True)
@@ -255,9 +264,9 @@ class Source:
 
 
 ALWAYS_MASKED: Final = frozenset({b"authorization", b"proxy-authorization", b"cookie"})
-PLAIN: Final = Preset(name="", title="", scheme=Nothing(), type=keys.DEFAULT_TYPE)
+PLAIN: Final = Preset(name="", title="", scheme=Nothing(), type=DEFAULT_TYPE)
 """What holds for a source without a preset, where its settings say nothing. It must say itself how it is verified."""
-DEFAULT_MAX_BODY: Final = units.size(PLAIN.max_body)
+DEFAULT_MAX_BODY: Final = human.size(PLAIN.max_body)
 
 
 def build(  # one flat list of settings, as in the configuration
@@ -271,15 +280,15 @@ def build(  # one flat list of settings, as in the configuration
     public_url: str | None = None,
     tolerance: float | None = None,
     path: str | None = None,
-    key: keys.Spec = None,
+    key: Spec = None,
     on_missing_key: str | None = None,
     on_conflict: str = "accept",
-    subject: keys.Spec = None,
-    type: keys.Spec = None,
-    event_time: keys.Spec = None,
-    rank: keys.Spec = None,
-    rank_scope: keys.Spec = None,
-    preview: keys.Spec = None,
+    subject: Spec = None,
+    type: Spec = None,
+    event_time: Spec = None,
+    rank: Spec = None,
+    rank_scope: Spec = None,
+    preview: Spec = None,
     ignore: Sequence[str] | None = None,
     split: Splitter | None = None,
     redact: Sequence[str] | None = None,
@@ -302,9 +311,9 @@ def build(  # one flat list of settings, as in the configuration
     given = {"secret": secrets, "verify_token": verify_token, "public_url": public_url, "key": key}
     _check_needs(name, preset, scheme, given)
     policy, _, bucket = (on_missing_key or base.on_missing_key).partition(":")
-    keep = units.seconds(base.keep_keys) if keep_keys is None else keep_keys
+    keep = human.seconds(base.keep_keys) if keep_keys is None else keep_keys
     if tolerance is None and base.tolerance:
-        tolerance = math.inf if base.tolerance == "off" else units.seconds(base.tolerance)
+        tolerance = math.inf if base.tolerance == "off" else human.seconds(base.tolerance)
     lasting = [secret for secret in secrets if not isinstance(secret, OldSecret)]
     ending = sorted((one for one in secrets if isinstance(one, OldSecret)), key=lambda old: old.ends_at)
     if ending and not lasting:
@@ -330,12 +339,12 @@ def build(  # one flat list of settings, as in the configuration
         preset=preset,
         scheme=chosen,
         verifier=_rotating(lambda valid: chosen.verifier(valid, url=public_url, tolerance=tolerance), lasting, ending),
-        rules=keys.Rules(**places),
-        body_hash=keys.BodyHash(base.volatile if volatile is None else volatile, by_meaning=splitter is not None),
-        redaction=keys.Redaction(redacted) if redacted else None,
+        rules=Rules(**places),
+        body_hash=BodyHash(base.volatile if volatile is None else volatile, by_meaning=splitter is not None),
+        redaction=Redaction(redacted) if redacted else None,
         ignored=_globs(base.ignore if ignore is None else ignore),
         on_missing_key=policy if policy != "none" else "accept",
-        missing_keep=units.seconds(bucket) if bucket else keep,
+        missing_keep=human.seconds(bucket) if bucket else keep,
         keep=keep,
         reject_conflicts=on_conflict == "reject",
         split=splitter,
@@ -343,8 +352,8 @@ def build(  # one flat list of settings, as in the configuration
         answer=base.answer,
         accepted=base.accepted,
         unavailable=base.unavailable,
-        max_body=max_body or units.size(base.max_body),
-        budget=budget or units.seconds(base.budget),
+        max_body=max_body or human.size(base.max_body),
+        budget=budget or human.seconds(base.budget),
         masked=ALWAYS_MASKED | chosen.masked,
         secrets=known,
         old_secrets=ending,
@@ -359,13 +368,13 @@ def build(  # one flat list of settings, as in the configuration
         revive_dead=bool(revive_dead),
         path=path or name,
         places=places,
-        preview=keys.compile_rule("preview", base.preview if preview is None else preview),
+        preview=compile_rule("preview", base.preview if preview is None else preview),
         # Patterns are of the preset's own types: where these are others, everything counts.
         volume=_globs(base.volume if type is None else ()),
         body_authenticated=body_signed,
         key_authenticated=key_signed,
         proof=_proof(chosen) if (body_signed and not key_signed if watched is None else watched) else None,
-        own=keys.compile_rule("own", as_preset.own) if as_preset else None,
+        own=compile_rule("own", as_preset.own) if as_preset else None,
     )
 
 
@@ -396,7 +405,7 @@ def _spellings(scheme: Scheme, secrets: Sequence[bytes]) -> list[bytes]:
     return [*secrets, *parts, *(map(base64.b64encode, secrets) if isinstance(scheme, Basic) else ())]
 
 
-def _is_signed(spec: keys.Spec, scheme: Scheme) -> bool:
+def _is_signed(spec: Spec, scheme: Scheme) -> bool:
     """Tell whether a scheme covers every place of a rule. A form is read by its content type, which is a header."""
     if isinstance(spec, list | tuple):
         return all(_is_signed(place, scheme) for place in spec)
@@ -455,19 +464,19 @@ def _check_needs(name: str, preset: Preset | None, scheme: Scheme | None, given:
             )
 
 
-def _key(said: keys.Spec, preset: Preset | None, scheme: Scheme) -> keys.Spec:
+def _key(said: Spec, preset: Preset | None, scheme: Scheme) -> Spec:
     """Where to look for the key: the user's word, else the preset's, else the default."""
     if said is None:
         said = preset.key if preset else _default_key(scheme)
     return None if said == "none" else said
 
 
-def _default_key(scheme: Scheme) -> keys.Spec:
+def _default_key(scheme: Scheme) -> Spec:
     # A signature over the body says nothing about headers: whoever relays the request could set
     # Idempotency-Key and burn the key of a real event. There a header is a key only when listed by name.
     if isinstance(scheme, Nothing) or "headers" in scheme.covers or "body" not in scheme.covers:
-        return list(keys.DEFAULT_KEY)
-    places = [place for place in keys.DEFAULT_KEY if not str(place).startswith("header:")]
+        return list(DEFAULT_KEY)
+    places = [place for place in DEFAULT_KEY if not str(place).startswith("header:")]
     # This one is signed, and the same on every try: a captured request is a duplicate, not a second event (S5).
     return [*places, f"header:{scheme.prefix}-id"] if isinstance(scheme, StandardWebhooks) else places
 

@@ -18,12 +18,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from oncehook import __version__
-from oncehook.deliveries import Lease
 from oncehook.destinations.base import Destination, Result
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Kind, Verdict, show_id, unpack_head
-from oncehook.receive import Begun, Receipt, Receiver
+from oncehook.ingest import Begun, Receipt, Receiver
+from oncehook.model import Arrival, Kind, Lease, Verdict, show_id, unpack_head
 from oncehook.sources import Source
 
 if TYPE_CHECKING:

@@ -16,22 +16,312 @@ import asyncio
 import logging
 import os
 import socket
+import threading
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from oncehook import clock, faults
-from oncehook.deliveries import DEATHS, Category, Evidence, Expired, Lease, Settle, Settlement, StoredWorker, Turn, Want
 from oncehook.destinations.base import Destination, Result, settlement
 from oncehook.destinations.handler import failure
 from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
-from oncehook.heartbeat import BEATS, Heartbeat
-from oncehook.model import Engine
-from oncehook.settling import Settling
+from oncehook.model import (
+    DEATHS,
+    Category,
+    Engine,
+    Evidence,
+    Expired,
+    Lease,
+    LeaseRequest,
+    Settle,
+    Settled,
+    Settlement,
+    StoredWorker,
+    Turn,
+)
 from oncehook.store.base import Store
+
+BEATS: Final = 6
+"""Heartbeats in one lease."""
+
+
+class _Held:
+    __slots__ = ("ends_at", "lease", "renewed_at")
+
+    def __init__(self, lease: Lease, now: float, ends_at: float | None) -> None:
+        self.lease = lease
+        self.renewed_at = now
+        """When its last renewal was asked for: from then on it is surely ours for `lease.seconds`."""
+        self.ends_at = ends_at
+
+
+class Heartbeat:
+    """Keeps leases alive until they are let go. `lost` is called on threads of the heartbeat's own."""
+
+    def __init__(self, store: Store, lost: Callable[[Lease], None], shortest: float) -> None:
+        self._store = store
+        self._lost = lost
+        self._interval = shortest / BEATS
+        self._held: dict[int, _Held] = {}
+        self._unanswered: list[_Held] = []
+        """What the last try asked for, until it is answered."""
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._beat_until_stopped, name="oncehook-heartbeat", daemon=True),
+            threading.Thread(target=self._mind_until_stopped, name="oncehook-heartbeat-mind", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to beat."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop; leases that are still held run out by themselves."""
+        self._stop.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def hold(self, lease: Lease, asked_at: float, ends_at: float | None) -> None:
+        """Keep this lease from now on. `asked_at`: when it was asked for, by the steady clock.
+
+        `ends_at`: not longer than this; None: until it is let go, because whoever works on it cannot be stopped.
+        """
+        self._held[lease.fence] = _Held(lease, asked_at, ends_at)
+
+    def let_go(self, lease: Lease) -> bool:
+        """It is settled, or no longer wanted. Says whether it was held until now."""
+        return self._held.pop(lease.fence, None) is not None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _beat_until_stopped(self) -> None:
+        while not self._stop.wait(self._interval):
+            try:
+                self.beat()
+            except Exception:  # whatever it is, the next beat must come
+                log.exception("heartbeat.failed")
+
+    def _mind_until_stopped(self) -> None:
+        """A try may hang for longer than its leases last: their holder must not wait for it (R33)."""
+        while not self._stop.wait(self._interval / 2):
+            try:
+                self._give_up(self._unanswered)
+            except Exception:  # whatever it is, the next look must come
+                log.exception("heartbeat.failed")
+
+    def beat(self) -> bool:
+        """Prolong what is due to be prolonged; also out of turn, and always on a thread. Tells whether it is known now
+        which leases are ours."""
+        now = clock.steady()
+        # A copy: the loop adds and removes meanwhile.
+        held = [h for h in list(self._held.values()) if now - h.renewed_at >= h.lease.seconds / BEATS]
+        held = [h for h in held if not h.lease.is_settling]
+        wanted = [h for h in held if h.ends_at is None or now < h.ends_at]
+        is_known = not wanted or self._renew(wanted, now)
+        self._give_up(held)
+        return is_known
+
+    def _give_up(self, held: list[_Held]) -> None:
+        for h in held:
+            # A thread that has no lease goes on all the same, and somebody would begin beside it: when the store is
+            # back before anybody has looked, its lease is still there to be had.
+            if h.ends_at is not None and self._is_over(h):
+                self._lose(h.lease)
+
+    def _renew(self, wanted: list[_Held], now: float) -> bool:
+        self._unanswered = wanted
+        try:
+            ours = self._store.renew([h.lease for h in wanted])
+        except StoreError as error:
+            log.warning("heartbeat.unanswered", extra={"fields": {"leases": len(wanted), "error": str(error)}})
+            return False
+        for h in wanted:
+            if h.lease.fence in ours:
+                h.renewed_at = now
+            else:
+                self._lose(h.lease)
+        self._unanswered = []
+        return True
+
+    def _lose(self, lease: Lease) -> None:
+        if not lease.is_settling and self.let_go(lease):  # whoever settles it learns of it there
+            self._lost(lease)
+
+    def _is_over(self, h: _Held) -> bool:
+        """One beat before it may belong to somebody else."""
+        return clock.steady() >= h.renewed_at + h.lease.seconds * (1 - 1 / BEATS)
+
+
+class Holder(Protocol):
+    """The worker, as its settlements see it."""
+
+    id: str
+
+    def settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
+        """Handle a committed settlement; `following`: the next of its subject, leased with it, asked for then."""
+
+    def lost(self, lease: Lease) -> None:
+        """Handle a lease that was lost; nothing was changed."""
+
+    def unsettled(self) -> int:
+        """Return how many attempts are under way, or have ended and keep their place."""
+
+    def destination_of(self, lease: Lease) -> Destination:
+        """Return the destination of a lease."""
+
+
+GROUPS: Final = 2
+"""Groups under way at once: a subject that goes on must not wait for the others' commit."""
+
+
+TURNS: Final = 8
+"""Turns of the loop for which subjects that go on wait for each other, to share a commit: short when little happens."""
+
+
+class SettlementBatcher:
+    """Attempts that have ended and are not settled yet."""
+
+    def __init__(self, store: Store, worker: Holder) -> None:
+        self._store = store
+        self._worker = worker
+        self._ended: list[Settlement] = []
+        self._under_way = 0
+        """Settlements that are being written."""
+        self._groups = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Held, or they could be collected while they run."""
+        self._turn_over = asyncio.Event()
+        """Set when a group is written."""
+        self._is_planned = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        """Begin, on the running loop."""
+        self._loop = asyncio.get_running_loop()
+
+    async def stop(self) -> None:
+        """Settle what is there, and end."""
+        self._stopping = True
+        await self.caught_up()
+
+    def add(self, ended: Settlement) -> None:
+        """Add a settlement to the next group."""
+        self._ended.append(ended)
+        self._plan()
+
+    def is_empty(self) -> bool:
+        """Tell whether everything is settled."""
+        return not self._ended and not self._under_way
+
+    async def caught_up(self) -> None:
+        """Return when everything that has ended so far is written down."""
+        while not self.is_empty() and self._loop is not None:
+            self._turn_over.clear()
+            await self._turn_over.wait()
+
+    def is_behind(self) -> bool:
+        """Tell whether so much is unsettled that nothing new may begin."""
+        return len(self._ended) + self._under_way > 1000
+
+    def _plan(self) -> None:
+        """Begin soon, and not at once: whatever else ends in this turn of the loop belongs to the same group."""
+        if not self._is_planned and self._loop is not None:
+            self._is_planned = True
+            self._loop.call_soon(self._gather, TURNS)
+
+    def _gather(self, turns: int) -> None:
+        """Begin the next group; where all of it are subjects that go on, others may join for so many turns."""
+        assert self._loop is not None
+        is_short = 0 < len(self._ended) < self._worker.unsettled()
+        if turns and is_short and all(one.take_next is not None for one in self._ended):
+            self._loop.call_soon(self._gather, turns - 1)
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin the next group; beside another one only if as many wait as that holds: a commit has its price."""
+        self._is_planned = False
+        if self._ended and self._groups < GROUPS and len(self._ended) >= self._under_way:
+            assert self._loop is not None
+            group, self._ended = self._ended, []
+            self._under_way += len(group)
+            self._groups += 1
+            task = self._loop.create_task(self._settle_all(group), name="oncehook-settling")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _settle_all(self, ended: list[Settlement]) -> None:
+        single = [s for s in ended if _may_fail(s)]
+        plain = [s for s in ended if not _may_fail(s)] if single else ended
+        try:
+            if single:
+                # Those with an effect of their own can fail by themselves; on SQLite all join the same commit.
+                await asyncio.gather(self._settle(plain), *(self._settle([s]) for s in single))
+            else:
+                await self._settle(plain)
+        finally:
+            self._under_way -= len(ended)
+            self._groups -= 1
+            self._turn_over.set()
+            self._plan()
+
+    async def _settle(self, group: list[Settlement]) -> None:
+        if not group:
+            return
+        asked_at = clock.steady()
+        try:
+            settled = await self._persist(group)
+        except StoreUnavailable as error:
+            log.error("worker.settle_failed", extra={"fields": {"leases": len(group), "error": str(error)}})
+            for one in group:  # their leases run out, and somebody makes the attempts again
+                self._worker.lost(one.lease)
+            return
+        except Exception as error:
+            self._failed(group, error)
+            return
+        following = {lease.line: lease for lease in settled.next}
+        for one in group:
+            if one.lease.fence in settled.ours:
+                self._worker.settled(one, following.get(one.lease.line), asked_at)
+                for emission in one.emits:
+                    emission.committed()
+            else:
+                self._worker.lost(one.lease)
+
+    async def _persist(self, group: list[Settlement]) -> Settled:
+        """Ask again while the store is away, for as long as the leases can still be ours: they are kept alive."""
+        wait, ends_at = 0.05, clock.steady() + max(s.lease.seconds for s in group)
+        while True:
+            try:
+                return await self._store.settle(group, self._worker.id)
+            except StoreUnavailable:
+                if clock.steady() + wait > ends_at or self._stopping:
+                    raise
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, 1.0)
+
+    def _failed(self, group: list[Settlement], error: Exception) -> None:
+        """What a handler wanted written could not be: it is undone, and the attempt has failed like any other."""
+        for settled in group:
+            if not _may_fail(settled):
+                log.error("worker.settle_failed", exc_info=error)
+                self._worker.lost(settled.lease)
+                continue
+            terms = self._worker.destination_of(settled.lease).terms
+            self.add(settlement(terms, settled.lease, failure(error, terms.rules), settled.duration))
+
+
+def _may_fail(settled: Settlement) -> bool:
+    """Tell whether it carries an effect or events of its handler."""
+    return settled.commit is not None or bool(settled.emits)
+
 
 log = logging.getLogger("oncehook.worker")
 
@@ -67,8 +357,8 @@ GRACE: Final = 2.0
 THE_PAST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
-class Witness(Protocol):
-    """Who is told what happened, for logs and metrics. `observe` has the real one."""
+class AttemptObserver(Protocol):
+    """Observer of attempts, for logs and metrics; `observe` has the real one."""
 
     def attempted(self, destination: Destination, settled: Settlement) -> None:
         """A delivery was settled."""
@@ -152,11 +442,11 @@ class Worker:
     """Works for some destinations until it is told to stop. Lives on one event loop."""
 
     def __init__(
-        self, store: Store, destinations: Iterable[Destination], witness: Witness, *, concurrency: int = 1000
+        self, store: Store, destinations: Iterable[Destination], observer: AttemptObserver, *, concurrency: int = 1000
     ) -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{clock.random_bytes(3).hex()}"
         self._store = store
-        self._witness = witness
+        self._observer = observer
         self._places = {d.number: _Place(d) for d in destinations}
         self._concurrency = concurrency
         self._attempts: dict[int, _UnderWay] = {}
@@ -166,7 +456,7 @@ class Worker:
         self._kept: dict[int, _UnderWay] = {}
         """Attempts that ended and keep their place until they are settled, by fence: failed ones, so that a breaker
         opens in time, and those whose place goes to the next of the subject."""
-        self._settling = Settling(store, self)
+        self._settling = SettlementBatcher(store, self)
         self._woken = asyncio.Event()
         self._stopping = False
         self._main: asyncio.Task[None] | None = None
@@ -262,10 +552,10 @@ class Worker:
         """Return when nothing is left to do for its destinations, retries included; what is paused does not count."""
         while self._main is not None and not self._main.done():
             if not self._attempts and self._settling.is_empty():
-                outlook = await self._store.outlook(self._order)
-                if outlook.due_in is None and not outlook.is_due and not self._attempts:
+                next_due = await self._store.next_due(self._order)
+                if next_due.due_in is None and not next_due.is_due and not self._attempts:
                     return
-                await asyncio.sleep(min(max(outlook.due_in or 0.0, 0.005), 0.2))
+                await asyncio.sleep(min(max(next_due.due_in or 0.0, 0.005), 0.2))
             else:
                 await asyncio.sleep(0.005)
 
@@ -328,14 +618,14 @@ class Worker:
         self._look_at = self._looked_at + (POLL if self._store.engine is Engine.postgres else LONGEST_REST)
         asked, rest = self._order[:LOOKED_AT], self._order[LOOKED_AT:]
         self._order = rest + asked
-        outlook = await self._store.outlook(asked, self._since)
-        self._since = outlook.looked_at
-        for turn, found in ((Turn.live, outlook.live), (Turn.replay, outlook.replay)):
+        next_due = await self._store.next_due(asked, self._since)
+        self._since = next_due.looked_at
+        for turn, found in ((Turn.live, next_due.live), (Turn.replay, next_due.replay)):
             self._due[turn].update(dict.fromkeys(n for n in found if n in self._places))
         self._suspects.difference_update(asked)
-        self._suspects.update(n for n in outlook.suspect if n in self._places)
-        if outlook.due_in is not None:
-            self._look_in(outlook.due_in)
+        self._suspects.update(n for n in next_due.suspect if n in self._places)
+        if next_due.due_in is not None:
+            self._look_in(next_due.due_in)
 
     def _look_in(self, seconds: float) -> None:
         """Look not later than in so many seconds."""
@@ -344,13 +634,13 @@ class Worker:
             self._look_at = look_at
             self._woken.set()  # it may rest for longer than that
 
-    def _wants(self) -> list[Want]:
+    def _wants(self) -> list[LeaseRequest]:
         """Return what to ask the store for, as far as destinations and this worker have room."""
         left = self._room()
         if left <= 0 or self._settling.is_behind():
             return []
         self._rounds += 1
-        wants: list[Want] = []
+        wants: list[LeaseRequest] = []
         live, replay = self._due.values()
         for number in [*live, *(n for n in replay if n not in live)]:
             place = self._places[number]
@@ -363,7 +653,7 @@ class Worker:
                 break
         return wants
 
-    def _split(self, destination: Destination, room: int, live: bool, replay: bool) -> list[Want]:
+    def _split(self, destination: Destination, room: int, live: bool, replay: bool) -> list[LeaseRequest]:
         """Live work gets the room; a bulk replay a small part of it, so that neither starves, or what is left free."""
         kept = 0
         if replay:
@@ -371,7 +661,7 @@ class Worker:
         shares = ((room - kept, Turn.live), (kept, Turn.replay))
         return [_want(destination, share, turn) for share, turn in shares if share]
 
-    async def _take(self, wants: Sequence[Want]) -> None:
+    async def _take(self, wants: Sequence[LeaseRequest]) -> None:
         """Lease, and forget that something is due where less came than was wanted."""
         for want in wants:  # before it is asked: what becomes due meanwhile is noted anew
             self._due[want.turn].pop(want.destination_id, None)
@@ -390,7 +680,7 @@ class Worker:
             else:  # nothing more is due, or it is held back: until when, the store knows
                 self._look_in(self._looked_at + LOOK_PAUSE - clock.steady())
 
-    async def _lease(self, wants: Sequence[Want]) -> list[Lease]:
+    async def _lease(self, wants: Sequence[LeaseRequest]) -> list[Lease]:
         asked_at = clock.steady()
         self._keep_places(wants, 1)
         try:
@@ -402,7 +692,7 @@ class Worker:
             self._begin(lease, asked_at, clock.steady())
         return leases
 
-    def _keep_places(self, wants: Sequence[Want], sign: int) -> None:
+    def _keep_places(self, wants: Sequence[LeaseRequest], sign: int) -> None:
         """Keep places for what is asked for, or free them again: arrivals must not take them meanwhile."""
         for want in wants:
             self._places[want.destination_id].asked += sign * want.limit
@@ -562,18 +852,18 @@ class Worker:
         else:
             self._free_kept(place, lease)
         if done.what is not Settle.release:
-            self._witness.attempted(place.destination, done)
+            self._observer.attempted(place.destination, done)
 
     def lost(self, lease: Lease) -> None:
         """Forget a lease that belongs to somebody else by now; nothing was changed."""
         self.heartbeat.let_go(lease)
         place = self._places[lease.destination_id]
         self._free_kept(place, lease)
-        self._witness.lease_lost(place.destination, lease)
+        self._observer.lease_lost(place.destination, lease)
 
     def _taken_over(self, expired: Expired) -> None:
         self._look_at = 0.0  # it may have been set aside
-        self._witness.lease_expired(self._places[expired.destination_id].destination, expired)
+        self._observer.lease_expired(self._places[expired.destination_id].destination, expired)
 
     def unsettled(self) -> int:
         """Return how many attempts are under way, or have ended and keep their place."""
@@ -596,9 +886,9 @@ class Worker:
             under_way.task.cancel()
 
 
-def _want(destination: Destination, limit: int, turn: Turn) -> Want:
+def _want(destination: Destination, limit: int, turn: Turn) -> LeaseRequest:
     terms = destination.terms
-    return Want(destination.number, limit, terms.lease, turn, destination.trust, terms.breaker.open)
+    return LeaseRequest(destination.number, limit, terms.lease, turn, destination.trust, terms.breaker.open)
 
 
 def _ends_by_itself(destination: Destination) -> bool:

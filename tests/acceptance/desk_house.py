@@ -13,19 +13,19 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from oncehook.config.tables import TokenConfig
-from oncehook.deliveries import Lease
-from oncehook.desk import Desk
+from oncehook.admin import Admin
 from oncehook.destinations.base import WELL, Result, Terms
+from oncehook.model import Lease
 from oncehook.routes import Route
 from oncehook.secret import Secret
+from oncehook.settings.tables import TokenConfig
 from oncehook.sources import Source, build
 from oncehook.store.base import Store
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore
 from oncehook.store.sqlite import SqliteStore
+from oncehook.upkeep import Limits
 from oncehook.verify import Hmac, Nothing
-from oncehook.watermarks import Limits
 from oncehook.web import api
 from oncehook.web.access import Access, Authorize
 from oncehook.web.live import Stream
@@ -88,7 +88,7 @@ class House:
     app: Starlette
     stream: Stream
     nudges: list[int]
-    desk: Desk
+    admin: Admin
 
     async def ask(
         self,
@@ -173,7 +173,7 @@ async def desk_house(
     try:
         await enrolled(store)
         stream, nudges = Stream(), []
-        desk = Desk(
+        admin = Admin(
             store,
             sources=sources(),
             destinations={
@@ -185,8 +185,8 @@ async def desk_house(
             free_disk=lambda: free,
             nudge=lambda: nudges.append(1),
         )
-        made = api.routes(desk, access(authorize=authorize), stream)
-        yield House(store, Starlette(routes=[*made, Mount("/below/this", routes=made)]), stream, nudges, desk)
+        made = api.routes(admin, access(authorize=authorize), stream)
+        yield House(store, Starlette(routes=[*made, Mount("/below/this", routes=made)]), stream, nudges, admin)
         failed = [check.name for check in await store.check() if not check.ok and check.name != "encryption"]
         assert failed == []
     finally:

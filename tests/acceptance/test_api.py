@@ -18,12 +18,21 @@ import pytest
 
 from oncehook import clock
 from oncehook.cli.replay import plan_lines
-from oncehook.deliveries import Category, Evidence, Filter, Settle, Settlement, StoredWorker
-from oncehook.erasure import EraseOrder
-from oncehook.model import Kind, new_id, show_id
-from oncehook.plans import seal, unseal
-from oncehook.replays import Seen
-from oncehook.watermarks import Limits
+from oncehook.model import (
+    Category,
+    EraseOrder,
+    Evidence,
+    Filter,
+    Kind,
+    Seen,
+    Settle,
+    Settlement,
+    StoredWorker,
+    new_id,
+    show_id,
+)
+from oncehook.replay import decode_token, encode_token
+from oncehook.upkeep import Limits
 from oncehook.web import access as access_module
 from oncehook.web.endpoints import ENDPOINTS
 from oncehook.web.openapi import PREFIX
@@ -350,7 +359,7 @@ async def test_a_replay_is_offered_only_where_it_can_work(either: House) -> None
     """Ended, not erased, not replayed a moment ago, and for a destination that somebody works for."""
     found = await mixture(either.store)
     ended = [one for status in ("dead", "dead of mail", "discarded", "done") for one in found[status]]
-    await either.store.enroll([], ["old"])
+    await either.store.register_names([], ["old"])
     [nowhere] = await dead_letters(either.store, None, to=("old", 3))
     [erased] = await dead_letters(either.store, "gone")
     await either.store.erase(EraseOrder("gone", actor="ann"))
@@ -359,14 +368,14 @@ async def test_a_replay_is_offered_only_where_it_can_work(either: House) -> None
     await finish(either.store)
 
     async def offered() -> set[bytes]:
-        return await either.desk.replayable((await either.store.find_deliveries(Filter(), limit=100)).items)
+        return await either.admin.replayable((await either.store.find_deliveries(Filter(), limit=100)).items)
 
     assert await offered() == set(ended)
     assert erased not in await offered()
     worker = StoredWorker("w", "elsewhere", 1, clock.now_utc(), clock.now_utc(), 0, ["old"])
-    await either.store.greet_worker(worker)
+    await either.store.register_worker(worker)
     assert await offered() == {*ended, nowhere}
-    either.desk._now = lambda: clock.now_utc() + timedelta(seconds=61)
+    either.admin._now = lambda: clock.now_utc() + timedelta(seconds=61)
     assert await offered() == {*ended, nowhere, replayed}
 
 
@@ -453,8 +462,8 @@ async def test_a_discard_by_plan_closes_what_was_shown(either: House) -> None:
     assert await either.refused("POST", path, {**order, "plan": "no plan"}) == (400, "bad_request")
     others = await either.post("/replays/plan", {"query": "to:crm"})
     assert await either.refused("POST", path, {**order, "plan": others["plan"]}) == (400, "bad_request")
-    wish, seen = unseal(plan["plan"], clock.now_utc())
-    fewer = seal(wish, Seen(1, seen.at))  # one was dead by then that was not seen
+    wish, seen = decode_token(plan["plan"], clock.now_utc())
+    fewer = encode_token(wish, Seen(1, seen.at))  # one was dead by then that was not seen
     assert await either.refused("POST", path, {**order, "plan": fewer}) == (409, "plan_changed")
     assert await statuses(either.store, [*made, *later]) == ["dead"] * 3
     assert await either.post(path, order) == {"discarded": 2}

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.deliveries import DEATHS
+from oncehook.model import DEATHS
 from tests.acceptance.conftest import Engine
 from tests.servers import Postgres, fresh_schema
 from tests.torture import checker

@@ -113,7 +113,7 @@ class Done:
 
 
 @dataclass
-class Desk:
+class Admin:
     """An inbox, its destination, and somebody at a command line in its folder."""
 
     engine: Engine
@@ -189,18 +189,18 @@ def sink() -> Iterator[Sink]:
     made.end()
 
 
-def make_desk(engine: Engine, sink: Sink, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Desk:
+def make_desk(engine: Engine, sink: Sink, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Admin:
     receiver = engine.receiver()
     receiver.config = SETTINGS.replace("PORT", str(sink.port))
     for name, value in {"ADMIN": TOKEN, "VERA": "token-of-vera-4471", "ORDERS_SECRET": SECRET}.items():
         monkeypatch.setenv(name, value)
     receiver.start()
     monkeypatch.chdir(receiver.folder)
-    return Desk(engine, receiver, sink, run)
+    return Admin(engine, receiver, sink, run)
 
 
 @pytest.fixture
-def desk(engine: Engine, sink: Sink, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def admin(engine: Engine, sink: Sink, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
     """On each engine: beside the server of a SQLite file, and on PostgreSQL in the command's own process."""
     made = make_desk(engine, sink, run, monkeypatch)
     yield made
@@ -209,7 +209,7 @@ def desk(engine: Engine, sink: Sink, run: Callable[..., Done], monkeypatch: pyte
 
 
 @pytest.fixture
-def here(sqlite: Engine, sink: Sink, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def here(sqlite: Engine, sink: Sink, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
     """On SQLite alone."""
     made = make_desk(sqlite, sink, run, monkeypatch)
     yield made
@@ -225,48 +225,48 @@ def replay_id(done: Done) -> str:
 # -- replay ------------------------------------------------------------------------------------
 
 
-def test_a_dead_letter_is_replayed_and_done(desk: Desk) -> None:
-    [event_id] = desk.die("o1")
-    desk.sink.status = 200
-    done = desk.good("replay", event_id, "--yes", "--wait", "--reason", "address mended")
+def test_a_dead_letter_is_replayed_and_done(admin: Admin) -> None:
+    [event_id] = admin.die("o1")
+    admin.sink.status = 200
+    done = admin.good("replay", event_id, "--yes", "--wait", "--reason", "address mended")
     assert done.out.rstrip().endswith("1/1 done")
     assert "1 delivery, 1 dead" in done.err
-    assert f"http://127.0.0.1:{desk.sink.port}/hooks" in done.err, "the plan names the recipient"
-    shown = desk.good("show", event_id, "--json").json
+    assert f"http://127.0.0.1:{admin.sink.port}/hooks" in done.err, "the plan names the recipient"
+    shown = admin.good("show", event_id, "--json").json
     assert [(one["status"], one["run"]) for one in shown["deliveries"]] == [("done", 2)]
-    assert desk.send("o1")[0]["status"] == "duplicate", "the key was not touched"
-    actor = "local" if desk.engine.name == "sqlite" else "cli"
-    assert any(line[0] == actor and "replay" in line[1] for line in desk.audit())
+    assert admin.send("o1")[0]["status"] == "duplicate", "the key was not touched"
+    actor = "local" if admin.engine.name == "sqlite" else "cli"
+    assert any(line[0] == actor and "replay" in line[1] for line in admin.audit())
 
 
-def test_the_plan_is_what_happens(desk: Desk) -> None:
-    desk.die("a", "b", "c", customer="42")
-    plan = desk.good("replay", "--query", "status:dead since:1h", "--dry-run", "--json").json
+def test_the_plan_is_what_happens(admin: Admin) -> None:
+    admin.die("a", "b", "c", customer="42")
+    plan = admin.good("replay", "--query", "status:dead since:1h", "--dry-run", "--json").json
     assert (plan["total"], plan["by_destination"]) == (3, {"crm": 3})
     assert "until:" in plan["query"], "times are fixed"
-    told = desk.good("replay", "--query", "status:dead", "--rate", "60/m", "--dry-run")
+    told = admin.good("replay", "--query", "status:dead", "--rate", "60/m", "--dry-run")
     for said in ("3 deliveries, 3 dead", "about 3s at 1/s", "oldest", "newest", "HTTP 400", "again  oncehook replay"):
         assert said in told.out
-    refused = desk.run("replay", "--query", "status:dead")
+    refused = admin.run("replay", "--query", "status:dead")
     assert (refused.code, refused.out) == (2, "")
     assert "--yes" in refused.err
-    assert set(desk.stand().values()) == {"dead"}, "neither a dry run nor a question changes anything"
-    failed = desk.run("replay", "--query", "status:dead", "--yes", "--wait", "--json")
+    assert set(admin.stand().values()) == {"dead"}, "neither a dry run nor a question changes anything"
+    failed = admin.run("replay", "--query", "status:dead", "--yes", "--wait", "--json")
     assert (failed.code, failed.json["dead"], failed.json["planned"]) == (1, 3, 3)
-    again = desk.good("replay", failed.json["id"], "--dry-run", "--json").json
+    again = admin.good("replay", failed.json["id"], "--dry-run", "--json").json
     assert again["total"] == 3, "those that failed, by the replay's id"
 
 
-def test_one_request_key_is_one_replay(desk: Desk) -> None:
-    desk.die("a", "b")
-    desk.sink.status = 200
-    first = desk.good("replay", "--query", "status:dead", "--yes", "-q", "--request-key", "monday", "--wait")
-    second = desk.good("replay", "--query", "status:dead", "--yes", "-q", "--request-key", "monday")
+def test_one_request_key_is_one_replay(admin: Admin) -> None:
+    admin.die("a", "b")
+    admin.sink.status = 200
+    first = admin.good("replay", "--query", "status:dead", "--yes", "-q", "--request-key", "monday", "--wait")
+    second = admin.good("replay", "--query", "status:dead", "--yes", "-q", "--request-key", "monday")
     assert replay_id(first) == replay_id(second)
-    assert len(desk.good("replay", "--list", "--json").json["items"]) == 1
+    assert len(admin.good("replay", "--list", "--json").json["items"]) == 1
 
 
-def test_one_request_key_is_one_replay_of_one_delivery(here: Desk) -> None:
+def test_one_request_key_is_one_replay_of_one_delivery(here: Admin) -> None:
     [event_id] = here.die("a")
     here.sink.status = 200
     delivery_id = here.good("show", event_id, "--json").json["deliveries"][0]["id"]
@@ -275,7 +275,7 @@ def test_one_request_key_is_one_replay_of_one_delivery(here: Desk) -> None:
     assert len(here.sink.bodies) == 2
 
 
-def test_done_ones_are_left_out_unless_asked_for(here: Desk) -> None:
+def test_done_ones_are_left_out_unless_asked_for(here: Admin) -> None:
     [sent] = here.send("o1")
     here.wait_for("done", "o1")
     refused = here.run("replay", sent["event_id"], "--yes")
@@ -288,7 +288,7 @@ def test_done_ones_are_left_out_unless_asked_for(here: Desk) -> None:
     assert "Try again in" in too_soon.err
 
 
-def test_a_replay_is_paused_resumed_and_aborted(here: Desk) -> None:
+def test_a_replay_is_paused_resumed_and_aborted(here: Admin) -> None:
     here.die("a", "b", "c")
     here.sink.status = 200
     made = replay_id(here.good("replay", "--query", "status:dead", "--rate", "1/h", "--yes"))
@@ -299,7 +299,7 @@ def test_a_replay_is_paused_resumed_and_aborted(here: Desk) -> None:
     assert "dead" in here.stand().values(), "what was not handed out stays where it was"
 
 
-def test_on_a_terminal_it_asks(here: Desk) -> None:
+def test_on_a_terminal_it_asks(here: Admin) -> None:
     [event_id] = here.die("o1")
     here.sink.status = 200
     for answer, code, says in (("n", 1, "nothing was done"), ("y", 0, "rpl_")):
@@ -329,66 +329,66 @@ def at_a_terminal(folder: Path, arguments: list[str], answer: str) -> tuple[int,
 # -- dead letters, destinations, numbers -------------------------------------------------------
 
 
-def test_dead_letters_are_grouped_and_discarded(desk: Desk) -> None:
-    desk.die("a", "b")
-    [cause] = desk.good("dead", "--json").json["items"]
+def test_dead_letters_are_grouped_and_discarded(admin: Admin) -> None:
+    admin.die("a", "b")
+    [cause] = admin.good("dead", "--json").json["items"]
     assert (cause["destination"], cause["count"]) == ("crm", 2)
-    assert re.search(r"2 +crm +HTTP 400", desk.good("dead").out)
-    without_reason = desk.run("dead", "discard", "key:a", "--yes")
+    assert re.search(r"2 +crm +HTTP 400", admin.good("dead").out)
+    without_reason = admin.run("dead", "discard", "key:a", "--yes")
     assert (without_reason.code, without_reason.out) == (2, "")
-    unsure = desk.run("dead", "discard", "key:a", "--reason", "test order")
+    unsure = admin.run("dead", "discard", "key:a", "--reason", "test order")
     assert (unsure.code, unsure.out) == (2, "")
-    assert desk.good("dead", "discard", "key:a", "--reason", "x", "--dry-run").out == "1\n"
-    assert set(desk.stand().values()) == {"dead"}
-    assert desk.good("dead", "discard", "key:a", "--reason", "test order", "--yes").out == "discarded 1\n"
-    assert desk.stand() == {"a": "discarded", "b": "dead"}
-    assert desk.good("dead", "discard", "key:a", "--reason", "again", "--yes", "--json").json == {"discarded": 0}
-    assert desk.run("dead", "discard", "status:done", "--reason", "x", "--yes").code == 2
+    assert admin.good("dead", "discard", "key:a", "--reason", "x", "--dry-run").out == "1\n"
+    assert set(admin.stand().values()) == {"dead"}
+    assert admin.good("dead", "discard", "key:a", "--reason", "test order", "--yes").out == "discarded 1\n"
+    assert admin.stand() == {"a": "discarded", "b": "dead"}
+    assert admin.good("dead", "discard", "key:a", "--reason", "again", "--yes", "--json").json == {"discarded": 0}
+    assert admin.run("dead", "discard", "status:done", "--reason", "x", "--yes").code == 2
 
 
-def test_what_dies_while_it_asks_is_not_discarded(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    desk.die("a", "b")
-    monkeypatch.setattr("oncehook.cli.dead.confirm", lambda *_, **__: desk.die("c"))
-    done = desk.good("dead", "discard", "status:dead", "--reason", "test orders")
+def test_what_dies_while_it_asks_is_not_discarded(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
+    admin.die("a", "b")
+    monkeypatch.setattr("oncehook.cli.dead.confirm", lambda *_, **__: admin.die("c"))
+    done = admin.good("dead", "discard", "status:dead", "--reason", "test orders")
     assert "2 dead letters" in done.err
     assert done.out == "discarded 2\n"
-    assert desk.stand() == {"a": "discarded", "b": "discarded", "c": "dead"}
+    assert admin.stand() == {"a": "discarded", "b": "discarded", "c": "dead"}
 
 
-def test_pause_and_resume(desk: Desk) -> None:
-    assert "paused (night shift)" in desk.good("pause", "crm", "--reason", "night shift").out
-    desk.send("o1")
-    [shown] = desk.good("destinations", "--json").json["items"]
+def test_pause_and_resume(admin: Admin) -> None:
+    assert "paused (night shift)" in admin.good("pause", "crm", "--reason", "night shift").out
+    admin.send("o1")
+    [shown] = admin.good("destinations", "--json").json["items"]
     assert (shown["paused"], shown["paused_why"], shown["pending"]) == (True, "night shift", 1)
-    assert "paused (night shift)" in desk.good("destinations").out
-    assert not desk.sink.bodies
-    assert "ready" in desk.good("resume", "crm").out
-    desk.wait_for("done", "o1")
-    desk.die("o2")
-    assert "failing (1 failure in a row)" in desk.good("destinations").out
-    nobody = desk.run("pause", "crn")
+    assert "paused (night shift)" in admin.good("destinations").out
+    assert not admin.sink.bodies
+    assert "ready" in admin.good("resume", "crm").out
+    admin.wait_for("done", "o1")
+    admin.die("o2")
+    assert "failing (1 failure in a row)" in admin.good("destinations").out
+    nobody = admin.run("pause", "crn")
     assert (nobody.code, nobody.out) == (1, "")
     assert 'Did you mean "crm"?' in nobody.err
 
 
-def test_numbers_and_what_is_set_up(desk: Desk) -> None:
-    desk.die("a")
-    desk.send("a")
-    stats = desk.good("stats", "--since", "1h", "--by", "destination", "--json").json
+def test_numbers_and_what_is_set_up(admin: Admin) -> None:
+    admin.die("a")
+    admin.send("a")
+    stats = admin.good("stats", "--since", "1h", "--by", "destination", "--json").json
     assert (stats["total"], stats["duplicates"], stats["dead"]) == (1, 1, 1)
     assert stats["by"]["crm"]["dead"] == 1
-    told = desk.good("stats", "--by", "source").out
+    told = admin.good("stats", "--by", "source").out
     assert re.search(r"^total +1$", told, re.MULTILINE)
     assert re.search(r"^orders +1 ", told, re.MULTILINE)
-    [source] = desk.good("sources", "--json").json["items"]
+    [source] = admin.good("sources", "--json").json["items"]
     assert (source["name"], source["destinations"]) == ("orders", ["crm"])
-    assert SECRET not in desk.good("sources").out
+    assert SECRET not in admin.good("sources").out
 
 
 # -- events ------------------------------------------------------------------------------------
 
 
-def test_events_are_listed_by_query_and_page_by_page(here: Desk) -> None:
+def test_events_are_listed_by_query_and_page_by_page(here: Admin) -> None:
     here.good("pause", "crm")
     here.send(*(f"o{n}" for n in range(205)))
     lines = here.good("events", "--all", "--json").out.splitlines()
@@ -402,56 +402,56 @@ def test_events_are_listed_by_query_and_page_by_page(here: Desk) -> None:
     assert (nothing.out, nothing.err) == ("", "no events match\n")
 
 
-def test_an_event_is_shown_whole(desk: Desk) -> None:
+def test_an_event_is_shown_whole(admin: Admin) -> None:
     body = b'{"id": "o1",  "name": "\xc3\xa9"}'
-    event_id = desk.send_raw(body)["event_id"]
-    desk.send_raw(b'{"id": "o1", "name": "another"}')
-    desk.wait_for("done", "o1")
-    assert desk.good("show", event_id, "--raw").out.encode() == body
-    told = desk.good("show", event_id, "--body", "--headers", "--diff").out
+    event_id = admin.send_raw(body)["event_id"]
+    admin.send_raw(b'{"id": "o1", "name": "another"}')
+    admin.wait_for("done", "o1")
+    assert admin.good("show", event_id, "--raw").out.encode() == body
+    told = admin.good("show", event_id, "--body", "--headers", "--diff").out
     for said in ("key       o1", "crm: done", '"name": "é"', "x-signature: sha256=", "conflict  another body"):
         assert said in told
     assert re.search(r"^ +-  content-length: \d+\n(?:.*\n)* +\+  content-length: \d+$", told, re.MULTILINE)
-    shown = desk.good("show", event_id, "--json").json
+    shown = admin.good("show", event_id, "--json").json
     assert [one["outcome"] for one in shown["arrivals"]] == ["accepted", "conflict"]
-    delivery = desk.good("show", shown["deliveries"][0]["id"], "--json").json
+    delivery = admin.good("show", shown["deliveries"][0]["id"], "--json").json
     [attempt] = delivery["timeline"]
     assert (attempt["outcome"], attempt["status"]) == ("done", 200)
-    assert desk.good("show", attempt["id"]).out.startswith(delivery["id"])
-    assert desk.good("show", shown["arrivals"][0]["id"]).out.startswith(event_id)
+    assert admin.good("show", attempt["id"]).out.startswith(delivery["id"])
+    assert admin.good("show", shown["arrivals"][0]["id"]).out.startswith(event_id)
 
 
-def test_a_later_arrival_is_found_by_its_event(desk: Desk) -> None:
+def test_a_later_arrival_is_found_by_its_event(admin: Admin) -> None:
     body, other = b'{"id": "o1", "total": 5, "lines": ["a"]}', b'{"lines": ["a"], "total": 6, "id": "o1"}'
-    event_id = desk.send_raw(body)["event_id"]
-    desk.send_raw(body), desk.send_raw(other), desk.send_raw(b'{"id":"o1","lines":["a"],"total":5}')
-    first, same, conflict, _ = desk.good("show", event_id, "--json").json["arrivals"]
+    event_id = admin.send_raw(body)["event_id"]
+    admin.send_raw(body), admin.send_raw(other), admin.send_raw(b'{"id":"o1","lines":["a"],"total":5}')
+    first, same, conflict, _ = admin.good("show", event_id, "--json").json["arrivals"]
     assert (same["outcome"], conflict["outcome"]) == ("duplicate", "conflict")
-    told = desk.good("show", event_id, "--diff").out
+    told = admin.good("show", event_id, "--diff").out
     diff = r'^ +@@ .* @@\n(?: .*\n)* +-  "total": 5\n +\+  "total": 6\n(?: .*\n)* +}$'
     assert re.search(diff, told, re.MULTILINE), told
     assert "the same headers" in told
-    differing = [one for one in desk.good("show", event_id, "--diff", "--json").json["arrivals"] if "body" in one]
+    differing = [one for one in admin.good("show", event_id, "--diff", "--json").json["arrivals"] if "body" in one]
     assert differing[0] == {**conflict, "body": other.decode()}
     for came, bytes_ in ((first, body), (same, body), (conflict, other)):
-        assert desk.good("show", event_id, "--arrival", came["id"], "--raw").out.encode() == bytes_
-    assert '"total": 6' in desk.good("show", event_id, "--arrival", conflict["id"], "--body", "--headers").out
+        assert admin.good("show", event_id, "--arrival", came["id"], "--raw").out.encode() == bytes_
+    assert '"total": 6' in admin.good("show", event_id, "--arrival", conflict["id"], "--body", "--headers").out
     for arguments in (("show", conflict["id"]), ("show", conflict["id"], "--raw")):
-        unknown = desk.run(*arguments)
+        unknown = admin.run(*arguments)
         assert (unknown.code, unknown.out) == (1, "")
         assert f"oncehook show evt_… --arrival {conflict['id']}" in unknown.err
         [came] = re.findall(r"It came at (\S+Z)\.", unknown.err)
         assert abs(datetime.fromisoformat(came) - datetime.fromisoformat(conflict["at"])) < timedelta(minutes=1)
-    assert desk.run("show", "arr_of-nothing").code == 2
+    assert admin.run("show", "arr_of-nothing").code == 2
     for arguments in (("--arrival", "arr_" + "0" * 32), ("--arrival", "arr_" + "0" * 32, "--raw")):
-        stranger = desk.run("show", event_id, *arguments)
+        stranger = admin.run("show", event_id, *arguments)
         assert (stranger.code, stranger.out, "no longer" in stranger.err) == (1, "", True), stranger
 
 
-def test_texts_are_compared_line_by_line(desk: Desk) -> None:
-    event_id = desk.send_raw(b'{"id": "o1"}')["event_id"]
-    desk.send_raw(b'{"id": "o1" }')
-    assert "the same body, written in another way" in desk.good("show", event_id, "--diff").out
+def test_texts_are_compared_line_by_line(admin: Admin) -> None:
+    event_id = admin.send_raw(b'{"id": "o1"}')["event_id"]
+    admin.send_raw(b'{"id": "o1" }')
+    assert "the same body, written in another way" in admin.good("show", event_id, "--diff").out
 
 
 @pytest.mark.parametrize(
@@ -491,7 +491,7 @@ def test_texts_are_compared_line_by_line(desk: Desk) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else str(value),
 )
-def test_a_failure_is_a_code_and_a_sentence(quiet: Desk, arguments: tuple[str, ...], code: int) -> None:
+def test_a_failure_is_a_code_and_a_sentence(quiet: Admin, arguments: tuple[str, ...], code: int) -> None:
     done = quiet.run(*arguments)
     assert (done.code, done.out) == (code, ""), "on failure stdout is empty"
     assert len(done.err) > 10
@@ -510,26 +510,26 @@ def quiet_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Eng
 
 
 @pytest.fixture
-def quiet(quiet_engine: tuple[Engine, Sink], run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Desk:
+def quiet(quiet_engine: tuple[Engine, Sink], run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Admin:
     """One server for many looks at it."""
     engine, sink = quiet_engine
     for name, value in {"ADMIN": TOKEN, "VERA": "token-of-vera-4471", "ORDERS_SECRET": SECRET}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(engine.receivers[0].folder)
-    return Desk(engine, engine.receivers[0], sink, run)
+    return Admin(engine, engine.receivers[0], sink, run)
 
 
-def test_a_strangers_text_cannot_act_up(desk: Desk) -> None:
+def test_a_strangers_text_cannot_act_up(admin: Admin) -> None:
     """S35: what a sender writes can neither colour, move the cursor, nor begin a line."""
     evil = "\x1b[2J\x1b]0;owned\x07\r\nrpl_forged  done"
-    [event_id] = desk.die(f"k{evil}", customer=evil)
-    delivery_id = desk.good("show", event_id, "--json").json["deliveries"][0]["id"]
+    [event_id] = admin.die(f"k{evil}", customer=evil)
+    delivery_id = admin.good("show", event_id, "--json").json["deliveries"][0]["id"]
     looks = [
         ("events",), ("show", event_id, "--body", "--headers", "--diff"), ("show", delivery_id), ("dead",),
         ("replay", event_id, "--dry-run"),
     ]  # fmt: skip
     for look in looks:
-        told = desk.good(*look).out
+        told = admin.good(*look).out
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", told), look
         assert not re.search(r"^ *rpl_forged", told, re.MULTILINE), look
 
@@ -537,7 +537,7 @@ def test_a_strangers_text_cannot_act_up(desk: Desk) -> None:
 # -- which server ------------------------------------------------------------------------------
 
 
-def test_a_named_server_wants_a_token(quiet: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_named_server_wants_a_token(quiet: Admin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     server = f"http://127.0.0.1:{quiet.receiver.port}"
     refused = quiet.run("destinations", "--server", server)
@@ -554,13 +554,13 @@ def test_a_named_server_wants_a_token(quiet: Desk, tmp_path: Path, monkeypatch: 
     assert quiet.run("destinations").code == 2
 
 
-def test_who_is_no_oncehook_server_is_not_reachable(quiet: Desk) -> None:
+def test_who_is_no_oncehook_server_is_not_reachable(quiet: Admin) -> None:
     done = quiet.run("destinations", "--server", f"http://127.0.0.1:{quiet.sink.port}", "--token-env", "ADMIN")
     assert (done.code, done.out) == (3, "")
     assert TOKEN not in done.err
 
 
-def test_without_a_server_the_same_routes_answer_in_this_process(here: Desk) -> None:
+def test_without_a_server_the_same_routes_answer_in_this_process(here: Admin) -> None:
     [event_id] = here.die("o1")
     beside = here.good("show", event_id, "--json").json
     here.receiver.stop()
@@ -637,40 +637,40 @@ def test_an_act_without_a_key_is_not_repeated(forgetful: Forgetful) -> None:
 # -- the store itself --------------------------------------------------------------------------
 
 
-def test_a_restored_backup_has_no_leases(desk: Desk) -> None:
+def test_a_restored_backup_has_no_leases(admin: Admin) -> None:
     """R69: all leases void, all fences raised."""
-    desk.sink.hold.clear()
-    desk.send("o1")
-    while not desk.sink.bodies:
+    admin.sink.hold.clear()
+    admin.send("o1")
+    while not admin.sink.bodies:
         time.sleep(0.02)
-    refused = desk.run("db", "restored")
-    assert (refused.code, refused.out) == (1 if desk.engine.name == "sqlite" else 2, "")
-    assert desk.stand() == {"o1": "leased"}
-    desk.receiver.kill()
-    done = desk.good("db", "restored", *(["--yes"] if desk.engine.name == "postgres" else []))
+    refused = admin.run("db", "restored")
+    assert (refused.code, refused.out) == (1 if admin.engine.name == "sqlite" else 2, "")
+    assert admin.stand() == {"o1": "leased"}
+    admin.receiver.kill()
+    done = admin.good("db", "restored", *(["--yes"] if admin.engine.name == "postgres" else []))
     assert done.out == "1 leases ended, all fences raised\n"
-    assert desk.stand() == {"o1": "pending"}
-    desk.sink.hold.set()
-    desk.receiver.start()
-    desk.wait_for("done", "o1")
+    assert admin.stand() == {"o1": "pending"}
+    admin.sink.hold.set()
+    admin.receiver.start()
+    admin.wait_for("done", "o1")
 
 
-def test_prune_removes_what_is_finished_and_nothing_else(desk: Desk) -> None:
+def test_prune_removes_what_is_finished_and_nothing_else(admin: Admin) -> None:
     """R67: a dead letter stays, however old it is."""
-    desk.send("well")
-    desk.wait_for("done", "well")
-    desk.die("dead")
-    if desk.engine.name == "sqlite":
-        held = desk.run("db", "prune")
+    admin.send("well")
+    admin.wait_for("done", "well")
+    admin.die("dead")
+    if admin.engine.name == "sqlite":
+        held = admin.run("db", "prune")
         assert (held.code, held.out) == (1, ""), "the server has the file, and prunes by itself"
-    desk.receiver.stop()
-    settings = desk.receiver.folder / "oncehook.toml"
+    admin.receiver.stop()
+    settings = admin.receiver.folder / "oncehook.toml"
     settings.write_text(settings.read_text().replace("[source.orders]", '[source.orders]\nkeep_events = "1s"'))
     time.sleep(1.1)
-    assert len(desk.good("events", "--json").out.splitlines()) == 2, "looking keeps no house"
-    assert desk.good("db", "prune", "--json").json["events"] == 1
-    assert desk.good("db", "prune").out.startswith("removed 0 events")
-    assert desk.stand() == {"dead": "dead"}
+    assert len(admin.good("events", "--json").out.splitlines()) == 2, "looking keeps no house"
+    assert admin.good("db", "prune", "--json").json["events"] == 1
+    assert admin.good("db", "prune").out.startswith("removed 0 events")
+    assert admin.stand() == {"dead": "dead"}
 
 
 # -- documents ---------------------------------------------------------------------------------

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.assembly import Encrypt
-from oncehook.config import load
-from oncehook.deliveries import DeliveryStatus, Filter
-from oncehook.model import Kind, read_id, show_id
+from oncehook.model import DeliveryStatus, Filter, Kind, read_id, show_id
+from oncehook.settings import load
+from oncehook.settings.build import Encrypt
 from oncehook.store.cipher import Cipher
 from tests.acceptance.conftest import Engine
 from tests.acceptance.desk_house import desk_house
@@ -46,7 +45,7 @@ async def test_a_handler_gets_what_was_sent_and_the_store_holds_nothing_of_it(en
     async with inbox.running():
         event_id = await inbox.emit("app", "order.paid", {"card": "c4nary"}, key="1")
         await inbox.drain()
-        shown = await inbox.desk.event(read_id(Kind.event, event_id))
+        shown = await inbox.admin.event(read_id(Kind.event, event_id))
     assert seen == [b'{"card":"c4nary"}'] == [shown.event.body]
     held = [bytes(body) for (body,) in engine.rows("SELECT body FROM events UNION ALL SELECT answer FROM attempts")]
     assert len(held) == 2
@@ -66,9 +65,9 @@ async def test_a_key_that_is_missing_fails_that_delivery_and_no_other(engine: En
         fine = await inbox.emit("app", "order.paid", {"n": 2}, key="2")
         async with asyncio.timeout(60):  # an open breaker would hold the other one up for an hour
             await inbox.drain()
-        page = await inbox.desk.deliveries(Filter())
+        page = await inbox.admin.deliveries(Filter())
         by_event = {show_id(Kind.event, one.event_id): one for one in page.items}
-        levels = await inbox.desk.levels()
+        levels = await inbox.admin.levels()
     assert seen == [b'{"n":2}']
     assert by_event[fine].status is DeliveryStatus.done
     assert by_event[lost].status is DeliveryStatus.dead
@@ -76,7 +75,7 @@ async def test_a_key_that_is_missing_fails_that_delivery_and_no_other(engine: En
     assert levels["ship"].open_until is None
     inbox = shop(engine, [ONE, TWO], seen)
     async with inbox.running():
-        await inbox.desk.replay_one(by_event[lost].id, actor="ann")
+        await inbox.admin.replay_one(by_event[lost].id, actor="ann")
         await inbox.drain()
     assert seen == [b'{"n":2}', b'{"n":1}']
 
@@ -91,7 +90,7 @@ async def test_settings_name_the_key(engine: Engine, tmp_path: Path, form: str) 
     inbox = Inbox.from_loaded(loaded)
     async with inbox.running(work=False):
         event_id = await inbox.emit("app", "order.paid", {"card": "c4nary"}, key="1")
-        assert (await inbox.desk.body(read_id(Kind.event, event_id))) == b'{"card":"c4nary"}'
+        assert (await inbox.admin.body(read_id(Kind.event, event_id))) == b'{"card":"c4nary"}'
     [(body,)] = engine.rows("SELECT body FROM events")
     assert b"c4nary" not in bytes(body)
 

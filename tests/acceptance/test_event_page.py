@@ -57,8 +57,8 @@ async def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 
 async def look(inbox: Inbox, path: str, role: str | None = "viewer") -> Answer:
-    desk = inbox.dashboard(authorize=cast("Any", lambda request: role))
-    return await call(cast("Starlette", desk), "GET", path, b"", {"host": "127.0.0.1:4020"}, "127.0.0.1")
+    admin = inbox.dashboard(authorize=cast("Any", lambda request: role))
+    return await call(cast("Starlette", admin), "GET", path, b"", {"host": "127.0.0.1:4020"}, "127.0.0.1")
 
 
 def copied(page: Answer) -> list[str]:

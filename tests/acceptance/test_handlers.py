@@ -12,9 +12,8 @@ from typing import Any, Literal
 import pytest
 
 from oncehook import Category, Event, GiveUp, Inbox
-from oncehook.deliveries import RESULT_KEPT, DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import ConfigError
-from oncehook.model import Kind, read_id
+from oncehook.model import RESULT_KEPT, DeliveryStatus, Filter, Kind, StoredDelivery, read_id
 from oncehook.web.answers import attempt
 from tests.acceptance.conftest import Engine
 

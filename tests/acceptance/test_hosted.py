@@ -34,8 +34,8 @@ async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
 
 def around(inbox: Inbox, role: str | None = "viewer", *, with_hooks: bool = True) -> Starlette:
     """An application that has mounted the dashboard, and the way in, too."""
-    desk = Mount("/staff/inbox", inbox.dashboard(authorize=cast("Any", lambda request: role)))
-    return Starlette(routes=[desk, Mount("/hooks", inbox.asgi())] if with_hooks else [desk])
+    admin = Mount("/staff/inbox", inbox.dashboard(authorize=cast("Any", lambda request: role)))
+    return Starlette(routes=[admin, Mount("/hooks", inbox.asgi())] if with_hooks else [admin])
 
 
 async def ask(app: Starlette, path: str, **headers: str) -> Answer:
@@ -72,7 +72,7 @@ async def test_where_the_way_in_is_not_told_that_is_left_open(inbox: Inbox, tmp_
 
 
 async def audit(inbox: Inbox) -> list[tuple[str, str]]:
-    return [(line.actor, line.act) for line in await inbox.desk.audit(limit=5)]
+    return [(line.actor, line.act) for line in await inbox.admin.audit(limit=5)]
 
 
 def in_the_name_of(inbox: Inbox, decision: Any) -> Starlette:

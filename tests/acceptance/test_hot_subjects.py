@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.deliveries import Filter
+from oncehook.model import Filter
 from tests.acceptance.conftest import Engine
 from tests.acceptance.test_work import FAST, is_sound
 

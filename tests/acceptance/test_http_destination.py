@@ -24,11 +24,10 @@ from standardwebhooks import Webhook
 
 from oncehook import clock
 from oncehook.categories import Rules
-from oncehook.deliveries import Category, Lease, Options, Turn
 from oncehook.destinations.base import Destination, Result, Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Mark, pack_head
+from oncehook.model import Arrival, Category, Lease, Mark, Options, Turn, pack_head
 from oncehook.outbound.addresses import Network
 from oncehook.outbound.client import Outbound
 from oncehook.verify.standard import StandardWebhooks

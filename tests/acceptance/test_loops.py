@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.deliveries import Filter
-from oncehook.model import HOPS, MOST_HOPS, hops_of
+from oncehook.model import HOPS, MOST_HOPS, Filter, hops_of
 from tests.acceptance.conftest import Engine, engine
 from tests.waiting import until
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from oncehook.deliveries import Category
+from oncehook.model import Category
 from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted, names
 from oncehook.outbound.client import Outbound
 from oncehook.outbound.connection import _PIECE, LARGE

@@ -17,10 +17,8 @@ import psycopg
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.deliveries import Filter
 from oncehook.errors import ConfigError, MigrationNeeded, StoreUnavailable
-from oncehook.model import Kind, new_id, read_id
-from oncehook.replays import ReplayOrder
+from oncehook.model import Filter, Kind, ReplayCommand, new_id, read_id
 from tests.acceptance.conftest import Engine
 from tests.acceptance.outbox_app import make
 from tests.acceptance.test_crashes import end_leases
@@ -135,7 +133,9 @@ async def test_a_replay_emits_again_only_under_a_fresh_id(engine: Engine, inbox:
         for event_id, fresh_id in zip(ids, (False, True), strict=True):
             page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
             again = Filter(ids=[page.items[0].id])
-            await inbox.store.make_replay(new_id(), ReplayOrder(again, "me", force=True, fresh_id=fresh_id, bulk=False))
+            await inbox.store.make_replay(
+                new_id(), ReplayCommand(again, "me", force=True, fresh_id=fresh_id, bulk=False)
+            )
         await inbox.drain()
         await is_sound(inbox)
     assert runs == [1, 1, 2, 2]

@@ -13,7 +13,7 @@ import pytest
 from starlette.applications import Starlette
 
 from oncehook import Inbox, clock
-from oncehook.deliveries import Filter
+from oncehook.model import Filter
 from tests.acceptance.desk_house import call
 
 
@@ -26,8 +26,8 @@ async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
 
 
 async def look(inbox: Inbox, path: str) -> str:
-    desk = inbox.dashboard(authorize=cast("Any", lambda request: "viewer"))
-    answer = await call(cast("Starlette", desk), "GET", path, b"", {"host": "127.0.0.1:4020"}, "127.0.0.1")
+    admin = inbox.dashboard(authorize=cast("Any", lambda request: "viewer"))
+    answer = await call(cast("Starlette", admin), "GET", path, b"", {"host": "127.0.0.1:4020"}, "127.0.0.1")
     assert answer.status == 200, answer.body
     return html.unescape(answer.body.decode())
 

@@ -18,13 +18,12 @@ from typing import Any
 import pytest
 from starlette.applications import Starlette
 
-from oncehook import audit_notes, clock
-from oncehook.config.tables import TokenConfig
-from oncehook.deliveries import Evidence, Filter, Settle, Settlement
+from oncehook import admin, clock
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Kind, Rejection, event_of, show_id
+from oncehook.model import Evidence, Filter, Kind, Rejection, Settle, Settlement, event_of, show_id
 from oncehook.secret import Secret
 from oncehook.sessions import prove
+from oncehook.settings.tables import TokenConfig
 from oncehook.web import api
 from oncehook.web.access import Access, Person
 from oncehook.web.endpoints import ENDPOINTS
@@ -52,7 +51,7 @@ class Rights:
 
         token = TokenConfig(token=Secret.from_env("T", env={"T": "secret-token"}), **holder)
         made = Access(None, [token], note_use=note_use)
-        return Starlette(routes=api.routes(self.house.desk, made, self.house.stream))
+        return Starlette(routes=api.routes(self.house.admin, made, self.house.stream))
 
     async def ask(self, holder: Mapping[str, Any], method: str, path: str, body: Any = None) -> Answer:
         raw = b"" if body is None else json.dumps(body).encode()
@@ -71,7 +70,7 @@ class Rights:
 @pytest.fixture(params=["sqlite", "postgres"])
 async def rights(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rights]:
     async with desk_house(tmp_path, engine=request.param) as house:
-        for number, source in enumerate(house.desk._sources.values(), 1):
+        for number, source in enumerate(house.admin._sources.values(), 1):
             source.number = number  # as `enrolled` gave them
         yield Rights(house, [])
 
@@ -373,7 +372,7 @@ async def test_a_store_that_is_away_keeps_no_token_out(rights: Rights) -> None:
 
     token = TokenConfig(token=Secret.from_env("T", env={"T": "secret-token"}), **ADMIN)
     access = Access(None, [token], note_use=away)
-    app = Starlette(routes=api.routes(rights.house.desk, access, rights.house.stream))
+    app = Starlette(routes=api.routes(rights.house.admin, access, rights.house.stream))
     headers = {"Host": "inbox.example", "Authorization": "Bearer secret-token"}
     assert (await call(app, "GET", "/api/v1/events", b"", headers, "203.0.113.7")).status == 200
 
@@ -450,7 +449,7 @@ async def test_a_flood_of_refusals_leaves_few_lines(rights: Rights, monkeypatch:
     for n in range(20 * 9):
         await rights.ask(viewer, "POST", f"/destinations/{n}/resume")
     told = [detail.get("so_far_this_minute") for _, _, _, detail in await acts(rights)]
-    assert told == [None] * audit_notes.FIRST + [40, 80, 160]
+    assert told == [None] * admin.FIRST + [40, 80, 160]
     steady += 60
     await rights.ask(viewer, "POST", "/destinations/crm/resume")
     assert len(await acts(rights)) == len(told) + 1

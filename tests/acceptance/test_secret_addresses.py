@@ -16,7 +16,7 @@ import pytest
 
 from tests.acceptance.conftest import Engine, engine
 from tests.acceptance.processes import CONFIG
-from tests.acceptance.test_desk_cli import TOKEN, Desk, Done, run
+from tests.acceptance.test_desk_cli import TOKEN, Admin, Done, run
 from tests.wire import SECRET
 
 __all__ = ["engine", "run"]
@@ -101,7 +101,7 @@ def echo() -> Iterator[Echo]:
 
 
 @pytest.fixture
-def desk(engine: Engine, echo: Echo, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+def admin(engine: Engine, echo: Echo, run: Callable[..., Done], monkeypatch: pytest.MonkeyPatch) -> Iterator[Admin]:
     receiver = engine.receiver()
     receiver.config = SETTINGS.replace("PORT", str(echo.port))
     addresses = {"WHOLE": f"http://127.0.0.1:{echo.port}/{REST}", "REST": REST, "AWAY": f"http://127.0.0.1:9/{REST}"}
@@ -109,7 +109,7 @@ def desk(engine: Engine, echo: Echo, run: Callable[..., Done], monkeypatch: pyte
         monkeypatch.setenv(name, value)
     receiver.start()
     monkeypatch.chdir(receiver.folder)
-    yield Desk(engine, receiver, echo, run)  # type: ignore[arg-type]
+    yield Admin(engine, receiver, echo, run)  # type: ignore[arg-type]
     receiver.stop()
 
 
@@ -131,34 +131,34 @@ def see(port: int, path: str, headers: dict[str, str]) -> str:
         return text
 
 
-def test_a_secret_address_is_seen_nowhere(desk: Desk, echo: Echo) -> None:
-    [sent] = desk.send("o1")
+def test_a_secret_address_is_seen_nowhere(admin: Admin, echo: Echo) -> None:
+    [sent] = admin.send("o1")
     event_id = sent["event_id"]
     while True:
-        shown = desk.good("show", event_id, "--json").json
+        shown = admin.good("show", event_id, "--json").json
         if {one["status"] for one in shown["deliveries"]} == {"dead"}:
             break
         time.sleep(0.05)
     assert echo.called == {f"/{REST}"}, "that is where it was sent"
 
-    port = desk.receiver.port
+    port = admin.receiver.port
     bearer, cookie = {"authorization": f"Bearer {TOKEN}"}, log_in(port)
     delivery_id = shown["deliveries"][0]["id"]
     said = {
         "commands": "".join(
             done.out + done.err
             for done in (
-                desk.good("destinations"),
-                desk.good("destinations", "--json"),
-                desk.good("config", "show"),
-                desk.good("config", "show", "--json"),
-                desk.good("config", "check"),
-                desk.run("doctor"),
-                desk.good("show", event_id),
-                desk.good("show", event_id, "--json"),
-                desk.good("dead"),
-                desk.good("replay", event_id, "--dry-run"),
-                desk.good("export"),
+                admin.good("destinations"),
+                admin.good("destinations", "--json"),
+                admin.good("config", "show"),
+                admin.good("config", "show", "--json"),
+                admin.good("config", "check"),
+                admin.run("doctor"),
+                admin.good("show", event_id),
+                admin.good("show", event_id, "--json"),
+                admin.good("dead"),
+                admin.good("replay", event_id, "--dry-run"),
+                admin.good("export"),
             )
         ),
         "api": "".join(
@@ -169,8 +169,9 @@ def test_a_secret_address_is_seen_nowhere(desk: Desk, echo: Echo) -> None:
             see(port, path, cookie) for path in ("/", "/destinations", "/dead", f"/events/{event_id}", "/system")
         ),
         "metrics": see(port, "/metrics", bearer),
-        "log": desk.receiver.log.read_text(),
-        "store": repr(desk.engine.rows("SELECT * FROM attempts")) + repr(desk.engine.rows("SELECT * FROM deliveries")),
+        "log": admin.receiver.log.read_text(),
+        "store": repr(admin.engine.rows("SELECT * FROM attempts"))
+        + repr(admin.engine.rows("SELECT * FROM deliveries")),
     }
     host = f"http://127.0.0.1:{echo.port}/…"
     assert said["commands"].count(host) >= 4
@@ -180,6 +181,6 @@ def test_a_secret_address_is_seen_nowhere(desk: Desk, echo: Echo) -> None:
     assert "127.0.0.1:9" in said["store"], "an error says which host was not reached"
     for where, text in said.items():
         assert "canary" not in text.lower(), where
-    if desk.engine.name == "sqlite":
-        raw = b"".join(file.read_bytes() for file in Path(desk.engine.folder).glob("inbox.db*"))
+    if admin.engine.name == "sqlite":
+        raw = b"".join(file.read_bytes() for file in Path(admin.engine.folder).glob("inbox.db*"))
         assert b"canary" not in raw

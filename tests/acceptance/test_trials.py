@@ -12,9 +12,9 @@ import pytest
 from starlette.applications import Starlette
 
 from oncehook import clock
-from oncehook.deliveries import Filter
 from oncehook.event import Event
 from oncehook.inbox import Inbox
+from oncehook.model import Filter
 from oncehook.verify.standard import signer
 from oncehook.web import api
 from oncehook.web.live import Stream
@@ -36,8 +36,8 @@ async def inbox_house(folder: Path, url: str, *, work: bool = False, **how: Any)
     async def books(event: Event) -> None: ...
 
     async with inbox.running(work=work):
-        made = api.routes(inbox.desk, access(), Stream())
-        yield House(inbox.store, Starlette(routes=made), Stream(), [], inbox.desk), inbox
+        made = api.routes(inbox.admin, access(), Stream())
+        yield House(inbox.store, Starlette(routes=made), Stream(), [], inbox.admin), inbox
 
 
 @pytest.fixture
@@ -162,8 +162,8 @@ async def test_where_only_the_sender_can_sign_no_sample_is_offered() -> None:
     inbox = Inbox("sqlite:./never-opened.db")
     inbox.source("mail", preset="sendgrid", secret=pem)
     inbox.source("stripe", preset="stripe", secret="whsec_house")
-    assert inbox.desk.trials.samples("mail") == ()
-    assert inbox.desk.trials.samples("stripe") != ()
+    assert inbox.admin.trials.samples("mail") == ()
+    assert inbox.admin.trials.samples("stripe") != ()
 
 
 # -- a recipient that has moved ----------------------------------------------------------------
@@ -196,5 +196,5 @@ async def routed(folder: Path, url: str, *, work: bool = True) -> AsyncIterator[
     inbox.destination("n8n", url=url, allow_private=True)
     inbox.route("stripe", "n8n")
     async with inbox.running(work=work):
-        app = Starlette(routes=api.routes(inbox.desk, access(), Stream()))
-        yield House(inbox.store, app, Stream(), [], inbox.desk), inbox
+        app = Starlette(routes=api.routes(inbox.admin, access(), Stream()))
+        yield House(inbox.store, app, Stream(), [], inbox.admin), inbox

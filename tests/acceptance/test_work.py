@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from oncehook import Event, GiveUp, Inbox, RetryLater, clock
-from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredAttempt, StoredDelivery
 from oncehook.errors import ConfigError
-from oncehook.model import Kind, read_id
+from oncehook.model import Category, DeliveryStatus, Filter, Kind, StoredAttempt, StoredDelivery, read_id
 from tests.acceptance.conftest import Engine
 from tests.acceptance.sink import Request, Sink
 from tests.torture.fleet import until as block_until
@@ -441,7 +440,7 @@ async def test_a_keyed_dead_letter_is_replayed_and_the_senders_copy_is_still_a_d
         delivery, _ = await look(inbox, first.event_ids[0])
         assert delivery.status is DeliveryStatus.dead
         mended = True
-        await inbox.desk.replay_one(delivery.id, actor="test", reason="mended")
+        await inbox.admin.replay_one(delivery.id, actor="test", reason="mended")
         await inbox.drain()
         again = await inbox.receive("orders", {}, b'{"id": "o-1"}')
         delivery, attempts = await look(inbox, first.event_ids[0])
@@ -485,7 +484,7 @@ async def test_one_delivery_is_replayed_without_a_plan(inbox: Inbox, monkeypatch
         await inbox.drain()
         delivery, _ = await look(inbox, first.event_ids[0])
         monkeypatch.setattr(inbox.store, "plan_replay", None)
-        made = await inbox.desk.replay_one(delivery.id, actor="ana")
+        made = await inbox.admin.replay_one(delivery.id, actor="ana")
         assert made.about["to"] == ["ship"]
 
 

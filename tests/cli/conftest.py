@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import engine, sqlite
-from tests.acceptance.test_desk_cli import Desk, desk, here, run, sink
+from tests.acceptance.test_desk_cli import Admin, admin, here, run, sink
 
-__all__ = ["Desk", "Process", "desk", "engine", "here", "run", "sink", "sqlite"]
+__all__ = ["Admin", "Process", "admin", "engine", "here", "run", "sink", "sqlite"]
 
 
 class Process:

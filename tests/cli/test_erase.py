@@ -3,43 +3,43 @@
 from __future__ import annotations
 
 from oncehook.model import subject_hash
-from tests.cli.conftest import Desk
+from tests.cli.conftest import Admin
 
 
-def test_a_subject_is_erased_by_command(desk: Desk) -> None:
-    desk.die("a", customer="canary-42")
-    desk.send("b", customer="other")
-    counted = desk.good("erase", "--subject", "canary-42", "--dry-run")
+def test_a_subject_is_erased_by_command(admin: Admin) -> None:
+    admin.die("a", customer="canary-42")
+    admin.send("b", customer="other")
+    counted = admin.good("erase", "--subject", "canary-42", "--dry-run")
     assert counted.out.startswith("1 event\n")
     assert "1 open or dead delivery" in counted.out
-    assert desk.good("erase", "--subject", "canary-42", "--dry-run", "--json").json["events"] == 1
-    unsure = desk.run("erase", "--subject", "canary-42", "--reason", "request 7")
+    assert admin.good("erase", "--subject", "canary-42", "--dry-run", "--json").json["events"] == 1
+    unsure = admin.run("erase", "--subject", "canary-42", "--reason", "request 7")
     assert (unsure.code, unsure.out) == (2, "")
-    without_reason = desk.run("erase", "--subject", "canary-42", "--yes")
+    without_reason = admin.run("erase", "--subject", "canary-42", "--yes")
     assert (without_reason.code, without_reason.out) == (2, "")
-    assert desk.stand("subject:canary-42") == {"a": "dead"}, "neither counting nor a question changes anything"
+    assert admin.stand("subject:canary-42") == {"a": "dead"}, "neither counting nor a question changes anything"
 
-    done = desk.good("erase", "--subject", "canary-42", "--reason", "request 7", "--yes")
+    done = admin.good("erase", "--subject", "canary-42", "--reason", "request 7", "--yes")
     assert done.out == "erased 1 event\n"
     assert subject_hash("canary-42") in done.err
-    assert desk.stand("subject:canary-42") == {}
-    assert list(desk.stand("note:erased").values()) == ["discarded"]
-    assert desk.send("a", customer="canary-42")[0]["status"] == "duplicate"
-    again = desk.good("erase", "--subject", "canary-42", "--reason", "request 7", "--yes", "--json").json
+    assert admin.stand("subject:canary-42") == {}
+    assert list(admin.stand("note:erased").values()) == ["discarded"]
+    assert admin.send("a", customer="canary-42")[0]["status"] == "duplicate"
+    again = admin.good("erase", "--subject", "canary-42", "--reason", "request 7", "--yes", "--json").json
     assert (again["events"], again["remaining"]) == (0, 0)
-    assert [act for _, act in desk.audit()].count("erase") == 2
-    desk.wait_for("dead", "b")
-    assert desk.good("doctor").code == 0
+    assert [act for _, act in admin.audit()].count("erase") == 2
+    admin.wait_for("dead", "b")
+    assert admin.good("doctor").code == 0
 
 
-def test_it_can_be_asked_for_from_afar_by_an_admin_only(here: Desk) -> None:
+def test_it_can_be_asked_for_from_afar_by_an_admin_only(here: Admin) -> None:
     server = ("--server", f"http://127.0.0.1:{here.receiver.port}")
     asked = ("erase", "--subject", "x", "--reason", "request 8", "--yes")
     assert here.run(*asked, *server, "--token-env", "VERA").code == 2
     assert here.good(*asked, *server, "--token-env", "ADMIN").out == "erased 0 events\n"
 
 
-def test_a_plan_says_that_a_recipient_has_moved(here: Desk) -> None:
+def test_a_plan_says_that_a_recipient_has_moved(here: Admin) -> None:
     here.die("a")
     here.receiver.stop()
     here.receiver.config = (here.receiver.config or "").replace("/hooks", "/elsewhere")

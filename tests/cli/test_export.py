@@ -14,29 +14,29 @@ from typing import Any
 import pytest
 
 from oncehook.store.sqlite import backup
-from tests.acceptance.test_desk_cli import Desk
+from tests.acceptance.test_desk_cli import Admin
 
 
-def test_events_with_their_bodies(desk: Desk, tmp_path: Path) -> None:
-    desk.good("pause", "crm")
-    desk.send(*(f"o{n}" for n in range(205)))
+def test_events_with_their_bodies(admin: Admin, tmp_path: Path) -> None:
+    admin.good("pause", "crm")
+    admin.send(*(f"o{n}" for n in range(205)))
     odd = b'{"id":  "odd", "n": 1e2}'
-    desk.send_raw(odd)
-    done = desk.good("export")
+    admin.send_raw(odd)
+    done = admin.good("export")
     found = [json.loads(one) for one in done.out.splitlines()]
     assert [one["key"] for one in found] == ["odd", *(f"o{n}" for n in reversed(range(205)))]
     assert (found[1]["body"]["id"], found[1]["body_encoding"]) == ("o204", "json")
     assert found[1]["deliveries"][0]["status"] == "pending"
     assert done.err == "exported 206 events\n"
-    desk.good("export", "key:odd", "--body", "base64", "-o", str(tmp_path / "odd.jsonl"))
+    admin.good("export", "key:odd", "--body", "base64", "-o", str(tmp_path / "odd.jsonl"))
     assert (tmp_path / "odd.jsonl").stat().st_mode & 0o777 == 0o600, "bodies are in it"
     [exact] = map(json.loads, (tmp_path / "odd.jsonl").read_text().splitlines())
     assert base64.b64decode(exact["body"]) == odd, "byte for byte"
-    assert "body" not in json.loads(desk.good("export", "key:odd", "--body", "none").out)
-    assert desk.good("export", "key:nobody").out == ""
+    assert "body" not in json.loads(admin.good("export", "key:odd", "--body", "none").out)
+    assert admin.good("export", "key:nobody").out == ""
 
 
-def test_an_export_goes_into_no_file_that_others_can_read(here: Desk, tmp_path: Path) -> None:
+def test_an_export_goes_into_no_file_that_others_can_read(here: Admin, tmp_path: Path) -> None:
     here.good("pause", "crm")
     here.send("o1")
     old = tmp_path / "old.jsonl"
@@ -55,7 +55,7 @@ def test_an_export_goes_into_no_file_that_others_can_read(here: Desk, tmp_path: 
     assert json.loads(here.good("export", "-o", "-").out)["key"] == "o1"
 
 
-def test_a_body_that_is_no_json(here: Desk) -> None:
+def test_a_body_that_is_no_json(here: Admin) -> None:
     here.good("pause", "crm")
     here.send_raw(b"\xff\x00 not json")
     here.send_raw(b'{"id": NaN}')
@@ -67,7 +67,7 @@ def test_a_body_that_is_no_json(here: Desk) -> None:
 # -- backups -----------------------------------------------------------------------------------
 
 
-def test_a_backup_of_a_running_store_is_taken_up_with_raised_fences(here: Desk, tmp_path: Path) -> None:
+def test_a_backup_of_a_running_store_is_taken_up_with_raised_fences(here: Admin, tmp_path: Path) -> None:
     """R69, and the two commands of the docs: copy while everything runs, put it in place, `db restored`."""
     here.sink.hold.clear()
     here.send("leased")

@@ -9,27 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.test_desk_cli import TOKEN, Desk
+from tests.acceptance.test_desk_cli import TOKEN, Admin
 
 
-def test_what_was_processed_elsewhere_is_not_worked_again(desk: Desk, tmp_path: Path) -> None:
+def test_what_was_processed_elsewhere_is_not_worked_again(admin: Admin, tmp_path: Path) -> None:
     table = tmp_path / "processed.csv"
     table.write_text("id,when\n" + "".join(f"o{n},2026-01-01\n" for n in range(2500)) + ",\n")
-    first = desk.good("import", "keys", str(table), "--source", "orders", "--column", "id", "--json").json
+    first = admin.good("import", "keys", str(table), "--source", "orders", "--column", "id", "--json").json
     assert first == {"source": "orders", "read": 2500, "new": 2500, "known": 0, "skipped": 1}
-    again = desk.good("import", "keys", str(table), "--source", "orders", "--column", "id")
+    again = admin.good("import", "keys", str(table), "--source", "orders", "--column", "id")
     assert again.out == "2,500 keys read, 2,500 known, 1 skipped\n"
-    assert desk.send("o0", "o2499")[1]["status"] == "duplicate"
-    assert desk.send("o0", amount=5)[0]["status"] == "duplicate", "nobody knows the body that it came with"
-    assert desk.send("o2500")[0]["status"] == "accepted"
-    desk.wait_for("done", "o2500")
-    assert len(desk.sink.bodies) == 1
-    assert all(check["ok"] for check in desk.good("doctor", "--json").json), "the books still balance"
-    assert desk.good("stats", "--json").json["total"] == 1, "an import is no arrival"
-    assert any(act == "import" for _, act in desk.audit())
+    assert admin.send("o0", "o2499")[1]["status"] == "duplicate"
+    assert admin.send("o0", amount=5)[0]["status"] == "duplicate", "nobody knows the body that it came with"
+    assert admin.send("o2500")[0]["status"] == "accepted"
+    admin.wait_for("done", "o2500")
+    assert len(admin.sink.bodies) == 1
+    assert all(check["ok"] for check in admin.good("doctor", "--json").json), "the books still balance"
+    assert admin.good("stats", "--json").json["total"] == 1, "an import is no arrival"
+    assert any(act == "import" for _, act in admin.audit())
 
 
-def test_an_event_that_was_seen_before_oncehook_is_explained(here: Desk, tmp_path: Path) -> None:
+def test_an_event_that_was_seen_before_oncehook_is_explained(here: Admin, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\n")
     here.good("import", "keys", str(tmp_path / "a.txt"), "--source", "orders")
     event_id = here.send("a")[0]["event_id"]
@@ -47,7 +47,7 @@ TABLES = [
 ]
 
 
-def test_tables_of_many_kinds(here: Desk, tmp_path: Path) -> None:
+def test_tables_of_many_kinds(here: Admin, tmp_path: Path) -> None:
     for number, (name, content, options) in enumerate(TABLES):
         (tmp_path / name).write_text(content)
         done = here.good("import", "keys", str(tmp_path / name), "--source", "orders", *options, "--json").json
@@ -56,13 +56,13 @@ def test_tables_of_many_kinds(here: Desk, tmp_path: Path) -> None:
         assert [one["status"] for one in sent] == ["duplicate", "duplicate"], name
 
 
-def test_ids_from_a_pipe(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_from_a_pipe(here: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("a\n\n  ö \n".encode())))
     assert here.good("import", "keys", "-", "--source", "orders").out == "2 keys read, 2 new, 1 skipped\n"
     assert [one["status"] for one in here.send("a", "ö", "b")] == ["duplicate", "duplicate", "accepted"]
 
 
-def test_numbers_are_written_as_keys_are(here: Desk, tmp_path: Path) -> None:
+def test_numbers_are_written_as_keys_are(here: Admin, tmp_path: Path) -> None:
     (tmp_path / "n.jsonl").write_text('{"id": 42}\n{"id": null}\n{"id": 1.50}\n')
     done = here.good("import", "keys", str(tmp_path / "n.jsonl"), "--source", "orders", "--column", "id", "--json").json
     assert (done["new"], done["skipped"]) == (2, 1)
@@ -80,7 +80,7 @@ WRONG = [
 ]
 
 
-def test_what_cannot_be_read_is_told(here: Desk, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_told(here: Admin, tmp_path: Path) -> None:
     for name, content, options, says in WRONG:
         (tmp_path / name).write_bytes(content)
         done = here.run("import", "keys", str(tmp_path / name), "--source", "orders", *options)
@@ -88,14 +88,14 @@ def test_what_cannot_be_read_is_told(here: Desk, tmp_path: Path) -> None:
         assert says in done.err
 
 
-def test_a_dry_run_changes_nothing(here: Desk, tmp_path: Path) -> None:
+def test_a_dry_run_changes_nothing(here: Admin, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\nb\n")
     done = here.good("import", "keys", str(tmp_path / "a.txt"), "--source", "orders", "--dry-run")
     assert (done.out, "  a\n" in done.err) == ("2 keys read\n", True)
     assert here.send("a")[0]["status"] == "accepted"
 
 
-def test_only_an_admin_may(here: Desk, tmp_path: Path) -> None:
+def test_only_an_admin_may(here: Admin, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\n")
     server = f"http://127.0.0.1:{here.receiver.port}"
     asked = ("import", "keys", str(tmp_path / "a.txt"), "--source", "orders", "--server", server, "--token-env")

@@ -11,7 +11,7 @@ import pytest
 
 from oncehook import presets
 from oncehook.cli.init import page
-from oncehook.config import load
+from oncehook.settings import load
 from tests.cli.conftest import Process
 
 Run = Callable[..., Any]

@@ -15,20 +15,20 @@ from oncehook.cli.moments import read
 from oncehook.cli.screen import Screen
 from oncehook.model import Arrival
 from oncehook.verify.standard import StandardWebhooks
-from tests.acceptance.test_desk_cli import Desk, Sink
+from tests.acceptance.test_desk_cli import Admin, Sink
 from tests.cli.conftest import Process
 
 Begin = Callable[..., Process]
 
 
-def test_lines_as_it_happens_on_each_engine(desk: Desk, begin: Begin) -> None:
+def test_lines_as_it_happens_on_each_engine(admin: Admin, begin: Begin) -> None:
     """Beside the server of a SQLite file by its stream; on PostgreSQL, where none is named, by looking."""
-    tail = begin(desk.receiver.folder, "tail")
+    tail = begin(admin.receiver.folder, "tail")
     tail.wait_for("watching", "err")
-    [sent] = desk.send("o1", customer="42")
-    desk.wait_for("done", "o1")
+    [sent] = admin.send("o1", customer="42")
+    admin.wait_for("done", "o1")
     tail.wait_for("→ crm  done")
-    desk.die("o2")
+    admin.die("o2")
     tail.wait_for("→ crm  dead")
     first, *_, last = tail.out.splitlines()
     assert re.match(rf"\d\d:\d\d:\d\d  {sent['event_id']}  orders order.paid  accepted  42", first)
@@ -36,7 +36,7 @@ def test_lines_as_it_happens_on_each_engine(desk: Desk, begin: Begin) -> None:
     assert tail.end() == 0, "Ctrl-C is how it ends"
 
 
-def test_only_what_is_wanted_and_as_json(here: Desk, begin: Begin) -> None:
+def test_only_what_is_wanted_and_as_json(here: Admin, begin: Begin) -> None:
     folder = here.receiver.folder
     by_status = begin(folder, "tail", "--status", "duplicate", "--status", "rejected", "--json")
     by_subject = begin(folder, "tail", "--subject", "7", "--source", "orders", "--json")
@@ -52,7 +52,7 @@ def test_only_what_is_wanted_and_as_json(here: Desk, begin: Begin) -> None:
     assert (by_status.end(), by_subject.end()) == (0, 0)
 
 
-def test_a_server_that_goes_and_comes_back(here: Desk, begin: Begin) -> None:
+def test_a_server_that_goes_and_comes_back(here: Admin, begin: Begin) -> None:
     """The token beside a SQLite file is another one after every start: it is looked up again."""
     tail = begin(here.receiver.folder, "tail")
     tail.wait_for("watching", "err")
@@ -65,7 +65,7 @@ def test_a_server_that_goes_and_comes_back(here: Desk, begin: Begin) -> None:
     assert tail.end() == 0
 
 
-def test_nobody_to_listen_to(here: Desk) -> None:
+def test_nobody_to_listen_to(here: Admin) -> None:
     """On SQLite it never takes the file from the server that is about to start."""
     here.receiver.stop()
     done = here.run("tail")
@@ -86,7 +86,7 @@ def test_a_stream_is_read_event_by_event() -> None:
 # -- on a terminal -----------------------------------------------------------------------------
 
 
-def test_keys(here: Desk, begin: Begin) -> None:
+def test_keys(here: Admin, begin: Begin) -> None:
     tail = begin(here.receiver.folder, "tail", terminal=True)
     tail.wait_for("j k move")
     [event_id] = here.die("o1", note="the body of it")
@@ -154,20 +154,20 @@ def app() -> Iterator[Sink]:
     made.end()
 
 
-def test_live_arrivals_reach_a_server_of_ones_own(desk: Desk, begin: Begin, app: Sink, tmp_path: Path) -> None:
-    desk.send("before")
+def test_live_arrivals_reach_a_server_of_ones_own(admin: Admin, begin: Begin, app: Sink, tmp_path: Path) -> None:
+    admin.send("before")
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    asked = (desk.receiver.folder, "forward", "orders", "--to", f"http://127.0.0.1:{app.port}/hooks")
+    asked = (admin.receiver.folder, "forward", "orders", "--to", f"http://127.0.0.1:{app.port}/hooks")
     forward = begin(*asked, **state)
     forward.wait_for("secret", "err")
-    desk.send("o1", "o1", "o2", customer="42")
+    admin.send("o1", "o1", "o2", customer="42")
     forward.wait_for("→ 200 in", times=2)
     assert [json.loads(body)["id"] for body in app.bodies] == ["o1", "o2"], "each once, and nothing from before"
     app.status = 500
-    desk.send("o3")
+    admin.send("o3")
     forward.wait_for("→ 500 in")
     app.end()
-    desk.send("o4")
+    admin.send("o4")
     forward.wait_for("→ no answer")
     assert forward.end() == 0
     [secret] = re.findall(r"whsec_\S+", forward.err)
@@ -176,7 +176,7 @@ def test_live_arrivals_reach_a_server_of_ones_own(desk: Desk, begin: Begin, app:
     assert again.end() == 0, "the secret stays the same"
 
 
-def test_it_is_signed_as_a_destination_would(here: Desk, begin: Begin, app: Sink, tmp_path: Path) -> None:
+def test_it_is_signed_as_a_destination_would(here: Admin, begin: Begin, app: Sink, tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{app.port}/x"
     asked = ("forward", "orders", "--to", url, "--type", "order.*", "--json")
     forward = begin(here.receiver.folder, *asked, XDG_STATE_HOME=str(tmp_path / "state"))
@@ -193,7 +193,7 @@ def test_it_is_signed_as_a_destination_would(here: Desk, begin: Begin, app: Sink
     assert head["content-type"] == "application/json"
 
 
-def test_who_is_told_that_ctrl_c_ends_it_may_end_it(here: Desk) -> None:
+def test_who_is_told_that_ctrl_c_ends_it_may_end_it(here: Admin) -> None:
     """However soon."""
     code = (
         "import signal; from oncehook.cli import forward, main; "
@@ -204,7 +204,7 @@ def test_who_is_told_that_ctrl_c_ends_it_may_end_it(here: Desk) -> None:
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_forward_knows_its_sources(here: Desk) -> None:
+def test_forward_knows_its_sources(here: Admin) -> None:
     done = here.run("forward", "ordres", "--to", "http://127.0.0.1:1/")
     assert (done.code, done.out) == (2, "")
     assert "There are: orders." in done.err

@@ -15,7 +15,7 @@ from click.shell_completion import ShellComplete
 from oncehook import clock
 from oncehook.cli import COMMANDS, cli
 from oncehook.cli.progress import Progress
-from tests.acceptance.test_desk_cli import EVERY, PAGE, Desk
+from tests.acceptance.test_desk_cli import EVERY, PAGE, Admin
 
 HEAVY = (
     "aiohttp", "cryptography", "httptools", "jinja2", "jsonpath_rfc9535", "psycopg", "starlette", "structlog",
@@ -73,7 +73,7 @@ def test_no_variable_means_two_things() -> None:
                 assert own or rest in shared, (name, option.envvar)
 
 
-def test_a_variable_says_what_the_option_would(here: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_says_what_the_option_would(here: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     here.good("pause", "crm")
     here.send("a", "b", "c")
     monkeypatch.setenv("ONCEHOOK_EVENTS_LIMIT", "2")
@@ -84,7 +84,7 @@ def test_a_variable_says_what_the_option_would(here: Desk, monkeypatch: pytest.M
     assert len(here.good("events", "--limit", "3").out.splitlines()) == 3, "what is said counts more"
 
 
-def test_quiet_and_verbose(here: Desk) -> None:
+def test_quiet_and_verbose(here: Admin) -> None:
     here.die("o1")
     asked = ("replay", "--query", "status:dead", "--yes")
     assert here.good("events", "-v").err.startswith("asking http://127.0.0.1:")
@@ -93,7 +93,7 @@ def test_quiet_and_verbose(here: Desk) -> None:
     assert (wrong.code, wrong.out, bool(wrong.err)) == (2, "", True), "errors are told all the same"
 
 
-def test_a_reader_that_has_enough_is_no_failure(here: Desk) -> None:
+def test_a_reader_that_has_enough_is_no_failure(here: Admin) -> None:
     here.good("pause", "crm")
     here.send(*(f"o{n}" for n in range(60)))
     command = f"{sys.executable} -m oncehook events --all --json | head -n 1; exit ${{PIPESTATUS[0]}}"

@@ -13,9 +13,9 @@ from click.testing import CliRunner
 
 from oncehook import clock
 from oncehook.cli.token import command
-from oncehook.config import load
 from oncehook.errors import ConfigError
-from oncehook.person import ROLES
+from oncehook.model import ROLES
+from oncehook.settings import load
 from oncehook.web.access import Access, Role
 
 

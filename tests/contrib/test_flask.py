@@ -132,7 +132,7 @@ class Staff:
         return self.client.post(self.prefix + path, headers={"Sec-Fetch-Site": site}, **more)
 
     def audit(self) -> list[tuple[str, str]]:
-        return [(line.actor, line.act) for line in self.bridge.call(self.inbox.desk.audit(limit=9))]
+        return [(line.actor, line.act) for line in self.bridge.call(self.inbox.admin.audit(limit=9))]
 
 
 @pytest.fixture

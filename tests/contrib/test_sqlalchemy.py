@@ -14,9 +14,8 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 from oncehook import Event, GiveUp, Inbox
 from oncehook.contrib.sqlalchemy import in_session, session_handler
-from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import ConfigError
-from oncehook.model import Kind, read_id
+from oncehook.model import Category, DeliveryStatus, Filter, Kind, StoredDelivery, read_id
 from tests.contrib.running import Database, Example, database, post
 
 __all__ = ["database"]

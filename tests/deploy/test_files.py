@@ -19,9 +19,9 @@ import yaml
 
 from oncehook import __version__
 from oncehook.cli import cli
-from oncehook.config import load
 from oncehook.inbox import DRAIN_SECONDS
 from oncehook.observe import Observer
+from oncehook.settings import load
 from oncehook.web import health, server
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,9 @@ from typing import Any
 import pytest
 
 from oncehook import Event, GiveUp, Inbox
-from oncehook.deliveries import DeliveryStatus, Filter, Lease, Options, Turn
 from oncehook.logs import set_up_logging
-from oncehook.model import Kind, Mark, new_id, show_id
-from oncehook.replays import ReplayState
-from oncehook.sweep import strays
+from oncehook.model import DeliveryStatus, Filter, Kind, Lease, Mark, Options, ReplayState, Turn, new_id, show_id
+from oncehook.upkeep import strays
 
 ALWAYS = {"source", "outcome", "duration_s", "event_id", "key", "subject"}
 OF_ATTEMPTS = ALWAYS | {"destination", "delivery_id", "attempt", "run", "worker"}
@@ -52,8 +50,8 @@ async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -
         for key in ("good", "good", "bad"):
             await inbox.receive("orders", {}, json.dumps({"id": key, "customer": "c1"}).encode())
         await inbox.drain()
-        (dead,) = (await inbox.desk.deliveries(Filter(status=DeliveryStatus.dead))).items
-        replay = await inbox.desk.replay_one(dead.id, actor="somebody")
+        (dead,) = (await inbox.admin.deliveries(Filter(status=DeliveryStatus.dead))).items
+        replay = await inbox.admin.replay_one(dead.id, actor="somebody")
         await inbox.drain()
     for name, many in (("arrival.accepted", 2), ("arrival.duplicate", 1)):
         found = moments(lines, name)
@@ -86,13 +84,13 @@ async def test_who_waits_for_nobody_is_told_at_the_start(tmp_path: Path, lines: 
         for n in range(3):
             await inbox.emit("app", "t", {}, key=str(n))
         await inbox.drain()
-        dead = (await inbox.desk.deliveries(Filter(status=DeliveryStatus.dead))).items
+        dead = (await inbox.admin.deliveries(Filter(status=DeliveryStatus.dead))).items
     command = make("ship")
     await command.store.open()
     if bulk:
-        await command.desk.start_replay(command.desk.wish("status:dead"), actor="cli")
+        await command.admin.start_replay(command.admin.wish("status:dead"), actor="cli")
     else:
-        await command.desk.replay_one(dead[0].id, actor="cli")
+        await command.admin.replay_one(dead[0].id, actor="cli")
     await command.store.close()
     if not bulk:
         async with make("send").running(work=False):
@@ -118,8 +116,8 @@ async def test_an_aborted_replay_says_so_once(tmp_path: Path, lines: io.StringIO
         for n in range(3):
             await inbox.emit("app", "t", {}, key=str(n))
         await inbox.drain()
-        replay = await inbox.desk.start_replay(inbox.desk.wish("status:dead"), actor="somebody")
-        await inbox.desk.steer(replay.id, ReplayState.aborted, actor="somebody")
+        replay = await inbox.admin.start_replay(inbox.admin.wish("status:dead"), actor="somebody")
+        await inbox.admin.steer(replay.id, ReplayState.aborted, actor="somebody")
     (over,) = moments(lines, "replay.done")
     assert (over["replay_id"], over["state"], over["planned"]) == (show_id(Kind.replay, replay.id), "aborted", 3)
 

@@ -121,4 +121,4 @@ async def test_where_nobody_listens_nothing_happens(env: dict[str, str]) -> None
     async with supervised(env) as supervisor:
         supervisor.ready("x")
         supervisor.stopping()
-        assert supervisor.patience is None
+        assert supervisor.interval is None

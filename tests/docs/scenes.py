@@ -20,8 +20,8 @@ from threading import Thread
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-from oncehook import Inbox, sending
-from oncehook.config import load
+from oncehook import Inbox, samples
+from oncehook.settings import load
 from oncehook.testing import signed
 from oncehook.testing.standins import EvolutionApiStandIn
 from tests.contrib.running import Database, fresh_database
@@ -159,7 +159,7 @@ def _trouble(reader: Reader) -> Others:
     sources = Inbox.from_config(load(reader.folder / "oncehook.toml", reader.env).config).sources
     for source, kind in [*[("stripe", "invoice.paid")] * 3, ("orders", "test.order")]:
         post_to = f"http://127.0.0.1:{reader.rewrites['4020']}/in/{source}"
-        assert sending.post(post_to, signed(sources[source], kind)).status == 200
+        assert samples.post(post_to, signed(sources[source], kind)).status == 200
     dead = _until(lambda: ask(reader, "deliveries?query=status:dead")["items"], 7)
     for_n8n = [one for one in dead if one["destination"] == "n8n"]
     reader.rewrites |= {"dlv_019a…": for_n8n[0]["id"], "evt_019c…": for_n8n[-1]["event_id"]}

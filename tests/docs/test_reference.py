@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from oncehook import deliveries, model
+from oncehook import model
 from tests.docs.blocks import ROOT
 
 WRITER: dict[str, Any] = runpy.run_path(str(ROOT / "scripts/reference.py"))
@@ -121,8 +121,8 @@ def test_the_page_of_moments_is_complete_and_right() -> None:
 def test_the_page_of_states_names_each_of_them() -> None:
     page = (ROOT / "docs/explanation/states.md").read_text()
     rows = set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))
-    assert rows == {*map(str, model.Outcome), *map(str, deliveries.DeliveryStatus)}
-    for outcome in deliveries.AttemptOutcome:
+    assert rows == {*map(str, model.Outcome), *map(str, model.DeliveryStatus)}
+    for outcome in model.AttemptOutcome:
         assert f"`{outcome}`" in page
 
 

@@ -15,7 +15,7 @@ import click
 import pytest
 
 from oncehook.cli import cli
-from oncehook.config import load
+from oncehook.settings import load
 from tests import certificates
 from tests.docs.blocks import PAGES, ROOT, Block, all_blocks, anchors, blocks, commands, links, simple_commands
 

@@ -13,8 +13,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from oncehook import presets
+from oncehook.ingest import Receipt
 from oncehook.model import Arrival, Mark, StoredEvent
-from oncehook.receive import Receipt
 from oncehook.sources import Odd, Reply, build
 from tests.presets.trial import URL, Trial, trial
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from oncehook import presets, sending
+from oncehook import presets, samples
 from oncehook.model import Arrival, Kind, Mark, read_id
 from oncehook.sources import Source
 from tests.presets.test_every import SAMPLES, Running, running
@@ -87,7 +87,7 @@ async def test_an_unsigned_id_makes_another_event_that_is_marked(
         assert Mark.same_body in event.marks
         assert event.same_as == read_id(Kind.event, first.event_ids[0])
         assert await same_bodies(on) == 1
-        shown = await on.inbox.desk.event(event.id)
+        shown = await on.inbox.admin.event(event.id)
         assert (shown.body_authenticated, shown.key_authenticated) == (True, False)
         await on.take(with_header(captured, header, b"another"))
         assert await same_bodies(on) == 1, "its copy is no event"
@@ -190,7 +190,7 @@ async def test_another_body_under_one_transmission_is_a_conflict(tmp_path: Path,
 
 async def test_a_retry_in_a_new_transmission_is_a_copy(tmp_path: Path) -> None:
     async with running(tmp_path, "paypal") as on:
-        draft = sending.draft(on.source, "PAYMENT.CAPTURE.COMPLETED")
+        draft = samples.draft(on.source, "PAYMENT.CAPTURE.COMPLETED")
         first, again = await on.take(on.signed(draft)), await on.take(on.signed(draft))
         assert (again.outcome, again.event_ids) == ("duplicate", first.event_ids)
 

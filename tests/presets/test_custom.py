@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from oncehook import config, development, presets
+from oncehook import presets, settings
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival, Mark
-from oncehook.sight import header
+from oncehook.rules import header
+from oncehook.settings import development
 from oncehook.sources import Odd
 from oncehook.testing import send
 from oncehook.verify import Custom, Hmac, same
@@ -141,9 +142,9 @@ async def test_a_splitter_and_a_key_of_ones_own(tmp_path: Path) -> None:
     inbox = own_inbox(
         tmp_path,
         split=split,
-        key=lambda sight: (sight.data["shop"], sight.data["lines"][0]["n"]),
-        subject=lambda sight: sight.data["shop"],
-        type=lambda sight: "line",
+        key=lambda context: (context.data["shop"], context.data["lines"][0]["n"]),
+        subject=lambda context: context.data["shop"],
+        type=lambda context: "line",
     )
     async with inbox.running():
         body = {"shop": "lisbon", "lines": [{"n": 1}, {"odd": True}, {"n": 2}]}
@@ -243,13 +244,13 @@ async def test_a_preset_of_another_package(site: Path, tmp_path: Path) -> None:
 
 def test_a_preset_of_another_package_in_the_settings(site: Path, tmp_path: Path) -> None:
     install(site, acme="acme_oncehook:PRESET")
-    settings = tmp_path / "oncehook.toml"
-    settings.write_text('[source.orders]\npreset = "acme"\nsecret = { env = "ACME" }\n')
-    inbox = Inbox.from_config(config.load(settings, env={"ACME": "s"}).config)
+    written = tmp_path / "oncehook.toml"
+    written.write_text('[source.orders]\npreset = "acme"\nsecret = { env = "ACME" }\n')
+    inbox = Inbox.from_config(settings.load(written, env={"ACME": "s"}).config)
     assert inbox.sources["orders"].preset == presets.load("acme")
-    settings.write_text('[source.orders]\npreset = "acme"\n')
+    written.write_text('[source.orders]\npreset = "acme"\n')
     with pytest.raises(ConfigError, match="needs secret"):
-        config.load(settings, env={})
+        settings.load(written, env={})
     assert "acme" in {source.name for source in development.sources()}
 
 

@@ -11,7 +11,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from oncehook import clock
-from oncehook.receive import Receipt
+from oncehook.ingest import Receipt
 from tests.presets.trial import Trial, trial
 
 KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sendgrid.helpers.eventwebhook import EventWebhook  # type: ignore[import-untyped]
 
-from oncehook import clock, presets, sending
+from oncehook import clock, presets, samples
 from oncehook.errors import ConfigError
 from oncehook.model import Mark
 from oncehook.sources import build
@@ -100,7 +100,7 @@ async def test_sendgrid_signs_what_its_library_verifies(tmp_path: Path) -> None:
     library = EventWebhook()
     async with trial(tmp_path, "sendgrid") as on:
         key = library.convert_public_key_to_ecdsa(on.source.secrets[0].decode())
-        signed = sending.sign(on.source, sending.draft(on.source, "batch"))
+        signed = samples.sign(on.source, samples.draft(on.source, "batch"))
         headers = {name.decode(): value.decode() for name, value in signed.headers}
         proof = (
             headers["x-twilio-email-event-webhook-signature"],

@@ -20,11 +20,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from oncehook import config, presets, sending, units
+from oncehook import human, presets, samples
+from oncehook import settings as configuration
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.inbox import Inbox
+from oncehook.ingest import Receipt
 from oncehook.model import Arrival, Kind, Mark, StoredEvent, read_id
-from oncehook.receive import Receipt
 from oncehook.sources import Preset, Reply, Source, build
 from oncehook.verify import DevelopmentKeys, development_keys
 
@@ -96,10 +97,10 @@ class Running:
     preset: Preset
 
     def signed(self, draft: Arrival, *, forge: bool = False) -> Arrival:
-        return sending.sign(self.source, draft, url=self.source.public_url, forge=forge)
+        return samples.sign(self.source, draft, url=self.source.public_url, forge=forge)
 
     def sample(self, kind: str) -> Arrival:
-        return self.signed(sending.draft(self.source, kind))
+        return self.signed(samples.draft(self.source, kind))
 
     async def take(self, arrival: Arrival) -> Receipt:
         return await self.inbox.receive(arrival.source, arrival.headers, arrival.body, query=arrival.query)
@@ -163,7 +164,7 @@ async def test_sample_is_taken_once(tmp_path: Path, name: str, kind: str) -> Non
 @pytest.mark.parametrize(("name", "kind"), SAMPLES)
 async def test_one_byte_makes_it_a_forgery(tmp_path: Path, name: str, kind: str) -> None:
     async with running(tmp_path, name) as on:
-        draft = sending.draft(on.source, kind)
+        draft = samples.draft(on.source, kind)
         arrival = on.signed(draft)
         changed = list(_changed_credentials(draft, arrival))
         if on.preset.body_authenticated:
@@ -220,16 +221,16 @@ async def test_the_secret_is_not_kept(tmp_path: Path, name: str, kind: str) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_window_outlasts_the_horizon_twice(name: str) -> None:
     preset = presets.load(name)
-    keep = units.seconds(preset.keep_keys)
-    assert keep >= 2 * units.seconds(preset.horizon)
+    keep = human.seconds(preset.keep_keys)
+    assert keep >= 2 * human.seconds(preset.horizon)
     window = SPANS.get(name, "-")[0]
-    assert window == "-" or keep >= units.seconds(window)
+    assert window == "-" or keep >= human.seconds(window)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_answer_comes_before_the_sender_gives_up(name: str) -> None:
     limit = SPANS.get(name, "--")[1]
-    assert units.seconds(presets.load(name).budget) < units.seconds("10s" if limit == "-" else limit)
+    assert human.seconds(presets.load(name).budget) < human.seconds("10s" if limit == "-" else limit)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -261,7 +262,7 @@ def test_needs_are_enforced(tmp_path: Path, name: str) -> None:
             build(name, preset=preset, **{**fitting, "secrets": secrets})
     (tmp_path / "oncehook.toml").write_text(f'[source.x]\npreset = "{name}"\n')
     with pytest.raises(ConfigError, match="secret"):
-        config.load(tmp_path / "oncehook.toml", env={})
+        configuration.load(tmp_path / "oncehook.toml", env={})
 
 
 # -- its page ----------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def test_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Non
             (tmp_path / file).write_text("what stands in it")
         (tmp_path / "oncehook.toml").write_text(block)
         env = dict.fromkeys(re.findall(r'env = "([A-Z0-9_]+)"', block), "a secret")
-        loaded = config.load(tmp_path / "oncehook.toml", env=env)
+        loaded = configuration.load(tmp_path / "oncehook.toml", env=env)
         assert loaded.warnings == ()
         found |= {source: about.preset for source, about in loaded.config.source.items()}
     assert name in found.values()
@@ -313,7 +314,7 @@ def bodies(draw: st.DrawFn, name: str) -> tuple[str, bytes]:
         return kind, draw(st.binary(max_size=60))
     if way == 1:
         return kind, json.dumps(draw(ODD)).encode()
-    text = sending.draft(build(name, preset=preset, **given_to(preset)), kind).body
+    text = samples.draft(build(name, preset=preset, **given_to(preset)), kind).body
     try:
         data = json.loads(text)
     except ValueError:
@@ -356,9 +357,9 @@ def test_no_genuine_body_is_refused_or_lost(tmp_path: Path, name: str) -> None:
 
 async def _is_kept(on: Running, kind: str, body: bytes) -> None:
     try:
-        arrival = on.signed(sending.draft(on.source, kind, body=body))
+        arrival = on.signed(samples.draft(on.source, kind, body=body))
     except (ConfigError, SignatureInvalid):  # the body is part of the proof, and this one cannot be: it is not genuine
-        assert await on.refuses(sending.draft(on.source, kind, body=body))
+        assert await on.refuses(samples.draft(on.source, kind, body=body))
         return
     receipt = await on.take(arrival)
     assert receipt.outcome in ("accepted", "duplicate", "conflict", "ignored", "handshake"), receipt

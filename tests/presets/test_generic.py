@@ -17,11 +17,11 @@ from cloudevents.core.bindings.http import HTTPMessage, from_http_event, to_bina
 from cloudevents.core.v1.event import CloudEvent
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from oncehook import clock, presets, sending
+from oncehook import clock, presets, samples
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
+from oncehook.ingest import Receipt
 from oncehook.model import Arrival, Mark
-from oncehook.receive import Receipt
 from oncehook.sources import build
 from oncehook.web.ingest import Mount
 from tests.presets.families import n8n
@@ -126,7 +126,7 @@ async def test_standard_signed_by_the_libraries(tmp_path: Path, library: Any, pr
 @pytest.mark.parametrize("library", [standardwebhooks.Webhook, svix.Webhook])
 async def test_standard_verified_by_the_libraries(tmp_path: Path, library: Any) -> None:
     async with trial(tmp_path, "standard-webhooks", secrets=[WHSEC.encode()]) as on:
-        signed = sending.sign(on.source, sending.draft(on.source, "contact.created"))
+        signed = samples.sign(on.source, samples.draft(on.source, "contact.created"))
         headers = {name.decode(): value.decode() for name, value in signed.headers}
         library(WHSEC).verify(signed.body, headers)
         with pytest.raises((standardwebhooks.WebhookVerificationError, svix.WebhookVerificationError)):
@@ -333,7 +333,7 @@ async def test_cloudevents_written_and_read_by_the_library(tmp_path: Path) -> No
             assert kept.key == f"/shops/lisbon:ação {number} €"
             assert (kept.type, kept.subject) == ("com.example.order", '/shops/lisbon:a "b"')
         for kind in ("com.example.order.placed", "com.example.order.shipped"):
-            sample = sending.draft(on.source, kind)
+            sample = samples.draft(on.source, kind)
             headers = {name.decode(): value.decode() for name, value in sample.headers}
             assert from_http_event(HTTPMessage(headers, sample.body)).get_type() == kind
 
@@ -466,7 +466,7 @@ async def test_generic_samples_have_the_key_where_the_settings_look(tmp_path: Pa
         folder = tmp_path / str(number)
         folder.mkdir()
         async with trial(folder, "generic", key=key) as on:
-            draft = sending.draft(on.source, "order.paid")
+            draft = samples.draft(on.source, "order.paid")
             receipt = await on.take(on.sign(draft))
             [kept] = await on.kept(receipt)
             assert kept.key

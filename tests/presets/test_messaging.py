@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from oncehook import clock, presets, sending, units
+from oncehook import clock, human, presets, samples
 from oncehook.errors import ConfigError
 from oncehook.sources import build
 from oncehook.verify import Either, Scheme, Token
@@ -33,7 +33,7 @@ BODY_PROVEN = {"whatsapp-cloud", "messenger", "waha", "twilio", "slack"}
 
 @pytest.mark.parametrize("name", NAMES)
 def test_horizon(name: str) -> None:
-    assert units.seconds(presets.load(name).horizon) >= units.seconds(HORIZONS[name])
+    assert human.seconds(presets.load(name).horizon) >= human.seconds(HORIZONS[name])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +76,7 @@ async def test_a_sample_is_taken_once_and_only_from_its_sender(tmp_path: Path, n
 async def test_who_does_not_know_the_secret_is_refused(tmp_path: Path, name: str) -> None:
     async with ground(tmp_path, name) as place:
         kind = next(iter(presets.load(name).samples))
-        draft = sending.draft(place.source, kind)
+        draft = samples.draft(place.source, kind)
         for secret in (b"another secret", SECRET + b"x", SECRET[:-1]):
             forged = await place.take(place.source.scheme.sign(draft, secret, at=clock.now(), url=URL))
             assert (forged.reply.status, forged.outcome) == (401, "rejected")
@@ -90,7 +90,7 @@ async def test_the_proof_never_reaches_the_store(tmp_path: Path, name: str) -> N
     async with ground(tmp_path, name) as place:
         for scheme in _alternatives(place.source.scheme):
             for kind in presets.load(name).samples:
-                arrival = scheme.sign(sending.draft(place.source, kind), SECRET, at=clock.now(), url=URL)
+                arrival = scheme.sign(samples.draft(place.source, kind), SECRET, at=clock.now(), url=URL)
                 assert (await place.take(arrival)).outcome == "accepted"
         written = place.bytes_on_disk()
         assert SECRET not in written

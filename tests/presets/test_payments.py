@@ -22,7 +22,7 @@ from paypalrestsdk.notifications import WebhookEvent  # type: ignore[import-unty
 from square.utils.webhooks_helper import verify_signature
 from stripe import Webhook, WebhookSignature
 
-from oncehook import clock, presets, sending
+from oncehook import clock, presets, samples
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival, Mark
 from oncehook.sources import build
@@ -127,7 +127,7 @@ async def test_stripes_own_library_and_ours_understand_each_other(tmp_path: Path
             theirs = WebhookSignature.generate_signature_header(body, secret)
             receipt = await on.take(on.draft(body, headers={"Stripe-Signature": theirs}))
             assert receipt.reply.status == 200
-        ours = sending.sign(on.source, sending.draft(on.source, "invoice.paid"))
+        ours = samples.sign(on.source, samples.draft(on.source, "invoice.paid"))
         read = Webhook.construct_event(ours.body, header(ours, "stripe-signature"), "whsec_new")
         assert read.type == "invoice.paid"
 

@@ -11,8 +11,7 @@ import pytest
 
 from oncehook import presets
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Mark, StoredEvent, new_id, pack_head
-from oncehook.previews import LONGEST_BODY
+from oncehook.model import LONGEST_BODY, Arrival, Mark, StoredEvent, new_id, pack_head
 from oncehook.sources import Source, build
 from oncehook.verify import Nothing
 
@@ -149,8 +148,8 @@ def test_a_source_says_it_itself_and_a_preset_is_overruled() -> None:
     assert says(source_of(), {"text": "not asked for"}) is None
     assert says(source_of("waha", preview="$.payload.from"), {"payload": {"from": "1@c.us", "body": "Oi"}}) == "1@c.us"
     assert says(source_of(preview=[["$.who", "?$.what"]]), {"who": "Ana", "what": "pays"}) == "Ana pays"
-    assert says(source_of(preview=lambda sight: sight.data["lines"][-1]), {"lines": ["a", "b"]}) == "b"
-    assert says(source_of(preview=lambda sight: sight.data["lines"][-1]), {"lines": []}) is None
+    assert says(source_of(preview=lambda context: context.data["lines"][-1]), {"lines": ["a", "b"]}) == "b"
+    assert says(source_of(preview=lambda context: context.data["lines"][-1]), {"lines": []}) is None
     assert says(source_of(preview="header:X-Note"), {}, header=(b"x-note", b"by hand")) == "by hand"
 
 

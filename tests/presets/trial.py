@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from oncehook import clock, presets, sending
+from oncehook import clock, presets, samples
 from oncehook.inbox import Inbox
+from oncehook.ingest import Receipt
 from oncehook.model import Arrival, Kind, StoredEvent, read_id
-from oncehook.receive import Receipt
 from oncehook.sources import Source, build
 from oncehook.verify import development_keys
 from tests.kept import kept_events
@@ -106,8 +106,8 @@ async def try_sample(folder: Path, preset: str, kind: str) -> list[StoredEvent]:
     next one of the same type is a new event.
     """
     async with trial(folder, preset) as on:
-        draft = sending.draft(on.source, kind)
-        first = sending.sign(on.source, draft, url=on.source.public_url)
+        draft = samples.draft(on.source, kind)
+        first = samples.sign(on.source, draft, url=on.source.public_url)
         receipt = await on.take(first)
         assert (receipt.outcome, receipt.reply.status) == ("accepted", 200), receipt
         made = await on.kept(receipt)
@@ -120,13 +120,13 @@ async def try_sample(folder: Path, preset: str, kind: str) -> list[StoredEvent]:
             assert (refused.outcome, refused.reply.status) == ("rejected", 401) or not _covers_body(on)
         unsigned = await on.take(draft)
         assert unsigned.reply.status == 401
-        forged = await on.take(sending.sign(on.source, draft, url=on.source.public_url, forge=True))
+        forged = await on.take(samples.sign(on.source, draft, url=on.source.public_url, forge=True))
         assert forged.reply.status == 401
         if all(event.key for event in made):
             again = await on.take(first)
             assert (again.outcome, again.reply.status) == ("duplicate", 200)
             assert again.event_ids == receipt.event_ids
-            fresh = await on.take(sending.sign(on.source, sending.draft(on.source, kind), url=on.source.public_url))
+            fresh = await on.take(samples.sign(on.source, samples.draft(on.source, kind), url=on.source.public_url))
             assert fresh.outcome == "accepted"
         return made
 

@@ -8,27 +8,27 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Protocol
 
-from oncehook.deliveries import (
+from oncehook.model import (
     Breaker,
     Category,
     DeliveryStatus,
     Evidence,
     Filter,
+    Intake,
+    Item,
     Lease,
+    LeaseRequest,
+    Mark,
     Options,
+    Outcome,
+    Planned,
+    ReplayCommand,
     Settle,
     Settlement,
     StoredDelivery,
-    Turn,
-    Want,
-)
-from oncehook.model import (
-    Intake,
-    Item,
-    Mark,
-    Outcome,
-    Planned,
     StoredEvent,
+    StoredReplay,
+    Turn,
     Verdict,
     delivery_id,
     digest,
@@ -36,7 +36,6 @@ from oncehook.model import (
     new_id,
     subject_key,
 )
-from oncehook.replays import ReplayOrder, StoredReplay
 from oncehook.store.base import Numbers, Store
 
 DAY = 86400.0
@@ -125,7 +124,7 @@ async def event_of(store: Store, verdict: Verdict) -> StoredEvent:
 
 async def enrolled(store: Store) -> Numbers:
     """Two sources and two destinations, with the numbers 1 and 2 each."""
-    numbers = await store.enroll(["orders", "payments"], ["crm", "mail"])
+    numbers = await store.register_names(["orders", "payments"], ["crm", "mail"])
     assert numbers == Numbers({"orders": 1, "payments": 2}, {"crm": 1, "mail": 2})
     return numbers
 
@@ -183,7 +182,7 @@ async def take(
     probe: float = 30.0,
 ) -> list[Lease]:
     """Lease what may be leased of one destination."""
-    return await store.lease([Want(to, limit, lease, turn, trust, probe)])
+    return await store.lease([LeaseRequest(to, limit, lease, turn, trust, probe)])
 
 
 async def take_one(store: Store, **about: Any) -> Lease:
@@ -260,7 +259,7 @@ async def statuses(store: Store, deliveries: Sequence[bytes]) -> list[str]:
 
 async def replay(store: Store, delivery: bytes, **about: Any) -> StoredReplay:
     """Replay one delivery, at once."""
-    return await store.make_replay(new_id(), ReplayOrder(Filter(ids=[delivery]), "ann", bulk=False, **about))
+    return await store.make_replay(new_id(), ReplayCommand(Filter(ids=[delivery]), "ann", bulk=False, **about))
 
 
 async def progress(store: Store, made: StoredReplay) -> StoredReplay:
@@ -272,7 +271,7 @@ async def progress(store: Store, made: StoredReplay) -> StoredReplay:
 
 async def replay_all(store: Store, filter: Filter | None = None, **about: Any) -> StoredReplay:
     """Order a bulk replay."""
-    return await store.make_replay(new_id(), ReplayOrder(filter or Filter(), "ann", **about))
+    return await store.make_replay(new_id(), ReplayCommand(filter or Filter(), "ann", **about))
 
 
 async def mixture(store: Store) -> dict[str, list[bytes]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from oncehook.deliveries import DEATHS, Lease, Options, Settle, Turn
+from oncehook.model import DEATHS, Lease, Options, Settle, Turn
 
 Line = tuple[int, str | bytes]
 """A destination, and a subject or a delivery of its own."""

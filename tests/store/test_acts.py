@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from oncehook.deliveries import Category, DeliveryStatus, Filter, Options, Settle, Settlement
 from oncehook.errors import NotFound, NotReplayable, NotWaiting, PlanChanged
-from oncehook.model import Kind, new_id, show_id
-from oncehook.replays import ReplayState, Seen
+from oncehook.model import (
+    Category,
+    DeliveryStatus,
+    Filter,
+    Kind,
+    Options,
+    ReplayState,
+    Seen,
+    Settle,
+    Settlement,
+    new_id,
+    show_id,
+)
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -105,9 +115,9 @@ async def test_every_act_leaves_its_line(store: Store) -> None:
     [one, two, three] = await dead_letters(store, None, None, None)
     ordered = await replay(store, one, reason="fixed", noted={"query": "id:one", "rate": None})
     bulk = await replay_all(store, Filter(ids=[two]), reason="fixed too", force=True)
-    await store.steer_replay(bulk.id, ReplayState.paused, "bob")
-    await store.steer_replay(bulk.id, ReplayState.running, "bob")
-    await store.steer_replay(bulk.id, ReplayState.aborted, "bob")
+    await store.set_replay_state(bulk.id, ReplayState.paused, "bob")
+    await store.set_replay_state(bulk.id, ReplayState.running, "bob")
+    await store.set_replay_state(bulk.id, ReplayState.aborted, "bob")
     await store.discard(Filter(ids=[three]), "cid", "test")
     await settle(store, Settlement(await take_one(store), Settle.retry, 99, category=Category.transient))
     await store.retry_now(one, "dan")
@@ -145,5 +155,5 @@ async def test_a_refused_act_leaves_no_line(store: Store) -> None:
     with pytest.raises(NotFound):
         await store.retry_now(new_id(), "ann")
     with pytest.raises(NotFound):
-        await store.steer_replay(new_id(), ReplayState.aborted, "ann")
+        await store.set_replay_state(new_id(), ReplayState.aborted, "ann")
     assert await store.audit_log() == []

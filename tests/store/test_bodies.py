@@ -14,9 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from oncehook.clauses import SIGNS, Clause, read_number
-from oncehook.deliveries import Filter
-from oncehook.model import Engine
+from oncehook.model import SIGNS, Clause, Engine, Filter, read_number
 from oncehook.query import parse
 from oncehook.store.base import Store
 from oncehook.store.cipher import Cipher

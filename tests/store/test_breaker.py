@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from oncehook.deliveries import (
-    Breaker,
-    Category,
-    Settle,
-    Settlement,
-)
+from oncehook.model import Breaker, Category, Settle, Settlement
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -49,9 +44,9 @@ async def test_failures_over_different_deliveries_open_the_breaker(store: Store)
     assert level.failures == 3
     assert level.open_until is not None
     assert await take(store) == []
-    outlook = await store.outlook([1])
-    assert outlook.due_in is not None
-    assert 200 < outlook.due_in <= 300
+    next_due = await store.next_due([1])
+    assert next_due.due_in is not None
+    assert 200 < next_due.due_in <= 300
     assert {(await look(store, one)).attempts for one in made} == {0, 1}
 
 

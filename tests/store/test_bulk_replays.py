@@ -6,10 +6,19 @@ import asyncio
 
 import pytest
 
-from oncehook.deliveries import DeliveryStatus, Filter, Options, Settle, Settlement, Trigger, Turn
 from oncehook.errors import NotFound, NotReplayable, NotWaiting, PlanChanged
-from oncehook.model import new_id
-from oncehook.replays import ReplayOrder, ReplayState
+from oncehook.model import (
+    DeliveryStatus,
+    Filter,
+    Options,
+    ReplayCommand,
+    ReplayState,
+    Settle,
+    Settlement,
+    Trigger,
+    Turn,
+    new_id,
+)
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -303,12 +312,12 @@ async def test_pause_and_resume(store: Store) -> None:
     made = await dead_letters(store, *[None] * 6)
     ordered = await replay_all(store, DEAD)
     assert await store.feed_replays(open_at_most=2) == 2
-    paused = await store.steer_replay(ordered.id, ReplayState.paused, "ann")
+    paused = await store.set_replay_state(ordered.id, ReplayState.paused, "ann")
     assert (paused.state, paused.fed) == (ReplayState.paused, 2)
     assert len(await finish(store, turn=Turn.replay)) == 2
     assert await store.feed_replays() == 0
     assert await statuses(store, made[2:]) == ["dead"] * 4
-    running = await store.steer_replay(ordered.id, ReplayState.running, "ann")
+    running = await store.set_replay_state(ordered.id, ReplayState.running, "ann")
     assert running.state is ReplayState.running
     assert await store.feed_replays() == 4
     assert len(await finish(store, turn=Turn.replay)) == 4
@@ -321,7 +330,7 @@ async def test_abort(store: Store) -> None:
     made = await dead_letters(store, *[None] * 6)
     ordered = await replay_all(store, DEAD)
     assert await store.feed_replays(open_at_most=2) == 2
-    aborted = await store.steer_replay(ordered.id, ReplayState.aborted, "ann")
+    aborted = await store.set_replay_state(ordered.id, ReplayState.aborted, "ann")
     assert aborted.state is ReplayState.aborted
     assert aborted.finished_at is not None
     assert await store.feed_replays() == 0
@@ -329,7 +338,7 @@ async def test_abort(store: Store) -> None:
     assert await statuses(store, made) == ["done"] * 2 + ["dead"] * 4
     for state in (ReplayState.running, ReplayState.paused, ReplayState.aborted):
         with pytest.raises(NotWaiting):
-            await store.steer_replay(ordered.id, state, "ann")
+            await store.set_replay_state(ordered.id, state, "ann")
     assert await store.feed_replays() == 0
 
 
@@ -340,9 +349,9 @@ async def test_what_is_over_cannot_be_steered(store: Store) -> None:
     await finish(store, turn=Turn.replay)
     await store.feed_replays()
     with pytest.raises(NotWaiting):
-        await store.steer_replay(ordered.id, ReplayState.aborted, "ann")
+        await store.set_replay_state(ordered.id, ReplayState.aborted, "ann")
     with pytest.raises(NotFound):
-        await store.steer_replay(new_id(), ReplayState.paused, "ann")
+        await store.set_replay_state(new_id(), ReplayState.paused, "ann")
 
 
 async def test_a_bulk_replay_goes_on_after_a_restart(ground: Ground) -> None:
@@ -377,6 +386,6 @@ async def test_an_order_by_time_and_type(store: Store) -> None:
     since = (await look(store, second)).received_at
     plan = await store.plan_replay(Filter(since=since, type="a.*"), force=False)
     assert plan.total == 1
-    await store.make_replay(new_id(), ReplayOrder(Filter(since=since, type="a.*"), "ann", expected=1))
+    await store.make_replay(new_id(), ReplayCommand(Filter(since=since, type="a.*"), "ann", expected=1))
     assert await store.feed_replays() == 1
     assert await statuses(store, [first, second, third]) == ["dead", "pending", "dead"]

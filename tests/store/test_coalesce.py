@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncehook.deliveries import AttemptOutcome, Filter, Options, Turn
+from oncehook.model import AttemptOutcome, Filter, Options, Turn
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (

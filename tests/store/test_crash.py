@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncehook.deliveries import (
-    DEATHS,
-    AttemptOutcome,
-    DeliveryStatus,
-    Evidence,
-    Settle,
-    Settlement,
-    Turn,
-)
+from oncehook.model import DEATHS, AttemptOutcome, DeliveryStatus, Evidence, Settle, Settlement, Turn
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -42,18 +34,18 @@ async def test_after_a_crash_it_runs_alone(ground: Ground, store: Store) -> None
     assert len(await take(store, lease=10.0)) == 3
     ground.forward(11)
     assert await take(store) == []
-    outlook = await store.outlook([1])
-    assert set(outlook.suspect) == {1}
+    next_due = await store.next_due([1])
+    assert set(next_due.suspect) == {1}
     assert {one.status for one in [await look(store, one) for one in made]} == {DeliveryStatus.pending}
     assert [(await look(store, one)).attempts for one in made] == [0, 0, 0]
     alone = await take_one(store, limit=1, turn=Turn.suspect)
     assert (alone.turn, alone.attempt, alone.deaths) == (Turn.suspect, 1, 0)
     assert await outcomes(store, alone.delivery_id) == [AttemptOutcome.crashed]
-    assert (await store.outlook([1])).suspect
+    assert (await store.next_due([1])).suspect
     await settle(store, done(alone))
     rest = await take(store, turn=Turn.suspect)
     assert len(rest) == 2
-    assert not (await store.outlook([1])).suspect
+    assert not (await store.next_due([1])).suspect
     await settle(store, *[done(lease) for lease in rest])
     assert {one.status for one in [await look(store, one) for one in made]} == {DeliveryStatus.done}
 

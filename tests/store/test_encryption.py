@@ -11,9 +11,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncehook.deliveries import Emission, Evidence, Filter, Settle, Settlement, Turn
 from oncehook.errors import QueryTooWide, Undecryptable
-from oncehook.model import Intake, Outcome
+from oncehook.model import Emission, Evidence, Filter, Intake, Outcome, Settle, Settlement, Turn
 from oncehook.query import parse
 from oncehook.store.base import Store
 from oncehook.store.cipher import MAGIC, Cipher

@@ -10,14 +10,24 @@ from typing import Any
 
 import pytest
 
-from oncehook.deliveries import Evidence, Filter, Options, Settle, Settlement
-from oncehook.erasing import Erasing
-from oncehook.erasure import ERASED, EraseOrder, Erasure
 from oncehook.errors import Erased, NotReplayable, ReplayTooSoon, StoreUnavailable
-from oncehook.model import Mark, Outcome, subject_hash
-from oncehook.replays import ReplayState
+from oncehook.model import (
+    ERASED,
+    EraseOrder,
+    Erasure,
+    Evidence,
+    Filter,
+    Mark,
+    Options,
+    Outcome,
+    ReplayState,
+    Settle,
+    Settlement,
+    subject_hash,
+)
 from oncehook.store.base import Store
 from oncehook.store.sqlite import SqliteStore, engine
+from oncehook.upkeep import Erasing
 from tests.store.conftest import Ground
 from tests.store.making import (
     CRM,
@@ -316,7 +326,7 @@ async def test_the_files_themselves_forget(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sqlite3, "connect", forgetful)
     store = SqliteStore(tmp_path / "oncehook.db")
     await store.open()
-    await store.enroll(["orders"], ["crm"])
+    await store.register_names(["orders"], ["crm"])
     erasing = Erasing(store, {})
     for n in range(60):
         whose, word = (CANARY, b"canary") if n % 3 == 0 else (f"cus_{n % 7}", b"others")
@@ -352,7 +362,7 @@ async def test_a_log_that_is_being_read_is_told(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(engine, "EMPTY_LOG_TRIES", 3)
     store = SqliteStore(tmp_path / "oncehook.db")
     await store.open()
-    await store.enroll(["orders"], [])
+    await store.register_names(["orders"], [])
     await keep(store, item("k", subject=CANARY))
     with contextlib.closing(sqlite3.connect(tmp_path / "oncehook.db", isolation_level=None)) as reader:
         reader.execute("BEGIN")

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from oncehook import clock
-from oncehook.deliveries import DeliveryStatus, Lease, Options, Settle, Settled, Settlement
 from oncehook.destinations.base import WELL, Result
-from oncehook.model import Outcome
+from oncehook.model import DeliveryStatus, Lease, Options, Outcome, Settle, Settled, Settlement
 from oncehook.store.base import Store
 from oncehook.worker import SHARE
 from tests.store.conftest import Ground
@@ -98,17 +97,17 @@ async def test_a_settlement_that_fails_begins_nothing(
 ) -> None:
     """The line is as it was: its lease runs out, and somebody makes the attempt again."""
     ground.stand_still()
-    gate, witness = Gate(store, monkeypatch), Noted()
+    gate, observer = Gate(store, monkeypatch), Noted()
     made = await deliver(store, "s", "s")
     crm = Scripted()
     gate.error = ValueError("no luck")
     gate.open.set()
-    async with working(store, crm, witness=witness) as worker:
+    async with working(store, crm, observer=observer) as worker:
         await crm.until_begun(made[0])
         crm.end(made[0])
-        await until(lambda: witness.lost)
+        await until(lambda: observer.lost)
         await is_idle(worker)
-        assert (crm.order, witness.settled) == ([made[0]], [])
+        assert (crm.order, observer.settled) == ([made[0]], [])
         assert await statuses(store, made) == ["leased", "pending"]
         assert await is_untouched(store, made[1])
         assert worker._room() == 1000
@@ -119,17 +118,17 @@ async def test_a_lease_that_was_lost_begins_nothing(
 ) -> None:
     """R26: somebody else has it, and the next is for them to begin."""
     ground.stand_still()
-    gate, witness = Gate(store, monkeypatch), Noted()
+    gate, observer = Gate(store, monkeypatch), Noted()
     made = await deliver(store, "s", "s")
     crm = Scripted(trust=9)
-    async with working(store, crm, witness=witness) as worker:
+    async with working(store, crm, observer=observer) as worker:
         await crm.until_begun(made[0])
         crm.end(made[0])
         await gate.until_asked()
-        await store.void_leases()
+        await store.invalidate_leases()
         holder = await take_one(store, trust=9)
         gate.open.set()
-        await until(lambda: witness.lost)
+        await until(lambda: observer.lost)
         await is_idle(worker)
         assert crm.order == [made[0]]
         assert await statuses(store, made) == ["leased", "pending"]

@@ -18,22 +18,22 @@ CRM = ("crm", 1)
 async def test_a_name_keeps_its_number(ground: Ground) -> None:
     store = ground.make()
     await store.open()
-    before = await store.enroll(["orders"], ["crm"])
-    after = await store.enroll(["aaa", "orders", "aaa"], ["zzz", "crm"])
+    before = await store.register_names(["orders"], ["crm"])
+    after = await store.register_names(["aaa", "orders", "aaa"], ["zzz", "crm"])
     assert after.sources["orders"] == before.sources["orders"]
     assert after.destinations["crm"] == before.destinations["crm"]
     assert len(set(after.sources.values())) == len(after.sources)
     await store.close()
     again = ground.make()
     await again.open()
-    assert await again.enroll([], []) == after
+    assert await again.register_names([], []) == after
     await again.close()
 
 
 async def test_enrolling_again_uses_up_no_numbers(store: Store) -> None:
     for _ in range(50):
-        await store.enroll(["orders", "payments"], ["crm", "mail"])
-    numbers = await store.enroll(["new"], ["new"])
+        await store.register_names(["orders", "payments"], ["crm", "mail"])
+    numbers = await store.register_names(["new"], ["new"])
     assert numbers == Numbers({"orders": 1, "payments": 2, "new": 3}, {"crm": 1, "mail": 2, "new": 3})
 
 

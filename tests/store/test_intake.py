@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from oncehook.deliveries import Filter
 from oncehook.errors import Overloaded, StoreUnavailable
-from oncehook.model import Mark, Outcome, new_id, subject_key
+from oncehook.model import Filter, Mark, Outcome, new_id, subject_key
 from oncehook.store.base import KEPT_ARRIVALS, Store
 from tests.store.conftest import Ground
 from tests.store.making import DAY, enrolled, event_of, intake, item, keep, outcomes, record, record_all

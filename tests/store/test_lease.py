@@ -12,19 +12,20 @@ from datetime import UTC, datetime
 
 import pytest
 
-from oncehook.deliveries import (
+from oncehook.model import (
     AttemptOutcome,
     Breaker,
     DeliveryStatus,
     Lease,
+    LeaseRequest,
+    Mark,
     Outlook,
     Settle,
     Settlement,
     Trigger,
     Turn,
-    Want,
+    new_id,
 )
-from oncehook.model import Mark, new_id
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -74,8 +75,8 @@ async def rivals(ground: Ground, store: Store) -> AsyncIterator[list[Store]]:
 async def test_nothing_waits(store: Store) -> None:
     assert await store.lease([]) == []
     assert await take(store) == []
-    outlook = await store.outlook([1, 2])
-    assert (outlook.due_in, outlook.is_due) == (None, False)
+    next_due = await store.next_due([1, 2])
+    assert (next_due.due_in, next_due.is_due) == (None, False)
 
 
 async def test_a_lease_tells_all_that_an_attempt_needs(store: Store) -> None:
@@ -116,7 +117,7 @@ async def test_an_item_of_a_split_request_comes_with_the_head_of_that_request(st
 async def test_each_want_gets_its_own(store: Store) -> None:
     await deliver(store, None, None, None)
     await deliver(store, None, None, to=MAIL)
-    leases = await store.lease([Want(1, 2, 10.0), Want(2, 10, 20.0), Want(1, 0, 10.0)])
+    leases = await store.lease([LeaseRequest(1, 2, 10.0), LeaseRequest(2, 10, 20.0), LeaseRequest(1, 0, 10.0)])
     assert sorted((lease.destination_id, lease.seconds) for lease in leases) == [(1, 10.0)] * 2 + [(2, 20.0)] * 2
     assert len(await take(store)) == 1
 
@@ -229,9 +230,9 @@ async def test_a_lease_is_taken_over_in_real_time(store: Store) -> None:
     made = await deliver_one(store)
     began = time.monotonic()
     await take_one(store, lease=0.2, trust=9)
-    outlook = await store.outlook([1])
-    assert outlook.due_in is not None
-    assert 0 <= outlook.due_in <= 0.2
+    next_due = await store.next_due([1])
+    assert next_due.due_in is not None
+    assert 0 <= next_due.due_in <= 0.2
     while not (taken := await take(store, trust=9)):
         await asyncio.sleep(0.01)
     assert ids(taken) == [made]
@@ -411,7 +412,7 @@ async def test_a_paused_destination_gives_nothing(store: Store) -> None:
     other = await deliver_one(store, to=MAIL)
     await store.pause(1, "ann", "they moved")
     assert await take(store) == []
-    assert (await store.outlook([1])).due_in is None
+    assert (await store.next_due([1])).due_in is None
     assert (await take_one(store, to=2)).delivery_id == other
     level = (await store.levels())["crm"]
     assert (level.paused_by, level.paused_why, level.pending) == ("ann", "they moved", 1)
@@ -437,38 +438,38 @@ async def test_what_was_leased_before_the_pause_may_be_settled(store: Store) -> 
 
 async def test_the_outlook(ground: Ground, store: Store) -> None:
     await deliver_one(store)
-    assert set((await store.outlook([1])).live) == {1}
-    assert not (await store.outlook([2])).is_due
-    assert await store.outlook([]) == Outlook(set(), set(), set())
+    assert set((await store.next_due([1])).live) == {1}
+    assert not (await store.next_due([2])).is_due
+    assert await store.next_due([]) == Outlook(set(), set(), set())
     await settle(store, retry(await take_one(store), 400.0))
-    due_in = (await store.outlook([1, 2])).due_in
+    due_in = (await store.next_due([1, 2])).due_in
     assert due_in is not None
     assert 300 < due_in <= 400
     await deliver_one(store, to=MAIL)
-    outlook = await store.outlook([1, 2])
-    assert (set(outlook.live), outlook.due_in is not None) == ({2}, True)
+    next_due = await store.next_due([1, 2])
+    assert (set(next_due.live), next_due.due_in is not None) == ({2}, True)
     ground.forward(401)
-    assert set((await store.outlook([1])).live) == {1}
+    assert set((await store.next_due([1])).live) == {1}
 
 
 async def test_what_has_become_due_since(ground: Ground, store: Store) -> None:
     """Also for destinations that are not asked about: an inbox may have too many of them."""
     ground.stand_still()
     beginning = datetime(2000, 1, 1, tzinfo=UTC)
-    first = await store.outlook([], beginning)
+    first = await store.next_due([], beginning)
     assert not first.is_due
     await deliver_one(store)
     await settle(store, retry(await take_one(store), 400.0))
     ground.forward(1)
     await deliver_one(store, to=MAIL)
-    second = await store.outlook([], first.looked_at)
+    second = await store.next_due([], first.looked_at)
     assert (set(second.live), set(second.replay), set(second.suspect)) == ({2}, set(), set())
     ground.forward(100)
-    third = await store.outlook([], second.looked_at)
+    third = await store.next_due([], second.looked_at)
     ground.forward(100)
-    assert not (await store.outlook([], third.looked_at)).is_due
+    assert not (await store.next_due([], third.looked_at)).is_due
     ground.forward(300)
-    assert set((await store.outlook([], third.looked_at)).live) == {1}
+    assert set((await store.next_due([], third.looked_at)).live) == {1}
 
 
 async def test_a_breaker_whose_time_has_passed_is_noticed(ground: Ground, store: Store) -> None:
@@ -476,11 +477,11 @@ async def test_a_breaker_whose_time_has_passed_is_noticed(ground: Ground, store:
     [lease, _] = await take(store)
     await settle(store, failed(lease, Breaker(failures=1, open=300.0)))
     ground.forward(10)
-    looked_at = (await store.outlook([], datetime(2000, 1, 1, tzinfo=UTC))).looked_at
+    looked_at = (await store.next_due([], datetime(2000, 1, 1, tzinfo=UTC))).looked_at
     ground.forward(100)
-    looked_at = (await store.outlook([], looked_at)).looked_at
+    looked_at = (await store.next_due([], looked_at)).looked_at
     ground.forward(200)
-    assert 1 in (await store.outlook([], looked_at)).live
+    assert 1 in (await store.next_due([], looked_at)).live
 
 
 async def test_somebody_is_woken_when_something_may_be_due(ground: Ground) -> None:
@@ -489,7 +490,7 @@ async def test_somebody_is_woken_when_something_may_be_due(ground: Ground) -> No
     store.wake = lambda _: woken.set()
     await store.open()
     try:
-        await store.enroll(["orders", "payments"], ["crm", "mail"])
+        await store.register_names(["orders", "payments"], ["crm", "mail"])
         lost = await deliver_one(store, "s")
         await woken.wait()
         await deliver_one(store, "s")

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from oncehook.deliveries import AttemptOutcome, Breaker, DeliveryStatus, Expired, Filter, Lease, Options, Turn
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Outcome
+from oncehook.model import AttemptOutcome, Breaker, DeliveryStatus, Expired, Filter, Lease, Options, Outcome, Turn
 from oncehook.store.base import Store
 from oncehook.store.postgres import PostgresStore, notify
 from oncehook.store.sqlite import SqliteStore
@@ -50,7 +49,7 @@ from tests.store.working import Noted, Scripted, is_idle, working
 from tests.waiting import until
 
 
-class Desk:
+class Admin:
     """A worker of this process that has some places, and notes what becomes of them."""
 
     id = "host:1:aa"
@@ -86,11 +85,11 @@ class Desk:
 
 async def test_an_arrival_is_leased_like_any_other(store: Store) -> None:
     """R35, R50: by the same commit, counted as its first attempt, and told no less than by a lease."""
-    desk = Desk(store, seconds=17.0)
+    admin = Admin(store, seconds=17.0)
     about = {"type_": "order.paid", "body": b"\x00raw", "rank": 3, "rank_scope": "m1", "to": [CRM]}
     sent = item("k7", subject="s", **about)  # type: ignore[arg-type]
     assert outcomes(await keep(store, sent)) == [Outcome.accepted]
-    [lease] = desk.begun
+    [lease] = admin.begun
     made = sent.deliveries[0].id
     assert (lease.delivery_id, lease.attempt, lease.seconds) == (made, 1, 17.0)
     kept = await look(store, made)
@@ -101,35 +100,35 @@ async def test_an_arrival_is_leased_like_any_other(store: Store) -> None:
     assert ordinary.fence > lease.fence
     assert dataclasses.replace(lease, fence=ordinary.fence) == ordinary
     await settle(store, done(ordinary))
-    assert (desk.kept, desk.given_up) == (0, [])
+    assert (admin.kept, admin.given_up) == (0, [])
 
 
 async def test_of_a_split_request_only_the_first_of_each_subject_is_leased(store: Store) -> None:
     """R42: the others wait behind it, and nobody has counted anything for them."""
-    desk = Desk(store)
+    admin = Admin(store)
     subjects = ["a", "b", "a", None, "a", "b", None]
     sent = [item(f"k{n}", subject=subject, to=[CRM], body=b"%d" % n) for n, subject in enumerate(subjects)]
     await record(store, intake(*sent, raw=b"[]", head=b"POST /split"))
-    assert [lease.body for lease in desk.begun] == [b"0", b"1", b"3", b"6"]
-    assert [lease.more for lease in desk.begun] == [True, True, False, False]
-    assert {lease.head for lease in desk.begun} == {b"POST /split"}
-    assert len({lease.fence for lease in desk.begun}) == 4
+    assert [lease.body for lease in admin.begun] == [b"0", b"1", b"3", b"6"]
+    assert [lease.more for lease in admin.begun] == [True, True, False, False]
+    assert {lease.head for lease in admin.begun} == {b"POST /split"}
+    assert len({lease.fence for lease in admin.begun}) == 4
     for n in (2, 4, 5):
         assert await is_untouched(store, sent[n].deliveries[0].id)
     assert await take(store) == []
-    settled = await store.settle([done(desk.begun[0], take_next=30.0)], desk.id)
+    settled = await store.settle([done(admin.begun[0], take_next=30.0)], admin.id)
     assert [lease.body for lease in settled.next] == [b"2"]
-    assert (desk.kept, desk.given_up) == (0, [])
+    assert (admin.kept, admin.given_up) == (0, [])
 
 
 async def test_every_destination_has_its_own_place(store: Store) -> None:
     """What nobody here has room for is due for anybody, who is told so."""
     woken: list[set[int]] = []
     store.wake = lambda due: woken.append(set(due or ()))
-    desk = Desk(store, only=1)
+    admin = Admin(store, only=1)
     sent = item("k", subject="s", to=[CRM, MAIL])
     await record(store, intake(sent))
-    assert [lease.destination_id for lease in desk.begun] == [1]
+    assert [lease.destination_id for lease in admin.begun] == [1]
     assert {2} in woken
     assert not any(1 in due for due in woken)
     assert ids(await take(store, to=2)) == [sent.deliveries[1].id]
@@ -138,20 +137,20 @@ async def test_every_destination_has_its_own_place(store: Store) -> None:
 async def test_who_has_no_room_leases_nothing(store: Store) -> None:
     woken: list[set[int]] = []
     store.wake = lambda due: woken.append(set(due or ()))
-    desk = Desk(store, places=2)
+    admin = Admin(store, places=2)
     made = await deliver(store, None, None, None, None)
-    assert ids(desk.begun) == made[:2]
+    assert ids(admin.begun) == made[:2]
     assert {1} in woken
     assert [await is_untouched(store, one) for one in made[2:]] == [True, True]
     assert sorted(ids(await take(store))) == sorted(made[2:])
 
 
 async def test_without_a_worker_nothing_is_leased(store: Store) -> None:
-    desk = Desk(store)
+    admin = Admin(store)
     first = await deliver_one(store)
     store.taker = None
     made = await deliver_one(store)
-    assert ids(desk.begun) == [first]
+    assert ids(admin.begun) == [first]
     assert await is_untouched(store, made)
     assert ids(await take(store)) == [made]
 
@@ -161,10 +160,10 @@ async def test_what_joins_a_subject_waits_behind_it(store: Store) -> None:
     first = await deliver(store, "a", "b", "c", options=Options.hold)
     leases = {lease.subject: lease for lease in await take(store)}
     await settle(store, release(leases["b"], 60.0), dead(leases["c"]))
-    desk = Desk(store)
+    admin = Admin(store)
     behind = await deliver(store, "a", "b", "c")
-    assert desk.begun == []
-    assert (desk.kept, desk.given_up) == (0, [1, 1, 1])
+    assert admin.begun == []
+    assert (admin.kept, admin.given_up) == (0, [1, 1, 1])
     assert [await is_untouched(store, one) for one in behind] == [True] * 3
     assert await statuses(store, first) == ["leased", "pending", "dead"]
     assert await take(store) == []
@@ -177,9 +176,9 @@ async def test_live_work_that_joins_a_bulk_replay_is_not_leased(store: Store) ->
     assert await store.feed_replays() == 1
     woken: list[set[int]] = []
     store.wake = lambda due: woken.append(set(due or ()))
-    desk = Desk(store)
+    admin = Admin(store)
     late = await deliver_one(store, "s")
-    assert (desk.begun, desk.kept) == ([], 0)
+    assert (admin.begun, admin.kept) == ([], 0)
     assert {1} in woken
     lease = await take_one(store)
     assert lease.delivery_id == made[0]
@@ -188,12 +187,12 @@ async def test_live_work_that_joins_a_bulk_replay_is_not_leased(store: Store) ->
 
 
 async def test_a_coalesced_line_begins_with_one_and_goes_on_with_the_rest(store: Store) -> None:
-    desk = Desk(store)
+    admin = Admin(store)
     made = await deliver(store, *["s"] * 4, options=Options.coalesce_any)
-    [lease] = desk.begun
+    [lease] = admin.begun
     assert (lease.head_id, lease.delivery_id) == (made[0], made[0])
     more = dataclasses.replace(lease, more=True)
-    [rest] = (await store.settle([done(more, take_next=30.0)], desk.id)).next
+    [rest] = (await store.settle([done(more, take_next=30.0)], admin.id)).next
     assert (rest.head_id, rest.delivery_id) == (made[1], made[3])
     await settle(store, done(rest))
     assert await statuses(store, made) == ["done"] * 4
@@ -202,13 +201,13 @@ async def test_a_coalesced_line_begins_with_one_and_goes_on_with_the_rest(store:
 
 async def test_where_the_latest_wins_nothing_is_leased(store: Store) -> None:
     """What it may have been overtaken by must be looked up first."""
-    desk = Desk(store)
+    admin = Admin(store)
     made = await deliver_one(store, "s", rank=3, options=Options.latest_wins)
-    assert (desk.begun, desk.kept, desk.given_up, desk.places) == ([], 0, [], 100)
+    assert (admin.begun, admin.kept, admin.given_up, admin.places) == ([], 0, [], 100)
     assert await is_untouched(store, made)
     await settle(store, done(await take_one(store)))
     late = await deliver_one(store, "s", rank=2, options=Options.latest_wins)
-    assert desk.begun == []
+    assert admin.begun == []
     lease = await take_one(store)
     assert (lease.delivery_id, lease.is_stale) == (late, True)
 
@@ -218,7 +217,7 @@ async def test_where_the_latest_wins_nothing_is_leased(store: Store) -> None:
 
 async def test_of_copies_in_one_group_only_the_winner_is_leased_once(store: Store) -> None:
     """R11: duplicates and conflicts cause no delivery, and their places are free again."""
-    desk = Desk(store)
+    admin = Admin(store)
     sent = [
         item("k", to=[CRM], body=b"1", subject="s"),
         item("k", to=[CRM], body=b"1", subject="s"),
@@ -234,10 +233,10 @@ async def test_of_copies_in_one_group_only_the_winner_is_leased_once(store: Stor
         Outcome.accepted,
         Outcome.conflict,
     ]
-    assert [(lease.key, lease.body) for lease in desk.begun] == [("k", b"1"), ("k2", b"3")]
-    assert (desk.kept, desk.places) == (0, 98)
+    assert [(lease.key, lease.body) for lease in admin.begun] == [("k", b"1"), ("k2", b"3")]
+    assert (admin.kept, admin.places) == (0, 98)
     assert await take(store) == []
-    settled = await store.settle([done(one, take_next=30.0) for one in desk.begun], desk.id)
+    settled = await store.settle([done(one, take_next=30.0) for one in admin.begun], admin.id)
     assert (len(settled.ours), list(settled.next)) == (2, [])
     assert len((await store.find_deliveries(Filter())).items) == 2
 
@@ -246,7 +245,7 @@ async def test_a_copy_of_what_is_known_is_not_leased(store: Store) -> None:
     """Neither is what comes after it in its group counted for it: the new ones of its subject have their turn."""
     await record(store, intake(item("k", to=[CRM], subject="s")))
     await settle(store, done(await take_one(store)))
-    desk = Desk(store)
+    admin = Admin(store)
     sent = [
         item("k", to=[CRM], subject="s"),
         item("k", to=[CRM], subject="s", body=b"differs"),
@@ -256,9 +255,9 @@ async def test_a_copy_of_what_is_known_is_not_leased(store: Store) -> None:
     ]
     decided = outcomes(await record(store, *[intake(one) for one in sent]))
     assert decided == [Outcome.duplicate, Outcome.conflict, *[Outcome.accepted] * 3]
-    begun = [lease.key for lease in desk.begun] + [lease.key for lease in await take(store)]
+    begun = [lease.key for lease in admin.begun] + [lease.key for lease in await take(store)]
     assert sorted(str(key) for key in begun) == ["else", "new"]
-    assert (desk.kept, desk.places) == (0, 100 - len(desk.begun))
+    assert (admin.kept, admin.places) == (0, 100 - len(admin.begun))
     assert await is_untouched(store, sent[3].deliveries[0].id)
 
 
@@ -266,12 +265,12 @@ async def test_a_copy_of_what_is_known_is_not_leased(store: Store) -> None:
 
 
 async def test_nothing_of_a_paused_destination_is_leased(store: Store) -> None:
-    desk = Desk(store)
+    admin = Admin(store)
     await store.pause(1, "ann", "")
     made = await deliver(store, None, "s")
     others = await deliver(store, None, to=MAIL)
-    assert ids(desk.begun) == others
-    assert (desk.kept, desk.given_up) == (0, [1, 1])
+    assert ids(admin.begun) == others
+    assert (admin.kept, admin.given_up) == (0, [1, 1])
     assert [await is_untouched(store, one) for one in made] == [True, True]
     await store.resume(1, "ann")
     assert sorted(ids(await take(store))) == sorted(made)
@@ -288,10 +287,10 @@ async def test_nothing_of_a_destination_in_trouble_is_leased(
     await deliver_one(store)
     await settle(store, failed(await take_one(store), Breaker(failures=failures, open=30.0)))
     ground.forward(passed)
-    desk = Desk(store)
+    admin = Admin(store)
     made = await deliver(store, None, "s")
-    assert desk.begun == []
-    assert (desk.kept, desk.given_up) == (0, [1, 1])
+    assert admin.begun == []
+    assert (admin.kept, admin.given_up) == (0, [1, 1])
     assert [await is_untouched(store, one) for one in made] == [True, True]
 
 
@@ -300,9 +299,9 @@ async def test_a_destination_that_is_well_again_is_leased_for(store: Store) -> N
     breaker = Breaker(failures=9, open=30.0)
     await settle(store, failed(await take_one(store), breaker))
     await settle(store, done(await take_one(store), breaker=breaker))
-    desk = Desk(store)
+    admin = Admin(store)
     made = await deliver_one(store)
-    assert ids(desk.begun) == [made]
+    assert ids(admin.begun) == [made]
 
 
 # -- fences and time ---------------------------------------------------------------------------
@@ -310,23 +309,23 @@ async def test_a_destination_that_is_well_again_is_leased_for(store: Store) -> N
 
 async def test_fences_rise_whoever_leases(store: Store) -> None:
     """R25: arrivals, leases and settlements that go on, all at once: no fence twice, and each later one is higher."""
-    desk = Desk(store)
+    admin = Admin(store)
     seen: list[int] = []
     for _ in range(5):
-        desk.places = 3
+        admin.places = 3
         _, taken, settled = await asyncio.gather(
             deliver(store, *[None] * 6, "a", "a"),
             take(store),
-            store.settle([done(lease, take_next=30.0) for lease in desk.begun], desk.id),
+            store.settle([done(lease, take_next=30.0) for lease in admin.begun], admin.id),
         )
-        fresh = [lease.fence for lease in [*taken, *settled.next, *desk.begun] if lease.fence not in seen]
+        fresh = [lease.fence for lease in [*taken, *settled.next, *admin.begun] if lease.fence not in seen]
         highest = max(seen, default=0)
         assert all(fence > highest for fence in fresh)
         assert len(set(fresh)) == len(fresh)
         assert len({lease.fence for lease in [*taken, *settled.next]}) == len(taken) + len(settled.next)
         seen += fresh
         seen += [lease.fence for lease in await take(store)]
-        desk.begun.clear()
+        admin.begun.clear()
     assert len(set(seen)) == len(seen)
 
 
@@ -334,19 +333,19 @@ async def test_a_process_that_dies_before_it_begins_is_followed_after_the_lease(
     """R29, R35, R36: judged like any other lease that ran out; what waits behind it has nothing to its name."""
     expired: list[Expired] = []
     store.expired = expired.append
-    desk = Desk(store, seconds=10.0)
+    admin = Admin(store, seconds=10.0)
     made = await deliver(store, "s", "s")
-    [lost] = desk.begun
+    [lost] = admin.begun
     store.taker = None
     assert await take(store) == []
     ground.forward(11)
     assert await take(store) == []
     [crashed] = await store.attempts_of(made[0])
     assert (crashed.outcome, crashed.fence, crashed.n) == (AttemptOutcome.crashed, lost.fence, 1)
-    assert [(one.delivery_id, one.fence, one.worker) for one in expired] == [(made[0], lost.fence, desk.id)]
+    assert [(one.delivery_id, one.fence, one.worker) for one in expired] == [(made[0], lost.fence, admin.id)]
     alone = await take_one(store, turn=Turn.suspect)
     assert (alone.delivery_id, alone.attempt, alone.deaths) == (made[0], 1, 0)
-    settled = await store.settle([done(lost, take_next=30.0)], desk.id)
+    settled = await store.settle([done(lost, take_next=30.0)], admin.id)
     assert (settled.ours, list(settled.next)) == (set(), [])
     assert await is_untouched(store, made[1])
     await settle(store, done(alone))
@@ -354,35 +353,35 @@ async def test_a_process_that_dies_before_it_begins_is_followed_after_the_lease(
 
 
 async def test_a_trusted_destination_takes_it_over_in_company(ground: Ground, store: Store) -> None:
-    desk = Desk(store, seconds=10.0)
+    admin = Admin(store, seconds=10.0)
     made = await deliver_one(store)
     ground.forward(11)
     taken = await take_one(store, trust=1)
     assert (taken.delivery_id, taken.attempt, taken.turn) == (made, 1, Turn.live)
-    assert taken.fence > desk.begun[0].fence
+    assert taken.fence > admin.begun[0].fence
 
 
 async def test_after_a_restart_what_was_leased_on_arrival_is_taken_over(ground: Ground) -> None:
     """R1, R29: SQLite at once, PostgreSQL when the lease has ended."""
     async with opened(ground) as store:
-        desk = Desk(store, seconds=60.0)
+        admin = Admin(store, seconds=60.0)
         made = await deliver_one(store, "s")
-        assert ids(desk.begun) == [made]
+        assert ids(admin.begun) == [made]
     async with opened(ground) as store:
         if ground.engine == "postgres":
             assert await take(store, trust=1) == []
             ground.forward(61)
         taken = await take_one(store, trust=1)
         assert (taken.delivery_id, taken.attempt) == (made, 1)
-        assert taken.fence > desk.begun[0].fence
+        assert taken.fence > admin.begun[0].fence
         await settle(store, done(taken))
 
 
 async def test_a_heartbeat_keeps_what_was_leased_on_arrival(ground: Ground, store: Store) -> None:
     """R32"""
-    desk = Desk(store, seconds=100.0)
+    admin = Admin(store, seconds=100.0)
     made = await deliver_one(store)
-    [lease] = desk.begun
+    [lease] = admin.begun
     for _ in range(3):
         ground.forward(80)
         assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
@@ -399,13 +398,13 @@ async def test_a_refused_arrival_keeps_no_place(store: Store, position: int) -> 
     """Its group is written in parts: every other one is leased once, and every place in vain is free again."""
     taken = item()
     await record(store, intake(taken))
-    desk = Desk(store)
+    admin = Admin(store)
     items = [item(f"k{n}", to=[CRM]) for n in range(8)]
     items[position] = item("bad", to=[CRM], event_id=taken.event_id)
     answers = await record_all(store, [intake(one) for one in items])
     assert [isinstance(one, StoreUnavailable) for one in answers] == [n == position for n in range(8)]
-    assert sorted(ids(desk.begun)) == sorted(one.deliveries[0].id for one in items if one is not items[position])
-    assert (desk.kept, desk.places) == (0, 93)
+    assert sorted(ids(admin.begun)) == sorted(one.deliveries[0].id for one in items if one is not items[position])
+    assert (admin.kept, admin.places) == (0, 93)
     assert await take(store) == []
 
 
@@ -416,7 +415,7 @@ async def test_a_group_that_fails_after_its_rows_keeps_no_place(
     store = SqliteStore(tmp_path / "oncehook.db")
     await store.open()
     await enrolled(store)
-    desk = Desk(store)
+    admin = Admin(store)
     real = store._writer._connection
 
     class Failing:
@@ -435,7 +434,7 @@ async def test_a_group_that_fails_after_its_rows_keeps_no_place(
         [answer] = await record_all(store, [intake(item("k", to=[CRM]))])
     await store.close()
     assert isinstance(answer, StoreUnavailable)
-    assert (desk.kept, desk.begun) == (0, [])
+    assert (admin.kept, admin.begun) == (0, [])
 
 
 # -- a worker ----------------------------------------------------------------------------------
@@ -619,9 +618,9 @@ class Stopping:
 
 async def test_a_process_that_slept_does_not_begin(store: Store) -> None:
     """R33: the lease may be somebody else's by now; it is given back, uncounted, and begun with a new one."""
-    crm, witness = Scripted(lease=60.0), Noted()
+    crm, observer = Scripted(lease=60.0), Noted()
     slept: list[Lease] = []
-    async with working(store, crm, witness=witness) as worker:
+    async with working(store, crm, observer=observer) as worker:
 
         class Asleep(Stopping):
             def begin_reserved(self, lease: Lease, asked_at: float) -> None:
@@ -639,7 +638,7 @@ async def test_a_process_that_slept_does_not_begin(store: Store) -> None:
         assert await store.attempts_of(made) == []
         crm.end_all()
         await worker.drained()
-    assert [one.lease.fence for one in witness.settled] == [lease.fence]
+    assert [one.lease.fence for one in observer.settled] == [lease.fence]
 
 
 # -- wake-ups ----------------------------------------------------------------------------------
@@ -677,9 +676,9 @@ async def test_a_notification_names_the_destinations(place: Place) -> None:
     await other.open()
     await until(lambda: heard)
     heard.clear()
-    desk = Desk(store, only=1)
+    admin = Admin(store, only=1)
     await deliver(store, None, None)
-    assert len(desk.begun) == 2
+    assert len(admin.begun) == 2
     await deliver(store, None, to=MAIL)
     await until(lambda: heard)
     await until(lambda: not store._bell._calling)
@@ -713,14 +712,14 @@ async def test_another_process_takes_over_what_this_one_was_given(place: Place) 
     """R29: this one is gone before it could begin; the other waits for the lease to end, and then runs it alone."""
     here, there = await place.open(), PostgresStore(place.url, schema=place.schema)
     place.stores.append(there)
-    desk = Desk(here, seconds=0.3)
+    admin = Admin(here, seconds=0.3)
     made = await deliver_one(here)
-    assert ids(desk.begun) == [made]
-    crm, witness = Scripted(), Noted()
+    assert ids(admin.begun) == [made]
+    crm, observer = Scripted(), Noted()
     there.wake = lambda due: None
     await there.open()
     await enrolled(there)
-    async with working(there, crm, witness=witness):
+    async with working(there, crm, observer=observer):
         await crm.until_begun(made)
         assert (crm.begun[0].attempt, crm.begun[0].turn) == (1, Turn.suspect)
-        assert [one.worker for one in witness.expired] == [desk.id]
+        assert [one.worker for one in observer.expired] == [admin.id]

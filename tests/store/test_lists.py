@@ -8,9 +8,21 @@ from typing import Any
 
 import pytest
 
-from oncehook.deliveries import Category, DeliveryStatus, Evidence, Filter, Options, Settle, Settlement
-from oncehook.erasure import EraseOrder
-from oncehook.model import Item, Mark, Outcome, Planned, new_id
+from oncehook.model import (
+    Category,
+    DeliveryStatus,
+    EraseOrder,
+    Evidence,
+    Filter,
+    Item,
+    Mark,
+    Options,
+    Outcome,
+    Planned,
+    Settle,
+    Settlement,
+    new_id,
+)
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from oncehook.deliveries import Filter, Page
-from oncehook.model import Outcome, Rejection, new_id
+from oncehook.model import Filter, Outcome, Page, Rejection, new_id
 from oncehook.store.base import KEPT_REJECTIONS, Store
 from tests.store.conftest import Ground
 from tests.store.making import intake, item, keep, record

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from oncehook.deliveries import DeliveryStatus, Filter, Want
-from oncehook.model import new_id
+from oncehook.model import DeliveryStatus, Filter, LeaseRequest, new_id
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import opening, show
 from oncehook.store.postgres.lease import LEASE, lease_parameters
@@ -52,7 +51,7 @@ def add(place: Place, count: int) -> None:
 
 async def pages_of_a_lease(place: Place) -> int:
     async with opening.session(opening.place(place.url, place.schema, None)) as connection:
-        asked = lease_parameters([Want(1, 10, 30.0)], 1)
+        asked = lease_parameters([LeaseRequest(1, 10, 30.0)], 1)
         await pages(connection, LEASE, asked)  # plans are made
         return await pages(connection, LEASE, asked)
 

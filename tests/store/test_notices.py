@@ -6,9 +6,7 @@ import asyncio
 
 import pytest
 
-from oncehook.deliveries import Expired, Options, Turn, Want
-from oncehook.model import event_of
-from oncehook.replays import ReplayState, StoredReplay
+from oncehook.model import Expired, LeaseRequest, Options, ReplayState, StoredReplay, Turn, event_of
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -42,7 +40,7 @@ def finished(store: Store) -> list[StoredReplay]:
 
 async def lease_as(store: Store, worker: str | None, **about: int | Turn) -> int:
     """The fence of the one lease that this worker gets."""
-    [lease] = await store.lease([Want(1, 10, 10.0, **about)], worker)  # type: ignore[arg-type]
+    [lease] = await store.lease([LeaseRequest(1, 10, 10.0, **about)], worker)  # type: ignore[arg-type]
     return lease.fence
 
 
@@ -52,11 +50,11 @@ async def lease_as(store: Store, worker: str | None, **about: int | Turn) -> int
 async def test_a_lease_that_is_set_aside_is_told_once(ground: Ground, store: Store, expired: list[Expired]) -> None:
     made = await deliver_one(store, "s")
     fence = await lease_as(store, "first:1:a")
-    assert await store.lease([Want(1, 10, 10.0)], "second:2:b") == []
+    assert await store.lease([LeaseRequest(1, 10, 10.0)], "second:2:b") == []
     assert expired == [], "it is held"
     ground.forward(11)
     for _ in range(3):
-        assert await store.lease([Want(1, 10, 10.0)], "second:2:b") == []
+        assert await store.lease([LeaseRequest(1, 10, 10.0)], "second:2:b") == []
     assert expired == [Expired(made, event_of(made), 1, fence, 1, 1, "first:1:a")]
     assert await lease_as(store, "second:2:b", turn=Turn.suspect) > fence
     assert len(expired) == 1, "to run it alone takes nothing over"
@@ -118,7 +116,7 @@ async def test_of_many_who_look_one_tells(place: Place) -> None:
     for store in stores:
         store.expired = told.append
     made = await deliver(stores[0], *[None] * 40)
-    assert len(await stores[0].lease([Want(1, 100, 30.0)], "gone")) == 40
+    assert len(await stores[0].lease([LeaseRequest(1, 100, 30.0)], "gone")) == 40
     place.sql("UPDATE heads SET due_at = now() - interval '1 second'")
     await asyncio.gather(*[take(store, limit=15) for store in stores for _ in range(4)])
     assert sorted(one.delivery_id for one in told) == sorted(made)
@@ -157,10 +155,10 @@ async def test_a_replay_that_is_aborted_is_told_once(store: Store, finished: lis
     made = await replay_all(store)
     await store.feed_replays(open_at_most=1)
     lease = await take_one(store, turn=Turn.replay)
-    await store.steer_replay(made.id, ReplayState.paused, "ann")
-    await store.steer_replay(made.id, ReplayState.running, "ann")
+    await store.set_replay_state(made.id, ReplayState.paused, "ann")
+    await store.set_replay_state(made.id, ReplayState.running, "ann")
     assert finished == []
-    await store.steer_replay(made.id, ReplayState.aborted, "ann")
+    await store.set_replay_state(made.id, ReplayState.aborted, "ann")
     await settle(store, done(lease))
     await store.feed_replays()
     assert [(told.id, told.state, told.planned) for told in finished] == [(made.id, ReplayState.aborted, 2)]

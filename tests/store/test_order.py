@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from oncehook.deliveries import DeliveryStatus, Filter, Lease, Options, Turn
+from oncehook.model import DeliveryStatus, Filter, Lease, Options, Turn
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -180,7 +180,7 @@ async def test_a_dead_head_may_hold_its_successors(ground: Ground, store: Store)
     held = await look(store, made[0])
     assert (held.due_at, held.blocked_by) == (None, None)
     assert (await look(store, made[1])).blocked_by == made[0]
-    assert (await store.outlook([1])).due_in is None
+    assert (await store.next_due([1])).due_in is None
     assert (await store.levels())["crm"].oldest_due is None
 
 

@@ -14,9 +14,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-from oncehook.deliveries import DeliveryStatus, Emission, Settled, Settlement
 from oncehook.errors import ConfigError, LeaseLost, StoreError, StoreUnavailable
-from oncehook.model import Intake, Item, Outcome, Verdict
+from oncehook.model import DeliveryStatus, Emission, Intake, Item, Outcome, Settled, Settlement, Verdict
 from oncehook.store.base import Store
 from oncehook.store.postgres import PostgresStore
 from tests.store.conftest import Ground, failed_checks
@@ -390,7 +389,7 @@ async def test_names_get_the_same_numbers_from_a_store_that_is_not_open(place: P
     store = await place.open()
     closed = PostgresStore(place.url, schema=place.schema)
     numbers = closed.enroll_blocking(["orders", "app"], ["crm", "shop"])
-    assert numbers == await store.enroll(["app"], ["shop"])
+    assert numbers == await store.register_names(["app"], ["shop"])
     assert numbers.sources["orders"] == 1
     elsewhere = PostgresStore(place.url, schema=f"{place.schema}_not_there")
     with pytest.raises(StoreError, match="no tables"):

@@ -11,9 +11,8 @@ from urllib.parse import quote
 
 import pytest
 
-from oncehook.deliveries import Filter
 from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
-from oncehook.model import Outcome
+from oncehook.model import Filter, Outcome
 from oncehook.store.migrate import steps_from
 from oncehook.store.postgres import PostgresStore, opening
 from tests.servers import Postgres, fresh_schema
@@ -221,7 +220,7 @@ async def test_one_migrator_at_a_time(place: Place) -> None:
     await asyncio.gather(*[store.open() for store in stores])
     versions = [version for (version,) in place.sql("SELECT version FROM migrations ORDER BY 1")]
     assert versions == list(range(1, len(versions) + 1))
-    numbers = await asyncio.gather(*[store.enroll(["a", "b", "c"], ["x"]) for store in stores])
+    numbers = await asyncio.gather(*[store.register_names(["a", "b", "c"], ["x"]) for store in stores])
     assert all(one == numbers[0] for one in numbers)
     assert len(set(numbers[0].sources.values())) == 3
 

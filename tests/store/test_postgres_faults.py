@@ -15,9 +15,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncehook.deliveries import Filter
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Outcome
+from oncehook.model import Filter, Outcome
 from oncehook.store.postgres import PostgresStore, commit
 from oncehook.store.postgres.opening import is_alive
 from tests.servers import Postgres

@@ -13,8 +13,19 @@ from typing import Any
 
 import pytest
 
-from oncehook.deliveries import Breaker, Category, Lease, Options, Settle, Settlement, Turn, Want, streaks
-from oncehook.model import Intake, new_id
+from oncehook.model import (
+    Breaker,
+    Category,
+    Intake,
+    Lease,
+    LeaseRequest,
+    Options,
+    Settle,
+    Settlement,
+    Turn,
+    new_id,
+    streaks,
+)
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore, opening
 from oncehook.store.postgres.acts import GO_ON
@@ -170,7 +181,10 @@ CALLS: dict[str, tuple[str, Callable[[Scene], list[object]]]] = {
         lambda s: arrivals(*[item(new_id().hex(), subject=s.followed[n].subject, to=[CRM]) for n in range(5)]),
     ),
     "intake, copies": (INTAKE, lambda s: arrivals(*[item("known", subject="s", to=[CRM]) for _ in range(3)])),
-    "lease": (LEASE, lambda s: lease_parameters([Want(1, 10, 30.0), Want(1, 3, 30.0, Turn.replay)], 1, "w")),
+    "lease": (
+        LEASE,
+        lambda s: lease_parameters([LeaseRequest(1, 10, 30.0), LeaseRequest(1, 3, 30.0, Turn.replay)], 1, "w"),
+    ),
     "renew": (RENEW, lambda s: list(renew_parameters([*s.plain, *s.followed]))),
     "outlook": (OUTLOOK, lambda s: [Integers([1, 2]), None]),
     "settle, plain": (SETTLE, lambda s: ends(s.plain, Settle.done)),
@@ -262,7 +276,7 @@ async def test_a_deep_subject_costs_a_lease_nothing(place: Place, session: tuple
     """R44: 100,000 that wait behind one head, in no index that a lease reads."""
     store, connection = session
     await deliver(store, "deep", *[f"s{n}" for n in range(100)])
-    asked = lease_parameters([Want(1, 10, 30.0)], 1)
+    asked = lease_parameters([LeaseRequest(1, 10, 30.0)], 1)
     before = await pages(connection, LEASE, asked)
     place.sql(
         """
@@ -280,7 +294,7 @@ async def test_a_lease_costs_the_same_with_many_destinations(
     """An inbox may have 100,000, each with something that waits."""
     store, connection = session
     await deliver(store, *[f"s{n}" for n in range(20)])
-    asked = lease_parameters([Want(1, 10, 30.0)], 1)
+    asked = lease_parameters([LeaseRequest(1, 10, 30.0)], 1)
     [(now,)] = place.sql("SELECT now()")
     few = await pages(connection, LEASE, asked), await pages(connection, OUTLOOK, [Integers([1, 2]), now])
     place.sql(

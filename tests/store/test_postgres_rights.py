@@ -11,10 +11,8 @@ import psycopg
 import pytest
 
 from oncehook import Event, GiveUp, Inbox
-from oncehook.deliveries import Filter
-from oncehook.erasure import EraseOrder
 from oncehook.errors import StoreError
-from oncehook.model import Engine, StoredSession
+from oncehook.model import Engine, EraseOrder, Filter, StoredSession
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, rights
 from tests.servers import fresh_schema, shared_postgres
@@ -99,7 +97,7 @@ async def test_the_documented_rights_suffice(granted: Granted) -> None:
         await inbox.emit("plain", "t", {})
     other = PostgresStore(granted.url)
     await other.open(migrate=False)
-    await other.void_leases()  # `oncehook db restored`
+    await other.invalidate_leases()  # `oncehook db restored`
     await other.close()
 
 

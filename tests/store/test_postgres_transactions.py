@@ -10,8 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncehook.deliveries import Breaker, DeliveryStatus, Lease, Settle, Settlement
 from oncehook.errors import LeaseLost, StoreUnavailable
+from oncehook.model import Breaker, DeliveryStatus, Lease, Settle, Settlement
 from oncehook.store.postgres import PostgresStore
 from tests.store.conftest import failed_checks
 from tests.store.making import (

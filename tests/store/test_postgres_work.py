@@ -11,15 +11,28 @@ from typing import Any
 import psycopg
 import pytest
 
-from oncehook.deliveries import COVERED, Breaker, DeliveryStatus, Filter, Lease, Options, Settle, Settlement, Turn, Want
 from oncehook.errors import StoreUnavailable
-from oncehook.heartbeat import BEATS
-from oncehook.model import Engine, event_of, new_id
+from oncehook.model import (
+    COVERED,
+    Breaker,
+    DeliveryStatus,
+    Engine,
+    Filter,
+    Lease,
+    LeaseRequest,
+    Options,
+    Settle,
+    Settlement,
+    Turn,
+    event_of,
+    new_id,
+)
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, heartbeat, notify, opening, show
 from oncehook.store.postgres.matching import parameters
 from oncehook.store.postgres.wire import Id
+from oncehook.worker import BEATS
 from tests.store.conftest import failed_checks
 from tests.store.making import (
     CRM,
@@ -249,7 +262,7 @@ async def test_one_probe_for_all_processes(place: Place) -> None:
     await settle(stores[0], failed((await take(stores[0], limit=1))[0], breaker))
     await asyncio.sleep(0.05)
     place.sql("UPDATE heads SET turn = get_byte(uuid_send(subject_key), 13) % 3 WHERE NOT leased")
-    wants = [Want(1, 5, 30.0, turn) for turn in (Turn.live, Turn.replay, Turn.suspect)]
+    wants = [LeaseRequest(1, 5, 30.0, turn) for turn in (Turn.live, Turn.replay, Turn.suspect)]
     found = await asyncio.gather(*[store.lease(wants) for store in stores for _ in range(4)])
     assert sum(len(leases) for leases in found) == 1
     [[probe]] = [leases for leases in found if leases]

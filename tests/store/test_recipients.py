@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from oncehook.deliveries import Filter
-from oncehook.model import digest
+from oncehook.model import Filter, digest
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import MAIL, dead, dead_letters, deliver, settle, take_one

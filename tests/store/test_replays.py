@@ -6,10 +6,8 @@ import asyncio
 
 import pytest
 
-from oncehook.deliveries import AttemptOutcome, DeliveryStatus, Filter, Options, Trigger, Turn
 from oncehook.errors import NotFound, NotReplayable, ReplayTooSoon
-from oncehook.model import Outcome, new_id
-from oncehook.replays import ReplayState
+from oncehook.model import AttemptOutcome, DeliveryStatus, Filter, Options, Outcome, ReplayState, Trigger, Turn, new_id
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (

@@ -28,20 +28,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from oncehook.deliveries import (
+from oncehook.errors import NotReplayable, NotWaiting, ReplayTooSoon
+from oncehook.model import (
     DEATHS,
     DeliveryStatus,
     Evidence,
     Filter,
     Lease,
+    LeaseRequest,
+    Outcome,
     Settle,
     Settlement,
     StoredDelivery,
     Turn,
-    Want,
+    new_id,
 )
-from oncehook.errors import NotReplayable, NotWaiting, ReplayTooSoon
-from oncehook.model import Outcome, new_id
 from oncehook.store.base import Store
 from tests.store.conftest import Ground, PostgresGround, SqliteGround, failed_checks
 from tests.store.making import enrolled, intake, item, record, replay
@@ -139,7 +140,7 @@ class Rules(RuleBasedStateMachine):
         lost = self.model.lost_leases()
         expected = self.model.lease(destination, turn)
         self.house.seen["taken over"] += lost - self.model.lost_leases()
-        given = self.run(self.store.lease([Want(destination, 50, LEASE, turn)]))
+        given = self.run(self.store.lease([LeaseRequest(destination, 50, LEASE, turn)]))
         assert {lease.delivery_id for lease in given} == expected
         assert len({lease.line for lease in given}) == len({lease.fence for lease in given}) == len(given)
         fences = [lease.fence for lease in given]
@@ -279,7 +280,7 @@ class Rules(RuleBasedStateMachine):
     @rule(destination=DESTINATIONS)
     def pause_and_resume(self, destination: int) -> None:
         self.run(self.store.pause(destination, "ann", "why"))
-        assert self.run(self.store.lease([Want(destination, 50, LEASE, turn) for turn in Turn])) == []
+        assert self.run(self.store.lease([LeaseRequest(destination, 50, LEASE, turn) for turn in Turn])) == []
         self.run(self.store.resume(destination, "ann"))
 
     @rule(later=st.booleans())

@@ -53,7 +53,7 @@ async def test_the_oldest_make_room(ground: Ground, store: Store) -> None:
 async def test_after_a_restore_nobody_is_in(store: Store) -> None:
     """Whoever logged out after the backup was made must not be in again."""
     await store.begin_session(session("a"), HOUR)
-    await store.void_leases()
+    await store.invalidate_leases()
     assert await store.get_session(hash_of("a")) is None
 
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from oncehook.deliveries import (
-    NOTHING,
+from oncehook.errors import ConfigError, LeaseLost
+from oncehook.model import (
+    NO_EVIDENCE,
     AttemptOutcome,
     Category,
     DeliveryStatus,
@@ -18,7 +19,6 @@ from oncehook.deliveries import (
     Settle,
     Settlement,
 )
-from oncehook.errors import ConfigError, LeaseLost
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -108,7 +108,7 @@ async def test_nothing_known_is_kept_as_nothing(store: Store) -> None:
     made = await deliver_one(store)
     await settle(store, Settlement(await take_one(store), Settle.retry, category=Category.unknown))
     [attempt] = await store.attempts_of(made)
-    assert (attempt.evidence, attempt.category) == (NOTHING, Category.unknown)
+    assert (attempt.evidence, attempt.category) == (NO_EVIDENCE, Category.unknown)
 
 
 async def test_odd_words_in_an_error_are_no_reason_to_lose_the_outcome(store: Store) -> None:

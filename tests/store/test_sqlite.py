@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from oncehook import clock
-from oncehook.deliveries import Filter
 from oncehook.errors import MigrationNeeded, StoreError, StoreHeld, StoreUnavailable
+from oncehook.model import Filter
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import SqliteStore, opening
 from oncehook.store.sqlite.hold import Hold, holder
@@ -118,7 +118,7 @@ async def test_who_reads_writes_nothing_and_leaves_the_log_alone(tmp_path: Path)
     store = SqliteStore(tmp_path / "inbox.db")
     await store.open()
     try:
-        await store.enroll(["orders"], [])
+        await store.register_names(["orders"], [])
         await store.audit("somebody", "act", "target", {})
         for name in names:  # as a process that was killed leaves them
             shutil.copy(tmp_path / name, left)

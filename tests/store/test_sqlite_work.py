@@ -16,9 +16,20 @@ from typing import Any
 
 import pytest
 
-from oncehook.deliveries import DeliveryStatus, Filter, Lease, Options, Settle, Settled, Settlement, Turn, Want
 from oncehook.errors import ConfigError, StoreUnavailable
-from oncehook.model import delivery_id, new_id
+from oncehook.model import (
+    DeliveryStatus,
+    Filter,
+    Lease,
+    LeaseRequest,
+    Options,
+    Settle,
+    Settled,
+    Settlement,
+    Turn,
+    delivery_id,
+    new_id,
+)
 from oncehook.store import migrate
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import SqliteStore, find, opening, reserve
@@ -108,9 +119,9 @@ async def test_renewed_leases_do_not_stand_in_the_way(ground: SqliteGround, inbo
     assert len(inbox.renew([Lease(**{**fields(lease), "seconds": 600.0}) for lease in held])) == 30
     assert ids(await take(inbox, limit=1)) == waiting[:1]
     assert ids(await take(inbox, limit=5)) == waiting[1:]
-    outlook = await inbox.outlook([1])
-    assert outlook.due_in is not None
-    assert outlook.due_in > 10
+    next_due = await inbox.next_due([1])
+    assert next_due.due_in is not None
+    assert next_due.due_in > 10
     await settle_all(inbox, *[done(lease) for lease in held])
 
 
@@ -504,7 +515,7 @@ async def test_large_rounds_are_whole(inbox: SqliteStore) -> None:
     seen: list[bytes] = []
     whats = [Settle.done, Settle.retry, Settle.dead, Settle.release]
     for round_ in range(40):
-        leases = await inbox.lease([Want(1, 173, 30.0)])
+        leases = await inbox.lease([LeaseRequest(1, 173, 30.0)])
         if not leases:
             break
         chosen = [whats[(n + round_) % 4] if round_ < 6 else Settle.done for n in range(len(leases))]

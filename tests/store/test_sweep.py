@@ -7,9 +7,17 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from oncehook.deliveries import AttemptOutcome, DeliveryStatus, Filter, Options, Pruned, StoredWorker, Turn
-from oncehook.model import Outcome
-from oncehook.replays import ReplayState
+from oncehook.model import (
+    AttemptOutcome,
+    DeliveryStatus,
+    Filter,
+    Options,
+    Outcome,
+    Pruned,
+    ReplayState,
+    StoredWorker,
+    Turn,
+)
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -342,7 +350,7 @@ async def test_leases_of_a_restored_backup_are_void(store: Store) -> None:
     [later] = [lease for lease in leases if lease.delivery_id == waits]
     await settle(store, retry(later, 3600.0))
     held = [lease for lease in leases if lease is not later]
-    assert await store.void_leases() == 2
+    assert await store.invalidate_leases() == 2
     assert await asyncio.to_thread(store.renew, held) == set()
     for lease in held:
         assert await is_lost(store, done(lease))
@@ -352,12 +360,12 @@ async def test_leases_of_a_restored_backup_are_void(store: Store) -> None:
     assert min(lease.fence for lease in again) > max(lease.fence for lease in leases) + 100_000
     for lease in again:
         assert [attempt.outcome for attempt in await store.attempts_of(lease.delivery_id)] != [AttemptOutcome.crashed]
-    assert await store.void_leases() == 2
+    assert await store.invalidate_leases() == 2
 
 
 async def test_nothing_is_void_where_nothing_is_leased(store: Store) -> None:
     await deliver_one(store)
-    assert await store.void_leases() == 0
+    assert await store.invalidate_leases() == 0
     assert len(await take(store)) == 1
 
 
@@ -365,7 +373,7 @@ async def test_void_leases_hold_over_a_restart(ground: Ground) -> None:
     async with opened(ground) as store:
         await deliver_one(store)
         lost = await take_one(store, lease=3600.0)
-        assert await store.void_leases() == 1
+        assert await store.invalidate_leases() == 1
     async with opened(ground) as store:
         assert (await take_one(store)).fence > lost.fence + 100_000
 
@@ -380,19 +388,19 @@ def worker(name: str, leases: int = 0) -> StoredWorker:
 
 async def test_workers_are_known_while_they_greet(ground: Ground, store: Store) -> None:
     assert await store.workers() == []
-    await store.greet_worker(worker("a"))
+    await store.register_worker(worker("a"))
     [shown] = await store.workers()
     assert (shown.id, shown.host, shown.pid, shown.leases) == ("a", "here", 7, 0)
     assert list(shown.destinations) == ["crm", "mail"]
     assert shown.started_at == shown.seen_at
     ground.forward(40)
-    await store.greet_worker(worker("a", 3))
-    await store.greet_worker(worker("b"))
+    await store.register_worker(worker("a", 3))
+    await store.register_worker(worker("b"))
     [first, second] = sorted(await store.workers(), key=lambda one: one.id)
     assert (first.leases, first.started_at, second.id) == (3, shown.started_at, "b")
     assert (first.seen_at - shown.seen_at).total_seconds() >= 40
     ground.forward(40)
-    await store.greet_worker(worker("b"))
+    await store.register_worker(worker("b"))
     ground.forward(40)
     assert [one.id for one in await store.workers()] == ["b"]
     await store.dismiss_worker("b")
@@ -401,7 +409,7 @@ async def test_workers_are_known_while_they_greet(ground: Ground, store: Store) 
 
 
 async def test_workers_not_heard_of_for_a_day_are_forgotten(ground: Ground, store: Store) -> None:
-    await store.greet_worker(worker("a"))
+    await store.register_worker(worker("a"))
     ground.forward(DAY + 60)
-    await store.greet_worker(worker("b"))
+    await store.register_worker(worker("b"))
     assert count(ground, "workers") == 1

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
-from oncehook.deliveries import (
+from oncehook.errors import StoreError, StoreUnavailable
+from oncehook.model import (
     AttemptOutcome,
     Breaker,
     DeliveryStatus,
+    EraseOrder,
     Expired,
     Filter,
     Lease,
@@ -21,8 +23,6 @@ from oncehook.deliveries import (
     Settlement,
     Turn,
 )
-from oncehook.erasure import EraseOrder
-from oncehook.errors import StoreError, StoreUnavailable
 from oncehook.store.base import Store
 from oncehook.store.postgres import PostgresStore
 from tests.store.conftest import Ground, failed_checks

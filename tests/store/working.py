@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from oncehook import clock
-from oncehook.deliveries import Category, Expired, Lease, Settlement
 from oncehook.destinations.base import WELL, Destination, Result, Terms
+from oncehook.model import Category, Expired, Lease, Settlement
 from oncehook.store.base import Store
 from oncehook.worker import Worker
 from tests.waiting import until
@@ -96,10 +96,10 @@ class Noted:
 
 @asynccontextmanager
 async def working(
-    store: Store, *destinations: Scripted, concurrency: int = 1000, witness: Noted | None = None
+    store: Store, *destinations: Scripted, concurrency: int = 1000, observer: Noted | None = None
 ) -> AsyncIterator[Worker]:
     """A worker for these destinations on this store; when it is left, it stops."""
-    worker = Worker(store, destinations, witness or Noted(), concurrency=concurrency)
+    worker = Worker(store, destinations, observer or Noted(), concurrency=concurrency)
     store.wake = worker.wake
     await worker.start()
     try:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from oncehook.deliveries import Category
 from oncehook.errors import ConfigError
+from oncehook.model import Category
 from oncehook.outbound import Answer
-from oncehook.testing import Trial
+from oncehook.testing import TestInbox
 from oncehook.testing.standins import N8nStandIn
 
 WRONG_METHOD = (
@@ -24,7 +24,7 @@ STATES = [
 
 
 @pytest.mark.parametrize("retry", ["durable", "quick", []], ids=str)
-async def test_an_event_waits_until_n8n_is_ready(inbox: Trial, retry: str | list[str]) -> None:
+async def test_an_event_waits_until_n8n_is_ready(inbox: TestInbox, retry: str | list[str]) -> None:
     async with N8nStandIn() as n8n:
         inbox.destination("n8n", url=n8n.webhook(), preset="n8n", retry=retry, allow_private=True)
         inbox.route("app", "n8n")
@@ -40,7 +40,7 @@ async def test_an_event_waits_until_n8n_is_ready(inbox: Trial, retry: str | list
         assert {one.category for one in attempts[:-1]} == {Category.transient}
 
 
-async def test_a_workflow_that_is_off_over_a_weekend(inbox: Trial) -> None:
+async def test_a_workflow_that_is_off_over_a_weekend(inbox: TestInbox) -> None:
     async with N8nStandIn() as n8n:
         inbox.destination("n8n", url=n8n.webhook(), preset="n8n", retry="quick", allow_private=True)
         inbox.route("app", "n8n")
@@ -58,7 +58,7 @@ async def test_a_workflow_that_is_off_over_a_weekend(inbox: Trial) -> None:
         assert (delivery.status, len(n8n.executions)) == ("done", 1)
 
 
-async def test_nobody_listens_while_it_is_started_anew(inbox: Trial) -> None:
+async def test_nobody_listens_while_it_is_started_anew(inbox: TestInbox) -> None:
     async with N8nStandIn() as n8n:
         address = n8n.webhook()
     inbox.destination("n8n", url=address, preset="n8n", retry=[], allow_private=True)
@@ -79,7 +79,7 @@ async def test_nobody_listens_while_it_is_started_anew(inbox: Trial) -> None:
     ],
 )
 async def test_only_not_being_ready_is_waited_out(
-    inbox: Trial, status: int, settings: dict[str, object], ends: str
+    inbox: TestInbox, status: int, settings: dict[str, object], ends: str
 ) -> None:
     async with N8nStandIn() as n8n:
         inbox.destination("n8n", url=n8n.webhook(), preset="n8n", allow_private=True, **{"retry": [], **settings})  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ async def test_another_method_than_the_workflows_is_no_matter_of_time() -> None:
     assert "sources" in refused.value.hint
 
 
-async def test_for_everybody_else_there_are_settings(inbox: Trial) -> None:
+async def test_for_everybody_else_there_are_settings(inbox: TestInbox) -> None:
     async with N8nStandIn() as other:
         inbox.destination("hook", url=other.webhook(), transient=[404, 423], retry=["1m"], allow_private=True)
         inbox.route("app", "hook")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from oncehook.testing import Trial
+from oncehook.testing import TestInbox
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/how-to/testing.md"
@@ -180,16 +180,16 @@ def test_the_page_is_true(tmp_path: Path) -> None:
     assert good(run(tmp_path, code, "-o", "asyncio_mode=auto", "-o", "pythonpath=."), tests)
 
 
-async def test_it_is_here_as_well(inbox: Trial) -> None:
-    assert isinstance(inbox, Trial)
+async def test_it_is_here_as_well(inbox: TestInbox) -> None:
+    assert isinstance(inbox, TestInbox)
 
 
 @pytest.fixture
-async def started(inbox: Trial) -> Trial:
+async def started(inbox: TestInbox) -> TestInbox:
     """A fixture of one's own that is a coroutine: on the loop of the test."""
     await inbox.start()
     return inbox
 
 
-async def test_a_fixture_may_start_it(started: Trial) -> None:
+async def test_a_fixture_may_start_it(started: TestInbox) -> None:
     assert await started.troubles() == {}

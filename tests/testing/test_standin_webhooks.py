@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from oncehook.testing import Trial
+from oncehook.testing import TestInbox
 from oncehook.testing.standins import (
     UNANSWERED,
     EvolutionApiStandIn,
@@ -21,13 +21,13 @@ from tests.kept import kept_events
 ANA = "5511988880142"
 
 
-def listen_to(inbox: Trial, standin: StandIn) -> None:
+def listen_to(inbox: TestInbox, standin: StandIn) -> None:
     token = {"verify_token": "t"} if isinstance(standin, MetaStandIn) else {}
     inbox.source("hooks", preset=standin.preset, secret=standin.secret, **token)
 
 
 @pytest.mark.parametrize("kind", [MetaStandIn, EvolutionApiStandIn, EvolutionGoStandIn])
-async def test_a_message_sent_twice_is_one_event(inbox: Trial, kind: type[Any]) -> None:
+async def test_a_message_sent_twice_is_one_event(inbox: TestInbox, kind: type[Any]) -> None:
     async with kind() as standin:
         listen_to(inbox, standin)
         async with inbox.served() as url:
@@ -40,7 +40,7 @@ async def test_a_message_sent_twice_is_one_event(inbox: Trial, kind: type[Any]) 
 
 
 @pytest.mark.parametrize("kind", [MetaStandIn, EvolutionApiStandIn, EvolutionGoStandIn])
-async def test_somebody_with_another_secret_is_refused(inbox: Trial, kind: type[Any]) -> None:
+async def test_somebody_with_another_secret_is_refused(inbox: TestInbox, kind: type[Any]) -> None:
     async with kind() as standin:
         listen_to(inbox, standin)
         standin.secret = "another"
@@ -49,7 +49,7 @@ async def test_somebody_with_another_secret_is_refused(inbox: Trial, kind: type[
         assert answer.status == 401
 
 
-async def test_meta_batches_messages_and_statuses(inbox: Trial) -> None:
+async def test_meta_batches_messages_and_statuses(inbox: TestInbox) -> None:
     meta = MetaStandIn()
     listen_to(inbox, meta)
     hooks = [meta.message(from_=ANA, text="one"), meta.message(from_="4915100000000", text="two", name="Bo")]
@@ -61,7 +61,7 @@ async def test_meta_batches_messages_and_statuses(inbox: Trial) -> None:
     assert types == ["message.text", "message.text", "status.delivered", "status.sent"]
 
 
-async def test_a_status_that_was_overtaken_is_not_delivered(inbox: Trial) -> None:
+async def test_a_status_that_was_overtaken_is_not_delivered(inbox: TestInbox) -> None:
     """`read` before `delivered`, and the rank of the preset sees to it."""
     meta = MetaStandIn()
     listen_to(inbox, meta)
@@ -87,7 +87,7 @@ async def test_meta_signs_what_is_escaped_as_meta_escapes() -> None:
     assert b"\\u00e9\\/" in request.body
 
 
-async def test_one_receipt_of_evolution_go_is_an_event_per_message(inbox: Trial) -> None:
+async def test_one_receipt_of_evolution_go_is_an_event_per_message(inbox: TestInbox) -> None:
     go = EvolutionGoStandIn()
     listen_to(inbox, go)
     async with inbox.served() as url:
@@ -96,7 +96,7 @@ async def test_one_receipt_of_evolution_go_is_an_event_per_message(inbox: Trial)
     assert all(go.token.encode() not in event.body for event in await kept_events(inbox.store))
 
 
-async def test_evolution_api_statuses(inbox: Trial) -> None:
+async def test_evolution_api_statuses(inbox: TestInbox) -> None:
     evolution = EvolutionApiStandIn()
     listen_to(inbox, evolution)
     async with inbox.served() as url:
@@ -107,7 +107,7 @@ async def test_evolution_api_statuses(inbox: Trial) -> None:
     assert {event.type for event in await kept_events(inbox.store)} == {"messages.update", "connection.update"}
 
 
-async def test_n8n_sends_what_a_flow_would(inbox: Trial) -> None:
+async def test_n8n_sends_what_a_flow_would(inbox: TestInbox) -> None:
     n8n = N8nStandIn()
     listen_to(inbox, n8n)
     async with inbox.served() as url:

@@ -9,7 +9,7 @@ import pytest
 
 from oncehook.inbox import Inbox
 from oncehook.model import Kind, show_id
-from oncehook.testing import Trial
+from oncehook.testing import TestInbox
 from oncehook.testing.standins import EvolutionApiStandIn, MetaStandIn, N8nStandIn, Tunnel
 from tests.acceptance.processes import Receiver
 
@@ -17,7 +17,7 @@ ANA = "5511988880142"
 
 
 @pytest.mark.parametrize("cut", [False, True], ids=["answers 502", "cuts the line"])
-async def test_one_execution_on_attempt_two(inbox: Trial, cut: bool) -> None:
+async def test_one_execution_on_attempt_two(inbox: TestInbox, cut: bool) -> None:
     """What comes in twice runs once; what goes out into a bad moment goes out again."""
     async with (
         EvolutionApiStandIn() as evolution,

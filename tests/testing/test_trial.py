@@ -14,13 +14,13 @@ from oncehook import Event, GiveUp, Inbox, RetryLater, clock, presets
 from oncehook.errors import ConfigError
 from oncehook.model import new_id
 from oncehook.sources import build
-from oncehook.testing import BlockingTrial, Trial
+from oncehook.testing import BlockingTrial, TestInbox
 from oncehook.verify.schemes import Nothing
 
 # -- sending -----------------------------------------------------------------------------------
 
 
-async def test_the_common_case(inbox: Trial) -> None:
+async def test_the_common_case(inbox: TestInbox) -> None:
     seen: list[str] = []
 
     @inbox.on("stripe", "invoice.*")
@@ -34,7 +34,7 @@ async def test_the_common_case(inbox: Trial) -> None:
     assert seen == ["invoice.paid"]
 
 
-async def test_nothing_is_worked_on_before_it_is_asked_for(inbox: Trial) -> None:
+async def test_nothing_is_worked_on_before_it_is_asked_for(inbox: TestInbox) -> None:
     n8n = inbox.recorded("n8n")
     inbox.route("stripe", "n8n")
     await inbox.send("stripe", "invoice.paid")
@@ -46,20 +46,20 @@ async def test_nothing_is_worked_on_before_it_is_asked_for(inbox: Trial) -> None
 
 
 @pytest.mark.parametrize("preset", presets.names())
-async def test_every_preset_is_there_by_its_name(inbox: Trial, preset: str) -> None:
+async def test_every_preset_is_there_by_its_name(inbox: TestInbox, preset: str) -> None:
     assert 200 <= (await inbox.send(preset)).status < 300
     assert 200 <= (await inbox.send_again()).status < 300
     assert (await inbox.send(preset, forge=True)).status == 401
 
 
-async def test_a_body_of_ones_own(inbox: Trial) -> None:
+async def test_a_body_of_ones_own(inbox: TestInbox) -> None:
     inbox.source("orders", verify={"scheme": "hmac", "header": "X-Sign"}, secret="s", key="$.id")
     assert (await inbox.send("orders", body={"id": 7})).json()["status"] == "accepted"
     assert (await inbox.send("orders", body={"id": 7})).json()["status"] == "duplicate"
     assert (await inbox.send("orders", body={"id": 7, "x": 1})).json()["status"] == "conflict"
 
 
-async def test_a_sender_waits_however_long_it_takes(inbox: Trial, oncehook_store: str) -> None:
+async def test_a_sender_waits_however_long_it_takes(inbox: TestInbox, oncehook_store: str) -> None:
     """A test that somebody else's machine holds up for a moment must not fail by a 503."""
     source = build("orders", scheme=Nothing(), key="$.id", budget=0.05)
     inbox.add(source)
@@ -74,7 +74,7 @@ async def test_a_sender_waits_however_long_it_takes(inbox: Trial, oncehook_store
     assert source.budget == 0.05
 
 
-async def test_what_is_not_there_is_told(inbox: Trial) -> None:
+async def test_what_is_not_there_is_told(inbox: TestInbox) -> None:
     with pytest.raises(ConfigError, match="no source"):
         await inbox.send("strype")
     with pytest.raises(ConfigError, match="Nothing was sent"):
@@ -85,7 +85,7 @@ async def test_what_is_not_there_is_told(inbox: Trial) -> None:
 # -- working and time --------------------------------------------------------------------------
 
 
-async def test_a_retry_waits_for_the_clock(inbox: Trial) -> None:
+async def test_a_retry_waits_for_the_clock(inbox: TestInbox) -> None:
     attempts: list[int] = []
 
     @inbox.on("stripe", retry=["1h", "24h"])
@@ -111,7 +111,7 @@ async def test_a_retry_waits_for_the_clock(inbox: Trial) -> None:
     assert done.id == waiting.id
 
 
-async def test_draining_retries_too_goes_through_days_at_once(inbox: Trial) -> None:
+async def test_draining_retries_too_goes_through_days_at_once(inbox: TestInbox) -> None:
     attempts: list[int] = []
 
     @inbox.on("stripe", retry="durable")
@@ -128,7 +128,7 @@ async def test_draining_retries_too_goes_through_days_at_once(inbox: Trial) -> N
     assert inbox.clock.now() - before > timedelta(hours=69)
 
 
-async def test_a_key_is_forgotten_after_its_window(inbox: Trial) -> None:
+async def test_a_key_is_forgotten_after_its_window(inbox: TestInbox) -> None:
     inbox.source("orders", verify="none", key="$.id", keep_keys="7d")
     assert (await inbox.send("orders", body={"id": 1})).json()["status"] == "accepted"
     inbox.clock.forward("6d")
@@ -137,13 +137,13 @@ async def test_a_key_is_forgotten_after_its_window(inbox: Trial) -> None:
     assert (await inbox.send_again()).json()["status"] == "accepted"
 
 
-async def test_a_signature_grows_stale(inbox: Trial) -> None:
+async def test_a_signature_grows_stale(inbox: TestInbox) -> None:
     await inbox.send("stripe", "invoice.paid")
     inbox.clock.forward("10m")
     assert (await inbox.send_again()).status == 401
 
 
-async def test_what_a_handler_makes_due_is_drained_as_well(inbox: Trial) -> None:
+async def test_what_a_handler_makes_due_is_drained_as_well(inbox: TestInbox) -> None:
     seen: list[str] = []
 
     @inbox.on("stripe")
@@ -159,7 +159,7 @@ async def test_what_a_handler_makes_due_is_drained_as_well(inbox: Trial) -> None
     assert seen == ["booked"]
 
 
-async def test_a_dead_letter_is_replayed(inbox: Trial) -> None:
+async def test_a_dead_letter_is_replayed(inbox: TestInbox) -> None:
     answers = [GiveUp("no"), None]
 
     @inbox.on("stripe")
@@ -170,13 +170,13 @@ async def test_a_dead_letter_is_replayed(inbox: Trial) -> None:
     await inbox.send("stripe", "invoice.paid")
     await inbox.drain()
     [dead] = await inbox.deliveries(status="dead")
-    await inbox.desk.replay_one(dead.id, actor="test")
+    await inbox.admin.replay_one(dead.id, actor="test")
     await inbox.drain()
     [done] = await inbox.deliveries()
     assert (done.id, done.status, done.run) == (dead.id, "done", 2)
 
 
-async def test_a_long_attempt_is_waited_for_and_time_stands_still_meanwhile(inbox: Trial) -> None:
+async def test_a_long_attempt_is_waited_for_and_time_stands_still_meanwhile(inbox: TestInbox) -> None:
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @inbox.on("stripe")
@@ -197,7 +197,7 @@ async def test_a_long_attempt_is_waited_for_and_time_stands_still_meanwhile(inbo
 
 
 async def test_time_is_taken_back(tmp_path: Path) -> None:
-    trial = Trial(f"sqlite:{tmp_path}/x.db")
+    trial = TestInbox(f"sqlite:{tmp_path}/x.db")
     present = clock.now()
     trial.clock.forward("400d")
     later = new_id()
@@ -212,7 +212,7 @@ async def test_time_is_taken_back(tmp_path: Path) -> None:
 # -- recorded destinations ---------------------------------------------------------------------
 
 
-async def test_a_recorded_destination_gets_what_the_real_one_would(inbox: Trial) -> None:
+async def test_a_recorded_destination_gets_what_the_real_one_would(inbox: TestInbox) -> None:
     inbox.destination("n8n", url="https://n8n.example/webhook/abc", sign="whsec_c2VjcmV0", headers={"X-Team": "a"})
     inbox.route("stripe", "n8n")
     n8n = inbox.recorded("n8n")
@@ -225,7 +225,7 @@ async def test_a_recorded_destination_gets_what_the_real_one_would(inbox: Trial)
     assert {"webhook-signature", "x-team", "idempotency-key"} <= set(delivery.headers)
 
 
-async def test_its_answers_are_scripted(inbox: Trial) -> None:
+async def test_its_answers_are_scripted(inbox: TestInbox) -> None:
     n8n = inbox.recorded("n8n")  # made up: nothing of that name was there
     inbox.route("stripe", "n8n")
     n8n.fail(502)
@@ -241,7 +241,7 @@ async def test_its_answers_are_scripted(inbox: Trial) -> None:
     assert dead.last_error == "HTTP 404"
 
 
-async def test_only_requests_are_recorded(inbox: Trial) -> None:
+async def test_only_requests_are_recorded(inbox: TestInbox) -> None:
     @inbox.on("stripe")
     async def book(event: Event) -> None: ...
 
@@ -269,7 +269,7 @@ def program(folder: Path) -> tuple[Inbox, list[str]]:
     return inbox, seen
 
 
-async def test_a_programs_inbox_runs_on_the_tests_store(inbox: Trial, tmp_path: Path) -> None:
+async def test_a_programs_inbox_runs_on_the_tests_store(inbox: TestInbox, tmp_path: Path) -> None:
     own, seen = program(tmp_path)
     state = dict(own.__dict__)
     inbox.use(own)
@@ -285,7 +285,9 @@ async def test_a_programs_inbox_runs_on_the_tests_store(inbox: Trial, tmp_path: 
     assert own.destinations["crm"] is state["destinations"]["crm"]
 
 
-async def test_a_programs_functions_for_categories_count_whenever_they_were_added(inbox: Trial, tmp_path: Path) -> None:
+async def test_a_programs_functions_for_categories_count_whenever_they_were_added(
+    inbox: TestInbox, tmp_path: Path
+) -> None:
     own = Inbox(f"sqlite:{tmp_path / 'production.db'}")
 
     @own.on("app", retry=["1m"])
@@ -299,7 +301,7 @@ async def test_a_programs_functions_for_categories_count_whenever_they_were_adde
     assert [one.category for one in await inbox.deliveries("ship")] == ["transient"]
 
 
-async def test_a_host_application_starts_it_by_itself(inbox: Trial, tmp_path: Path) -> None:
+async def test_a_host_application_starts_it_by_itself(inbox: TestInbox, tmp_path: Path) -> None:
     own, seen = program(tmp_path)
     inbox.use(own)
     crm = inbox.recorded("crm")
@@ -314,7 +316,7 @@ async def test_a_host_application_starts_it_by_itself(inbox: Trial, tmp_path: Pa
     assert not (tmp_path / "production.db").exists()
 
 
-async def test_an_inbox_that_runs_cannot_be_used(inbox: Trial, tmp_path: Path) -> None:
+async def test_an_inbox_that_runs_cannot_be_used(inbox: TestInbox, tmp_path: Path) -> None:
     own, _ = program(tmp_path)
     async with own.running():
         with pytest.raises(ConfigError, match="before it is started"):

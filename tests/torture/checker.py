@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from oncehook.deliveries import DEATHS
+from oncehook.model import DEATHS
 from tests.acceptance.sink import Sink
 from tests.torture.fleet import Attempt, Fleet, Order
 from tests.torture.ledger import Entry, Sleep

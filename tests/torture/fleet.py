@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from oncehook.assembly import open_store
+from oncehook.settings.build import open_store
 from tests.acceptance.conftest import Engine
 from tests.torture.app import make
 from tests.torture.ledger import Entry, Ledger

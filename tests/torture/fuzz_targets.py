@@ -19,12 +19,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, cast
 
-from oncehook import config, development, payload, presets, query, units
+from oncehook import human, payload, presets, query, settings
 from oncehook.errors import ConfigError, QueryInvalid, Rejected, SignatureInvalid
-from oncehook.keys import Rule, Rules, bounded
+from oncehook.ingest import Receiver, is_direct
 from oncehook.model import Arrival, Headers, key_hash, pack_head, unpack_head
-from oncehook.receive import Receiver, is_direct
-from oncehook.sight import Sight
+from oncehook.rules import Rule, RuleContext, Rules, bounded
+from oncehook.settings import development
 from oncehook.sources import Network, Source
 from oncehook.web.peers import UNKNOWN, peer_finder, plain
 
@@ -114,7 +114,7 @@ def fuzz_rule(data: bytes) -> None:
         rule = Rule.parse(spec)
         if any(path.text.count("..") > 1 for path in rule.paths):
             return
-        found = rule.read(Sight(arrival, arrival.body))
+        found = rule.read(RuleContext(arrival, arrival.body))
         assert found is None or any(found)
         reading = Rules(key=spec, subject=spec, type=spec, event_time=spec, rank=spec).read(arrival)
         for text in (reading.subject, reading.type):
@@ -149,13 +149,13 @@ def fuzz_config(data: bytes) -> None:
         file = Path(folder) / "oncehook.toml"
         file.write_bytes(data)
         with suppress(ConfigError):
-            list(config.load(file, env={}, secrets=False).settings())
+            list(settings.load(file, env={}, secrets=False).settings())
 
 
 def fuzz_units(data: bytes) -> None:
     """Durations, sizes, rates."""
     text = data.decode("utf-8", "replace")
-    for read in (units.seconds, units.size, units.rate):
+    for read in (human.seconds, human.size, human.rate):
         with suppress(ConfigError):
             assert read(text) >= 0
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from oncehook import presets, sending
+from oncehook import presets, samples
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.outbound.addresses import TABLE, Guard
@@ -49,8 +49,8 @@ def verify(tally: Tally, source: Source, what: str, arrival: Arrival) -> None:
 
 def proofs(source: Source, kind: str) -> tuple[Arrival, list[int], bool]:
     """Return a genuine arrival, the places of the headers that prove it, and whether its query is a proof as well."""
-    draft = sending.draft(source, kind)
-    arrival = sending.sign(source, draft, url=source.public_url)
+    draft = samples.draft(source, kind)
+    arrival = samples.sign(source, draft, url=source.public_url)
     before = set(draft.headers)
     places = [n for n, pair in enumerate(arrival.headers) if pair not in before and pair[0] not in UNSIGNED]
     return arrival, places, arrival.query != draft.query

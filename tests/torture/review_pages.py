@@ -90,7 +90,7 @@ def ask(tally: Tally, house: House, method: str, path: str, **how: object) -> An
 
 def fill(house: House) -> list[str]:
     """Put every text into every field that a sender or a person fills; return the ids of some events."""
-    desk, events = house.inbox.desk, []
+    admin, events = house.inbox.admin, []
     for n, text in enumerate(TEXTS):
         fields = {"type": text, "order": text, text: [text, {text: text}], "digital": n % 2 == 0, "note": text}
         events.append(house.receive("orders", body={"id": f"{n}{text}", **fields})[0])
@@ -99,11 +99,11 @@ def fill(house: House) -> list[str]:
         house.do(house.inbox.receive("orders", head, json.dumps({"id": f"h{n}", "type": "t"}).encode()))
         house.do(house.inbox.receive(text, {}, b"{}"))
     house.settle()
-    dead = house.do(desk.deliveries(desk.read("status:dead"))).items
+    dead = house.do(admin.deliveries(admin.read("status:dead"))).items
     for one, text in zip(dead, TEXTS, strict=False):
-        act = desk.discard if one is dead[0] else desk.replay_one
+        act = admin.discard if one is dead[0] else admin.replay_one
         house.do(act(one.id, actor=text, reason=text))
-    house.do(desk.pause("ship", actor=TEXTS[1], reason=TEXTS[0]))
+    house.do(admin.pause("ship", actor=TEXTS[1], reason=TEXTS[0]))
     return events
 
 

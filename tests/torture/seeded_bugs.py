@@ -17,16 +17,15 @@ from typing import Any, Final
 
 from msgspec import structs
 
-from oncehook import clock, model, receive
+from oncehook import clock, ingest, model
 from oncehook.claims import postgres as postgres_claims
 from oncehook.claims import redis as redis_claims
 from oncehook.claims import sqlite as sqlite_claims
-from oncehook.deliveries import Lease, Settlement, Want
-from oncehook.model import Arrival, Intake, Item, Mark, Outcome, Planned, Verdict
+from oncehook.ingest import Receiver
+from oncehook.model import Arrival, Intake, Item, Lease, LeaseRequest, Mark, Outcome, Planned, Settlement, Verdict
 from oncehook.outbound import Answer, addresses
 from oncehook.outbound.connection import Connection
 from oncehook.outbound.direct import Direct
-from oncehook.receive import Receiver
 from oncehook.sources import Source
 from oncehook.store import base, migrate
 from oncehook.store.base import Pending
@@ -240,9 +239,9 @@ def retry_header_means_duplicate() -> None:
     """The sender says that it sends again: so it is a duplicate."""
     begin = Receiver.begin
 
-    def believing(self: Receiver, source: Source | None, arrival: Arrival) -> receive.Begun | receive.Receipt:
+    def believing(self: Receiver, source: Source | None, arrival: Arrival) -> ingest.Begun | ingest.Receipt:
         if source is not None and any(b"retry" in name for name, _ in arrival.headers):
-            return receive.Receipt(receive._answer(source, arrival, {"status": "duplicate"}), "duplicate", [])
+            return ingest.Receipt(ingest._answer(source, arrival, {"status": "duplicate"}), "duplicate", [])
         return begin(self, source, arrival)
 
     Receiver.begin = believing  # type: ignore[method-assign]
@@ -290,16 +289,16 @@ def client_error_on_storage_error() -> None:
 @mistake("completion by id only")
 def completion_by_id_only() -> None:
     """UPDATE … WHERE id = ?"""
-    look = settle.Settling._heads
+    look = settle.SettlementBatcher._heads
 
-    def trusting(self: settle.Settling, settlements: Sequence[Settlement]) -> dict[bytes, settle.Head]:
+    def trusting(self: settle.SettlementBatcher, settlements: Sequence[Settlement]) -> dict[bytes, settle.Head]:
         heads = look(self, settlements)
         for settlement in settlements:
             if (head := heads.get(settlement.lease.line)) is not None:
                 settlement.lease.fence = head.fence
         return heads
 
-    settle.Settling._heads = trusting  # type: ignore[method-assign]
+    settle.SettlementBatcher._heads = trusting  # type: ignore[method-assign]
     reword_function("settle", ("SELECT h.fence FROM", "SELECT i.fence FROM"), (" AND h.fence = i.fence AND", " AND"))
 
 
@@ -309,7 +308,7 @@ def reaper_by_id_only() -> None:
     give = work.Leasing.lease
     ends: dict[bytes, int] = {}
 
-    def reaping(self: work.Leasing, wants: Sequence[Want]) -> list[Lease]:
+    def reaping(self: work.Leasing, wants: Sequence[LeaseRequest]) -> list[Lease]:
         for head_id in [head_id for head_id, at in ends.items() if at <= self.now]:
             del ends[head_id]
             self.connection.execute(
@@ -356,7 +355,7 @@ def zero_winner_rival_check() -> None:
     give = SqliteStore.lease
     here: dict[object, int] = {}
 
-    async def polite(self: SqliteStore, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
+    async def polite(self: SqliteStore, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
         me = object()
         here[me] = self.now()
         await asyncio.sleep(0)
@@ -375,7 +374,7 @@ def worker_clock_for_expiry() -> None:
     reword(postgres_lease.LEASE, ("$8", "CASE WHEN set_config('seeded.clock', $9, false) <> '' THEN $8 END"))
     want = postgres_lease.lease_parameters
 
-    def by_own_clock(wants: Sequence[Want], slot: int, worker: str | None = None) -> list[Any]:
+    def by_own_clock(wants: Sequence[LeaseRequest], slot: int, worker: str | None = None) -> list[Any]:
         return [*want(wants, slot, worker), str(clock.now() - time.time())]
 
     everywhere(want, by_own_clock)

@@ -11,12 +11,11 @@ from typing import cast
 import pytest
 
 from oncehook import clock, faults
-from oncehook.deliveries import Lease
 from oncehook.errors import StoreUnavailable
-from oncehook.heartbeat import BEATS, Heartbeat
-from oncehook.model import Outcome
+from oncehook.model import Lease, Outcome
 from oncehook.store.base import Store
 from oncehook.store.sqlite import SqliteStore
+from oncehook.worker import BEATS, Heartbeat
 from tests.store.making import deliver_one, done, enrolled, intake, item, settle, take, take_one
 from tests.store.place import Place
 

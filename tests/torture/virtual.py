@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import pytest
 
 from oncehook import clock, model
-from oncehook.heartbeat import Heartbeat
 from oncehook.store.base import Reserved
 from oncehook.store.sqlite import SqliteStore
 from oncehook.store.sqlite.writer import Writer
+from oncehook.worker import Heartbeat
 
 T = TypeVar("T")
 EPOCH = 1_800_000_000.0

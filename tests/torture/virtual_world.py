@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from oncehook import Event, GiveUp, RetryLater
-from oncehook.backoff import Policy
-from oncehook.deliveries import Breaker, Expired, Lease, Settle, Settlement
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.handler import HandlerDestination
-from oncehook.model import delivery_id
+from oncehook.model import Breaker, Expired, Lease, Settle, Settlement, delivery_id
+from oncehook.retry import Policy
 from oncehook.worker import GRACE, POLL, Worker
 from tests.store.making import intake, item
 from tests.torture.virtual import VirtualHeartbeat, VirtualLoop, VirtualStore
@@ -230,7 +229,7 @@ class World:
     async def live(self) -> World:
         """Until everything that arrived is over."""
         await self.store.open()
-        numbers = await self.store.enroll(["orders"], [place.destination.name for place in self.places])
+        numbers = await self.store.register_names(["orders"], [place.destination.name for place in self.places])
         for place in self.places:
             place.destination.number = numbers.destinations[place.destination.name]
         await self._hire()
@@ -348,7 +347,7 @@ class World:
             return False
         if worker._places[number].room(1) < 1:
             return False
-        return number in (await self.store.outlook([number])).live
+        return number in (await self.store.next_due([number])).live
 
     # -- what must hold in the end -------------------------------------------------------------
 

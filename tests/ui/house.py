@@ -24,13 +24,13 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
 
 from oncehook import clock
-from oncehook.config.tables import TokenConfig
-from oncehook.deliveries import Level
 from oncehook.inbox import Inbox
+from oncehook.model import Level
 from oncehook.secret import Secret
 from oncehook.sessions import Sessions
+from oncehook.settings.tables import TokenConfig
 from oncehook.testing import send, signed
-from oncehook.watermarks import Limits
+from oncehook.upkeep import Limits
 from oncehook.web import api, pages
 from oncehook.web.access import Access
 from oncehook.web.live import Stream
@@ -182,17 +182,17 @@ class House:
         ]
         access = Access(None, tokens, self.inbox.local_token)
         self.door = Door(access, Sessions(self.inbox.store), authorize=self.authorize, announce=self.links.append)
-        desk: Sequence[BaseRoute]
+        admin: Sequence[BaseRoute]
         if self.authorize is not None:
-            desk = pages.dashboard(self.inbox.desk, self.stream, authorize=self.authorize).routes
+            admin = pages.dashboard(self.inbox.admin, self.stream, authorize=self.authorize).routes
             return Starlette(
-                routes=[Mount(self.prefix, pages.dashboard(self.inbox.desk, self.stream, authorize=self.authorize))]
+                routes=[Mount(self.prefix, pages.dashboard(self.inbox.admin, self.stream, authorize=self.authorize))]
             )
-        desk = [
-            *api.routes(self.inbox.desk, access, self.stream),
-            *pages.routes(self.inbox.desk, self.door, self.stream),
+        admin = [
+            *api.routes(self.inbox.admin, access, self.stream),
+            *pages.routes(self.inbox.admin, self.door, self.stream),
         ]
-        return Starlette(routes=[Mount(self.prefix, routes=desk)] if self.prefix else desk)
+        return Starlette(routes=[Mount(self.prefix, routes=admin)] if self.prefix else admin)
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         """Have something done on the house's own loop."""
@@ -272,7 +272,7 @@ def lived_in(house: House) -> None:
     house.settle()
     worker = house.inbox._as_worker()  # it has not been heard of for an hour, by a clock that ran away
     assert worker is not None
-    house.do(house.inbox.store.greet_worker(worker))
+    house.do(house.inbox.store.register_worker(worker))
 
 
 def _step(house: House, step: int) -> None:

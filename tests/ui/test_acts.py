@@ -10,11 +10,9 @@ from pathlib import Path
 from playwright.sync_api import Locator, Page, expect
 
 from oncehook import clock
-from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.inbox import Inbox
-from oncehook.model import Kind, read_id, show_id
-from oncehook.plans import seal
-from oncehook.replays import ReplayState
+from oncehook.model import DeliveryStatus, Filter, Kind, ReplayState, StoredDelivery, read_id, show_id
+from oncehook.replay import encode_token
 from tests.ui.conftest import Enter
 from tests.ui.house import House
 
@@ -23,7 +21,7 @@ OURS = {"sec-fetch-site": "same-origin"}
 
 def delivery(house: House, event_id: str) -> StoredDelivery:
     """The one delivery of an order."""
-    (found,) = house.do(house.inbox.desk.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
+    (found,) = house.do(house.inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
     return found
 
 
@@ -76,7 +74,7 @@ def test_a_replayed_delivery_says_so_and_leads_to_the_run_that_followed(own_hous
     """In the list, on its page, and by a query."""
     order, other = dead_orders(own_house, 2)
     own_house.mood.ship = "mended"
-    replay = own_house.do(own_house.inbox.desk.replay_one(delivery(own_house, order).id, actor="ann"))
+    replay = own_house.do(own_house.inbox.admin.replay_one(delivery(own_house, order).id, actor="ann"))
     own_house.settle()
     page = enter(own_house)
     page.goto(own_house.url + "/events")
@@ -115,7 +113,7 @@ def test_a_replay_is_offered_only_where_it_can_work(own_house: House, enter: Ent
     page.goto(f"{own_house.url}/events/{dead}?tab=deliveries")
     expect(offers).to_have_count(2)
     own_house.mood.ship = "mended"
-    own_house.do(own_house.inbox.desk.replay_one(delivery(own_house, dead).id, actor="ann"))
+    own_house.do(own_house.inbox.admin.replay_one(delivery(own_house, dead).id, actor="ann"))
     own_house.settle()
     page.reload()
     expect(page.locator("#head .state.done")).to_be_visible()
@@ -177,7 +175,7 @@ def test_many_are_replayed_with_progress(own_house: House, enter: Enter) -> None
     page.get_by_role("button", name=re.compile("Abort")).click()
     expect(page.locator("table")).to_contain_text("aborted")
     expect(page.locator("table")).to_contain_text("to ship")
-    (replay,) = own_house.do(own_house.inbox.desk.replays()).items
+    (replay,) = own_house.do(own_house.inbox.admin.replays()).items
     assert replay.state is ReplayState.aborted
     assert 0 < replay.done < 45
     own_house.settle()
@@ -201,7 +199,7 @@ def test_a_large_or_repeated_replay_wants_its_number_typed(own_house: House, ent
     dialog.get_by_label("Type 3 to confirm").fill("3")
     button.click()
     expect(page.locator("table")).to_contain_text("done")
-    assert own_house.do(own_house.inbox.desk.replays()).items[0].planned == 3
+    assert own_house.do(own_house.inbox.admin.replays()).items[0].planned == 3
 
 
 def test_the_server_wants_the_number_too(own_house: House) -> None:
@@ -209,11 +207,11 @@ def test_the_server_wants_the_number_too(own_house: House) -> None:
     own_house.order("once")
     own_house.settle()
     headers = {"cookie": own_house.login("operator"), **OURS}
-    desk = own_house.inbox.desk
-    plan = own_house.do(desk.plan(desk.wish("source:orders", force=True)))
+    admin = own_house.inbox.admin
+    plan = own_house.do(admin.plan(admin.wish("source:orders", force=True)))
     answer = own_house.ask("POST", "/replays", form={"plan": plan.token, "typed": "2"}, headers=headers)
     assert (answer.status, "Type 1 to confirm" in answer.text) == (400, True)
-    assert not own_house.do(desk.replays()).items
+    assert not own_house.do(admin.replays()).items
 
 
 def test_a_plan_for_a_handler_says_what_it_gets_and_offers_a_new_id(own_house: House) -> None:
@@ -225,9 +223,9 @@ def test_a_plan_for_a_handler_says_what_it_gets_and_offers_a_new_id(own_house: H
         assert f"gets the same event with {which} idempotency_key" in page
         assert "webhook-id" not in page
     assert ("Send a fresh id" in same, "Send a fresh id" in new) == (True, False)
-    desk = own_house.inbox.desk
-    own_house.do(desk.pause("ship", actor="ana"))
-    said = own_house.do(desk.plan(desk.wish("status:dead"))).notes
+    admin = own_house.inbox.admin
+    own_house.do(admin.pause("ship", actor="ana"))
+    said = own_house.do(admin.plan(admin.wish("status:dead"))).notes
     page = unescape(own_house.ask("GET", plan, headers=cookie).text)
     assert any("is paused" in note for note in said)
     assert [note for note in said if note not in page] == []
@@ -237,27 +235,27 @@ def test_a_double_click_is_one_replay(own_house: House) -> None:
     dead_orders(own_house, 2)
     own_house.mood.ship = "mended"
     headers = {"cookie": own_house.login("operator"), **OURS}
-    desk = own_house.inbox.desk
-    plan = own_house.do(desk.plan(desk.wish("status:dead")))
+    admin = own_house.inbox.admin
+    plan = own_house.do(admin.plan(admin.wish("status:dead")))
     form = {"plan": plan.token, "request_key": "one-click"}
     first, second = (own_house.ask("POST", "/replays", form=form, headers=headers) for _ in range(2))
     assert first.status == second.status == 303
     assert first.headers["location"] == second.headers["location"]
-    assert len(own_house.do(desk.replays()).items) == 1
+    assert len(own_house.do(admin.replays()).items) == 1
     own_house.settle()
 
 
 def test_a_set_that_has_changed_is_planned_anew(own_house: House) -> None:
     dead_orders(own_house, 2)
     headers = {"cookie": own_house.login("operator"), **OURS}
-    desk = own_house.inbox.desk
-    plan = own_house.do(desk.plan(desk.wish("status:dead")))
-    own_house.do(desk.discard(plan.sample[0].id, actor="somebody else"))
+    admin = own_house.inbox.admin
+    plan = own_house.do(admin.plan(admin.wish("status:dead")))
+    own_house.do(admin.discard(plan.sample[0].id, actor="somebody else"))
     answer = own_house.ask("POST", "/replays", form={"plan": plan.token}, headers=headers)
     assert answer.status == 409
     assert "The plan said 2, now it would be 1." in answer.text
     assert "Replay 1 delivery" in answer.text
-    assert not own_house.do(desk.replays()).items
+    assert not own_house.do(admin.replays()).items
 
 
 def test_retry_discard_pause_and_resume(own_house: House, enter: Enter) -> None:
@@ -314,9 +312,9 @@ def test_what_dies_while_the_dialog_is_open_is_not_discarded(own_house: House, e
 def test_more_than_were_shown_are_shown_before_they_are_discarded(own_house: House) -> None:
     dead_orders(own_house, 2)
     headers = {"cookie": own_house.login("operator"), **OURS}
-    desk = own_house.inbox.desk
-    wish, seen = desk.planned(own_house.do(desk.plan(desk.wish("status:dead"))).token)
-    form = {"plan": seal(wish, replace(seen, count=1)), "reason": "no <address>"}
+    admin = own_house.inbox.admin
+    wish, seen = admin.planned(own_house.do(admin.plan(admin.wish("status:dead"))).token)
+    form = {"plan": encode_token(wish, replace(seen, count=1)), "reason": "no <address>"}
     answer = own_house.ask("POST", "/dead/discard", form=form, headers=headers)
     assert answer.status == 409
     assert "The plan said 1, now it would be 2." in answer.text

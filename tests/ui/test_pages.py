@@ -35,7 +35,7 @@ PHONE = {"width": 390, "height": 844}
 
 def found(house: House, query: str) -> str:
     """The newest event that matches."""
-    (event,) = house.do(house.inbox.desk.events(house.inbox.desk.read(query), limit=1)).items
+    (event,) = house.do(house.inbox.admin.events(house.inbox.admin.read(query), limit=1)).items
     return show_id(Kind.event, event.id)
 
 
@@ -205,7 +205,7 @@ def test_a_destination_says_how_it_stands_and_what_comes_next(own_house: House) 
     own_house.settle()
     [(word, why)] = standing("billing")
     assert (word, "One trial decides" in why) == ("held back", True)
-    assert own_house.do(own_house.inbox.desk.destination("billing")).state == "held_back"
+    assert own_house.do(own_house.inbox.admin.destination("billing")).state == "held_back"
 
 
 def test_the_theme_is_chosen_and_kept(house: House, enter: Enter) -> None:

@@ -132,7 +132,7 @@ def test_pages_want_a_session_and_the_api_a_token(shop: House) -> None:
 
 def places(house: House) -> Iterator[tuple[str, str, Role]]:
     """Every route there is, with ids that exist, and the role it needs."""
-    dead, *_ = house.do(house.inbox.desk.deliveries(house.inbox.desk.read("status:dead"))).items
+    dead, *_ = house.do(house.inbox.admin.deliveries(house.inbox.admin.read("status:dead"))).items
     ids = {"events": show_id(Kind.event, dead.event_id), "deliveries": show_id(Kind.delivery, dead.id)}
     for page in PAGES:
         kind = page.path.split("/")[1]
@@ -163,7 +163,7 @@ def test_a_stream_is_not_for_everybody(shop: House) -> None:
 
 
 def test_a_viewer_sees_no_acts(shop: House, enter: Enter) -> None:
-    (dead,) = shop.do(shop.inbox.desk.deliveries(shop.inbox.desk.read("status:dead"))).items
+    (dead,) = shop.do(shop.inbox.admin.deliveries(shop.inbox.admin.read("status:dead"))).items
     page = enter(shop, "viewer")
     for path in ("/dead", f"/events/{show_id(Kind.event, dead.event_id)}?tab=deliveries", "/events", "/destinations"):
         page.goto(shop.url + path)
@@ -187,7 +187,7 @@ def test_an_unguessable_address_is_not_for_viewers(shop: House) -> None:
 
 def test_a_change_from_another_site_is_refused(shop: House, enter: Enter) -> None:
     cookie = {"cookie": shop.login("operator")}
-    (dead,) = shop.do(shop.inbox.desk.deliveries(shop.inbox.desk.read("status:dead"))).items
+    (dead,) = shop.do(shop.inbox.admin.deliveries(shop.inbox.admin.read("status:dead"))).items
     path = f"/deliveries/{show_id(Kind.delivery, dead.id)}/discard"
     for strange in (
         {"sec-fetch-site": "cross-site"},
@@ -206,7 +206,7 @@ def test_a_change_from_another_site_is_refused(shop: House, enter: Enter) -> Non
 
 def test_a_form_on_another_page_does_nothing(shop: House, enter: Enter) -> None:
     """In a real browser: another origin's page sends a form to us, with the visitor's session at hand."""
-    (dead,) = shop.do(shop.inbox.desk.deliveries(shop.inbox.desk.read("status:dead"))).items
+    (dead,) = shop.do(shop.inbox.admin.deliveries(shop.inbox.admin.read("status:dead"))).items
     page = enter(shop, "operator")
     target = f"{shop.url}/deliveries/{show_id(Kind.delivery, dead.id)}/discard"
     form = f"<form id=f method=post action='{target}'><input name=reason value=x></form>"
@@ -261,7 +261,7 @@ def clean(page: Page, where: str) -> None:
 
 def test_a_strangers_text_is_text_everywhere(own_house: House, enter: Enter) -> None:
     house = own_house
-    desk = house.inbox.desk
+    admin = house.inbox.admin
     page = enter(house)
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     watching(page, house, "/live")
@@ -274,13 +274,13 @@ def test_a_strangers_text_is_text_everywhere(own_house: House, enter: Enter) -> 
         house.do(house.inbox.receive("orders", head, json.dumps({"id": f"h{n}", "type": "t"}).encode()))
         house.do(house.inbox.receive(text, {}, b"{}"))
     house.settle()
-    for one in house.do(desk.deliveries(desk.read("status:dead"))).items[:2]:
-        house.do(desk.discard(one.id, actor=CORPUS[1], reason=CORPUS[0]))
-    for one in house.do(desk.deliveries(desk.read("status:dead"))).items:
-        house.do(desk.replay_one(one.id, actor=CORPUS[2], reason=CORPUS[1]))
-    house.do(desk.pause("ship", actor=CORPUS[1], reason=CORPUS[0]))
-    house.do(desk.resume("ship", actor=CORPUS[1]))
-    house.do(desk.pause("n8n", actor=CORPUS[1], reason=CORPUS[3]))
+    for one in house.do(admin.deliveries(admin.read("status:dead"))).items[:2]:
+        house.do(admin.discard(one.id, actor=CORPUS[1], reason=CORPUS[0]))
+    for one in house.do(admin.deliveries(admin.read("status:dead"))).items:
+        house.do(admin.replay_one(one.id, actor=CORPUS[2], reason=CORPUS[1]))
+    house.do(admin.pause("ship", actor=CORPUS[1], reason=CORPUS[0]))
+    house.do(admin.resume("ship", actor=CORPUS[1]))
+    house.do(admin.pause("n8n", actor=CORPUS[1], reason=CORPUS[3]))
     expect(page.locator("[data-feed] tbody tr").nth(10)).to_be_attached()
     clean(page, "live")
     paths = ["/", "/events", "/dead", "/replays", "/sources", "/destinations", "/live", "/system"]

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from oncehook.deliveries import DeliveryStatus, Filter
 from oncehook.inbox import Inbox
-from oncehook.model import Kind, read_id
+from oncehook.model import DeliveryStatus, Filter, Kind, read_id
 from oncehook.testing.standins import MetaStandIn
-from oncehook.watermarks import Limits
+from oncehook.upkeep import Limits
 from oncehook.whatsapp import MetaCloud, Text
 from tests.ui.conftest import Enter
 from tests.ui.house import House
@@ -43,7 +42,7 @@ class SendingHouse(House):
         return event_id
 
     def status(self, event_id: str) -> DeliveryStatus:
-        (found,) = self.do(self.inbox.desk.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
+        (found,) = self.do(self.inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
         return found.status
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from oncehook.config import Loaded, load
 from oncehook.errors import ConfigError
+from oncehook.settings import Loaded, load
 
 CANARY = "canary-9f1b2c"
 BEARER = 'verify = "bearer"'

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncehook.backoff import DURABLE, LONGEST, QUICK, Policy, policy, retry_after
 from oncehook.errors import ConfigError
+from oncehook.retry import DURABLE, LONGEST, QUICK, Policy, policy, retry_after
 
 NOW = datetime(2026, 11, 15, 12, 0, tzinfo=UTC)
 

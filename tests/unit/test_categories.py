@@ -37,10 +37,10 @@ from starlette.exceptions import HTTPException
 from tests import certificates
 
 from oncehook import GiveUp, InProgress, RetryLater
-from oncehook.deliveries import Category
 from oncehook.destinations.base import Result
 from oncehook.destinations.handler import failure
 from oncehook.errors import Overloaded, StoreUnavailable
+from oncehook.model import Category
 from oncehook.outbound import Forbidden, Unanswered, Untrusted
 from oncehook.payload import Unreadable
 from oncehook.whatsapp.outcomes import Reason, SendFailed

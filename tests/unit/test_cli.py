@@ -25,7 +25,7 @@ from tests.servers import free_port
 from oncehook.cli import COMMANDS, cli, main
 from oncehook.cli.setup import address_of
 from oncehook.cli.show import _attempt as attempt_lines
-from oncehook.config import ServerConfig
+from oncehook.settings import ServerConfig
 
 CONFIG = """
 store = "sqlite:./inbox.db"
@@ -139,7 +139,7 @@ def test_nothing_heavy_is_imported_for_little(program: str) -> None:
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "version"])
 def test_help_does_not_wait_for_the_inbox(command: str) -> None:
     program = CALL.format(argument='", "'.join((command, "--help")))
-    assert not loaded_by(program, (*HEAVY, "oncehook.inbox", "oncehook.assembly", "oncehook.presets"))
+    assert not loaded_by(program, (*HEAVY, "oncehook.inbox", "oncehook.settings.build", "oncehook.presets"))
 
 
 def loaded_by(program: str, names: tuple[str, ...]) -> list[str]:

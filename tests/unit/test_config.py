@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from config_cases import CANARY, EXAMPLE, EXAMPLE_ENV, destination, loads, refused, source
 
-from oncehook.config import Config, RetryConfig, load, schema
+from oncehook.settings import Config, RetryConfig, load, schema
 
 # -- what is accepted --------------------------------------------------------------------------
 
@@ -286,6 +286,6 @@ def test_every_reference_of_the_schema_leads_somewhere() -> None:
 
 def test_importing_the_configuration_stays_light() -> None:
     heavy = "pydantic", "starlette", "cryptography", "jsonpath_rfc9535", "oncehook.verify", "oncehook.inbox", "asyncio"
-    code = f"import sys, oncehook.config; print([name for name in {heavy!r} if name in sys.modules])"
+    code = f"import sys, oncehook.settings; print([name for name in {heavy!r} if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

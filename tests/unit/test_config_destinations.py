@@ -9,10 +9,11 @@ import pytest
 from config_cases import CANARY, loads, refused
 from tests import certificates
 
-from oncehook import Inbox, assembly
+from oncehook import Inbox
 from oncehook.destinations.http import HttpDestination
 from oncehook.destinations.sender import SenderDestination
 from oncehook.errors import ConfigError
+from oncehook.settings import build
 
 SLACK = f"https://hooks.slack.example/services/T0/B0/{CANARY}"
 BY_REFERENCE = [
@@ -32,7 +33,7 @@ def slack(settings: str) -> str:
 @pytest.mark.parametrize(("settings", "env"), BY_REFERENCE)
 def test_an_address_by_reference_is_called_and_not_shown(settings: str, env: dict[str, str]) -> None:
     loaded = loads(slack(settings), env)
-    made = assembly.destination_from("slack", loaded.config.destination["slack"])
+    made = build.destination_from("slack", loaded.config.destination["slack"])
     assert isinstance(made, HttpDestination)
     assert made._url == SLACK
     assert made.address == "POST https://hooks.slack.example/…"
@@ -119,7 +120,7 @@ def test_ca_is_a_setting_of_web_addresses_and_whatsapp(tmp_path: Path) -> None:
         'base_url = "https://evo.example"\ntoken = { env = "EVO" }\n'
     )
     config = loads(text, {"EVO": "a-token"}, folder=tmp_path).config
-    http, sender = (assembly.destination_from(name, one) for name, one in config.destination.items())
+    http, sender = (build.destination_from(name, one) for name, one in config.destination.items())
     assert isinstance(http, HttpDestination)
     assert isinstance(sender, SenderDestination)
     assert (http._ca, sender.sender._ca) == (tmp_path / "ca.pem", tmp_path / "ca.pem")

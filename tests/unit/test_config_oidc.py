@@ -7,9 +7,9 @@ import sys
 import pytest
 from tests.unit.config_cases import CANARY, loads, refused
 
-from oncehook.config import schema
-from oncehook.config.reference import reference
 from oncehook.errors import ConfigError
+from oncehook.settings import schema
+from oncehook.settings.reference import reference
 from oncehook.web import id_token
 
 ENV = {"OIDC_SECRET": CANARY}

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from config_cases import BEARER, CANARY, destination, loads, refused, source, write
 
-from oncehook.config import Config, load
-from oncehook.config.origin import scan_lines
 from oncehook.errors import ConfigError
+from oncehook.settings import Config, load
+from oncehook.settings.origin import scan_lines
 
 
 def test_flag_environment_file_default_in_that_order() -> None:

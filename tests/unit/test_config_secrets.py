@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from config_cases import BEARER, CANARY, EXAMPLE, EXAMPLE_ENV, destination, loads, refused, source, write
 
-from oncehook.config import Loaded, Secret, check_bind, load
 from oncehook.errors import ConfigError
+from oncehook.settings import Loaded, Secret, check_bind, load
 
 # -- secrets (S4, S25, S26) --------------------------------------------------------------------
 

@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncehook import backoff, query, units
-from oncehook.deliveries import DeliveryStatus, Filter, Level
+from oncehook import human, query, retry
 from oncehook.destinations.base import Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
-from oncehook.plans import Wish, command, draw_up, ended, seal, show_rate, unseal
-from oncehook.replays import ReplayPlan, Seen
-from oncehook.shown import MASK, request_of, schedule, span
-from oncehook.watermarks import Limits, measure
+from oncehook.model import DeliveryStatus, Filter, Level, ReplayPlan, Seen
+from oncehook.replay import ReplayRequest, build_plan, command, decode_token, encode_token, ended, show_rate
+from oncehook.reports import MASK, request_of, schedule, span
+from oncehook.upkeep import Limits, measure
 
 NOW = datetime(2026, 11, 16, 12, 0, 0, 250_000, tzinfo=UTC)
 EVENT, DELIVERY = b"\1" * 16, b"\2" * 16
@@ -29,7 +28,7 @@ EVENT, DELIVERY = b"\1" * 16, b"\2" * 16
 
 @given(
     st.builds(
-        Wish,
+        ReplayRequest,
         st.builds(Filter, subject=st.text("ab \"\\:'", min_size=1), status=st.none() | st.sampled_from(DeliveryStatus)),
         st.booleans(),
         st.booleans(),
@@ -37,14 +36,14 @@ EVENT, DELIVERY = b"\1" * 16, b"\2" * 16
     ),
     st.builds(Seen, st.integers(0, 10**9), st.datetimes(timezones=st.just(UTC))),
 )
-def test_a_token_holds_the_whole_plan(wish: Wish, seen: Seen) -> None:
-    assert unseal(seal(wish, seen), NOW) == (wish, seen)
+def test_a_token_holds_the_whole_plan(wish: ReplayRequest, seen: Seen) -> None:
+    assert decode_token(encode_token(wish, seen), NOW) == (wish, seen)
 
 
 @given(st.text() | st.binary().map(lambda raw: base64.urlsafe_b64encode(raw).decode()))
 def test_what_is_no_token_is_refused_and_nothing_else(text: str) -> None:
     with pytest.raises(BadRequest):
-        unseal(text, NOW)
+        decode_token(text, NOW)
 
 
 def test_a_plan_has_an_end_unless_it_names_its_deliveries() -> None:
@@ -57,15 +56,15 @@ def test_a_plan_has_an_end_unless_it_names_its_deliveries() -> None:
 @pytest.mark.parametrize(
     ("wish", "said"),
     [
-        (Wish(Filter(ids=(DELIVERY,))), f"oncehook replay dlv_{DELIVERY.hex()}"),
-        (Wish(Filter(event_id=EVENT, destination="crm")), f"oncehook replay evt_{EVENT.hex()} --to crm"),
+        (ReplayRequest(Filter(ids=(DELIVERY,))), f"oncehook replay dlv_{DELIVERY.hex()}"),
+        (ReplayRequest(Filter(event_id=EVENT, destination="crm")), f"oncehook replay evt_{EVENT.hex()} --to crm"),
         (
-            Wish(Filter(status=DeliveryStatus.dead, destination="crm"), True, True, 0.5),
+            ReplayRequest(Filter(status=DeliveryStatus.dead, destination="crm"), True, True, 0.5),
             "oncehook replay --query 'destination:crm status:dead' --force --fresh-id --rate 30/m",
         ),
     ],
 )
-def test_a_plan_is_a_command_too(wish: Wish, said: str) -> None:
+def test_a_plan_is_a_command_too(wish: ReplayRequest, said: str) -> None:
     assert command(wish) == said
 
 
@@ -79,7 +78,9 @@ def test_a_plan_takes_as_long_as_the_slower_rate_wants(
     """Eight for a destination that may have a rate of its own, two for others that are not configured here."""
     crm = HttpDestination("crm", "https://crm.example/", terms=Terms(rate=allowed))
     counted = ReplayPlan(10, NOW, {"crm": 8, "old": 1, "far": 1})
-    plan = draw_up(Wish(Filter(), rate=asked), counted, {"crm": crm}, {"crm": Level(failures=1)}, {}, ["far"])
+    plan = build_plan(
+        ReplayRequest(Filter(), rate=asked), counted, {"crm": crm}, {"crm": Level(failures=1)}, {}, ["far"]
+    )
     assert plan.expected_seconds == seconds
     assert [(one.destination, one.kind, one.failing) for one in plan.recipients] == [
         ("crm", "http", True),
@@ -92,12 +93,12 @@ def test_a_plan_takes_as_long_as_the_slower_rate_wants(
 def test_a_plan_for_nobody_cannot_work() -> None:
     for counts, can_work in (({"old": 2}, False), ({}, False), ({"old": 1, "far": 1}, True)):
         counted = ReplayPlan(sum(counts.values()), NOW, counts)
-        assert draw_up(Wish(Filter()), counted, {}, {}, {}, ["far"]).can_work is can_work
+        assert build_plan(ReplayRequest(Filter()), counted, {}, {}, {}, ["far"]).can_work is can_work
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
 def test_a_strangers_text_stays_one_word_of_the_command(subject: str) -> None:
-    words = shlex.split(command(Wish(Filter(subject=subject))))
+    words = shlex.split(command(ReplayRequest(Filter(subject=subject))))
     assert words[:3] == ["oncehook", "replay", "--query"]
     assert query.parse(words[3], NOW) == Filter(subject=subject)
     assert len(words) == 4
@@ -105,7 +106,7 @@ def test_a_strangers_text_stays_one_word_of_the_command(subject: str) -> None:
 
 @given(st.floats(0.0001, 10_000))
 def test_a_rate_is_shown_as_it_can_be_written(rate: float) -> None:
-    assert units.rate(show_rate(rate)) == pytest.approx(rate, rel=0.01)
+    assert human.rate(show_rate(rate)) == pytest.approx(rate, rel=0.01)
 
 
 # -- words -------------------------------------------------------------------------------------
@@ -114,14 +115,14 @@ def test_a_rate_is_shown_as_it_can_be_written(rate: float) -> None:
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
-        (backoff.DURABLE, "10 s, 1 min, 5 min … 24 h: 10 attempts over 3 days"),
-        (backoff.QUICK, "2.5 s, 4.5 s: 3 attempts over 7 s"),
-        (backoff.Policy(attempts=1), "1 attempt"),
-        (backoff.Policy(attempts=3, base=60.0, cap=3600.0), "up to 1 min, 2 min: 3 attempts over 3 min"),
-        (backoff.policy(["90s"]), "1.5 min: 2 attempts over 1.5 min"),
+        (retry.DURABLE, "10 s, 1 min, 5 min … 24 h: 10 attempts over 3 days"),
+        (retry.QUICK, "2.5 s, 4.5 s: 3 attempts over 7 s"),
+        (retry.Policy(attempts=1), "1 attempt"),
+        (retry.Policy(attempts=3, base=60.0, cap=3600.0), "up to 1 min, 2 min: 3 attempts over 3 min"),
+        (retry.policy(["90s"]), "1.5 min: 2 attempts over 1.5 min"),
     ],
 )
-def test_a_schedule_is_told_in_words(policy: backoff.Policy, said: str) -> None:
+def test_a_schedule_is_told_in_words(policy: retry.Policy, said: str) -> None:
     assert schedule(policy) == said
 
 

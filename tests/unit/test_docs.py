@@ -10,8 +10,8 @@ import pytest
 
 from oncehook import presets
 from oncehook.cli import COMMANDS
-from oncehook.config import load
-from oncehook.config.reference import reference
+from oncehook.settings import load
+from oncehook.settings.reference import reference
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

@@ -11,8 +11,8 @@ import pytest
 from config_cases import loads, refused, write
 
 from oncehook import Inbox
-from oncehook.config import load
 from oncehook.errors import ConfigError, Undecryptable
+from oncehook.settings import load
 from oncehook.store.cipher import ENCRYPTED, OVERHEAD, Cipher, read_key
 
 KEY, OTHER = bytes(range(32)), bytes(range(50, 82))

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from oncehook import keys
+from oncehook import rules
 from oncehook.errors import ConfigError
-from oncehook.keys import DEFAULT_KEY, DEFAULT_TYPE, Reading, Rule, Rules, Spec, bounded, key_text
 from oncehook.model import Arrival, key_hash
 from oncehook.payload import parse
-from oncehook.sight import Sight, header
+from oncehook.rules import DEFAULT_KEY, DEFAULT_TYPE, Reading, Rule, RuleContext, Rules, Spec, bounded, header, key_text
 
 FORM = ("content-type", "application/x-www-form-urlencoded")
 
@@ -256,7 +255,7 @@ def test_a_missing_key_is_none_and_never_a_guess() -> None:
 
 @pytest.mark.parametrize("body", [b"not json", b"", b'{"id": 1, "x": "\xff"}', b"[" * 100_000, b'{"id": 1e999}'])
 def test_a_body_that_cannot_be_read_is_marked(body: bytes) -> None:
-    for subject in ("$.id", "$..id", lambda sight: sight.data and sight.data["id"]):
+    for subject in ("$.id", "$..id", lambda context: context.data and context.data["id"]):
         reading = Rules(key="header:X-Id", subject=subject).read(arrive(body, ("X-Id", "a")))
         assert reading == Reading(("a",), None, None, None, None, None, True)
 
@@ -271,9 +270,9 @@ def test_a_body_nobody_asked_for_is_not_read(monkeypatch: pytest.MonkeyPatch) ->
     def refuse(body: bytes) -> Any:
         raise AssertionError("the body was parsed")
 
-    monkeypatch.setattr(keys, "parser_of", lambda names: refuse)
-    rules = Rules(key=["header:X-Id", "query:id"], type="literal:x", subject="form:s")
-    assert rules.read(arrive(b"not json", ("X-Id", "a"))) == Reading(("a",), None, "x", None, None, None, False)
+    monkeypatch.setattr(rules, "parser_of", lambda names: refuse)
+    read = Rules(key=["header:X-Id", "query:id"], type="literal:x", subject="form:s").read
+    assert read(arrive(b"not json", ("X-Id", "a"))) == Reading(("a",), None, "x", None, None, None, False)
     assert not Rules(key=["header:X-Id", "$.id"]).read(arrive(b"not json", ("X-Id", "a"))).unparsed
 
 
@@ -307,7 +306,7 @@ def test_every_other_content_type_may_hold_json(kind: str) -> None:
 
 def test_simple_paths_do_not_load_the_library() -> None:
     code = (
-        "import sys; from oncehook.keys import *; "
+        "import sys; from oncehook.rules import *; "
         "Rules(key=DEFAULT_KEY, subject='$.a[0].b', type=\"$['x-y']\"); BodyHash(['$[*].n']); Redaction(['$.t']); "
         "assert 'jsonpath_rfc9535' not in sys.modules; Rules(key='$..id'); assert 'jsonpath_rfc9535' in sys.modules"
     )
@@ -331,34 +330,34 @@ def test_simple_paths_do_not_load_the_library() -> None:
     ],
 )
 def test_a_rule_may_be_a_function(answer: Any, found: tuple[str, ...] | None) -> None:
-    reading = Rules(key=lambda sight: answer, subject="$.s").read(arrive({"s": 1}))
+    reading = Rules(key=lambda context: answer, subject="$.s").read(arrive({"s": 1}))
     assert (reading.key, reading.subject) == (found, "1")
     if found is not None:
         key_hash("orders", found)
 
 
 def test_a_function_sees_the_whole_arrival() -> None:
-    def look(sight: Sight) -> tuple[str, ...]:
-        return (sight.header("X-Id") or "", sight.query("q") or "", sight.data["a"]["b"], sight.body.decode())
+    def look(context: RuleContext) -> tuple[str, ...]:
+        return (context.header("X-Id") or "", context.query("q") or "", context.data["a"]["b"], context.body.decode())
 
     arrival = arrive({"a": {"b": "c"}}, ("X-Id", "h"), query=b"q=1")
     assert key_of(look, arrival) == ("h", "1", "c", arrival.body.decode())
-    assert key_of(lambda sight: sight.form("f"), arrive(b"f=1", FORM)) == ("1",)
-    assert key_of(lambda sight: sight.media_type, arrive(b"f=1", FORM)) == (FORM[1],)
+    assert key_of(lambda context: context.form("f"), arrive(b"f=1", FORM)) == ("1",)
+    assert key_of(lambda context: context.media_type, arrive(b"f=1", FORM)) == (FORM[1],)
 
 
 def test_a_function_that_stumbles_finds_nothing() -> None:
     for body in (b"[]", b"{}", b"null", b"not json", b'{"a": 1}'):
-        assert key_of(lambda sight: sight.data["a"]["b"], arrive(body)) is None
+        assert key_of(lambda context: context.data["a"]["b"], arrive(body)) is None
     with pytest.raises(ZeroDivisionError):
-        key_of(lambda sight: str(1 // 0), arrive({}))
+        key_of(lambda context: str(1 // 0), arrive({}))
 
 
 # -- parts of a batch ----------------------------------------------------------------------------
 
 
 def test_a_part_is_read_with_the_headers_of_its_arrival() -> None:
-    rules = Rules(key=[["header:X-Shop", "$.id"]], subject="$.id", type=lambda sight: sight.body.decode())
+    rules = Rules(key=[["header:X-Shop", "$.id"]], subject="$.id", type=lambda context: context.body.decode())
     arrival = arrive([{"id": 1}, {"id": 2}], ("X-Shop", "s"))
     reading = rules.read_data(arrival, {"id": 2}, b'{"id":2}')
     assert reading == Reading(("s", "2"), "2", '{"id":2}', None, None, None, False)

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.config import load
-from oncehook.deliveries import Lease
 from oncehook.destinations.base import WELL, Result, Terms
 from oncehook.errors import ConfigError
+from oncehook.model import Lease
+from oncehook.settings import load
 
 
 class Shelf:
@@ -103,7 +103,7 @@ def test_a_file_counts_for_a_dashboard_that_was_mounted_before(inbox: Inbox, tmp
     inbox.dashboard(authorize=lambda request: "admin")
     (tmp_path / "oncehook.toml").write_text('[watermark]\ndead = 3\n[destination.crm]\nurl = "https://c.example/"\n')
     inbox.add_settings(load(tmp_path / "oncehook.toml"))
-    assert (inbox.desk.limits.dead, "crm" in inbox.destinations) == (3, True)
+    assert (inbox.admin.limits.dead, "crm" in inbox.destinations) == (3, True)
 
 
 def test_settings_forbid_a_migration_whoever_says_so(tmp_path: Path) -> None:

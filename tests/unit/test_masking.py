@@ -10,9 +10,9 @@ from urllib.parse import quote, quote_plus
 
 import pytest
 
-from oncehook import Inbox, sending
-from oncehook.masking import Masking
+from oncehook import Inbox, samples
 from oncehook.model import Arrival, Kind, StoredEvent, read_id
+from oncehook.secret import Masking
 from oncehook.verify import Basic, Hmac, Nothing, Token
 
 SECRET = 'k3y/"ção" 0f th3 h0use'
@@ -122,7 +122,7 @@ async def test_a_signing_secret_is_kept_nowhere(tmp_path: Path, where: str) -> N
             (b"x-other", old.encode()),
             (b"content-type", b"text/plain"),
         ]
-        signed = sending.sign(source, Arrival("a", head, body))
+        signed = samples.sign(source, Arrival("a", head, body))
         receipt = await inbox.receive("a", signed.headers, body, query=b"k=" + quote(SECRET).encode())
         assert receipt.outcome == "accepted"
         event = await kept(inbox, receipt.event_ids[0])

@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 
 from oncehook import __version__
-from oncehook.deliveries import Expired, Lease, Options, Settle, Settlement, Turn
 from oncehook.errors import Overloaded, SignatureInvalid, TooLarge
 from oncehook.inbox import Inbox
 from oncehook.logs import plain, set_up_logging
-from oncehook.model import Arrival, Item, Mark, new_id
+from oncehook.model import Arrival, Expired, Item, Lease, Mark, Options, Settle, Settlement, Turn, new_id
 from oncehook.observe import Observer
 from oncehook.sources import build
 from oncehook.verify import Nothing

@@ -17,10 +17,10 @@ from starlette.requests import Request
 from tests.openid import CLIENT, SECRET, Liar
 
 from oncehook import clock
-from oncehook.config.tables import OidcConfig
 from oncehook.logs import FEW
 from oncehook.secret import Secret
 from oncehook.sessions import SESSION_SECONDS, Sessions
+from oncehook.settings.tables import OidcConfig
 from oncehook.web import oidc as module
 from oncehook.web.access import Access, Identity, Role
 from oncehook.web.oidc import (

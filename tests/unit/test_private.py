@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from oncehook import development
 from oncehook.errors import FileUnsafe, StoreUnavailable
 from oncehook.private import make_private, open_private
+from oncehook.settings import development
 from oncehook.store.sqlite import SqliteStore
 from oncehook.store.sqlite.hold import Hold, holder
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncehook.clauses import SIGNS, Clause, read_number
-from oncehook.deliveries import Category, DeliveryStatus, Filter
 from oncehook.errors import BadRequest, QueryInvalid
+from oncehook.model import SIGNS, Category, Clause, DeliveryStatus, Filter, read_number
 from oncehook.query import WORDS, fixed, moment, parse, quoted
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)

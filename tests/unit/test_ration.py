@@ -124,7 +124,7 @@ def test_refusals_fill_no_audit_log() -> None:
 # -- nothing is forgotten ----------------------------------------------------------------------
 
 WATCHED = [*sorted((PACKAGE / "web").rglob("*.py")), *sorted((PACKAGE / "contrib").rglob("*.py"))]
-WATCHED += [PACKAGE / f"{name}.py" for name in ("receive", "observe", "sources", "sight", "payload")]
+WATCHED += [PACKAGE / f"{name}.py" for name in ("ingest", "observe", "sources", "rules", "payload")]
 UNBOUND = {
     "web/guard.py: connections.refused": "one line a second by itself",
     "observe.py: arrival.summary": "one line a second by itself",

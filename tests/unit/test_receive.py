@@ -13,12 +13,12 @@ import pytest
 from starlette.applications import Starlette
 from tests.kept import kept_events
 
-from oncehook import receive
+from oncehook import ingest
 from oncehook.errors import SignatureInvalid, StoreUnavailable
 from oncehook.inbox import Inbox
+from oncehook.ingest import is_direct
 from oncehook.model import Arrival, Mark, Outcome, StoredEvent, unpack_head
-from oncehook.receive import is_direct
-from oncehook.sight import Sight
+from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Reply, Source, build
 from oncehook.verify import Hmac, Nothing, Token
 from oncehook.web import health
@@ -49,11 +49,11 @@ async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
         await made.stop()
 
 
-async def send(inbox: Inbox, source: str, body: object, **headers: str) -> receive.Receipt:
+async def send(inbox: Inbox, source: str, body: object, **headers: str) -> ingest.Receipt:
     return await inbox.receive(source, headers, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
-def said(receipt: receive.Receipt) -> dict[str, Any]:
+def said(receipt: ingest.Receipt) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(receipt.reply.body)
     return answer
 
@@ -69,8 +69,8 @@ async def stored(inbox: Inbox) -> list[StoredEvent]:
 async def test_nothing_is_read_before_it_is_verified(inbox: Inbox) -> None:
     seen: list[bytes] = []
 
-    def key(sight: Sight) -> str:
-        seen.append(sight.body)
+    def key(context: RuleContext) -> str:
+        seen.append(context.body)
         return "key"
 
     inbox.source("signed", verify=Hmac(header="X-Signature"), secret="s", key=key, split=lambda data, _: [seen.append])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import httpx
 
-from oncehook import Inbox, sending
+from oncehook import Inbox, samples
 from oncehook.model import Arrival
 
 
@@ -20,7 +20,7 @@ async def test_every_face_shows_it(tmp_path: Path) -> None:
     inbox.source("chat", preset="telegram", secret="long enough")
     app = inbox.dashboard(authorize=lambda request: ("ann", "admin"))
     async with inbox.running(), httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://a") as http:
-        captured = sending.sign(source, sending.draft(source, "push"))
+        captured = samples.sign(source, samples.draft(source, "push"))
         [first] = (await inbox.receive("git", captured.headers, captured.body)).event_ids
         [again] = (await inbox.receive("git", renamed(captured), captured.body)).event_ids
 

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from oncehook.deliveries import Lease, Settle, Settled, Settlement
-from oncehook.settling import TURNS, Settling
+from oncehook.model import Lease, Settle, Settled, Settlement
 from oncehook.store.base import Store
+from oncehook.worker import TURNS, SettlementBatcher
 
 
 class Slow:
@@ -74,13 +74,13 @@ def holder() -> Holder:
 
 
 @pytest.fixture
-async def settling(store: Slow, holder: Holder) -> Settling:
-    made = Settling(cast("Store", store), holder)
+async def settling(store: Slow, holder: Holder) -> SettlementBatcher:
+    made = SettlementBatcher(cast("Store", store), holder)
     made.start()
     return made
 
 
-async def test_the_end_of_a_group_lets_the_next_begin(settling: Settling, store: Slow, holder: Holder) -> None:
+async def test_the_end_of_a_group_lets_the_next_begin(settling: SettlementBatcher, store: Slow, holder: Holder) -> None:
     for fence in (1, 2, 3):
         settling.add(ended(fence))
         await turns()
@@ -94,7 +94,7 @@ async def test_the_end_of_a_group_lets_the_next_begin(settling: Settling, store:
     assert sorted(holder.done) == [1, 2, 3]
 
 
-async def test_subjects_that_go_on_share_a_commit(settling: Settling, store: Slow, holder: Holder) -> None:
+async def test_subjects_that_go_on_share_a_commit(settling: SettlementBatcher, store: Slow, holder: Holder) -> None:
     holder.busy = 2
     settling.add(ended(1, take_next=10.0))
     await turns(TURNS // 2)
@@ -103,7 +103,7 @@ async def test_subjects_that_go_on_share_a_commit(settling: Settling, store: Slo
     assert store.fences == [[1, 2]]
 
 
-async def test_nobody_waits_long_for_others(settling: Settling, store: Slow, holder: Holder) -> None:
+async def test_nobody_waits_long_for_others(settling: SettlementBatcher, store: Slow, holder: Holder) -> None:
     holder.busy = 2
     settling.add(ended(1, take_next=10.0))
     await turns(TURNS + 5)
@@ -112,7 +112,7 @@ async def test_nobody_waits_long_for_others(settling: Settling, store: Slow, hol
 
 @pytest.mark.parametrize(("busy", "take_next"), [(1, 10.0), (2, None)], ids=["alone", "does not go on"])
 async def test_who_cannot_share_does_not_wait(
-    settling: Settling, store: Slow, holder: Holder, busy: int, take_next: float | None
+    settling: SettlementBatcher, store: Slow, holder: Holder, busy: int, take_next: float | None
 ) -> None:
     holder.busy = busy
     settling.add(ended(1, take_next))

@@ -16,8 +16,8 @@ import pytest
 from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.inbox import Inbox
-from oncehook.keys import DEFAULT_KEY
 from oncehook.model import Arrival, start_ids_anew
+from oncehook.rules import DEFAULT_KEY
 from oncehook.secret import OldSecret
 from oncehook.sources import Preset, Reply, Source, Splitter, build, split_at
 from oncehook.verify import Basic, Either, Hmac, Nothing, Scheme, StandardWebhooks, Token

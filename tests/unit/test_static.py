@@ -299,7 +299,7 @@ def test_no_function_stands_there_twice() -> None:
 
 
 def test_the_check_sees_a_function_that_was_copied() -> None:
-    text = (PACKAGE / "backoff.py").read_text()
+    text = (PACKAGE / "retry.py").read_text()
     assert repeated({"a": (text, ast.parse(text)), "b": (text, ast.parse(text))})
 
 

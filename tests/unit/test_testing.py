@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from tests.kept import kept_events
 
-from oncehook import development, presets
+from oncehook import presets
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival
+from oncehook.settings import development
 from oncehook.testing import send, signed
 from oncehook.verify import Custom
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncehook import units
+from oncehook import human
 from oncehook.errors import ConfigError
 
 
@@ -36,7 +36,7 @@ from oncehook.errors import ConfigError
     ],
 )
 def test_durations(text: str | float, expected: float) -> None:
-    assert units.seconds(text) == expected
+    assert human.seconds(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_durations(text: str | float, expected: float) -> None:
 )
 def test_what_is_no_duration(text: str | float) -> None:
     with pytest.raises(ConfigError, match=r"is not a duration; write for example .*15s"):
-        units.seconds(text)
+        human.seconds(text)
 
 
 @pytest.mark.parametrize("text", ["36526d", "999999999999999999w", 1e12])
 def test_a_duration_that_no_database_could_add_to_a_time(text: str | float) -> None:
     with pytest.raises(ConfigError, match="longer than 100 years"):
-        units.seconds(text)
+        human.seconds(text)
 
 
 @pytest.mark.parametrize(
@@ -100,18 +100,18 @@ def test_a_duration_that_no_database_could_add_to_a_time(text: str | float) -> N
     ],
 )
 def test_sizes(text: str | int, expected: int) -> None:
-    assert units.size(text) == expected
+    assert human.size(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1024", "1M", "1iB", "MB", "-1MB", "1TB", "1e3B", True, -1, None])
 def test_what_is_no_size(text: str | int) -> None:
     with pytest.raises(ConfigError, match=r"is not a size; write for example .*1MiB"):
-        units.size(text)
+        human.size(text)
 
 
 def test_half_a_byte() -> None:
     with pytest.raises(ConfigError, match="whole number of bytes"):
-        units.size("0.5B")
+        human.size("0.5B")
 
 
 @pytest.mark.parametrize(
@@ -119,18 +119,18 @@ def test_half_a_byte() -> None:
     [("50/s", 50), ("100/m", 100 / 60), ("1000/h", 1000 / 3600), ("0.5/s", 0.5), ("1/d", 1 / 86_400)],
 )
 def test_rates(text: str, expected: float) -> None:
-    assert units.rate(text) == pytest.approx(expected)
+    assert human.rate(text) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("text", ["", "50", "50/", "/s", "50/w", "50/ms", "50 / s", "-1/s", 50, None])
 def test_what_is_no_rate(text: str) -> None:
     with pytest.raises(ConfigError, match=r"is not a rate; write for example .*50/s"):
-        units.rate(text)
+        human.rate(text)
 
 
 def test_a_rate_that_lets_nothing_through() -> None:
     with pytest.raises(ConfigError, match="nothing through"):
-        units.rate("0/s")
+        human.rate("0/s")
 
 
 @pytest.mark.parametrize(
@@ -151,22 +151,22 @@ def test_a_rate_that_lets_nothing_through() -> None:
     ],
 )
 def test_words(seconds: float, expected: str) -> None:
-    assert units.words(seconds) == expected
+    assert human.words(seconds) == expected
 
 
-@given(st.integers(0, units.LONGEST * 1000))
+@given(st.integers(0, human.LONGEST * 1000))
 def test_words_read_back_the_same(milliseconds: int) -> None:
-    assert units.seconds(units.words(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, abs=1e-4)
+    assert human.seconds(human.words(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, abs=1e-4)
 
 
 @given(st.integers(0, 1 << 50))
 def test_sizes_read_back_the_same(count: int) -> None:
-    assert units.size(units.bytes_words(count)) == count
+    assert human.size(human.bytes_words(count)) == count
 
 
 @given(st.text() | st.floats() | st.integers())
 def test_nothing_but_a_number_or_a_sentence(text: str | float) -> None:
-    for read in (units.seconds, units.size, units.rate):
+    for read in (human.seconds, human.size, human.rate):
         said = _number_or_sentence(read, text)
         assert "write for example" in said if isinstance(said, str) else 0 <= said < math.inf
 

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-from oncehook.config import load
-from oncehook.deliveries import Filter, StoredDelivery
 from oncehook.inbox import Inbox
-from oncehook.sending import Answer
-from oncehook.testing import Trial
+from oncehook.model import Filter, StoredDelivery
+from oncehook.samples import Answer
+from oncehook.settings import load
+from oncehook.testing import TestInbox
 from oncehook.testing.standins import MetaStandIn, Tunnel
 from oncehook.whatsapp.storage import S3Files
 from tests.acceptance.conftest import Engine, make_engine
@@ -160,7 +160,7 @@ async def kept(engine: Engine) -> dict[str, list[StoredDelivery]]:
     async with inbox.running(work=False):
         assert {one.name: one.detail for one in await inbox.check() if not one.ok} == {}
         found: dict[str, list[StoredDelivery]] = {}
-        for one in reversed((await inbox.desk.deliveries(Filter())).items):
+        for one in reversed((await inbox.admin.deliveries(Filter())).items):
             found.setdefault(one.destination, []).append(one)
         return found
 
@@ -251,7 +251,7 @@ async def test_the_price_list_is_uploaded_once_for_all(tmp_path: Path, monkeypat
 
 
 async def test_a_handler_that_runs_again_answers_once(
-    inbox: Trial, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    inbox: TestInbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a crash, or because somebody replays it: the key of the answer is known."""
     local = module(FOLDER / "run_local.py")
@@ -267,7 +267,7 @@ async def test_a_handler_that_runs_again_answers_once(
                 await standin.deliver(f"{url}/{name}", standin.message(from_=ANA, text="Hi"), copies=2)
             await inbox.drain()
             for one in await inbox.deliveries("answer"):
-                await inbox.desk.replay_one(one.id, actor="ana", force=True)
+                await inbox.admin.replay_one(one.id, actor="ana", force=True)
             await inbox.drain()
             assert [(one.status, one.run) for one in await inbox.deliveries("answer")] == [("done", 2)] * 3
         assert [len(getattr(town, name).sent) for name in APIS] == [1, 1, 1]

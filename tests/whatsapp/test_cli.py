@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from oncehook.backoff import NAMED, Policy
 from oncehook.cli import main
+from oncehook.retry import NAMED, Policy
 from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn, S3StandIn
 from tests.whatsapp.s3 import ACCESS_KEY, BUCKET, SECRET_KEY, fresh_prefix, shared_s3
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from oncehook.config import Loaded, load
-from oncehook.config.tables import schema
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
+from oncehook.settings import Loaded, load
+from oncehook.settings.tables import schema
 
 CANARY = "EAAG-canary-7f3a"
 ENV = {

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from oncehook.categories import Rules
-from oncehook.deliveries import ANSWER_KEPT, Category, Lease, Options, Turn
 from oncehook.destinations.base import Result, Terms
 from oncehook.destinations.sender import SenderDestination, Unsure
 from oncehook.errors import ConfigError
-from oncehook.model import Mark
+from oncehook.model import ANSWER_KEPT, Category, Lease, Mark, Options, Turn
 from oncehook.whatsapp.messages import Media, Text
 from oncehook.whatsapp.outgoing import Preview, subject_of, type_of
 from oncehook.whatsapp.sender import Reason, SendFailed, Sent

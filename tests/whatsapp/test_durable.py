@@ -17,12 +17,11 @@ import psycopg
 import pytest
 
 from oncehook import clock
-from oncehook.config import load
-from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import ConfigError
 from oncehook.event import Event
 from oncehook.inbox import Inbox
-from oncehook.model import Kind, Mark, read_id
+from oncehook.model import Category, DeliveryStatus, Filter, Kind, Mark, StoredDelivery, read_id
+from oncehook.settings import load
 from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn
 from oncehook.whatsapp import EvolutionApi, EvolutionGo, InvalidMessage, MetaCloud, NoMessage, Read, Sender, Text
 from tests.acceptance.conftest import make_engine
@@ -41,7 +40,7 @@ async def sending(place: Path | str, phone: Phone, **how: Any) -> AsyncIterator[
 
 
 async def delivery(inbox: Inbox, event_id: str) -> StoredDelivery:
-    (found,) = (await inbox.desk.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
+    (found,) = (await inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
     return found
 
 
@@ -52,12 +51,12 @@ async def test_the_same_key_is_sent_once(tmp_path: Path) -> None:
         await inbox.drain()
         assert len(set(both)) == 1
         assert phone.given == [(HELLO, both[0])]
-        event = await inbox.desk.event(read_id(Kind.event, both[0]))
+        event = await inbox.admin.event(read_id(Kind.event, both[0]))
         kept = event.event
         assert (kept.source, kept.type, kept.subject, kept.key) == (
             "answers", "message.text", "5511999990001", "order-42",
         )  # fmt: skip
-        (attempt,) = await inbox.desk.attempts(event.deliveries[0].id)
+        (attempt,) = await inbox.admin.attempts(event.deliveries[0].id)
         assert str(attempt.evidence.answer).count("wamid.1") == 1
 
 
@@ -82,7 +81,7 @@ async def test_only_a_person_sends_it_a_second_time(tmp_path: Path) -> None:
         await inbox.send_message("answers", HELLO, key="k")
         await inbox.drain()
         assert len(phone.given) == 1, "the key is used up"
-        await inbox.desk.replay_one(dead.id, actor="ana")
+        await inbox.admin.replay_one(dead.id, actor="ana")
         await inbox.drain()
         done = await delivery(inbox, event_id)
         assert (done.status, done.run, len(phone.given)) == (DeliveryStatus.done, 2, 2)
@@ -127,7 +126,7 @@ async def test_what_could_never_be_sent_is_refused_to_its_author(tmp_path: Path)
             await inbox.send_message("answers", Text(to=NUMBER, text=""), key="k")
         with pytest.raises(ConfigError, match="goes to a sender"):
             await inbox.send_message("anwsers", HELLO, key="k")
-        assert not (await inbox.desk.events(Filter())).items
+        assert not (await inbox.admin.events(Filter())).items
 
 
 async def test_a_key_is_left_out_only_by_name(tmp_path: Path) -> None:
@@ -138,7 +137,7 @@ async def test_a_key_is_left_out_only_by_name(tmp_path: Path) -> None:
         first = await inbox.send_message("answers", Read(message_id="wamid.in"), key=None)
         assert await inbox.send_message("answers", Read(message_id="wamid.in"), key=None) != first
         await inbox.drain()
-        event = (await inbox.desk.event(read_id(Kind.event, first))).event
+        event = (await inbox.admin.event(read_id(Kind.event, first))).event
         assert (event.type, event.subject, Mark.unkeyed in event.marks) == ("message.read", None, True)
     assert len(phone.given) == 2
 
@@ -239,7 +238,7 @@ async def test_a_process_that_dies_while_sending(
         assert (found.status, len(phone.given)) == (status, sent)
         if unsure == "dead":
             assert str(found.last_error).startswith("unsure: the worker died")
-            await inbox.desk.replay_one(found.id, actor="ana")
+            await inbox.admin.replay_one(found.id, actor="ana")
             await inbox.drain()
             assert (await delivery(inbox, died.stdout.strip())).status is DeliveryStatus.done
             assert len(phone.given) == 1, "a person has judged"
@@ -295,7 +294,7 @@ async def test_from_settings_by_a_program_and_by_a_flow(tmp_path: Path) -> None:
         assert sorted((sent.to, sent.text) for sent in meta.sent) == [
             ("5511999990001", "From a flow"), ("5511999990001", "Hello"),
         ]  # fmt: skip
-        (attempt,) = await inbox.desk.attempts((await delivery(inbox, event_id)).id)
+        (attempt,) = await inbox.admin.attempts((await delivery(inbox, event_id)).id)
         ours = next(sent for sent in meta.sent if sent.text == "Hello")
         assert str(attempt.evidence.answer).count(f"message_id: {ours.id}") == 1
         assert ours.body["biz_opaque_callback_data"] == event_id
@@ -336,9 +335,9 @@ async def test_an_expired_token_is_a_dead_letter_and_a_replay_sends_it(tmp_path:
         found = await delivery(inbox, event_id)
         assert (found.status, found.last_status) == (DeliveryStatus.dead, 401)
         assert str(found.last_error).startswith("unauthorized 190: ")
-        assert meta.token not in repr(await inbox.desk.attempts(found.id))
+        assert meta.token not in repr(await inbox.admin.attempts(found.id))
         meta.renew_token()
-        await inbox.desk.replay_one(found.id, actor="ana")
+        await inbox.admin.replay_one(found.id, actor="ana")
         await inbox.drain()
         assert [sent.text for sent in meta.sent] == ["Hello"]
 
@@ -418,7 +417,7 @@ async def test_one_handler_answers_over_every_api(tmp_path: Path, make: Any) -> 
                 for arrival in standin.signed(hook):
                     await inbox.receive("phone", arrival.headers, arrival.body)
             await inbox.drain()
-            (dead,) = (await inbox.desk.deliveries(Filter(status=DeliveryStatus.dead))).items
+            (dead,) = (await inbox.admin.deliveries(Filter(status=DeliveryStatus.dead))).items
         assert [(sent.to, sent.text) for sent in standin.sent] == [("5511999990001", "Hi?")]
         assert [getattr(error, "code", "") for error in refused] == ["no_message"]
         assert (dead.category, dead.attempts) == (Category.permanent, 1)

@@ -12,8 +12,8 @@ import pytest
 from standardwebhooks import Webhook, WebhookVerificationError
 
 from oncehook import Event
-from oncehook.config import load
 from oncehook.inbox import Inbox
+from oncehook.settings import load
 from tests.acceptance.sink import Sink
 from tests.waiting import until
 
@@ -100,12 +100,12 @@ async def test_a_subject_keeps_its_order_at_every_subscriber(tmp_path: Path) -> 
 async def test_one_subscriber_is_paused_while_the_others_go_on(tmp_path: Path) -> None:
     crm, archive = Sink(), Sink()
     async with subscribed(tmp_path, crm, archive) as inbox:
-        await inbox.desk.pause("crm", actor="ana", reason="maintenance")
+        await inbox.admin.pause("crm", actor="ana", reason="maintenance")
         await inbox.emit("app", "message_created", {"n": 1}, key="m1")
         await until(lambda: len(archive.requests) == 1)
         await inbox.drain()
         assert crm.requests == []
-        await inbox.desk.resume("crm", actor="ana")
+        await inbox.admin.resume("crm", actor="ana")
         await inbox.drain()
     assert seen(crm) == [1]
 
@@ -116,7 +116,7 @@ async def test_one_duplicate_arrival_never_becomes_two_emissions(tmp_path: Path)
         body = b'{"id": "order-1", "n": 1}'
         await asyncio.gather(*[inbox.receive("orders", {}, body, peer="127.0.0.1") for _ in range(10)])
         await inbox.drain()
-        (done,) = (await inbox.desk.deliveries(inbox.desk.read("destination:announce"))).items
-        await inbox.desk.replay_one(done.id, actor="ana", force=True)
+        (done,) = (await inbox.admin.deliveries(inbox.admin.read("destination:announce"))).items
+        await inbox.admin.replay_one(done.id, actor="ana", force=True)
         await inbox.drain()
     assert (seen(crm), seen(archive)) == ([1], [1]), "nor does a handler that is run again"

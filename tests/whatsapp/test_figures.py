@@ -17,12 +17,11 @@ from typing import Any
 import pytest
 
 from oncehook import clock, presets
-from oncehook.config import load
-from oncehook.deliveries import Filter
 from oncehook.inbox import Inbox
-from oncehook.model import Kind, read_id
+from oncehook.model import Filter, Kind, read_id
+from oncehook.settings import load
 from oncehook.testing import send
-from oncehook.watermarks import Limits, Watermark
+from oncehook.upkeep import Limits, Watermark
 from oncehook.web.reports import stats_of
 from oncehook.whatsapp.messages import Text
 from tests.whatsapp.phone import Phone, busy, closed
@@ -65,16 +64,16 @@ def text(n: int) -> Text:
 
 async def test_messages_per_day_and_destination_retries_and_replays(tmp_path: Path) -> None:
     async with inbox_of(tmp_path, answers=Phone([busy(), closed()]), quiet=Phone()) as inbox:
-        since = inbox.desk.moment("2h")
-        before = await inbox.desk.stats(since)
+        since = inbox.admin.moment("2h")
+        before = await inbox.admin.stats(since)
         assert (before.last_replay_at, before.per_day) == (None, {"answers": {}, "quiet": {}})
         ids = [await inbox.send_message("answers", text(n), key=str(n)) for n in range(3)]
         await inbox.drain()
-        (dead,) = (await inbox.desk.deliveries(Filter(event_id=read_id(Kind.event, ids[0])))).items
+        (dead,) = (await inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, ids[0])))).items
         assert str(dead.category) == "permanent"
-        await inbox.desk.replay_one(dead.id, actor="ana")
+        await inbox.admin.replay_one(dead.id, actor="ana")
         await inbox.drain()
-        counted = await inbox.desk.stats(since, "destination")
+        counted = await inbox.admin.stats(since, "destination")
         today = f"{clock.now_utc():%Y-%m-%d}"
         assert counted.per_day == {"answers": {today: 3}, "quiet": {}}
         assert (counted.retries, counted.replays, counted.dead) == (1, 1, 0)
@@ -143,7 +142,7 @@ def test_the_presets_of_whatsapp_have_a_usual_volume_and_no_other() -> None:
 
 
 async def volumes(inbox: Inbox) -> list[Watermark]:
-    return [mark for mark in await inbox.desk.watermarks() if mark.name.startswith("daily_volume.")]
+    return [mark for mark in await inbox.admin.watermarks() if mark.name.startswith("daily_volume.")]
 
 
 async def test_without_a_word_fifty_a_day_is_the_limit_of_whatsapp(tmp_path: Path) -> None:
@@ -172,7 +171,7 @@ async def test_receipts_and_presence_are_no_volume(tmp_path: Path) -> None:
         assert {mark.name: mark.level for mark in await volumes(inbox)} == {
             "daily_volume.whatsapp": 5, "daily_volume.go": 1,
         }  # fmt: skip
-        stats = await inbox.desk.stats(clock.now_utc() - timedelta(hours=1), "source")
+        stats = await inbox.admin.stats(clock.now_utc() - timedelta(hours=1), "source")
         assert stats.volume_today == 7
         assert stats.by is not None
         assert {name: (of["volume_today"], of["total"]) for name, of in stats.by.items()} == {

@@ -19,12 +19,12 @@ from typing import Any, Literal
 import pytest
 
 from oncehook import Inbox
-from oncehook.config import load
-from oncehook.deliveries import Category
 from oncehook.errors import ConfigError
+from oncehook.model import Category
 from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted
 from oncehook.outbound.client import Outbound
 from oncehook.outbound.proxies import proxy_from, read_proxy
+from oncehook.settings import load
 from oncehook.whatsapp import EvolutionApi, EvolutionGo, MetaCloud, Reason, Sender, SendFailed, sender
 from tests import certificates
 from tests.whatsapp.scripted import Api, answer, cut, hang, read_request

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from oncehook import whatsapp
-from oncehook.backoff import Policy
-from oncehook.deliveries import Category
 from oncehook.errors import ConfigError, OncehookError
+from oncehook.model import Category
 from oncehook.outbound.client import Outbound
+from oncehook.retry import Policy
 from oncehook.secret import Secret
 from oncehook.whatsapp import (
     Contact,
@@ -41,8 +41,9 @@ from oncehook.whatsapp import (
     Template,
     Text,
 )
+from oncehook.whatsapp.evolution import wire_id
 from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, prepare
-from oncehook.whatsapp.sender import CATEGORY, wire_id
+from oncehook.whatsapp.sender import CATEGORY
 from tests.whatsapp.scripted import Api, Asked, Behaviour, answer, cut, hang
 
 TOKEN = "EAAG-canary-token-0123456789"

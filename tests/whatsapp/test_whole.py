@@ -19,12 +19,11 @@ import msgspec
 import pytest
 
 from oncehook import clock
-from oncehook.config import load
-from oncehook.deliveries import Category, DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import OncehookError
 from oncehook.inbox import Inbox
-from oncehook.model import Kind, read_id
-from oncehook.testing import Trial
+from oncehook.model import Category, DeliveryStatus, Filter, Kind, StoredDelivery, read_id
+from oncehook.settings import load
+from oncehook.testing import TestInbox
 from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn, Reply, Request, S3StandIn
 from oncehook.whatsapp import Media, Message, MetaCloud, SendFailed, Text
 from oncehook.whatsapp.messages import LONGEST, InvalidMessage, read_message
@@ -52,7 +51,7 @@ async def sending(store: str, standin: Any, **how: Any) -> AsyncIterator[Inbox]:
 
 
 async def delivery(inbox: Inbox, event_id: str) -> StoredDelivery:
-    (found,) = (await inbox.desk.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
+    (found,) = (await inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
     return found
 
 
@@ -103,7 +102,7 @@ FAULTS = [
     ("kind", "fault"),
     [pytest.param(kind, fault, id=f"{kind.__name__}-{fault.name}") for fault in FAULTS for kind in fault.only],
 )
-async def test_a_failure_is_tried_again_or_dead(kind: type[Any], fault: Fault, inbox: Trial) -> None:
+async def test_a_failure_is_tried_again_or_dead(kind: type[Any], fault: Fault, inbox: TestInbox) -> None:
     async with kind() as standin:
         inbox.sender("answers", sender_for(standin), retry=["1h"])
         await inbox.start()
@@ -145,17 +144,17 @@ async def test_a_dead_letter_is_replayed_and_arrives_once(kind: type[Any], engin
         await inbox.drain()
         dead = await delivery(inbox, event_id)
         assert (dead.status, standin.sent) == (DeliveryStatus.dead, [])
-        [cause] = await inbox.desk.causes()
+        [cause] = await inbox.admin.causes()
         assert cause.cause.startswith("unauthorized"), "people look for their causes, and not for statuses"
         standin.renew_token()
         again = [await inbox.send_message("answers", HELLO, key="order-42") for _ in range(3)]
         await inbox.drain()
         assert (set(again), standin.sent) == ({event_id}, []), "a key is used up, also by what has failed"
-        await inbox.desk.replay_one(dead.id, actor="ana")
+        await inbox.admin.replay_one(dead.id, actor="ana")
         await inbox.drain()
         assert [(sent.to, sent.text) for sent in standin.sent] == [(TO, "Hello")]
         with pytest.raises(OncehookError):
-            await inbox.desk.replay_one(dead.id, actor="ana")
+            await inbox.admin.replay_one(dead.id, actor="ana")
         await inbox.drain()
         assert len(standin.sent) == 1
 
@@ -232,7 +231,7 @@ async def test_a_stored_file_and_no_storage_is_a_dead_letter_and_no_riddle(place
 # -- strangers ---------------------------------------------------------------------------------
 
 
-async def test_an_unverified_source_is_no_open_relay(inbox: Trial) -> None:
+async def test_an_unverified_source_is_no_open_relay(inbox: TestInbox) -> None:
     """A program on this machine may send; a web page in its browser and whoever comes through a tunnel may not."""
     async with MetaStandIn() as meta:
         inbox.source("outgoing", verify="none", key="$.id")
@@ -392,7 +391,7 @@ async def test_no_secret_shows_itself(kind: type[Any], place: str, caplog: pytes
         await inbox.drain()
         found = await delivery(inbox, event_id)
         assert found.status is DeliveryStatus.dead
-        attempts = await inbox.desk.attempts(found.id)
+        attempts = await inbox.admin.attempts(found.id)
         destination = inbox.destinations["answers"]
         shown = [found, attempts, destination, destination.address, destination.sender, caplog.text]  # type: ignore[attr-defined]
         assert CANARY not in repr(shown)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Final, Generic, Literal, Protocol, TypeAlias, TypeGuard, TypeVar
 
-from oncehook import clock, units
+from oncehook import clock, human
 from oncehook.errors import ClaimLost, ConfigError, KeyMissing, PayloadMismatch, ResultInvalid, StoreUnavailable
 
 log = logging.getLogger("oncehook.claims")
@@ -256,7 +256,7 @@ def checked_namespace(namespace: str) -> str:
 
 def span(duration: str | float, name: str) -> float:
     """A duration in seconds that is long enough to be measured by every backend."""
-    value = units.seconds(duration)
+    value = human.seconds(duration)
     if value < 0.001:
         raise ConfigError(f"{name} = {duration!r} would be over at once.")
     return value

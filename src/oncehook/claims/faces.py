@@ -76,7 +76,7 @@ def _beside_the_inbox(folder: Path, config_file: str | None, inbox_store: str | 
 
     The settings are read once for all calls that find the same ones.
     """
-    from oncehook.config import load
+    from oncehook.settings import load
 
     settings = load(Path(config_file) if config_file else None, cwd=folder, secrets=False, whole=False)
     scheme, _, rest = settings.config.store.partition(":")

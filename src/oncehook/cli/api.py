@@ -28,8 +28,8 @@ from oncehook.logs import plain
 
 if TYPE_CHECKING:  # whoever asks brings nearly everything with them: a command's --help must not wait for that
     from oncehook.cli.lines import Answer, Beside, Headers, Line, Wire
-    from oncehook.config import Loaded
     from oncehook.inbox import Inbox
+    from oncehook.settings import Loaded
     from oncehook.store.sqlite.hold import Holder
 
 T = TypeVar("T")
@@ -95,8 +95,8 @@ class Where:
         return self._line(functools.partial(self._beside_server, or_read=or_read))
 
     def _line(self, beside: Callable[[Path, Inbox | None, bool], Line]) -> Line:
-        from oncehook.assembly import open_store
         from oncehook.cli.lines import Inside
+        from oncehook.settings.build import open_store
         from oncehook.store.sqlite import SqliteStore
 
         if self.server is not None:
@@ -116,13 +116,13 @@ class Where:
 
     def _settings(self) -> Loaded:
         """Enough to find the store: an app that is not named here may have the rest."""
-        from oncehook.config import load
+        from oncehook.settings import load
 
         return load(self.config_file, secrets=False, whole=False)
 
     def _named(self, server: str) -> Line:
         from oncehook.cli.lines import Wire
-        from oncehook.config.forms import is_loopback
+        from oncehook.settings.forms import is_loopback
 
         token, host = self._token(), _host(server)
         if token and server.startswith("http:") and not is_loopback(host):
@@ -180,8 +180,8 @@ class Where:
     def _reading(self, path: Path, inbox: Inbox | None, held: Holder | None) -> Line:
         """SQLite: what the process that writes the file has written, which it cannot be asked about."""
         from oncehook.cli.lines import Beside
-        from oncehook.config import load
         from oncehook.inbox import Inbox
+        from oncehook.settings import load
 
         pid = held.pid if held else 0
         if inbox is None:

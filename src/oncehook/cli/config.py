@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import click
 
-from oncehook.config import Loaded, load
-from oncehook.config import schema as describe
 from oncehook.errors import ConfigError
+from oncehook.settings import Loaded, load
+from oncehook.settings import schema as describe
 
 _config_option = click.option(
     "--config",
@@ -104,7 +104,7 @@ def schema(config_file: Path | None) -> None:
 @command.command("reference")
 def reference() -> None:
     """Print every setting with its meaning and default, as a page in Markdown."""
-    from oncehook.config.reference import reference as page
+    from oncehook.settings.reference import reference as page
 
     click.echo(page(), nl=False)
 

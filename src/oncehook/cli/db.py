@@ -21,9 +21,8 @@ from oncehook.errors import ConfigError
 from oncehook.model import Engine
 
 if TYPE_CHECKING:
-    from oncehook.config import Config
-    from oncehook.deliveries import Pruned
-    from oncehook.model import SchemaState
+    from oncehook.model import Pruned, SchemaState
+    from oncehook.settings import Config
     from oncehook.store.base import Store
 
 
@@ -33,13 +32,13 @@ def command() -> None:
 
 
 def _config(config_file: Path | None) -> Config:
-    from oncehook.config import load
+    from oncehook.settings import load
 
     return load(config_file, secrets=False, whole=False).config
 
 
 def _store(config: Config) -> Store:
-    from oncehook.assembly import open_store
+    from oncehook.settings.build import open_store
 
     return open_store(config.store)
 
@@ -119,12 +118,12 @@ def prune(config_file: Path | None, as_json: bool) -> None:
 
 
 async def _prune(config: Config) -> Pruned:
-    from oncehook.deliveries import Pruned
+    from oncehook.model import Pruned
 
     store = _store(config)
     try:
         await store.open(migrate=False)
-        numbers = await store.enroll((), ())
+        numbers = await store.register_names((), ())
         keep = {
             numbers.sources[name]: source.keep_events
             for name, source in config.source.items()
@@ -153,7 +152,7 @@ def backup(config_file: Path | None, file: Path) -> int:
 
     To take it up again, put it in the store's place and run: oncehook db restored
     """
-    from oncehook.config.forms import hide_password
+    from oncehook.settings.forms import hide_password
 
     config = _config(config_file)
     store = _store(config)
@@ -198,6 +197,6 @@ async def _restored(config: Config, yes: bool) -> int:
                 f"{len(workers)} workers have been heard of in the last minute, on {workers[0].host}.",
                 hint="Stop them first; their attempts would be made twice. --yes goes on all the same.",
             )
-        return await store.void_leases()
+        return await store.invalidate_leases()
     finally:
         await store.close()

@@ -9,7 +9,7 @@ import click
 
 from oncehook.cli.api import Api, at, json_option, speaks
 from oncehook.cli.showing import count, document, say, state, table, text
-from oncehook.units import words
+from oncehook.human import words
 
 _HEAD = ("name", "kind", "address", "state", "pending", "leased", "dead", "oldest due", "retry")
 

@@ -74,8 +74,8 @@ async def _examine(app: str | None, config_file: Path | None) -> list[Check]:
 
 
 def _whole(app: str | None, config_file: Path | None) -> tuple[Inbox, str]:
-    from oncehook.config import load
     from oncehook.inbox import Inbox
+    from oncehook.settings import load
 
     if app:
         setup = from_app(app, config_file)
@@ -88,7 +88,7 @@ def _whole(app: str | None, config_file: Path | None) -> tuple[Inbox, str]:
 
 
 def _examine_sources(sources: Iterable[Source]) -> list[Check]:
-    from oncehook.shown import proven
+    from oncehook.reports import proven
     from oncehook.verify import Nothing
 
     checks = []
@@ -128,7 +128,7 @@ def _behind(state: SchemaState, migrates: bool) -> Check:
 
 
 async def _examine_strays(inbox: Inbox) -> list[Check]:
-    from oncehook.sweep import STRAY_HINT, strays
+    from oncehook.upkeep import STRAY_HINT, strays
 
     return [
         Check("waiting", True, f'{number:,} for "{name}", which nobody here knows', STRAY_HINT, warning=True)

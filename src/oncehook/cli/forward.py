@@ -80,8 +80,8 @@ class Relay:
     """Sends each event once."""
 
     def __init__(self, api: Api, source: str, url: str, types: Iterable[str], timeout: float) -> None:
-        from oncehook import development
         from oncehook.outbound.urls import read_url
+        from oncehook.settings import development
         from oncehook.verify.standard import signer
 
         self.secret = development.kept_secret(f"forward {source}")
@@ -119,7 +119,7 @@ class Relay:
         return is_new and (not self._types or any(fnmatch.fnmatchcase(event["type"], one) for one in self._types))
 
     def _answered(self, arrival: Arrival) -> dict[str, Any]:
-        from oncehook.sending import post
+        from oncehook.samples import post
 
         try:
             answer = post(self._url, arrival, timeout=self._timeout)

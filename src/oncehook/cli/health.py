@@ -14,9 +14,9 @@ from oncehook.cli.setup import address_of, config_option
 @click.option("--server", "address", help="Address of the server (default: that of these settings).", show_envvar=True)
 def command(config_file: Path | None, address: str | None) -> int:
     """Exit 0 when the server is ready, 1 when it is not, 3 when nobody answers."""
-    from oncehook.config import load
     from oncehook.model import Arrival
-    from oncehook.sending import post
+    from oncehook.samples import post
+    from oncehook.settings import load
 
     address = (address or address_of(load(config_file, secrets=False, whole=False).config.server)).rstrip("/")
     try:

@@ -64,7 +64,7 @@ def _ask_origins() -> tuple[str, ...]:
 
 def _check(text: str) -> None:
     """What is written must be good: the same check as `oncehook config check`, secrets aside."""
-    from oncehook.config import load
+    from oncehook.settings import load
 
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "oncehook.toml"
@@ -113,7 +113,7 @@ def page(origins: Sequence[str], goal: str, store: str) -> str:
 
 
 def _store(store: str) -> list[str]:
-    from oncehook.config.forms import hide_password
+    from oncehook.settings.forms import hide_password
 
     if hide_password(store) != store:
         raise ConfigError(

@@ -11,7 +11,7 @@ from oncehook.claims import Claim, Claims
 from oncehook.claims.faces import ENVIRONMENT, KEEP, NAMESPACE, TTL, named_store
 from oncehook.cli.api import json_option
 from oncehook.cli.showing import document, fields, say, text
-from oncehook.units import words
+from oncehook.human import words
 
 _KEYS = (
     click.argument("key"),

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
 
-from oncehook import sending
-from oncehook.deliveries import Filter
+from oncehook import samples
 from oncehook.inbox import Inbox
-from oncehook.model import Arrival, Engine
+from oncehook.model import Arrival, Engine, Filter
 from oncehook.store.base import Numbers
 from oncehook.store.sqlite import SqliteStore
 
@@ -67,7 +66,7 @@ class Wire:
 
     def ask(self, method: str, target: str, headers: Headers, body: bytes) -> Answer:
         raw = [(name.encode(), value.encode("latin-1")) for name, value in self._signed(headers).items()]
-        answer = sending.post(self._address + target, Arrival("", raw, body, method=method), timeout=PATIENCE)
+        answer = samples.post(self._address + target, Arrival("", raw, body, method=method), timeout=PATIENCE)
         return Answer(answer.status, answer.body)
 
     def listen(self, target: str) -> tuple[Answer, Iterator[bytes]]:
@@ -134,7 +133,7 @@ class Inside:
         # Whoever only wants to look must not change the schema under those who work.
         await inbox.store.open(migrate=False)
         try:
-            _number(inbox, await inbox.store.enroll(inbox.sources, inbox.destinations))
+            _number(inbox, await inbox.store.register_names(inbox.sources, inbox.destinations))
         except BaseException:
             await inbox.store.close()
             raise
@@ -204,7 +203,7 @@ def _routes(inbox: Inbox) -> Callable[..., Any]:
         async def of(self, request: Request) -> Identity:
             return Identity("cli", Role.admin)
 
-    return Starlette(routes=api.routes(inbox.desk, Own(), Stream()))
+    return Starlette(routes=api.routes(inbox.admin, Own(), Stream()))
 
 
 async def _call(app: Callable[..., Any], method: str, target: str, headers: Headers, body: bytes) -> Answer:

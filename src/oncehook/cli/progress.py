@@ -14,7 +14,7 @@ import click
 
 from oncehook import clock
 from oncehook.cli.manners import voice
-from oncehook.units import words
+from oncehook.human import words
 
 WIDTH: Final = 24
 PAUSE: Final = 0.1

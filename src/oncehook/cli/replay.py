@@ -17,7 +17,7 @@ from oncehook import clock
 from oncehook.cli.api import Api, Failed, Unreachable, at, json_option, speaks
 from oncehook.cli.progress import Progress
 from oncehook.cli.showing import count, document, fields, moment, say, state, table, text
-from oncehook.units import words
+from oncehook.human import words
 
 POLL: Final = 0.3
 """Seconds between two looks at a replay that is waited for."""
@@ -26,7 +26,7 @@ _OVER: Final = ("done", "aborted")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ReplayRequest:
     """What the command line asks for."""
 
     ids: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def command(
 
     Shows what would happen, then asks. Live traffic goes first, and order within a subject is kept.
     """
-    wish = Wish(ids, query, to, until, rate, force, fresh_id)
+    wish = ReplayRequest(ids, query, to, until, rate, force, fresh_id)
     if act == "list":
         return _list(api, as_json)
     if act is not None:
@@ -147,7 +147,7 @@ def confirm(api: Api, question: str, *, yes: bool) -> None:
         raise Failed("nothing was done")
 
 
-def _start(api: Api, wish: Wish, plan: Mapping[str, Any], reason: str, request_key: str | None) -> str:
+def _start(api: Api, wish: ReplayRequest, plan: Mapping[str, Any], reason: str, request_key: str | None) -> str:
     """Have done what the plan says. A key of our own makes one replay of a request whose answer was lost (R47).
 
     With a key of the caller's the request must be the same each time, whatever the plan says by then.
@@ -316,7 +316,7 @@ def _takes(plan: Mapping[str, Any]) -> str:
 
 
 def _rate(asked: Mapping[str, Any]) -> str:
-    from oncehook.plans import show_rate
+    from oncehook.replay import show_rate
 
     return "" if asked["rate"] is None else show_rate(asked["rate"])
 

@@ -81,18 +81,18 @@ def _choose(sources: dict[str, Source], name: str, *, may_be_preset: bool) -> So
         raise ConfigError(
             f'"{name}" is a preset, but no source of these settings.', hint="Say where to send it with --to URL."
         )
-    from oncehook import development
+    from oncehook.settings import development
 
     return development.source(name)
 
 
 def _signed(source: Source, kind: str | None, file: Path | None, url: str, forge: bool) -> Arrival:
-    from oncehook import sending
+    from oncehook import samples
 
-    samples = source.preset.samples if source.preset else {}
-    kind = kind or next(iter(samples), "hello")
-    arrival = sending.draft(source, kind, body=file.read_bytes() if file else None)
-    signed = sending.sign(source, arrival, url=sending.signed_url(source, url), forge=forge)
+    known = source.preset.samples if source.preset else {}
+    kind = kind or next(iter(known), "hello")
+    arrival = samples.draft(source, kind, body=file.read_bytes() if file else None)
+    signed = samples.sign(source, arrival, url=samples.signed_url(source, url), forge=forge)
     own = [(b"host", _host(url)), (b"user-agent", b"oncehook-send")]
     sent = {name for name, _ in signed.headers}
     return replace(signed, headers=[*signed.headers, *(pair for pair in own if pair[0] not in sent)])
@@ -105,10 +105,10 @@ def _host(url: str) -> bytes:
 
 
 def _send_one(url: str, arrival: Arrival, as_json: bool) -> int:
-    from oncehook import sending
+    from oncehook import samples
 
     try:
-        answer = sending.post(url, arrival)
+        answer = samples.post(url, arrival)
     except OSError as error:
         click.echo(f"oncehook: nobody answers at {url} ({error})", err=True)
         click.echo("  Start it with: oncehook serve", err=True)

@@ -17,8 +17,8 @@ import click
 from oncehook.errors import ConfigError
 
 if TYPE_CHECKING:  # settings and inbox bring everything with them: a command's --help must not wait for that
-    from oncehook.config import Config, Loaded, ServerConfig
     from oncehook.inbox import Inbox
+    from oncehook.settings import Config, Loaded, ServerConfig
 
 OTHER_STORE: Final = "A program's own store is found with --app module:inbox, another one by ONCEHOOK_STORE."
 """Said where nothing names a store, and nothing is in the usual one."""
@@ -45,8 +45,8 @@ class Setup:
 
 def from_settings(config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
     """The inbox that the settings describe; without any, the development inbox. `flags` lie over the settings."""
-    from oncehook.config import load
     from oncehook.inbox import Inbox
+    from oncehook.settings import load
 
     loaded = load(config_file, flags=flags)
     for warning in loaded.warnings:
@@ -54,7 +54,7 @@ def from_settings(config_file: Path | None, flags: Mapping[str, object] | None =
     inbox = Inbox.from_config(loaded.config)
     if loaded.origin is not None or inbox.sources:
         return Setup(inbox, loaded, loaded.config, str(loaded.origin or "environment"))
-    from oncehook import development
+    from oncehook.settings import development
 
     for source in development.sources():
         inbox.add(source)
@@ -97,7 +97,7 @@ def _made_by(target: str) -> Inbox:
 
 def _settings_beside(inbox: Inbox, target: str, config_file: Path | None, flags: Mapping[str, object] | None) -> Loaded:
     """The one file that counts: the app's own, where it was made from one."""
-    from oncehook.config import load
+    from oncehook.settings import load
 
     own = inbox.settings.origin if inbox.settings else None
     if own and config_file and config_file.resolve() != own.resolve():
@@ -106,8 +106,8 @@ def _settings_beside(inbox: Inbox, target: str, config_file: Path | None, flags:
 
 
 def _unused_store(inbox: Inbox, target: str, loaded: Loaded) -> list[str]:
-    from oncehook.assembly import is_same_store
-    from oncehook.config.forms import hide_password
+    from oncehook.settings.build import is_same_store
+    from oncehook.settings.forms import hide_password
 
     place = loaded.where("store")
     if not place.startswith("environment") or is_same_store(inbox.store_url, loaded.config.store):

@@ -14,8 +14,8 @@ import msgspec
 from oncehook.cli.api import Api, Failed, Misused, Unreachable, at, json_option, speaks
 from oncehook.cli.replay import replay_lines, why
 from oncehook.cli.showing import document, fields, moment, next_moment, readable, say, state, text
+from oncehook.human import words
 from oncehook.query import show_moment
-from oncehook.units import words
 
 _SHOWN: Final = ("evt", "dlv", "rpl", "arr", "att")
 _NEAR: Final = timedelta(seconds=5)

@@ -15,8 +15,8 @@ import click
 
 from oncehook import clock
 from oncehook.cli.manners import voice
+from oncehook.human import words
 from oncehook.logs import plain
-from oncehook.units import words
 
 COLORS: Final = {
     "done": "green",

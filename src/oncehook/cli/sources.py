@@ -32,7 +32,7 @@ def command(api: Api, as_json: bool) -> int:
 
 
 def _row(found: Mapping[str, Any]) -> list[str]:
-    from oncehook.shown import proven  # brings much with it: --help must not wait for that
+    from oncehook.reports import proven  # brings much with it: --help must not wait for that
 
     verifier = click.style("none: anyone may send", fg="red") if found["unverified"] else found["verifier"]
     counts = [f"{found['figures'].get(word, 0):,}" for word in ("accepted", "duplicate", "rejected")]

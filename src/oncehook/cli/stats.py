@@ -9,7 +9,7 @@ import click
 
 from oncehook.cli.api import Api, json_option, speaks
 from oncehook.cli.showing import document, fields, moment, say, table, text
-from oncehook.units import words
+from oncehook.human import words
 
 _FLOWS: Final = ("total", "duplicates", "conflicts", "rejected", "retries", "replays")
 

@@ -18,7 +18,7 @@ from oncehook import clock
 from oncehook.cli.api import Api, speaks
 from oncehook.cli.moments import Feed, Moment, feed
 from oncehook.cli.showing import line, say, state, text
-from oncehook.units import words
+from oncehook.human import words
 
 STATUSES = ("accepted", "duplicate", "conflict", "rejected", "done", "retry", "dead")
 

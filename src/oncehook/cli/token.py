@@ -13,9 +13,9 @@ import click
 import msgspec
 
 from oncehook import clock
-from oncehook.config.forms import duration
-from oncehook.person import ROLES
+from oncehook.model import ROLES
 from oncehook.secret import new_token
+from oncehook.settings.forms import duration
 
 
 @click.command("token")

@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 import msgspec
 
-from oncehook.backoff import NAMED
 from oncehook.cli.manners import voice
 from oncehook.cli.setup import config_option
 from oncehook.cli.showing import line, say
-from oncehook.config import load
-from oncehook.config.checks import UNKNOWN_TO, lacking
-from oncehook.config.forms import suggest
-from oncehook.config.tables import WhatsAppConfig
-from oncehook.deliveries import Category
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.logs import plain, set_up_logging
+from oncehook.model import Category
 from oncehook.outbound.proxies import named_proxy
+from oncehook.retry import NAMED
 from oncehook.secret import Secret
+from oncehook.settings import load
+from oncehook.settings.checks import UNKNOWN_TO, lacking
+from oncehook.settings.forms import suggest
+from oncehook.settings.tables import WhatsAppConfig
 from oncehook.whatsapp.messages import (
     Contact,
     InvalidMessage,
@@ -169,7 +169,7 @@ def _set_up_logging() -> None:
 
 
 def _configured(config_file: Path | None, name: str) -> Sender:
-    from oncehook.assembly import sender_from  # brings everything with it: --help must not wait for that
+    from oncehook.settings.build import sender_from  # brings everything with it: --help must not wait for that
 
     config = load(config_file, whole=False).config
     senders = {known: one for known, one in config.destination.items() if one.whatsapp is not None}
@@ -181,7 +181,7 @@ def _configured(config_file: Path | None, name: str) -> Sender:
 
 
 def _said(settings: Mapping[str, str | None], *, allow_private: bool) -> Sender:
-    from oncehook.assembly import sender_from
+    from oncehook.settings.build import sender_from
 
     api = settings["api"] or _api_of_others()
     if api is None:

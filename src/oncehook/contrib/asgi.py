@@ -21,8 +21,8 @@ from oncehook import payload
 from oncehook.contrib.bridge import check_length
 from oncehook.errors import ConfigError, Rejected, TooLarge
 from oncehook.inbox import Inbox
+from oncehook.ingest import Receipt
 from oncehook.model import Arrival, Outcome
-from oncehook.receive import Receipt
 from oncehook.sources import Reply, Source
 from oncehook.web.peers import direct_peer
 

@@ -19,12 +19,13 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
-from oncehook import assembly, clock
+from oncehook import clock
 from oncehook.errors import ConfigError, Malformed, OncehookError, Rejected, StoreUnavailable, TooLarge
 from oncehook.inbox import Inbox
+from oncehook.ingest import Receipt, try_again
 from oncehook.logs import ration
 from oncehook.model import Arrival, Engine, Headers
-from oncehook.receive import Receipt, try_again
+from oncehook.settings import build
 from oncehook.sources import Reply, Source
 
 log = logging.getLogger("oncehook.bridge")
@@ -152,7 +153,7 @@ class Bridge:
         self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
     ) -> Receipt:
         """`Inbox.receive` for a view of one's own. Never raises: whatever happens, the receipt has the answer."""
-        arrival = Arrival(source, assembly.as_headers(headers), body, query, "POST", "", peer)
+        arrival = Arrival(source, build.as_headers(headers), body, query, "POST", "", peer)
         return self._taken(self.inbox.sources.get(source), arrival)
 
     def answer(self, arrival: Arrival, read: Read) -> Reply:

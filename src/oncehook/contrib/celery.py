@@ -12,16 +12,16 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
-from oncehook import assembly, faults
-from oncehook.assembly import TermSettings
+from oncehook import faults
 from oncehook.categories import Classify
-from oncehook.deliveries import Category, Evidence, Lease
 from oncehook.destinations.base import WELL, Result, Terms
 from oncehook.destinations.handler import failure, kept_result
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
 from oncehook.inbox import Inbox
-from oncehook.model import Kind, show_id
+from oncehook.model import Category, Evidence, Kind, Lease, show_id
+from oncehook.settings import build
+from oncehook.settings.build import TermSettings
 
 if TYPE_CHECKING:
     from celery import Celery  # type: ignore[import-untyped]
@@ -56,7 +56,7 @@ def celery_task(
     """
     if finished:
         terms.setdefault("timeout", 60.0)
-    chosen = assembly.terms_of(**terms, classify=classify, shared=inbox.classifiers)
+    chosen = build.terms_of(**terms, classify=classify, shared=inbox.classifiers)
     return inbox.add_destination(CeleryDestination(task, app, name=name, finished=finished, terms=chosen))
 
 

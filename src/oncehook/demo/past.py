@@ -82,7 +82,7 @@ def _straight_into(inbox: Inbox) -> Way:
 async def _come_to_rest(inbox: Inbox) -> None:
     """Nothing is at work and nothing is due; or it is time to go on all the same."""
     for _ in range(PATIENCE):
-        levels = (await inbox.desk.levels()).values()
+        levels = (await inbox.admin.levels()).values()
         if not any(level.leased or level.oldest_due is not None for level in levels):
             return
         await asyncio.sleep(LOOK)

@@ -14,9 +14,7 @@ from typing import Final
 
 import click
 
-from oncehook import sending
-from oncehook.config import ServerConfig
-from oncehook.deliveries import Level
+from oncehook import samples
 from oncehook.demo.past import live_through
 from oncehook.demo.shop import MINUTES, Shop
 from oncehook.demo.tour import Tour
@@ -24,7 +22,8 @@ from oncehook.demo.traffic import Traffic, Way
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.logs import set_up_logging
-from oncehook.model import Arrival
+from oncehook.model import Arrival, Level
+from oncehook.settings import ServerConfig
 from oncehook.sources import Source
 from oncehook.web.server import listen, serve_inbox
 
@@ -78,7 +77,7 @@ async def _live(shop: Shop, seconds: float | None, rate: float, port: int, *, br
     inbox.observer.verbose = verbose
     set_up_logging("info" if verbose else "warning", for_people=True)
     try:
-        await serve_inbox(inbox, ServerConfig(port=port), on_ready=ready, guide=Tour(inbox.desk, shop.crm))
+        await serve_inbox(inbox, ServerConfig(port=port), on_ready=ready, guide=Tour(inbox.admin, shop.crm))
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
@@ -98,7 +97,7 @@ def _tell_of_history(minute: int) -> None:
 def _over_http(address: str) -> Way:
     async def bring(source: Source, arrival: Arrival) -> int:
         try:
-            return (await asyncio.to_thread(sending.post, f"{address}/in/{source.path}", arrival)).status
+            return (await asyncio.to_thread(samples.post, f"{address}/in/{source.path}", arrival)).status
         except OSError:
             return 0
 

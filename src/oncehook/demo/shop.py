@@ -20,7 +20,7 @@ from oncehook.event import Event
 from oncehook.inbox import Inbox
 from oncehook.testing.standins.meta import MetaStandIn
 from oncehook.testing.standins.server import LoopbackServer, Reply, Request
-from oncehook.watermarks import Limits
+from oncehook.upkeep import Limits
 from oncehook.whatsapp import MetaCloud
 
 SOURCES: Final = {"whatsapp": "whatsapp-cloud", "stripe": "stripe", "github": "github", "bookings": "acuity"}

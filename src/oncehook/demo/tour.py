@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlencode
 
-from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
+from oncehook.admin import Admin
 from oncehook.demo.shop import Crm
-from oncehook.desk import Desk
-from oncehook.model import Kind, show_id
+from oncehook.model import DeliveryStatus, Filter, Kind, StoredDelivery, show_id
 from oncehook.web.callouts import Callout
 
 DEAD: Final = "to:crm status:dead"
@@ -22,8 +21,8 @@ DEAD: Final = "to:crm status:dead"
 class Tour:
     """The guide of the demo. See `web.callouts`."""
 
-    def __init__(self, desk: Desk, crm: Crm) -> None:
-        self._desk = desk
+    def __init__(self, admin: Admin, crm: Crm) -> None:
+        self._desk = admin
         self._crm = crm
         self._dismissed: set[str] = set()
         self._twice: bytes | None = None

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Final
 
-from oncehook import clock, sending
+from oncehook import clock, samples
 from oncehook.demo.shop import NOBODY, SOURCES, Shop
 from oncehook.model import Arrival
 from oncehook.sources import Source
@@ -112,7 +112,7 @@ class Traffic:
             await self._post("bookings", hook)
 
     def _draft(self, source: str, kind: str) -> Arrival:
-        return sending.draft(self._sources[source], kind)
+        return samples.draft(self._sources[source], kind)
 
     # -- how it comes --------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Traffic:
 
     async def _post(self, source: str, hook: Arrival, *, forge: bool = False) -> None:
         to = self._sources[source]
-        status = await self._way(to, sending.sign(to, replace(hook, source=source), forge=forge))
+        status = await self._way(to, samples.sign(to, replace(hook, source=source), forge=forge))
         self.sent["sent"] += 1
         if status == 401:
             self.sent["refused"] += 1

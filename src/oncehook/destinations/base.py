@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from oncehook.backoff import DURABLE, Policy
 from oncehook.categories import Rules
-from oncehook.deliveries import NOTHING, Breaker, Category, Emission, Evidence, Lease, Settle, Settlement
+from oncehook.model import NO_EVIDENCE, Breaker, Category, Emission, Evidence, Lease, Settle, Settlement
+from oncehook.retry import DURABLE, Policy
 
 
 @dataclass(slots=True, frozen=True)
@@ -35,10 +35,10 @@ class Result:
 
     category: Category | None = None
     """What kind of failure it was; None: it went well."""
-    evidence: Evidence = NOTHING
+    evidence: Evidence = NO_EVIDENCE
     retry_after: float | None = None
     """Seconds after which the destination wants to be asked again: not sooner than that, nor than our own policy."""
-    patience: Policy | None = None
+    retry: Policy | None = None
     """When to try again after this failure, instead of the destination's own policy."""
     wait: float | None = None
     """Seconds after which it is to be tried again, whatever the policy says below its cap: a handler's own word."""
@@ -63,7 +63,7 @@ class Destination(Protocol):
     """Its number in the store; given when the inbox starts."""
     terms: Terms
     trust: int
-    """Crashes of the process that are not held against a delivery (see Want.trust)."""
+    """Crashes of the process that are not held against a delivery (see LeaseRequest.trust)."""
     kind: str
     """`handler`, `http`, `sender`, or an integration's own word (`celery`), as it is shown."""
     address: str
@@ -95,7 +95,7 @@ def settlement(terms: Terms, lease: Lease, result: Result, duration: float, *, t
             emits=result.emits,
             take_next=terms.lease if take_next else None,
         )
-    policy = result.patience or terms.retry
+    policy = result.retry or terms.retry
     wait = None if result.category is Category.permanent else _wait(policy, lease.attempt, result)
     return Settlement(
         lease,

@@ -20,14 +20,13 @@ from typing import Any, Final
 
 import msgspec
 
-from oncehook import clock, faults, units
+from oncehook import clock, faults, human
 from oncehook.categories import Rules
-from oncehook.deliveries import ANSWER_KEPT, NOTHING, RESULT_KEPT, Emission, Evidence, Lease
 from oncehook.destinations.base import WELL, Result, Terms, settlement
-from oncehook.emit import Emitter
 from oncehook.errors import ConfigError, LeaseLost, RetryLater
 from oncehook.event import Event
-from oncehook.model import Engine
+from oncehook.ingest import Emitter
+from oncehook.model import ANSWER_KEPT, NO_EVIDENCE, RESULT_KEPT, Emission, Engine, Evidence, Lease
 from oncehook.store.base import Store
 
 Handler = Callable[..., Any]
@@ -180,7 +179,7 @@ def _settled(emits: Sequence[Emission]) -> Result:
 def kept_result(returned: object) -> Evidence:
     """Return what is kept of a handler's result: JSON, or the name of its type where JSON cannot hold it or is long."""
     if returned is None:
-        return NOTHING
+        return NO_EVIDENCE
     try:
         kept = msgspec.json.encode(returned)
     except Exception:  # whatever an object does when it is encoded: the handler has done its work
@@ -202,7 +201,7 @@ def failure(error: BaseException, rules: Rules = NO_RULES) -> Result:
         found.category,
         Evidence(error=_first_line(error), answer=_trace(error)),
         retry_after=found.retry_after,
-        wait=None if after is None else units.seconds(after),
+        wait=None if after is None else human.seconds(after),
     )
 
 

@@ -14,16 +14,15 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from oncehook import clock
-from oncehook.backoff import Policy, retry_after
-from oncehook.deliveries import ANSWER_KEPT, Category, Evidence, Lease
 from oncehook.destinations.base import Result, Terms
 from oncehook.destinations.receivers import ReceiverName, receiver_of
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.model import Kind, hops_of, show_id, unpack_head
+from oncehook.model import ANSWER_KEPT, Category, Evidence, Kind, Lease, hops_of, show_id, unpack_head
 from oncehook.outbound import Answer, Unanswered
 from oncehook.outbound.addresses import Network
 from oncehook.outbound.urls import read_url, secret_parts, shown_url
+from oncehook.retry import Policy, retry_after
 from oncehook.verify.standard import signer
 
 if TYPE_CHECKING:
@@ -120,7 +119,9 @@ class HttpDestination:
             headers = self._headers_for(lease)
             answer = await self._outbound.post(self._url, headers, lease.body, within=self.terms.timeout)
         except Unanswered as error:
-            return Result(error.category, Evidence(error=str(error)), patience=self._patience(self._why_unready(error)))
+            return Result(
+                error.category, Evidence(error=str(error)), retry=self._retry_while_unready(self._why_unready(error))
+            )
         except Exception as error:  # the worker must learn of it; the text may hold what is secret
             return Result(Category.unknown, Evidence(error=f"sending failed: {type(error).__name__}"))
         return self._judge(answer)
@@ -200,15 +201,15 @@ class HttpDestination:
             category,
             evidence,
             retry_after=retry_after(answer.retry_after, clock.now_utc()),
-            patience=self._patience(unready),
+            retry=self._retry_while_unready(unready),
             pause="answered 410 Gone" if status == 410 and category is Category.permanent else None,
         )
 
     def _why_unready(self, came: Answer | Unanswered) -> str | None:
         return None if self._receiver is None else self._receiver.why_unready(came)
 
-    def _patience(self, unready: str | None) -> Policy | None:
-        return None if self._receiver is None or unready is None else self._receiver.patience
+    def _retry_while_unready(self, unready: str | None) -> Policy | None:
+        return None if self._receiver is None or unready is None else self._receiver.retry
 
     def _masked(self, body: bytes) -> bytes:
         """An answer that repeats our own credentials must not carry them into the store (S25)."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from oncehook.backoff import Policy, policy
 from oncehook.errors import ConfigError
 from oncehook.outbound import Answer, Unanswered
+from oncehook.retry import Policy, policy
 
 ReceiverName = Literal["n8n"]
 NAMES: Final[tuple[ReceiverName, ...]] = get_args(ReceiverName)
@@ -24,7 +24,7 @@ class Receiver:
 
     unready: Callable[[Answer], str | None]
     """Say, in one line, why an answer means that it is not ready yet; None: it was ready."""
-    patience: Policy
+    retry: Policy
     """When to try again while it is not, whatever the destination's `retry` says."""
 
     def why_unready(self, came: Answer | Unanswered) -> str | None:

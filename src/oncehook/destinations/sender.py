@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final, Literal
 
-from oncehook.deliveries import ANSWER_KEPT, Category, Evidence, Lease, Turn
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.previews import Preview
+from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, Preview, Turn
 from oncehook.whatsapp.messages import InvalidMessage, Message, read_message
 from oncehook.whatsapp.outgoing import preview, subject_of
 from oncehook.whatsapp.sender import SendFailed, Sent

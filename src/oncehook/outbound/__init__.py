@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from oncehook.deliveries import Category
 from oncehook.errors import OncehookError
+from oncehook.model import Category
 
 
 @dataclass(slots=True, frozen=True)

@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.sight import FORM, Sight
+from oncehook.rules import FORM, RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Hmac
 
 ONCE: Final = frozenset({"scheduled", "canceled", "order.completed"})
 
 
-def action(sight: Sight) -> str:
+def action(context: RuleContext) -> str:
     """What happened, in one spelling: static webhooks say `scheduled`, dynamic ones `appointment.scheduled`."""
-    return (sight.form("action") or "").removeprefix("appointment.")
+    return (context.form("action") or "").removeprefix("appointment.")
 
 
-def key(sight: Sight) -> tuple[str, str] | None:
+def key(context: RuleContext) -> tuple[str, str] | None:
     """The object and what happened to it, where that happens only once."""
-    about, what = sight.form("id"), action(sight)
+    about, what = context.form("id"), action(context)
     return (about, what) if about and what in ONCE else None
 
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.sight import Sight
+from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Fields, Hmac
 
 ONCE: Final = frozenset({"invitee.created", "invitee.canceled", "routing_form_submission.created"})
 
 
-def key(sight: Sight) -> tuple[str, ...]:
+def key(context: RuleContext) -> tuple[str, ...]:
     """Event and object; and its time for what may happen again: no-shows are unmarked, event types updated."""
-    event, about = sight.data["event"], sight.data["payload"]["uri"]
-    return (event, about) if event in ONCE else (event, about, sight.data["created_at"])
+    event, about = context.data["event"], context.data["payload"]["uri"]
+    return (event, about) if event in ONCE else (event, about, context.data["created_at"])
 
 
 _INVITEE: Final = (
     '{"event":"%s","created_at":"{now_iso}","created_by":"https://api.calendly.com/users/U42","payload":{'
     '"uri":"https://api.calendly.com/scheduled_events/E{id}/invitees/I{id}","email":"ana@example.com","name":"Ana",'
     '"status":"%s","timezone":"Europe/Lisbon","rescheduled":false,"old_invitee":null,"new_invitee":null,"no_show":%s,'
-    '"scheduled_event":{"uri":"https://api.calendly.com/scheduled_events/E{id}","name":"Trial lesson",'
+    '"scheduled_event":{"uri":"https://api.calendly.com/scheduled_events/E{id}","name":"TestInbox lesson",'
     '"start_time":"2027-01-11T09:00:00Z","end_time":"2027-01-11T09:30:00Z"}}}'
 )
 

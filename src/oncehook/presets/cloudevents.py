@@ -11,11 +11,10 @@ from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
 
-from oncehook.keys import Reader
 from oncehook.model import Arrival
 from oncehook.payload import text_of
 from oncehook.presets import _batch
-from oncehook.sight import Sight, header
+from oncehook.rules import Reader, RuleContext, header
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Either, Token
 
@@ -27,7 +26,7 @@ _RATE: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 def split(data: Any, arrival: Arrival) -> Iterator[Any]:
     """Each event of a batch; an array in any other mode is the data of one event."""
-    if Sight(arrival, arrival.body, data).media_type == BATCHED:
+    if RuleContext(arrival, arrival.body, data).media_type == BATCHED:
         yield from _batch.one_by_one(data, arrival)
     else:
         yield data
@@ -36,10 +35,10 @@ def split(data: Any, arrival: Arrival) -> Iterator[Any]:
 def attribute(name: str) -> Reader:
     """A context attribute, wherever the mode puts it."""
 
-    def read(sight: Sight) -> Any:
-        if not (sight.media_type or "").startswith("application/cloudevents"):
-            return _decoded(sight.header(f"ce-{name}"))
-        data = sight.data
+    def read(context: RuleContext) -> Any:
+        if not (context.media_type or "").startswith("application/cloudevents"):
+            return _decoded(context.header(f"ce-{name}"))
+        data = context.data
         return (data[0] if isinstance(data, list) else data)[name]
 
     return read
@@ -57,24 +56,24 @@ def _decoded(value: str | None) -> str | None:
 _id, _source, _subject, _partition = (attribute(name) for name in ("id", "source", "subject", "partitionkey"))
 
 
-def key(sight: Sight) -> tuple[Any, ...] | None:
+def key(context: RuleContext) -> tuple[Any, ...] | None:
     """Source and id: an id alone is unique within its source only."""
-    parts = (text_of(_source(sight)), text_of(_id(sight)))
+    parts = (text_of(_source(context)), text_of(_id(context)))
     return parts if all(parts) else None
 
 
-def subject(sight: Sight) -> Any:
+def subject(context: RuleContext) -> Any:
     """The partition key, which is there for ordering; else the subject, which means something within its source."""
-    found = _present(_partition, sight)
+    found = _present(_partition, context)
     if found:
         return found
-    about = _present(_subject, sight)
-    return (_source(sight), about) if about else None
+    about = _present(_subject, context)
+    return (_source(context), about) if about else None
 
 
-def _present(read: Reader, sight: Sight) -> Any:
+def _present(read: Reader, context: RuleContext) -> Any:
     try:
-        return read(sight)
+        return read(context)
     except (LookupError, ValueError):
         return None
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from oncehook import payload
 from oncehook.model import Arrival
-from oncehook.sight import Sight
+from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Ed25519
 
@@ -61,9 +61,9 @@ def answer(arrival: Arrival) -> Reply:
     return _ANSWERS.get(found, EMPTY) if isinstance(found, int) else EMPTY
 
 
-def kind(sight: Sight) -> str | None:
+def kind(context: RuleContext) -> str | None:
     """`command.deploy`, `component`, `autocomplete.deploy`, `modal`; of webhook events their own word."""
-    data = sight.data
+    data = context.data
     number = _type_of_interaction(data)
     if number is None:
         return str(data["event"]["type"])
@@ -71,9 +71,9 @@ def kind(sight: Sight) -> str | None:
     return f"{name}.{data['data']['name']}" if name in ("command", "autocomplete") else name
 
 
-def happened(sight: Sight) -> str:
+def happened(context: RuleContext) -> str:
     """When a webhook event happened: Discord writes UTC without saying so."""
-    written = str(sight.data["event"]["timestamp"])
+    written = str(context.data["event"]["timestamp"])
     return written if written.endswith("Z") or "+" in written else f"{written}Z"
 
 

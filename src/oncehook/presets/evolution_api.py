@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.keys import BodyHash, Rule
-from oncehook.sight import Sight
+from oncehook.rules import BodyHash, Rule, RuleContext
 from oncehook.sources import Preset, Sample, split_at
 from oncehook.verify import Either, Jwt, Token
 
@@ -55,20 +54,20 @@ EMISSION: Final = BodyHash(["$.destination", "$.apikey"])
 CONTENT: Final = BodyHash(["$.destination", "$.apikey", "$.date_time"])
 
 
-def key(sight: Sight) -> tuple[str, ...] | None:
+def key(context: RuleContext) -> tuple[str, ...] | None:
     """The message's id where there is one; otherwise what the event says."""
-    instance, event = sight.data["instance"], sight.data["event"]
+    instance, event = context.data["instance"], context.data["event"]
     rule = RULES.get(event)
-    if rule is not None and (found := rule.read(sight)) is not None:
+    if rule is not None and (found := rule.read(context)) is not None:
         return found
     # An edit carries the id of the message it changes, so its content tells it from the next edit.
     content = CONTENT if event == "messages.edited" else EMISSION
-    return instance, event, content(sight.body, sight.data).hex()
+    return instance, event, content(context.body, context.data).hex()
 
 
-def rank(sight: Sight) -> str | None:
+def rank(context: RuleContext) -> str | None:
     """How far a message has come. A message itself has a status too, which is not to outrank the next message's."""
-    status = sight.data["data"]["status"] if sight.data["event"] == "messages.update" else None
+    status = context.data["data"]["status"] if context.data["event"] == "messages.update" else None
     return str(ACKS.index(status)) if status else None
 
 

@@ -5,15 +5,15 @@ Whatever the body says, fetch the payment or order by its id before acting on it
 
 from __future__ import annotations
 
-from oncehook.sight import Sight
+from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Fields, Hmac
 
 
-def kind(sight: Sight) -> str:
+def kind(context: RuleContext) -> str:
     """The action where it names its object (`payment.updated`), else topic and action."""
-    data = sight.data if isinstance(sight.data, dict) else {}
-    topic = str(data.get("type") or data.get("topic") or sight.query("type") or sight.query("topic") or "")
+    data = context.data if isinstance(context.data, dict) else {}
+    topic = str(data.get("type") or data.get("topic") or context.query("type") or context.query("topic") or "")
     action = str(data.get("action") or "")
     return action if "." in action else ".".join(filter(None, (topic, action)))
 

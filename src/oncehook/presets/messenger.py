@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from oncehook.model import Arrival
 from oncehook.presets import _meta
-from oncehook.sight import Sight
+from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Sample
 
 LISTS: Final = ("messaging", "standby", "changes")
@@ -52,9 +52,9 @@ class Notice(NamedTuple):
     """Of a messaging item, what stands under its kind; of a change, nothing."""
 
 
-def read(sight: Sight) -> Notice:
+def read(context: RuleContext) -> Notice:
     """The one item of an event. Raises what reading something absent raises, which a rule takes for missing."""
-    data = sight.data
+    data = context.data
     entry = (data[0] if isinstance(data, list) else data)["entry"][0]
     for name in ("messaging", "standby"):
         if entry.get(name):
@@ -78,9 +78,9 @@ def _messaging(account: str, item: dict[str, Any], prefix: str) -> Notice:
     return Notice(account, kind, item, about)
 
 
-def key(sight: Sight) -> tuple[Any, ...] | None:
+def key(context: RuleContext) -> tuple[Any, ...] | None:
     """A message's mid; of receipts who and how far; of everything else who, what and when. Changes have no key."""
-    account, kind, item, about = read(sight)
+    account, kind, item, about = read(context)
     if about is None:
         return None
     name, sender = kind.removeprefix("standby.").partition(".")[0], item["sender"]["id"]
@@ -93,9 +93,9 @@ def key(sight: Sight) -> tuple[Any, ...] | None:
     return (account, kind, sender, about.get("mid"), when) if when else None
 
 
-def subject(sight: Sight) -> tuple[Any, ...]:
+def subject(context: RuleContext) -> tuple[Any, ...]:
     """The account and the person on the other side; of a change, the account and the post it is about."""
-    account, _, item, about = read(sight)
+    account, _, item, about = read(context)
     if about is not None:
         sender = item["sender"]["id"]
         return account, item["recipient"]["id"] if sender == account else sender  # an echo is our own message
@@ -126,10 +126,10 @@ PRESET = Preset(
     key=key,
     # Comments, feed and other changes: the same content is the same change.
     on_missing_key="body_hash",
-    type=lambda sight: read(sight).kind,
+    type=lambda context: read(context).kind,
     subject=subject,
-    event_time=lambda sight: read(sight).item.get("timestamp") or read(sight).item.get("created_time"),
-    preview=lambda sight: text(read(sight)),
+    event_time=lambda context: read(context).item.get("timestamp") or read(context).item.get("created_time"),
+    preview=lambda context: text(read(context)),
     volume=("message", "message.echo", "postback"),
     volatile=("$.entry[*].time", "$[*].entry[*].time"),
     horizon="36h",

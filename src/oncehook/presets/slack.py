@@ -11,7 +11,7 @@ import msgspec
 
 from oncehook import payload
 from oncehook.model import Arrival
-from oncehook.sight import Sight
+from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Hmac
 
@@ -30,19 +30,19 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
     return Reply(200, msgspec.json.encode({"challenge": data.get("challenge")}))
 
 
-def interaction(sight: Sight) -> Any:
+def interaction(context: RuleContext) -> Any:
     """What a button or a dialog sends: JSON inside a form. Raises what a rule takes for missing."""
-    return payload.parse((sight.form("payload") or "").encode())
+    return payload.parse((context.form("payload") or "").encode())
 
 
-def kind(sight: Sight) -> str | None:
+def kind(context: RuleContext) -> str | None:
     """`message.bot_message`, `app_mention`; `command./deploy`; `interaction.block_actions`."""
-    data = sight.data
+    data = context.data
     if isinstance(data, dict):
         event = data["event"] if isinstance(data.get("event"), dict) else data
         return ".".join(filter(None, (event["type"], event.get("subtype"))))
-    command = sight.form("command")
-    return f"command.{command}" if command else f"interaction.{interaction(sight)['type']}"
+    command = context.form("command")
+    return f"command.{command}" if command else f"interaction.{interaction(context)['type']}"
 
 
 _EVENT: Final = (

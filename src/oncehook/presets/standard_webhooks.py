@@ -5,14 +5,14 @@ The secret says what it is: `whsec_…` is shared (v1), `whpk_…` the sender's 
 
 from __future__ import annotations
 
-from oncehook.sight import Sight
+from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Either, StandardWebhooks
 
 
-def key(sight: Sight) -> str | None:
+def key(context: RuleContext) -> str | None:
     """The id that was signed, which is the one beside the signature that decided: another is anybody's."""
-    return sight.header("webhook-id" if sight.header("webhook-signature") else "svix-id")
+    return context.header("webhook-id" if context.header("webhook-signature") else "svix-id")
 
 
 PRESET = Preset(

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.sight import Sight
+from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Token
 
 
-def kind(sight: Sight) -> str | None:
+def kind(context: RuleContext) -> str | None:
     """What happened is the name of the one field beside `update_id`: `message`, `callback_query`."""
-    return next((name for name in sight.data if name != "update_id"), None)
+    return next((name for name in context.data if name != "update_id"), None)
 
 
 _USER: Final = '{"id":710000142,"is_bot":false,"first_name":"Ana","language_code":"pt"}'

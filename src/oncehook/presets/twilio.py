@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.keys import Rule
-from oncehook.sight import Sight
+from oncehook.rules import Rule, RuleContext
 from oncehook.sources import Preset, Reply, Sample
 from oncehook.verify import Twilio
 
@@ -24,19 +23,19 @@ MESSAGE: Final = Rule.parse(
 CALL: Final = Rule.parse([["form:CallSid", "form:CallStatus", "form:SequenceNumber"]])
 
 
-def key(sight: Sight) -> tuple[str, ...] | None:
+def key(context: RuleContext) -> tuple[str, ...] | None:
     """The message and its status, or the call and its step; everything else goes by its bytes."""
     # Conversations, another product, has several events for one message: added, updated, removed.
-    return None if sight.form("EventType") else MESSAGE.read(sight) or CALL.read(sight)
+    return None if context.form("EventType") else MESSAGE.read(context) or CALL.read(context)
 
 
-def kind(sight: Sight) -> str | None:
+def kind(context: RuleContext) -> str | None:
     """`message.received`, `message.delivered`, `call.completed`; Conversations name their events themselves."""
-    if sight.form("EventType"):
-        return sight.form("EventType")
-    if sight.form("MessageSid"):
-        return f"message.{sight.form('MessageStatus') or sight.form('SmsStatus') or 'received'}"
-    return f"call.{sight.form('CallStatus')}" if sight.form("CallStatus") else None
+    if context.form("EventType"):
+        return context.form("EventType")
+    if context.form("MessageSid"):
+        return f"message.{context.form('MessageStatus') or context.form('SmsStatus') or 'received'}"
+    return f"call.{context.form('CallStatus')}" if context.form("CallStatus") else None
 
 
 FORM: Final = "application/x-www-form-urlencoded; charset=UTF-8"

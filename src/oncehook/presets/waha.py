@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.keys import Rule
-from oncehook.sight import Sight
+from oncehook.rules import Rule, RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Hmac
 
@@ -23,24 +22,24 @@ ACK: Final = Rule.parse(
 )
 
 
-def key(sight: Sight) -> tuple[str, ...] | None:
+def key(context: RuleContext) -> tuple[str, ...] | None:
     """The event's id; in versions that have none, the message's, where the event is about one message."""
-    event = sight.data["event"]
+    event = context.data["event"]
     rule = ACK if event.startswith("message.ack") else MESSAGE if event.startswith("message") else None
-    return EVENT.read(sight) or (rule.read(sight) if rule else None)
+    return EVENT.read(context) or (rule.read(context) if rule else None)
 
 
-def subject(sight: Sight) -> tuple[str, ...]:
+def subject(context: RuleContext) -> tuple[str, ...]:
     """The session and the chat, which stands in the message's id: `true_5511988880142@c.us_3EB0…`."""
-    session, payload = sight.data["session"], sight.data["payload"]
+    session, payload = context.data["session"], context.data["payload"]
     parts = str(payload.get("id") or "").split("_")
     chat = parts[1] if len(parts) > 2 and "@" in parts[1] else payload.get("from")
     return (session, chat) if chat else (session,)
 
 
-def rank(sight: Sight) -> str | None:
+def rank(context: RuleContext) -> str | None:
     """How far a message has come; a message itself tells that too, and is not to outrank the next one."""
-    return str(sight.data["payload"]["ack"]) if sight.data["event"].startswith("message.ack") else None
+    return str(context.data["payload"]["ack"]) if context.data["event"].startswith("message.ack") else None
 
 
 _ENVELOPE: Final = (

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from oncehook.model import Arrival
 from oncehook.payload import text_of
 from oncehook.presets import _meta
-from oncehook.sight import Sight
+from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Sample
 
 LISTS: Final = {
@@ -239,20 +239,20 @@ def _texts(*parts: Any) -> tuple[str, ...] | None:
 # -- the rules ---------------------------------------------------------------------------------
 
 
-def _notice(sight: Sight) -> Notice:
-    if sight.memo is None:
-        sight.memo = read(sight.data)
-    notice: Notice = sight.memo
+def _notice(context: RuleContext) -> Notice:
+    if context.memo is None:
+        context.memo = read(context.data)
+    notice: Notice = context.memo
     return notice
 
 
-def key(sight: Sight) -> tuple[str, ...] | None:
+def key(context: RuleContext) -> tuple[str, ...] | None:
     """Return the number and the item's id, with what happened where several things happen to one id.
 
     Sent, delivered, read and failed all carry the wamid of the message: only with the status is it one event. In a
     group every member has a status of their own. Contacts and preferences have no id: there it is who, what and when.
     """
-    notice = _notice(sight)
+    notice = _notice(context)
     item, number = notice.item, notice.number
     if notice.kind in ("message", "echo"):
         return _texts(*number, item.get("id"))
@@ -263,44 +263,44 @@ def key(sight: Sight) -> tuple[str, ...] | None:
     if notice.kind == "call":
         return _texts(*number, item.get("id"), _word(notice))
     if notice.kind in ("state_sync", "user_preference"):
-        who, when = _who(notice.person), event_time(sight)
+        who, when = _who(notice.person), event_time(context)
         return _texts(*number, notice.kind, who, *filter(None, [item.get("category")]), _word(notice), when)
     return None
 
 
-def kind(sight: Sight) -> str | None:
+def kind(context: RuleContext) -> str | None:
     """Return `message.text`, `status.read`, `call.ringing`, `history.image` …; otherwise the name of the field."""
-    notice = _notice(sight)
+    notice = _notice(context)
     word = text_of(_word(notice))
     return f"{notice.kind}.{word.lower() if notice.kind == 'call' else word}" if word else text_of(notice.field)
 
 
-def subject(sight: Sight) -> tuple[str, ...] | str | None:
+def subject(context: RuleContext) -> tuple[str, ...] | str | None:
     """Return the number and whom or what it is about: the group, the call, the person; otherwise the account.
 
     A person is the parent BSUID, the BSUID or the phone number, whichever is there: the next message may withhold the
     phone number.
     """
-    notice = _notice(sight)
+    notice = _notice(context)
     about = notice.item.get("id") if notice.kind == "call" else notice.group or _who(notice.person)
     return _texts(*notice.number, about) or text_of(notice.account)
 
 
-def event_time(sight: Sight) -> str | None:
+def event_time(context: RuleContext) -> str | None:
     """Return when it happened."""
-    item = _notice(sight).item
+    item = _notice(context).item
     return text_of(item.get("timestamp") or _object(item.get("metadata")).get("timestamp"))
 
 
-def rank(sight: Sight) -> str | None:
+def rank(context: RuleContext) -> str | None:
     """Return how far a message has come: with `latest_wins`, delivered never comes after read."""
-    notice = _notice(sight)
+    notice = _notice(context)
     return str(STATUSES.index(notice.item["status"])) if notice.kind == "status" else None
 
 
-def rank_scope(sight: Sight) -> tuple[str, ...] | None:
+def rank_scope(context: RuleContext) -> tuple[str, ...] | None:
     """Return the message, and in a group the member."""
-    notice = _notice(sight)
+    notice = _notice(context)
     return _texts(notice.item.get("id"), *_member(notice.item)) if notice.kind == "status" else None
 
 

@@ -15,42 +15,45 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from oncehook import clock
-from oncehook.deliveries import (
+from oncehook.model import (
     Audited,
     Cause,
+    Check,
     DeliveryStatus,
+    Engine,
+    EraseOrder,
+    Erasure,
     Expired,
+    Figures,
     Filter,
+    Intake,
+    Item,
     Lease,
+    LeaseRequest,
     Level,
     ListedEvent,
     Options,
     Outlook,
     Page,
+    Planned,
     Pruned,
+    Rejection,
+    ReplayCommand,
+    ReplayPlan,
+    ReplayState,
+    SchemaState,
+    Seen,
     Settled,
     Settlement,
+    StoredArrival,
     StoredAttempt,
     StoredDelivery,
-    StoredWorker,
-    Want,
-)
-from oncehook.erasure import EraseOrder, Erasure
-from oncehook.model import (
-    Check,
-    Engine,
-    Figures,
-    Intake,
-    Item,
-    Planned,
-    Rejection,
-    SchemaState,
-    StoredArrival,
     StoredEvent,
+    StoredReplay,
     StoredSession,
+    StoredWorker,
     Verdict,
 )
-from oncehook.replays import ReplayOrder, ReplayPlan, ReplayState, Seen, StoredReplay
 from oncehook.store.cipher import Cipher
 
 T = TypeVar("T", contravariant=True)
@@ -264,7 +267,7 @@ class Store(Protocol):
     async def close(self) -> None:
         """Commit what was taken in, refuse what was not, and let go of the database."""
 
-    async def enroll(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         """Give every name its number, once and for ever."""
 
     def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
@@ -315,7 +318,7 @@ class Store(Protocol):
     finished: Notice[StoredReplay]
     """Told of each replay that has come to its end here, done or aborted, once; may be replaced at any time."""
 
-    async def lease(self, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
+    async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
         """Take what may be taken now: at most one delivery per subject, in order of commit, each with a new fence.
 
         Nothing of a paused destination or one whose breaker is open; one delivery, as a probe, when the breaker is half
@@ -326,7 +329,7 @@ class Store(Protocol):
         `worker`: who asks, to be named in case it lets a lease run out.
         """
 
-    async def outlook(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
+    async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         """Tell which of these destinations have something to be leased now, and when the next of them will have.
 
         `since`: also any other destination for which something has become due after that moment, however many there
@@ -362,7 +365,7 @@ class Store(Protocol):
     # -- acts ------------------------------------------------------------------------------
     # Each writes its line into the audit log in the same transaction.
 
-    async def make_replay(self, replay_id: bytes, order: ReplayOrder) -> StoredReplay:
+    async def make_replay(self, replay_id: bytes, order: ReplayCommand) -> StoredReplay:
         """A new run for each delivery that the order means; never a new event, never touching a key (R46).
 
         Dead and discarded ones, done ones with `force`; never pending or leased ones. Not bulk: exactly one delivery
@@ -379,7 +382,7 @@ class Store(Protocol):
         tail of its subject. Finishes replays of which nothing is left.
         """
 
-    async def steer_replay(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
+    async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
         """Pause, resume (running) or abort. What is done stays done, what was not fed stays where it was.
 
         Raises NotFound, or NotWaiting when it is over already.
@@ -513,7 +516,7 @@ class Store(Protocol):
 
     # -- house -----------------------------------------------------------------------------
 
-    async def greet_worker(self, worker: StoredWorker) -> None:
+    async def register_worker(self, worker: StoredWorker) -> None:
         """Say that a worker is there (its times are set by the store), and forget those not heard of for a day."""
 
     async def dismiss_worker(self, worker_id: str) -> None:
@@ -534,7 +537,7 @@ class Store(Protocol):
     async def cross(self, name: str, crossed: bool) -> bool:
         """Note that a watermark is crossed, or back; says whether that is news, to exactly one caller."""
 
-    async def void_leases(self) -> int:
+    async def invalidate_leases(self) -> int:
         """After a restore from a backup: raise all fences, end all leases (R69) and all sessions, which may have been
         ended since. Returns how many leases ended.
         """

@@ -23,9 +23,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from oncehook import clock
-from oncehook.deliveries import Lease, StoredAttempt
 from oncehook.errors import ConfigError, Undecryptable
-from oncehook.model import Intake, Item, StoredArrival, StoredEvent
+from oncehook.model import Intake, Item, Lease, StoredArrival, StoredAttempt, StoredEvent
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM

@@ -1,8 +1,8 @@
 """For the tests of programs that receive hooks.
 
-`send` and `signed` make arrivals as a provider would; `Trial` is an inbox under test, which the pytest plugin hands out
-as the fixture `inbox`; `oncehook.testing.standins` has servers that behave like the providers' own. The plugin is
-loaded by every pytest on the machine, so nothing is imported here before it is asked for.
+`send` and `signed` make arrivals as a provider would; `TestInbox` is an inbox under test, which the pytest plugin
+hands out as the fixture `inbox`; `oncehook.testing.standins` has servers that behave like the providers' own. The
+plugin is loaded by every pytest on the machine, so nothing is imported here before it is asked for.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from oncehook.testing.arrivals import Answer, send, signed
     from oncehook.testing.blocking import BlockingTrial
     from oncehook.testing.recorded import Recorded, RecordedAttempt
-    from oncehook.testing.trial import Trial
+    from oncehook.testing.trial import TestInbox
 
 _HOMES = {
     "Answer": "arrivals",
     "BlockingTrial": "blocking",
     "Recorded": "recorded",
     "RecordedAttempt": "recorded",
-    "Trial": "trial",
+    "TestInbox": "trial",
     "send": "arrivals",
     "signed": "arrivals",
 }
 
-__all__ = ["Answer", "BlockingTrial", "Recorded", "RecordedAttempt", "Trial", "send", "signed"]
+__all__ = ["Answer", "BlockingTrial", "Recorded", "RecordedAttempt", "TestInbox", "send", "signed"]
 
 
 def __getattr__(name: str) -> Any:

@@ -11,10 +11,11 @@ from typing import Final
 
 import msgspec
 
-from oncehook import clock, development, sending
+from oncehook import clock, samples
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival
-from oncehook.sending import Answer
+from oncehook.samples import Answer
+from oncehook.settings import development
 from oncehook.sources import Source
 
 __all__ = ["Answer", "send", "signed"]
@@ -67,14 +68,14 @@ def signed(
         source = development.source(source)
     kind = type or next(iter(source.preset.samples if source.preset else ()), "hello")
     content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
-    draft = sending.draft(source, kind, body=content)
-    return sending.sign(source, draft, url=sending.signed_url(source, url or NOWHERE), forge=forge)
+    draft = samples.draft(source, kind, body=content)
+    return samples.sign(source, draft, url=samples.signed_url(source, url or NOWHERE), forge=forge)
 
 
 async def hand_over(to: Inbox | str, arrival: Arrival) -> Answer:
     """Bring an arrival to an inbox that runs here, or to an address."""
     if isinstance(to, str):
-        return await asyncio.to_thread(sending.post, to, arrival)
+        return await asyncio.to_thread(samples.post, to, arrival)
     started = clock.perf()
     receipt = await to.receive(arrival.source, arrival.headers, arrival.body, query=arrival.query)
     return Answer(receipt.reply.status, receipt.reply.body, clock.perf() - started)

@@ -1,4 +1,4 @@
-"""An inbox under test for plain functions: the same words as `Trial`, without `await`.
+"""An inbox under test for plain functions: the same words as `TestInbox`, without `await`.
 
 The pytest plugin hands it to tests that are no coroutines. Its loop runs only while one of its methods does.
 """
@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from oncehook.deliveries import StoredDelivery
+from oncehook.model import StoredDelivery
 from oncehook.testing.arrivals import Answer
-from oncehook.testing.trial import Trial
+from oncehook.testing.trial import TestInbox
 
 T = TypeVar("T")
 
@@ -27,7 +27,7 @@ class BlockingTrial:
     """
 
     def __init__(self, store: str) -> None:
-        self.trial = Trial(store)
+        self.trial = TestInbox(store)
         """The inbox itself, for what has no word here; see `call`."""
         self.clock = self.trial.clock
         self.use = self.trial.use

@@ -1,6 +1,6 @@
 """The pytest plugin: fixtures `inbox`, `claims` and `oncehook_store`. Every pytest on the machine loads it.
 
-`inbox` is a `Trial` in an `async def` test, whichever plugin runs that, and a `BlockingTrial` in a `def` test. A trial
+`inbox` is a `TestInbox` in an `async def` test, whichever plugin runs that, and a `BlockingTrial` in a `def` test. It
 lives on the loop of its test, so it is stopped there: the test is wrapped, and its end is the inbox's.
 """
 
@@ -17,9 +17,9 @@ import pytest
 if TYPE_CHECKING:
     from oncehook.claims import Claims
     from oncehook.testing.blocking import BlockingTrial
-    from oncehook.testing.trial import Trial
+    from oncehook.testing.trial import TestInbox
 
-_TRIAL = pytest.StashKey["Trial"]()
+_TRIAL = pytest.StashKey["TestInbox"]()
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def oncehook_store(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def inbox(request: pytest.FixtureRequest, oncehook_store: str) -> Generator[Trial | BlockingTrial, None, None]:
+def inbox(request: pytest.FixtureRequest, oncehook_store: str) -> Generator[TestInbox | BlockingTrial, None, None]:
     """An inbox under test: `send`, `drain`, `clock.forward`, `recorded`, `use`."""
     if inspect.iscoroutinefunction(inspect.unwrap(request.function)):
-        from oncehook.testing.trial import Trial
+        from oncehook.testing.trial import TestInbox
 
-        trial = request.node.stash[_TRIAL] = Trial(oncehook_store)
+        trial = request.node.stash[_TRIAL] = TestInbox(oncehook_store)
         yield trial
     else:
         from oncehook.testing.blocking import BlockingTrial
@@ -65,7 +65,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     return (yield)
 
 
-def _ending_with(trial: Trial, test: Callable[..., Any]) -> Callable[..., Any]:
+def _ending_with(trial: TestInbox, test: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(test)
     async def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:

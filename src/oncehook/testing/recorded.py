@@ -1,7 +1,7 @@
 """A recorded destination: an HTTP destination whose requests are written down instead of sent.
 
-Everything but the network is the real thing: headers, signature, and what an answer means. `Trial.recorded` puts one in
-place; a test scripts its answers and looks at what it got.
+Everything but the network is the real thing: headers, signature, and what an answer means. `TestInbox.recorded` puts
+one in place; a test scripts its answers and looks at what it got.
 """
 
 from __future__ import annotations

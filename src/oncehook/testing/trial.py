@@ -15,14 +15,14 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from oncehook import clock, development, model, presets, units
-from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
+from oncehook import clock, human, model, presets
 from oncehook.destinations.handler import HandlerDestination
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
-from oncehook.model import Arrival, Engine, Headers
-from oncehook.receive import Receipt
+from oncehook.ingest import Receipt
+from oncehook.model import Arrival, DeliveryStatus, Engine, Filter, Headers, StoredDelivery
+from oncehook.settings import development
 from oncehook.sources import Source
 from oncehook.testing.arrivals import Answer, hand_over, signed
 from oncehook.worker import Worker
@@ -40,7 +40,7 @@ UNLIMITED: Final = 3600.0
 class TrialClock:
     """The time of an inbox under test: the store's and the program's."""
 
-    def __init__(self, trial: Trial) -> None:
+    def __init__(self, trial: TestInbox) -> None:
         self._trial = trial
         self._moved = 0.0
 
@@ -50,7 +50,7 @@ class TrialClock:
 
     def forward(self, span: str | float) -> None:
         """Let time pass: "5m", or seconds. What becomes due by it is worked on by the next `drain`."""
-        seconds = units.seconds(span)
+        seconds = human.seconds(span)
         self._trial.check_movable()
         clock.forward(seconds)
         self._moved += seconds
@@ -63,15 +63,17 @@ class TrialClock:
             model.start_ids_anew()
 
 
-class Trial(Inbox):
+class TestInbox(Inbox):
     """See above.
 
-    >>> async def test_paid(inbox: Trial) -> None:
+    >>> async def test_paid(inbox: TestInbox) -> None:
     ...     inbox.use(shop.inbox)
     ...     await inbox.send("stripe", "invoice.paid")
     ...     await inbox.drain()
     ...     assert shop.paid
     """
+
+    __test__ = False  # pytest would collect it by its name
 
     def __init__(self, store: str) -> None:
         super().__init__(store)
@@ -241,12 +243,12 @@ class Trial(Inbox):
             return
         while True:
             await self._work_off(numbers)
-            outlook = await self.store.outlook(numbers)
-            if outlook.is_due:
+            next_due = await self.store.next_due(numbers)
+            if next_due.is_due:
                 continue
-            if outlook.due_in is None or not retries:
+            if next_due.due_in is None or not retries:
                 return
-            self.clock.forward(outlook.due_in + 0.001)
+            self.clock.forward(next_due.due_in + 0.001)
 
     async def _work_off(self, numbers: Sequence[int]) -> None:
         if self._worker is not None:  # a host application has started it, with a worker of its own
@@ -263,8 +265,8 @@ class Trial(Inbox):
     async def _caught_up(self, worker: Worker, numbers: Sequence[int]) -> None:
         """Return when nothing is under way and nothing is due."""
         while True:
-            outlook = await self.store.outlook(numbers)
-            if not (len(worker.heartbeat) or outlook.is_due or await self._has_leases()):
+            next_due = await self.store.next_due(numbers)
+            if not (len(worker.heartbeat) or next_due.is_due or await self._has_leases()):
                 return
             await asyncio.sleep(LOOK)
 

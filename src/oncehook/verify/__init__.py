@@ -115,13 +115,13 @@ def _text(option: str, value: object) -> str:
 
 
 def _span(value: object) -> float:
-    from oncehook import units
+    from oncehook import human
 
     if value == "off":
         return math.inf
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{value!r} is not a span of time.", hint='Write "5m", or "off" by name.')
-    return units.seconds(value)
+    return human.seconds(value)
 
 
 def _fields(value: object) -> Fields:

@@ -21,15 +21,14 @@ from urllib.parse import urlsplit
 from starlette.requests import Request
 
 from oncehook import clock
-from oncehook.config.tables import TokenConfig
-from oncehook.desk import Desk
+from oncehook.admin import Admin
 from oncehook.errors import ConfigError, Forbidden, Refused, StoreError, TokenExpired
+from oncehook.ingest import is_direct
 from oncehook.logs import ration
-from oncehook.model import Arrival, Headers
-from oncehook.person import Person, RoleName
-from oncehook.receive import is_direct
+from oncehook.model import Arrival, Headers, Person, RoleName
 from oncehook.secret import Secret, is_random
 from oncehook.sessions import prove
+from oncehook.settings.tables import TokenConfig
 from oncehook.store.base import TOKEN_USE_SECONDS
 from oncehook.verify import same
 from oncehook.web.peers import PeerOf, direct_peer, network_of
@@ -67,9 +66,9 @@ class Identity:
     is_token: bool = False
     """Whether it is named in the settings, so that its last use is written down."""
 
-    def desk(self, desk: Desk) -> Desk:
+    def admin(self, admin: Admin) -> Admin:
         """Return the desk as this one sees it."""
-        return desk.seen_by(self.name, self.sources, payloads=self.payloads)
+        return admin.seen_by(self.name, self.sources, payloads=self.payloads)
 
     @property
     def has_expired(self) -> bool:
@@ -176,7 +175,7 @@ class Access:
         self._holders.append(_Holder(digest, identity, is_random(value)))
 
     @property
-    def seal(self) -> bytes:
+    def encode_token(self) -> bytes:
         """What changes with any of the tokens: sessions begun without one are bound to it."""
         return hash_token(b"".join(sorted(holder.digest for holder in self._holders)))
 
@@ -255,7 +254,7 @@ class Access:
         for holder in self._holders:
             if same(prove(session, holder.digest), proof):
                 found = holder.identity
-        for known in (self.seal, *([] if self._local is None else [self._local])):
+        for known in (self.encode_token, *([] if self._local is None else [self._local])):
             if same(prove(session, known), proof):
                 found = _LOCAL.identity
         return None if found is None or found.has_expired else found

@@ -13,10 +13,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from oncehook import deliveries, model, plans, shown
-from oncehook.model import Kind, show_id
+from oncehook import model, replay, reports
+from oncehook.model import Kind, StoredReplay, show_id
 from oncehook.query import fixed
-from oncehook.replays import StoredReplay
 
 
 class Answer(msgspec.Struct, kw_only=True, frozen=True):
@@ -63,7 +62,7 @@ class DeliveryChip(Answer, frozen=True):
     replay_id: str | None
 
 
-def _chip(one: deliveries.ListedDelivery) -> DeliveryChip:
+def _chip(one: model.ListedDelivery) -> DeliveryChip:
     return fill(
         DeliveryChip,
         one,
@@ -89,7 +88,7 @@ class ListedEvent(Answer, frozen=True):
     deliveries: Sequence[DeliveryChip]
 
 
-def listed_event(event: deliveries.ListedEvent) -> ListedEvent:
+def listed_event(event: model.ListedEvent) -> ListedEvent:
     return fill(
         ListedEvent,
         event,
@@ -130,7 +129,7 @@ class Delivery(Answer, frozen=True):
     blocked_by: str | None
 
 
-def delivery(kept: deliveries.StoredDelivery) -> Delivery:
+def delivery(kept: model.StoredDelivery) -> Delivery:
     return fill(
         Delivery,
         kept,
@@ -168,7 +167,7 @@ class Event(Answer, frozen=True):
     deliveries: Sequence[Delivery]
 
 
-def event(found: shown.ShownEvent) -> Event:
+def event(found: reports.ShownEvent) -> Event:
     kept = found.event
     return fill(
         Event,
@@ -195,7 +194,7 @@ class Arrival(Answer, frozen=True):
     body_differs: bool
 
 
-def arrival(came: shown.ShownArrival) -> Arrival:
+def arrival(came: reports.ShownArrival) -> Arrival:
     return fill(Arrival, came, came.request, id=show_id(Kind.arrival, came.id))
 
 
@@ -220,7 +219,7 @@ class Attempt(Answer, frozen=True):
     duration: float
 
 
-def attempt(made: deliveries.StoredAttempt) -> Attempt:
+def attempt(made: model.StoredAttempt) -> Attempt:
     told = made.evidence.answer if made.result is None else None
     return fill(
         Attempt,
@@ -246,7 +245,7 @@ class Cause(Answer, frozen=True):
     sample: str
 
 
-def cause(found: deliveries.Cause) -> Cause:
+def cause(found: model.Cause) -> Cause:
     return fill(
         Cause,
         found,
@@ -343,14 +342,14 @@ class Plan(Answer, frozen=True):
     notes: Sequence[str]
 
 
-def plan(made: plans.Plan) -> Plan:
+def plan(made: replay.Plan) -> Plan:
     return fill(
         Plan,
         made,
         made.wish,
         plan=made.token,
         query=fixed(made.wish.filter),
-        command=plans.command(made.wish),
+        command=replay.command(made.wish),
         by_destination={recipient.destination: recipient.count for recipient in made.recipients},
         recipients=[fill(Recipient, one) for one in made.recipients],
         by_status={str(status): n for status, n in made.by_status.items()},

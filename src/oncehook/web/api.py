@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from oncehook.desk import Desk
+from oncehook.admin import Admin
 from oncehook.errors import Forbidden, NotFound, Refused, StoreError, Unauthorized
 from oncehook.logs import ration
 from oncehook.web import answers
@@ -42,7 +42,7 @@ SAFE: Final[Mapping[str, str]] = {
 # -- routes ------------------------------------------------------------------------------------
 
 
-def routes(desk: Desk, access: Access, stream: Stream) -> list[BaseRoute]:
+def routes(admin: Admin, access: Access, stream: Stream) -> list[BaseRoute]:
     """Every address of the API, `/openapi.json`, and a refusal for whatever else is asked below `/api/v1`."""
     described = msgspec.json.encode(document(ENDPOINTS))
 
@@ -57,14 +57,16 @@ def routes(desk: Desk, access: Access, stream: Stream) -> list[BaseRoute]:
 
     made: list[BaseRoute] = [Route("/openapi.json", openapi)]
     made += [
-        Route(PREFIX + endpoint.path, _serve(endpoint, desk, access, stream), methods=[endpoint.method])
+        Route(PREFIX + endpoint.path, _serve(endpoint, admin, access, stream), methods=[endpoint.method])
         for endpoint in ENDPOINTS
     ]
     every = ["GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
     return [*made, Route(PREFIX + "/{rest:path}", elsewhere, methods=every)]
 
 
-def _serve(endpoint: Endpoint, desk: Desk, access: Access, stream: Stream) -> Callable[[Request], Awaitable[Response]]:
+def _serve(
+    endpoint: Endpoint, admin: Admin, access: Access, stream: Stream
+) -> Callable[[Request], Awaitable[Response]]:
     known = [name for name, _ in endpoint.parameters]
 
     async def answer(request: Request) -> Response:
@@ -77,11 +79,11 @@ def _serve(endpoint: Endpoint, desk: Desk, access: Access, stream: Stream) -> Ca
                 raise Forbidden(f"This needs the role {endpoint.role.name}; {identity.name} is {identity.role.name}.")
             for name in request.query_params:
                 check_word(name, known, "parameter here")
-            ask = Ask(request, identity, identity.desk(desk), stream, access)
+            ask = Ask(request, identity, identity.admin(admin), stream, access)
             return _written(await endpoint.handler(ask), endpoint.status)
         except Refused as error:
             if identity is not None and is_refused_act(request, error):
-                await identity.desk(desk).note_refused(f"{request.method} {request.url.path}", error.code)
+                await identity.admin(admin).note_refused(f"{request.method} {request.url.path}", error.code)
             return refusal(error)
         except StoreError as error:
             return _unavailable(error)

@@ -15,14 +15,13 @@ from typing import Final, TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
-from oncehook import payload, units
-from oncehook.config.forms import suggest
-from oncehook.deliveries import Filter
-from oncehook.desk import Desk
+from oncehook import human, payload
+from oncehook.admin import Admin
 from oncehook.errors import BadRequest, ConfigError, NotFound
 from oncehook.logs import plain
-from oncehook.model import Kind, digest, read_id
+from oncehook.model import Filter, Kind, digest, read_id
 from oncehook.query import WORDS, quoted
+from oncehook.settings.forms import suggest
 from oncehook.web.access import Access, Identity
 from oncehook.web.live import Stream
 
@@ -95,7 +94,7 @@ class Ask:
 
     request: Request
     identity: Identity
-    desk: Desk
+    admin: Admin
     """As this one sees it."""
     stream: Stream
     access: Access
@@ -126,7 +125,7 @@ class Ask:
         """What `query=` means, and every word of a query that is a parameter of its own."""
         said = [self.parameter("query")]
         said += [f"{word}:{quoted(value)}" for word in WORDS if (value := self.parameter(word))]
-        return self.desk.read(" ".join(said))
+        return self.admin.read(" ".join(said))
 
     def limit(self) -> int:
         """How many at most."""
@@ -233,7 +232,7 @@ def rate(value: float | str | None) -> float | None:
     if value is None:
         return None
     try:
-        per_second = units.rate(value) if isinstance(value, str) else units.rate(f"{value:.18f}/s")
+        per_second = human.rate(value) if isinstance(value, str) else human.rate(f"{value:.18f}/s")
     except ConfigError as error:
         raise BadRequest(str(error)) from None
     return per_second

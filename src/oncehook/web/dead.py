@@ -9,12 +9,10 @@ from typing import Final
 
 from starlette.responses import Response
 
-from oncehook.deliveries import Cause, DeliveryStatus, StoredAttempt, StoredDelivery
 from oncehook.errors import NotFound, PlanChanged
-from oncehook.model import Kind, show_id
-from oncehook.plans import Wish
-from oncehook.previews import Preview
+from oncehook.model import Cause, DeliveryStatus, Kind, Preview, StoredAttempt, StoredDelivery, show_id
 from oncehook.query import fixed, quoted
+from oncehook.replay import ReplayRequest
 from oncehook.web import drawing
 from oncehook.web.visit import Visit
 
@@ -43,9 +41,9 @@ class Group:
 
 async def dead(visit: Visit) -> Response:
     """All dead letters, in groups."""
-    causes = await visit.desk.causes()
+    causes = await visit.admin.causes()
     groups = [await _group(visit, cause, is_open=place < OPENED) for place, cause in enumerate(causes)]
-    frame = await visit.frames.get(visit.desk)
+    frame = await visit.frames.get(visit.admin)
     mark = next((mark for mark in frame.system.watermarks if mark.name == "dead"), None)
     return await visit.page(
         "dead.html",
@@ -61,7 +59,7 @@ async def dead(visit: Visit) -> Response:
 async def group(visit: Visit) -> Response:
     """The rows of one group, when somebody opens it."""
     destination, text = visit.parameter("destination"), visit.parameter("cause")
-    found = [cause for cause in await visit.desk.causes(destination) if cause.cause == text]
+    found = [cause for cause in await visit.admin.causes(destination) if cause.cause == text]
     if not found:
         raise NotFound("There is no such group any more.")
     return visit.fragment("_group.html", group=await _group(visit, found[0], is_open=True))
@@ -71,17 +69,17 @@ async def _group(visit: Visit, cause: Cause, *, is_open: bool) -> Group:
     query = query_of(cause)
     if not is_open:
         return Group(cause, query)
-    page = await visit.desk.deliveries(visit.desk.read(query), limit=ROWS)
+    page = await visit.admin.deliveries(visit.admin.read(query), limit=ROWS)
     try:
-        attempts = await visit.desk.attempts(cause.sample)
+        attempts = await visit.admin.attempts(cause.sample)
     except NotFound:
         attempts = []
     return Group(
         cause,
         query,
         page.items,
-        await visit.desk.previews(page.items),
-        await visit.desk.replayable(page.items),
+        await visit.admin.previews(page.items),
+        await visit.admin.replayable(page.items),
         attempts[-1] if attempts else None,
         is_open=True,
     )
@@ -102,7 +100,7 @@ def query_of(cause: Cause) -> str:
 
 async def ask_discard(visit: Visit) -> Response:
     """The dialog before one dead letter is closed."""
-    delivery = await visit.desk.delivery(visit.delivery_id())
+    delivery = await visit.admin.delivery(visit.delivery_id())
     return await visit.dialog(
         "discard.html",
         delivery=delivery,
@@ -117,7 +115,7 @@ async def ask_discard(visit: Visit) -> Response:
 async def discard(visit: Visit) -> Response:
     """Close one dead letter."""
     form = await visit.form()
-    delivery = await visit.desk.discard(visit.delivery_id(), actor=visit.actor, reason=form.get("reason", ""))
+    delivery = await visit.admin.discard(visit.delivery_id(), actor=visit.actor, reason=form.get("reason", ""))
     return visit.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "discard")
 
 
@@ -126,8 +124,8 @@ async def ask_discard_many(visit: Visit) -> Response:
     return await _show_discard(visit, await _dead_of(visit))
 
 
-async def _show_discard(visit: Visit, wish: Wish, note: str = "", reason: str = "") -> Response:
-    plan = await visit.desk.plan(wish)
+async def _show_discard(visit: Visit, wish: ReplayRequest, note: str = "", reason: str = "") -> Response:
+    plan = await visit.admin.plan(wish)
     return await visit.dialog(
         "discard.html",
         status=409 if note else 200,
@@ -146,19 +144,19 @@ async def discard_many(visit: Visit) -> Response:
     form = await visit.form()
     token, reason = form.get("plan", ""), form.get("reason", "")
     try:
-        await visit.desk.discard_planned(token, actor=visit.actor, reason=reason)
+        await visit.admin.discard_planned(token, actor=visit.actor, reason=reason)
     except PlanChanged as changed:
-        wish, _ = visit.desk.planned(token)
+        wish, _ = visit.admin.planned(token)
         return await _show_discard(visit, wish, note=str(changed), reason=reason)
     return visit.back("/dead", "discard")
 
 
-async def _dead_of(visit: Visit) -> Wish:
+async def _dead_of(visit: Visit) -> ReplayRequest:
     """What the address means: a query, or events and deliveries by their ids; of these the dead ones."""
     ids = visit.many("ids")
     text = visit.parameter("query")
     if "status:" not in text:
         text = f"{text} status:dead".strip()
     if ids:
-        text = " ".join([text, *[f"id:{show_id(Kind.delivery, one)}" for one in await visit.desk.named(ids)]])
-    return visit.desk.wish(text)
+        text = " ".join([text, *[f"id:{show_id(Kind.delivery, one)}" for one in await visit.admin.named(ids)]])
+    return visit.admin.wish(text)

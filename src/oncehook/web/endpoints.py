@@ -13,12 +13,10 @@ from typing import Any, Final
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from oncehook.deliveries import Page
 from oncehook.errors import BadRequest, ConfigError, Forbidden, NotFound
-from oncehook.model import Kind, show_id
-from oncehook.plans import Wish
-from oncehook.replays import ReplayState
-from oncehook.units import seconds
+from oncehook.human import seconds
+from oncehook.model import Kind, Page, ReplayState, show_id
+from oncehook.replay import ReplayRequest
 from oncehook.web import answers, erasing, remembering, reports, trials
 from oncehook.web.access import Role
 from oncehook.web.asking import Ask, Choose, DiscardMatching, Reason, ReplayOne, StartReplay, cursor, rate
@@ -29,30 +27,30 @@ from oncehook.web.openapi import FILTER, KEY, LIMIT, PAGED, Endpoint
 
 
 async def list_events(ask: Ask) -> dict[str, Any]:
-    page = await ask.desk.events(ask.filter(), before=ask.cursor("event"), limit=ask.limit())
+    page = await ask.admin.events(ask.filter(), before=ask.cursor("event"), limit=ask.limit())
     return _page("event", page, answers.listed_event)
 
 
 async def get_event(ask: Ask) -> answers.Event:
-    return answers.event(await ask.desk.event(ask.id(Kind.event)))
+    return answers.event(await ask.admin.event(ask.id(Kind.event)))
 
 
 async def get_body(ask: Ask) -> Response:
     event_id = ask.id(Kind.event)
-    return _bytes(await ask.desk.body(event_id), show_id(Kind.event, event_id))
+    return _bytes(await ask.admin.body(event_id), show_id(Kind.event, event_id))
 
 
 async def list_arrivals(ask: Ask) -> dict[str, Any]:
-    found = await ask.desk.arrivals(ask.id(Kind.event))
+    found = await ask.admin.arrivals(ask.id(Kind.event))
     return _whole([answers.arrival(one) for one in found])
 
 
 async def get_arrival_body(ask: Ask) -> Response:
     event_id, arrival_id = ask.id(Kind.event), ask.id(Kind.arrival, "arrival")
-    if all(one.id != arrival_id for one in await ask.desk.arrivals(event_id)):
+    if all(one.id != arrival_id for one in await ask.admin.arrivals(event_id)):
         raise NotFound("This event has no such arrival, or no longer.")
-    own = await ask.desk.arrival_body(event_id, arrival_id)
-    body = await ask.desk.body(event_id) if own is None else own
+    own = await ask.admin.arrival_body(event_id, arrival_id)
+    body = await ask.admin.body(event_id) if own is None else own
     return _bytes(body, show_id(Kind.arrival, arrival_id))
 
 
@@ -63,44 +61,44 @@ def _bytes(body: bytes, name: str) -> Response:
 
 
 async def list_deliveries(ask: Ask) -> dict[str, Any]:
-    page = await ask.desk.deliveries(ask.filter(), before=ask.cursor("delivery"), limit=ask.limit())
+    page = await ask.admin.deliveries(ask.filter(), before=ask.cursor("delivery"), limit=ask.limit())
     return _page("delivery", page, answers.delivery)
 
 
 async def get_delivery(ask: Ask) -> answers.Delivery:
-    return answers.delivery(await ask.desk.delivery(ask.id(Kind.delivery)))
+    return answers.delivery(await ask.admin.delivery(ask.id(Kind.delivery)))
 
 
 async def list_attempts(ask: Ask) -> dict[str, Any]:
-    return _whole([answers.attempt(one) for one in await ask.desk.attempts(ask.id(Kind.delivery))])
+    return _whole([answers.attempt(one) for one in await ask.admin.attempts(ask.id(Kind.delivery))])
 
 
 async def list_neighbours(ask: Ask) -> dict[str, Any]:
-    return _whole([answers.delivery(one) for one in await ask.desk.neighbours(ask.id(Kind.delivery))])
+    return _whole([answers.delivery(one) for one in await ask.admin.neighbours(ask.id(Kind.delivery))])
 
 
 async def retry_delivery(ask: Ask) -> answers.Delivery:
-    return answers.delivery(await ask.desk.retry(ask.id(Kind.delivery), actor=ask.actor))
+    return answers.delivery(await ask.admin.retry(ask.id(Kind.delivery), actor=ask.actor))
 
 
 async def discard_delivery(ask: Ask) -> answers.Delivery:
     delivery_id, body = ask.id(Kind.delivery), await ask.body(Reason)
-    return answers.delivery(await ask.desk.discard(delivery_id, actor=ask.actor, reason=body.reason))
+    return answers.delivery(await ask.admin.discard(delivery_id, actor=ask.actor, reason=body.reason))
 
 
 async def list_causes(ask: Ask) -> dict[str, Any]:
-    return _whole([answers.cause(one) for one in await ask.desk.causes(ask.parameter("destination") or None)])
+    return _whole([answers.cause(one) for one in await ask.admin.causes(ask.parameter("destination") or None)])
 
 
 async def discard_matching(ask: Ask) -> answers.Discarded:
     body = await ask.body(DiscardMatching)
     if body.plan is None:
-        meant = ask.desk.read(body.query)
-        closed = await ask.desk.discard_matching(meant, actor=ask.actor, reason=body.reason)
+        meant = ask.admin.read(body.query)
+        closed = await ask.admin.discard_matching(meant, actor=ask.actor, reason=body.reason)
     elif body.query:
         raise _says_already()
     else:
-        closed = await ask.desk.discard_planned(body.plan, actor=ask.actor, reason=body.reason)
+        closed = await ask.admin.discard_planned(body.plan, actor=ask.actor, reason=body.reason)
     return answers.Discarded(discarded=closed)
 
 
@@ -109,7 +107,7 @@ async def discard_matching(ask: Ask) -> answers.Discarded:
 
 async def replay_delivery(ask: Ask) -> answers.Replayed:
     delivery_id, body = ask.id(Kind.delivery), await ask.body(ReplayOne)
-    made = await ask.desk.replay_one(
+    made = await ask.admin.replay_one(
         delivery_id,
         actor=ask.actor,
         force=body.force,
@@ -121,7 +119,7 @@ async def replay_delivery(ask: Ask) -> answers.Replayed:
 
 
 async def plan_replay(ask: Ask) -> answers.Plan:
-    return answers.plan(await ask.desk.plan(await _wish(ask, await ask.body(Choose))))
+    return answers.plan(await ask.admin.plan(await _wish(ask, await ask.body(Choose))))
 
 
 async def start_replay(ask: Ask) -> answers.Replayed:
@@ -129,12 +127,12 @@ async def start_replay(ask: Ask) -> answers.Replayed:
     if body.plan is None:
         wish, expected = await _wish(ask, body), None
     else:
-        wish, seen = ask.desk.planned(body.plan)
+        wish, seen = ask.admin.planned(body.plan)
         expected = seen.count
         if body != StartReplay(plan=body.plan, rate=body.rate, fresh_id=body.fresh_id, reason=body.reason):
             raise _says_already()
         wish = replace(wish, fresh_id=body.fresh_id or wish.fresh_id, rate=rate(body.rate) or wish.rate)
-    made = await ask.desk.start_replay(
+    made = await ask.admin.start_replay(
         wish, actor=ask.actor, reason=body.reason, request_key=ask.request_key(), expected=expected
     )
     return answers.Replayed(replay_id=show_id(Kind.replay, made.id))
@@ -144,10 +142,10 @@ def _says_already() -> BadRequest:
     return BadRequest("A plan says already what is meant.", hint="For other deliveries, plan anew.")
 
 
-async def _wish(ask: Ask, body: Choose) -> Wish:
-    return ask.desk.wish(
+async def _wish(ask: Ask, body: Choose) -> ReplayRequest:
+    return ask.admin.wish(
         body.query,
-        ids=None if body.ids is None else await ask.desk.named(body.ids),
+        ids=None if body.ids is None else await ask.admin.named(body.ids),
         destination=body.destination,
         until=body.until,
         force=body.force,
@@ -157,19 +155,19 @@ async def _wish(ask: Ask, body: Choose) -> Wish:
 
 
 async def list_replays(ask: Ask) -> dict[str, Any]:
-    page = await ask.desk.replays(before=ask.cursor("replay"), limit=ask.limit())
+    page = await ask.admin.replays(before=ask.cursor("replay"), limit=ask.limit())
     return _page("replay", page, answers.replay_of)
 
 
 async def get_replay(ask: Ask) -> answers.Replay:
-    return answers.replay_of(await ask.desk.replay(ask.id(Kind.replay)))
+    return answers.replay_of(await ask.admin.replay(ask.id(Kind.replay)))
 
 
 def steer(state: ReplayState) -> Callable[[Ask], Awaitable[answers.Replay]]:
     """A handler that brings a replay into this state."""
 
     async def handler(ask: Ask) -> answers.Replay:
-        return answers.replay_of(await ask.desk.steer(ask.id(Kind.replay), state, actor=ask.actor))
+        return answers.replay_of(await ask.admin.steer(ask.id(Kind.replay), state, actor=ask.actor))
 
     return handler
 
@@ -179,41 +177,41 @@ def steer(state: ReplayState) -> Callable[[Ask], Awaitable[answers.Replay]]:
 
 async def list_sources(ask: Ask) -> dict[str, Any]:
     may_see = ask.identity.role >= Role.operator
-    return _whole([reports.source(one, with_address=may_see) for one in await ask.desk.sources()])
+    return _whole([reports.source(one, with_address=may_see) for one in await ask.admin.sources()])
 
 
 async def list_destinations(ask: Ask) -> dict[str, Any]:
-    return _whole([reports.destination(one) for one in await ask.desk.destinations()])
+    return _whole([reports.destination(one) for one in await ask.admin.destinations()])
 
 
 async def pause_destination(ask: Ask) -> reports.Destination:
     body = await ask.body(Reason)
     return reports.destination(
-        await ask.desk.pause(ask.request.path_params["name"], actor=ask.actor, reason=body.reason)
+        await ask.admin.pause(ask.request.path_params["name"], actor=ask.actor, reason=body.reason)
     )
 
 
 async def resume_destination(ask: Ask) -> reports.Destination:
-    return reports.destination(await ask.desk.resume(ask.request.path_params["name"], actor=ask.actor))
+    return reports.destination(await ask.admin.resume(ask.request.path_params["name"], actor=ask.actor))
 
 
 async def get_stats(ask: Ask) -> reports.Stats:
     by = ask.parameter("by")
     if by not in ("", "source", "destination"):
         raise BadRequest("`by` is source or destination.")
-    since = ask.desk.moment(ask.parameter("since", "24h"))
-    return reports.stats_of(await ask.desk.stats(since, by or None))  # type: ignore[arg-type]
+    since = ask.admin.moment(ask.parameter("since", "24h"))
+    return reports.stats_of(await ask.admin.stats(since, by or None))  # type: ignore[arg-type]
 
 
 async def get_series(ask: Ask) -> reports.Series:
-    since = ask.desk.moment(ask.parameter("since", "24h"))
+    since = ask.admin.moment(ask.parameter("since", "24h"))
     try:
         step = seconds(ask.parameter("step", "5m"))
     except ConfigError as error:
         raise BadRequest(str(error)) from None
     if not 60 <= step <= 86_400:
         raise BadRequest("`step` is a duration from 1m to 1d.")
-    found = await ask.desk.series(
+    found = await ask.admin.series(
         since, step, source=ask.parameter("source") or None, destination=ask.parameter("destination") or None
     )
     points = {name: [reports.Point(at=at, count=n) for at, n in flow] for name, flow in found.items()}
@@ -221,25 +219,25 @@ async def get_series(ask: Ask) -> reports.Series:
 
 
 async def list_rejections(ask: Ask) -> dict[str, Any]:
-    return _whole([reports.rejection(one) for one in await ask.desk.rejections(ask.limit())])
+    return _whole([reports.rejection(one) for one in await ask.admin.rejections(ask.limit())])
 
 
 async def list_audit(ask: Ask) -> dict[str, Any]:
     before, limit = ask.cursor("audit"), ask.limit()
-    lines = await ask.desk.audit(before=None if before is None else int.from_bytes(before[:8]), limit=limit)
+    lines = await ask.admin.audit(before=None if before is None else int.from_bytes(before[:8]), limit=limit)
     last = lines[-1].n.to_bytes(8) if len(lines) == limit else None
     return {"items": [reports.audit(line) for line in lines], "next": cursor("audit", last)}
 
 
 async def list_tokens(ask: Ask) -> dict[str, Any]:
-    if ask.desk.scope is not None:
+    if ask.admin.scope is not None:
         raise Forbidden("Tokens are for who sees all sources.")
-    used = await ask.desk.token_uses()
+    used = await ask.admin.token_uses()
     return _whole([reports.token(one, used.get(one.name)) for one in ask.access.holders])
 
 
 async def get_system(ask: Ask) -> reports.System:
-    return reports.system(await ask.desk.system())
+    return reports.system(await ask.admin.system())
 
 
 class _Watching(StreamingResponse):
@@ -259,7 +257,7 @@ class _Watching(StreamingResponse):
 async def watch(ask: Ask) -> Response:
     if ask.request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    return _Watching(ask.stream, ask.stream.join(ask.desk.scope))
+    return _Watching(ask.stream, ask.stream.join(ask.admin.scope))
 
 
 # -- lists ------------------------------------------------------------------------------------

@@ -10,8 +10,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from oncehook.keys import bounded
 from oncehook.model import subject_hash
+from oncehook.rules import bounded
 from oncehook.web.access import Role
 from oncehook.web.answers import Answer, fill
 from oncehook.web.asking import Ask, Body
@@ -47,10 +47,10 @@ class Erased(Answer, frozen=True):
 async def erase(ask: Ask) -> Erased:
     body = await ask.body(Erase)
     if body.dry_run:
-        counted = await ask.desk.erasing.count(body.subject, body.source)
+        counted = await ask.admin.erasing.count(body.subject, body.source)
         remaining = counted.events
     else:
-        counted, remaining = await ask.desk.erasing.erase(
+        counted, remaining = await ask.admin.erasing.erase(
             body.subject, body.source, actor=ask.actor, reason=body.reason
         )
     hashed = subject_hash(bounded(body.subject))

@@ -14,12 +14,21 @@ from typing import Any, Final
 import msgspec
 from starlette.responses import Response
 
-from oncehook.deliveries import Category, DeliveryStatus, Filter, ListedEvent, Page, StoredAttempt, StoredDelivery
 from oncehook.errors import NotFound, QueryInvalid, Undecryptable
-from oncehook.model import Kind, show_id
+from oncehook.model import (
+    Category,
+    DeliveryStatus,
+    Filter,
+    Kind,
+    ListedEvent,
+    Page,
+    StoredAttempt,
+    StoredDelivery,
+    StoredReplay,
+    show_id,
+)
 from oncehook.query import BODY, IS, NOTES, WORDS
-from oncehook.replays import StoredReplay
-from oncehook.shown import ShownArrival, ShownEvent
+from oncehook.reports import ShownArrival, ShownEvent
 from oncehook.web import answers, bodies, lanes, timeline
 from oncehook.web.asking import cursor
 from oncehook.web.timeline import Story
@@ -45,7 +54,7 @@ async def events(visit: Visit) -> Response:
     before, error = visit.cursor("event"), None
     page = NOTHING_MORE
     try:
-        page = await visit.desk.events(visit.desk.read(query), before=before, limit=SHOWN)
+        page = await visit.admin.events(visit.admin.read(query), before=before, limit=SHOWN)
     except QueryInvalid as refused:
         error = refused
     return await visit.page(
@@ -66,7 +75,7 @@ async def events(visit: Visit) -> Response:
 
 
 async def _source_names(visit: Visit) -> list[str]:
-    return [source.name for source in await visit.desk.sources()]
+    return [source.name for source in await visit.admin.sources()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +90,7 @@ class Told:
 async def _told(visit: Visit, shown: Sequence[ListedEvent]) -> dict[bytes, Told]:
     """Read from the deliveries of each event that is not simply done, one short look each."""
     odd = [event for event in shown if any(one.status is not DeliveryStatus.done for one in event.deliveries)]
-    pages = await asyncio.gather(*[visit.desk.deliveries(Filter(event_id=event.id), limit=20) for event in odd])
+    pages = await asyncio.gather(*[visit.admin.deliveries(Filter(event_id=event.id), limit=20) for event in odd])
     return {
         event.id: Told(
             _outcome(page.items, visit.now),
@@ -121,7 +130,7 @@ async def fresh(visit: Visit) -> Response:
     """How many events match that are newer than the list in view."""
     query, latest = visit.parameter("query"), visit.parameter("after")
     after = visit.named(Kind.event, latest) if latest else b""
-    page = await visit.desk.events(_newer(visit.desk.read(query), after, visit.now), limit=NEW)
+    page = await visit.admin.events(_newer(visit.admin.read(query), after, visit.now), limit=NEW)
     count = sum(event.id > after for event in page.items)
     return visit.fragment("_fresh.html", count=count, many=count == NEW, query=query, after=latest)
 
@@ -188,7 +197,7 @@ async def _values(visit: Visit, word: str) -> list[str]:
         case "source":
             return await _source_names(visit)
         case "destination" | "to":
-            return [one.name for one in await visit.desk.destinations()]
+            return [one.name for one in await visit.admin.destinations()]
         case "status":
             return list(DeliveryStatus)
         case "category":
@@ -213,8 +222,8 @@ async def _values(visit: Visit, word: str) -> list[str]:
 async def event(visit: Visit) -> Response:
     """One event, whole."""
     event_id = visit.id(Kind.event)
-    shown = await visit.desk.event(event_id)
-    arrivals = await visit.desk.arrivals(event_id)
+    shown = await visit.admin.event(event_id)
+    arrivals = await visit.admin.arrivals(event_id)
     story = await _story(visit, shown, arrivals)
     tab = visit.parameter("tab", "body")
     tab = tab if tab in TABS else "body"
@@ -228,10 +237,10 @@ async def event(visit: Visit) -> Response:
         lanes=lanes.draw(story),
         tab=tab,
         near=near,
-        message=next(iter((await visit.desk.previews(shown.deliveries)).values()), None),
-        replayable=await visit.desk.replayable(shown.deliveries),
-        curl=_curl(shown, visit.origin) if visit.desk.sees_payloads else None,
-        fixture=_fixture(shown, visit.desk.kinds(one.destination for one in shown.deliveries)),
+        message=next(iter((await visit.admin.previews(shown.deliveries)).values()), None),
+        replayable=await visit.admin.replayable(shown.deliveries),
+        curl=_curl(shown, visit.origin) if visit.admin.sees_payloads else None,
+        fixture=_fixture(shown, visit.admin.kinds(one.destination for one in shown.deliveries)),
         attempt_state=timeline.attempt_state,
         answer=timeline.answer,
         **await _detail(visit, shown, arrivals, tab),
@@ -239,17 +248,17 @@ async def event(visit: Visit) -> Response:
 
 
 async def _story(visit: Visit, shown: ShownEvent, arrivals: Sequence[ShownArrival]) -> Story:
-    found = await asyncio.gather(*[visit.desk.attempts(one.id) for one in shown.deliveries[:50]])
+    found = await asyncio.gather(*[visit.admin.attempts(one.id) for one in shown.deliveries[:50]])
     attempts: Mapping[bytes, Sequence[StoredAttempt]] = {
         one.id: made for one, made in zip(shown.deliveries, found, strict=False)
     }
     replays: dict[bytes, StoredReplay] = {}
     for replay_id in {one.replay_id for one in shown.deliveries if one.replay_id}:
         try:
-            replays[replay_id] = await visit.desk.replay(replay_id)
+            replays[replay_id] = await visit.admin.replay(replay_id)
         except NotFound:
             continue
-    policies = {one.destination: visit.desk.policy(one.destination) for one in shown.deliveries}
+    policies = {one.destination: visit.admin.policy(one.destination) for one in shown.deliveries}
     return Story(arrivals, shown.event.copies, shown.deliveries, attempts, replays, policies, visit.now)
 
 
@@ -272,13 +281,13 @@ async def _near(visit: Visit, shown: ShownEvent) -> Near | None:
         return None
     unfinished = [one for one in shown.deliveries if one.status is not DeliveryStatus.done]
     mine = (unfinished or list(shown.deliveries))[0]
-    return Near(mine.destination, await visit.desk.neighbours(mine.id), mine)
+    return Near(mine.destination, await visit.admin.neighbours(mine.id), mine)
 
 
 async def _detail(visit: Visit, shown: ShownEvent, arrivals: Sequence[ShownArrival], tab: str) -> dict[str, Any]:
     body = shown.event.body
     found: dict[str, Any] = {"view": "tree", "tree": None, "raw": None, "dump": None, "diff": None, "compared": None}
-    if not visit.desk.sees_payloads:
+    if not visit.admin.sees_payloads:
         return found
     if tab == "body":
         view = visit.parameter("view", "tree")
@@ -289,7 +298,7 @@ async def _detail(visit: Visit, shown: ShownEvent, arrivals: Sequence[ShownArriv
     elif tab == "arrivals":
         number = _compared(visit.parameter("with"), arrivals)
         with suppress(Undecryptable):  # the list stands without the difference
-            other = None if number is None else await visit.desk.arrival_body(shown.event.id, arrivals[number - 1].id)
+            other = None if number is None else await visit.admin.arrival_body(shown.event.id, arrivals[number - 1].id)
             if number is not None and other is not None:
                 found["diff"], found["compared"] = bodies.differences(body, other), number
     return found
@@ -337,7 +346,7 @@ def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
 
 async def as_json(visit: Visit) -> Response:
     """The event as the API tells it, for who is logged in here and has no token."""
-    told = answers.event(await visit.desk.event(visit.id(Kind.event)))
+    told = answers.event(await visit.admin.event(visit.id(Kind.event)))
     headers = {**SAFE, "Content-Security-Policy": "default-src 'none'; sandbox"}
     return Response(msgspec.json.encode(told), media_type="application/json", headers=headers)
 
@@ -350,4 +359,4 @@ async def body(visit: Visit) -> Response:
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "Content-Disposition": f'attachment; filename="{show_id(Kind.event, event_id)}.bin"',
     }
-    return Response(await visit.desk.body(event_id), media_type="application/octet-stream", headers=headers)
+    return Response(await visit.admin.body(event_id), media_type="application/octet-stream", headers=headers)

@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from oncehook import clock
 from oncehook.errors import Refused, Unauthorized
+from oncehook.ingest import is_direct
 from oncehook.model import Arrival
-from oncehook.receive import is_direct
 from oncehook.web.access import Access
 from oncehook.web.api import refusal
 from oncehook.web.peers import direct_peer

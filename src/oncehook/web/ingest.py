@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from oncehook.errors import Malformed, Overloaded, Rejected, TooLarge
+from oncehook.ingest import Begun, Receipt, Receiver
 from oncehook.model import Arrival, Headers
-from oncehook.receive import Begun, Receipt, Receiver
 from oncehook.sources import Reply, Source
 from oncehook.web.peers import PeerOf, Scope, direct_peer
 from oncehook.web.unfinished import BodyBudget, UnfinishedBody
@@ -119,9 +119,9 @@ class Ingest:
                 raise TooLarge
             return body
         try:
-            async with asyncio.timeout(None) as patience:
+            async with asyncio.timeout(None) as timeout:
                 # Another body may be what is too much: then this one is refused while it waits for its next piece.
-                counted = self.unfinished(source, scope, lambda: patience.reschedule(0))
+                counted = self.unfinished(source, scope, lambda: timeout.reschedule(0))
                 try:
                     return await self._gather(receive, message, counted, dropped=source is None)
                 finally:

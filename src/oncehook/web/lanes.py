@@ -13,8 +13,8 @@ from datetime import datetime
 from math import log2, log10
 from typing import Final
 
-from oncehook.deliveries import AttemptOutcome, DeliveryStatus, StoredAttempt, StoredDelivery
-from oncehook.shown import span
+from oncehook.model import AttemptOutcome, DeliveryStatus, StoredAttempt, StoredDelivery
+from oncehook.reports import span
 from oncehook.web.timeline import Story, answer
 from oncehook.web.views import took
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Final
 
-from oncehook.deliveries import DeliveryStatus, Filter
-from oncehook.desk import Desk
+from oncehook.admin import Admin
+from oncehook.model import DeliveryStatus, Filter
 from oncehook.web.drawing import Chart, Span, quantile
 
 PARTS: Final = 12
@@ -28,24 +28,24 @@ class Latency:
     def __init__(self) -> None:
         self._past: dict[tuple[str, int, frozenset[str] | None], Values] = {}
 
-    async def get(self, desk: Desk, span: Span, now: datetime) -> Chart:
+    async def get(self, admin: Admin, span: Span, now: datetime) -> Chart:
         """The chart of a stretch of time, in a dozen parts."""
         part = Span(span.word, span.title, span.before, span.seconds, span.seconds / PARTS)
         steps = part.steps(now)
-        values = [await self._part(desk, part, at, now) for at in steps]
+        values = [await self._part(admin, part, at, now) for at in steps]
         while len(self._past) > 10 * PARTS:
             self._past.pop(next(iter(self._past)))
         rows = [(span.label(at), row) for at, row in zip(steps, values, strict=True)]
         return Chart([("p50", "done"), ("p95", "twin"), ("p99", "odd")], rows, _sentence(values))
 
-    async def _part(self, desk: Desk, span: Span, at: datetime, now: datetime) -> Values:
-        key = (span.word, int(at.timestamp()), desk.scope)
+    async def _part(self, admin: Admin, span: Span, at: datetime, now: datetime) -> Values:
+        key = (span.word, int(at.timestamp()), admin.scope)
         kept = self._past.get(key)
         if kept is not None:
             return kept
         until = at + timedelta(seconds=span.step)
         meant = Filter(status=DeliveryStatus.done, since=at, until=until)
-        found = (await desk.deliveries(meant, limit=SAMPLE)).items
+        found = (await admin.deliveries(meant, limit=SAMPLE)).items
         spans = sorted((one.settled_at - one.received_at).total_seconds() * 1000 for one in found if one.settled_at)
         values = [max(round(quantile(spans, share)), 0) for share in SHARES] if spans else [None] * len(SHARES)
         if until < now - timedelta(minutes=1):

@@ -22,12 +22,12 @@ import msgspec
 from starlette.datastructures import QueryParams
 
 from oncehook import clock
-from oncehook.config.tables import OidcConfig
 from oncehook.errors import BadRequest, ConfigError, Forbidden, Refused
 from oncehook.logs import ration
 from oncehook.outbound import Answer, Unanswered
 from oncehook.outbound.urls import read_url
 from oncehook.sessions import SESSION_SECONDS
+from oncehook.settings.tables import OidcConfig
 from oncehook.verify import same
 from oncehook.web import id_token
 from oncehook.web.access import LONGEST_NAME, Identity, Role

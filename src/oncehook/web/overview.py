@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 
 from starlette.responses import Response
 
-from oncehook.deliveries import Filter
+from oncehook.model import Filter
 from oncehook.web import drawing
 from oncehook.web.drawing import SPANS, Chart, Span, Spark, fill, spark, total
 from oncehook.web.views import number, percent, stopwatch
@@ -36,26 +36,26 @@ class Stat:
 
 async def overview(visit: Visit) -> Response:
     """The first page."""
-    desk, now = visit.desk, visit.now
-    if not (await desk.events(Filter(), limit=1)).items:
-        return await visit.page("welcome.html", sources=await desk.sources())
+    admin, now = visit.admin, visit.now
+    if not (await admin.events(Filter(), limit=1)).items:
+        return await visit.page("welcome.html", sources=await admin.sources())
     span = drawing.span_of(visit.parameter("since"))
     steps = span.steps(now)
-    flows = await desk.series(steps[0], span.step)
-    before = await desk.series(steps[0] - timedelta(seconds=span.seconds), span.step)
+    flows = await admin.series(steps[0], span.step)
+    before = await admin.series(steps[0] - timedelta(seconds=span.seconds), span.step)
     before = {name: [point for point in points if point[0] < steps[0]] for name, points in before.items()}
-    frame = await visit.frames.get(visit.desk)
-    destinations = await desk.destinations()
+    frame = await visit.frames.get(visit.admin)
+    destinations = await admin.destinations()
     return await visit.page(
         "overview.html",
         span=span,
         spans=SPANS,
         stats=_stats(span, steps, flows, before, frame),
         arrivals=_arrivals(span, steps, flows),
-        latency=await visit.latency.get(desk, span, now),
+        latency=await visit.latency.get(admin, span, now),
         destinations=sorted(destinations, key=lambda one: (-one.level.pending, -one.level.dead, one.name)),
         most=max((one.level.pending + one.level.dead for one in destinations), default=0),
-        causes=sorted(await desk.causes(), key=lambda cause: cause.last_at, reverse=True)[:6],
+        causes=sorted(await admin.causes(), key=lambda cause: cause.last_at, reverse=True)[:6],
         bar=drawing.bar,
         callouts=await visit.callouts(),
     )

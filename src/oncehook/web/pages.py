@@ -19,7 +19,7 @@ from starlette.routing import BaseRoute, Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from oncehook.desk import Desk
+from oncehook.admin import Admin
 from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
 from oncehook.logs import ration
 from oncehook.web import api, callouts, dead, events, feed, overview, replays, standing, trials
@@ -63,7 +63,7 @@ def _ask(path: str, endpoint: Endpoint) -> Page:
 async def stream(visit: Visit) -> Response:
     """Hints that something has happened; with `page=live`, what it was."""
     event_id, kind = visit.parameter("event"), visit.parameter("kind", "all")
-    watcher = visit.stream.join(visit.desk.scope)
+    watcher = visit.stream.join(visit.admin.scope)
 
     async def is_welcome() -> bool:
         return visit.door.is_hosted or await visit.door.is_open(visit.request)
@@ -133,8 +133,8 @@ CALLOUTS: Final[Sequence[Page]] = (
 class Desktop:
     """Answers requests to pages: finds out who asks, checks the role, and shows what goes wrong as a page."""
 
-    def __init__(self, desk: Desk, door: Door, live: Stream, guide: Guide | None = None) -> None:
-        self._desk = desk
+    def __init__(self, admin: Admin, door: Door, live: Stream, guide: Guide | None = None) -> None:
+        self._desk = admin
         self._door = door
         self._live = live
         self._frames = Frames()
@@ -173,7 +173,7 @@ class Desktop:
                 return await page.endpoint(visit)
             except (Refused, StoreError) as error:
                 if visit is not None and isinstance(error, Refused) and is_refused_act(request, error):
-                    await visit.desk.note_refused(f"{request.method} {request.url.path}", error.code)
+                    await visit.admin.note_refused(f"{request.method} {request.url.path}", error.code)
                 return await self._wrong(request, error, visit)
             except Exception:
                 fields = {"path": request.url.path[:200]}
@@ -189,8 +189,8 @@ class Desktop:
         return self._visit_of(request, identity)
 
     def _visit_of(self, request: Request, identity: Identity) -> Visit:
-        desk, shared = identity.desk(self._desk), (self._frames, self._latency, self._guide)
-        return Visit(request, identity, desk, self._live, self._door.access, self._door, *shared)
+        admin, shared = identity.admin(self._desk), (self._frames, self._latency, self._guide)
+        return Visit(request, identity, admin, self._live, self._door.access, self._door, *shared)
 
     # -- coming in and going -------------------------------------------------------------------
 
@@ -385,9 +385,9 @@ class _Static(StaticFiles):
 _NOBODY: Final = Identity("", Role.viewer)
 
 
-def routes(desk: Desk, door: Door, live: Stream, guide: Guide | None = None) -> list[BaseRoute]:
+def routes(admin: Admin, door: Door, live: Stream, guide: Guide | None = None) -> list[BaseRoute]:
     """The dashboard's routes, for the server: to be put behind all others, because the last one answers everything."""
-    return Desktop(desk, door, live, guide).routes()
+    return Desktop(admin, door, live, guide).routes()
 
 
 class _Hosted(Starlette):
@@ -404,11 +404,11 @@ class _Hosted(Starlette):
         await super().__call__(scope, receive, send)
 
 
-def dashboard(desk: Desk, live: Stream, *, authorize: Authorize, ways_in: Sequence[object] = ()) -> Starlette:
+def dashboard(admin: Admin, live: Stream, *, authorize: Authorize, ways_in: Sequence[object] = ()) -> Starlette:
     """Dashboard and API as an application, to be mounted in another one; that one decides who comes in.
 
     `ways_in` are the applications that take hooks in, which the other one may have mounted beside it.
     """
     access = Access(authorize=authorize)
-    own = [*api.routes(desk, access, live), *routes(desk, Door(access, authorize=authorize), live)]
+    own = [*api.routes(admin, access, live), *routes(admin, Door(access, authorize=authorize), live)]
     return _Hosted(own, ways_in)

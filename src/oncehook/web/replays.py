@@ -11,12 +11,10 @@ from urllib.parse import urlencode
 from starlette.responses import Response
 
 from oncehook import clock
-from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import BadRequest, PlanChanged
-from oncehook.model import Kind, show_id
-from oncehook.plans import BEHIND, Plan, Wish, command
+from oncehook.model import DeliveryStatus, Filter, Kind, ReplayState, StoredDelivery, StoredReplay, show_id
 from oncehook.query import fixed
-from oncehook.replays import ReplayState, StoredReplay
+from oncehook.replay import BEHIND, Plan, ReplayRequest, command
 from oncehook.web import drawing
 from oncehook.web.asking import cursor, rate
 from oncehook.web.views import names
@@ -73,7 +71,7 @@ class Run:
 
 async def replays(visit: Visit) -> Response:
     """All replays: those under way as cards, the others as rows."""
-    page = await visit.desk.replays(before=visit.cursor("replay"), limit=50)
+    page = await visit.admin.replays(before=visit.cursor("replay"), limit=50)
     runs = [Run(replay, visit.now) for replay in page.items]
     return await visit.page(
         "replays.html",
@@ -86,7 +84,7 @@ async def replays(visit: Visit) -> Response:
 
 async def ask_abort(visit: Visit) -> Response:
     """The dialog before a replay is aborted: what stays done."""
-    return await visit.dialog("abort.html", run=Run(await visit.desk.replay(visit.id(Kind.replay)), visit.now))
+    return await visit.dialog("abort.html", run=Run(await visit.admin.replay(visit.id(Kind.replay)), visit.now))
 
 
 async def pause(visit: Visit) -> Response:
@@ -105,7 +103,7 @@ async def abort(visit: Visit) -> Response:
 
 
 async def _steer(visit: Visit, state: ReplayState, said: str) -> Response:
-    await visit.desk.steer(visit.id(Kind.replay), state, actor=visit.actor)
+    await visit.admin.steer(visit.id(Kind.replay), state, actor=visit.actor)
     return visit.back("/replays", said)
 
 
@@ -130,9 +128,9 @@ async def plan(visit: Visit) -> Response:
     return await _show(visit, wish, ids, query)
 
 
-async def _wish(visit: Visit, query: str, ids: Sequence[str]) -> Wish:
-    named = await visit.desk.named(ids) if ids else None
-    return visit.desk.wish(
+async def _wish(visit: Visit, query: str, ids: Sequence[str]) -> ReplayRequest:
+    named = await visit.admin.named(ids) if ids else None
+    return visit.admin.wish(
         query,
         ids=named,
         force=visit.is_on("force"),
@@ -141,15 +139,15 @@ async def _wish(visit: Visit, query: str, ids: Sequence[str]) -> Wish:
     )
 
 
-async def _show(visit: Visit, wish: Wish, ids: Sequence[str], query: str, note: str = "") -> Response:
-    made = await visit.desk.plan(wish)
+async def _show(visit: Visit, wish: ReplayRequest, ids: Sequence[str], query: str, note: str = "") -> Response:
+    made = await visit.admin.plan(wish)
     one = await _only(visit, wish)
     return await visit.dialog(
         "plan.html",
         status=409 if note else 200,
         plan=made,
         one=one,
-        message=(await visit.desk.previews([one])).get(one.id) if one else None,
+        message=(await visit.admin.previews([one])).get(one.id) if one else None,
         note=note,
         must_type=must_type(made),
         request_key=clock.random_bytes(16).hex(),
@@ -161,7 +159,7 @@ async def _show(visit: Visit, wish: Wish, ids: Sequence[str], query: str, note: 
         rates=RATES,
         behind=BEHIND,
         to=", ".join(recipient.destination for recipient in made.recipients),
-        policy=visit.desk.policy(one.destination) if one else None,
+        policy=visit.admin.policy(one.destination) if one else None,
     )
 
 
@@ -170,19 +168,19 @@ def must_type(plan: Plan) -> bool:
     return plan.total > TYPED_ABOVE or plan.by_status.get(DeliveryStatus.done, 0) > 0
 
 
-async def _only(visit: Visit, wish: Wish) -> StoredDelivery | None:
+async def _only(visit: Visit, wish: ReplayRequest) -> StoredDelivery | None:
     """The delivery, where exactly one is named."""
     ids = wish.filter.ids
     if ids is None or len(ids) != 1 or wish.filter != Filter(ids=ids):
         return None
-    return await visit.desk.delivery(ids[0])
+    return await visit.admin.delivery(ids[0])
 
 
 async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
     """The other deliveries of the same event, to choose instead."""
     if one is None:
         return []
-    found = (await visit.desk.deliveries(Filter(event_id=one.event_id), limit=20)).items
+    found = (await visit.admin.deliveries(Filter(event_id=one.event_id), limit=20)).items
     if len(found) < 2:
         return []
     return [
@@ -199,24 +197,26 @@ async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
 async def start(visit: Visit) -> Response:
     """Confirm a plan. When the set has changed meanwhile, the new plan is shown instead."""
     form = await visit.form()
-    wish, seen = visit.desk.planned(form.get("plan", ""))
+    wish, seen = visit.admin.planned(form.get("plan", ""))
     expected = seen.count
     _check_typed(form.get("typed"), wish, expected)
     reason, key = form.get("reason", ""), form.get("request_key") or None
     one = await _only(visit, wish)
     if one is not None:
-        await visit.desk.replay_one(
+        await visit.admin.replay_one(
             one.id, actor=visit.actor, force=wish.force, fresh_id=wish.fresh_id, reason=reason, request_key=key
         )
         return visit.back(f"/events/{show_id(Kind.event, one.event_id)}", "replay")
     try:
-        made = await visit.desk.start_replay(wish, actor=visit.actor, reason=reason, request_key=key, expected=expected)
+        made = await visit.admin.start_replay(
+            wish, actor=visit.actor, reason=reason, request_key=key, expected=expected
+        )
     except PlanChanged as changed:
         return await _show(visit, wish, [], fixed(wish.filter), note=str(changed))
     return visit.back(f"/replays#{show_id(Kind.replay, made.id)}", "replay")
 
 
-def _check_typed(typed: str | None, wish: Wish, expected: int) -> None:
+def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
     # With `force` there may be done ones among them: the page asks for the number then, and so do we.
     if expected <= TYPED_ABOVE and not wish.force:
         return
@@ -230,18 +230,18 @@ def _check_typed(typed: str | None, wish: Wish, expected: int) -> None:
 
 async def ask_retry(visit: Visit) -> Response:
     """The dialog before an attempt is made early."""
-    delivery = await visit.desk.delivery(visit.delivery_id())
-    known = {one.name: one for one in await visit.desk.destinations()}
+    delivery = await visit.admin.delivery(visit.delivery_id())
+    known = {one.name: one for one in await visit.admin.destinations()}
     return await visit.dialog(
         "retry.html",
         delivery=delivery,
         destination=known.get(delivery.destination),
-        policy=visit.desk.policy(delivery.destination),
-        message=(await visit.desk.previews([delivery])).get(delivery.id),
+        policy=visit.admin.policy(delivery.destination),
+        message=(await visit.admin.previews([delivery])).get(delivery.id),
     )
 
 
 async def retry(visit: Visit) -> Response:
     """Make the next attempt due now."""
-    delivery = await visit.desk.retry(visit.delivery_id(), actor=visit.actor)
+    delivery = await visit.admin.retry(visit.delivery_id(), actor=visit.actor)
     return visit.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "retry")

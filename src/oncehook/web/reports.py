@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from oncehook import deliveries, model, shown, stats, watermarks
+from oncehook import model, reports, upkeep
 from oncehook.web.access import Identity
 from oncehook.web.answers import Answer, fill
 
@@ -37,7 +37,7 @@ class Source(Answer, frozen=True):
     figures: Mapping[str, int]
 
 
-def source(found: shown.ShownSource, *, with_address: bool) -> Source:
+def source(found: reports.ShownSource, *, with_address: bool) -> Source:
     return fill(Source, found, address=found.address if with_address or not found.hidden else None)
 
 
@@ -70,7 +70,7 @@ class Destination(Answer, frozen=True):
     figures: Mapping[str, int]
 
 
-def destination(found: shown.ShownDestination) -> Destination:
+def destination(found: reports.ShownDestination) -> Destination:
     level = found.level
     pending, paused = level.pending - level.leased, level.paused_at is not None
     return fill(Destination, found, level, pending=pending, paused=paused)
@@ -88,7 +88,7 @@ class Watermark(Answer, frozen=True):
     crossed: bool
 
 
-def watermark(mark: watermarks.Watermark) -> Watermark:
+def watermark(mark: upkeep.Watermark) -> Watermark:
     return fill(Watermark, mark)
 
 
@@ -111,7 +111,7 @@ class Stats(Answer, frozen=True):
     by: Mapping[str, Mapping[str, int]] | None
 
 
-def stats_of(counted: stats.Stats) -> Stats:
+def stats_of(counted: reports.Stats) -> Stats:
     return fill(
         Stats,
         counted,
@@ -161,7 +161,7 @@ class Audit(Answer, frozen=True):
     detail: Mapping[str, Any]
 
 
-def audit(line: deliveries.Audited) -> Audit:
+def audit(line: model.Audited) -> Audit:
     return fill(Audit, line)
 
 
@@ -214,7 +214,7 @@ class System(Answer, frozen=True):
     watermarks: Sequence[Watermark]
 
 
-def system(found: shown.System) -> System:
+def system(found: reports.System) -> System:
     return fill(
         System,
         found,

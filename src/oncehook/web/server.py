@@ -20,11 +20,11 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from oncehook.config import ServerConfig
-from oncehook.config.forms import is_loopback
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.sessions import Sessions
+from oncehook.settings import ServerConfig
+from oncehook.settings.forms import is_loopback
 from oncehook.sources import Network
 from oncehook.web import api, health, pages
 from oncehook.web.access import Access
@@ -112,14 +112,14 @@ async def serve_inbox(
     apart = settings.admin_bind
     stream = Stream()
     inbox.observer.audience = stream
-    desk = _Desk(inbox, settings, stream, ui=ui, guide=guide)
+    admin = _Desk(inbox, settings, stream, ui=ui, guide=guide)
     probes = health.routes(inbox.troubles)
-    metrics = health.metrics_route(inbox.metrics, None if apart else desk.access)
+    metrics = health.metrics_route(inbox.metrics, None if apart else admin.access)
 
     def ready(address: str) -> None:
-        desk.address = f"http://{apart}" if apart else address
-        inbox.announce(desk.address)
-        on_ready(address, desk.link())
+        admin.address = f"http://{apart}" if apart else address
+        inbox.announce(admin.address)
+        on_ready(address, admin.link())
 
     def stopping() -> None:
         on_stop()
@@ -129,12 +129,12 @@ async def serve_inbox(
     budget = BodyBudget(trusted=settings.trusted_proxies)
     ingest = Ingest(inbox.receiver, "/in/", peer_finder(settings.trusted_proxies), budget)
     trusted, host, port = settings.trusted_proxies, settings.host, settings.port
-    face = Face(ingest, probes if apart else [*probes, metrics, *desk.routes], trusted)
+    face = Face(ingest, probes if apart else [*probes, metrics, *admin.routes], trusted)
     async with contextlib.AsyncExitStack() as beside:
-        if desk.oidc is not None:
-            beside.push_async_callback(desk.oidc.close)
+        if admin.oidc is not None:
+            beside.push_async_callback(admin.oidc.close)
         if apart:
-            app = Prefixed(Starlette(routes=[*probes, metrics, *desk.routes]), trusted)
+            app = Prefixed(Starlette(routes=[*probes, metrics, *admin.routes]), trusted)
             await beside.enter_async_context(_served_beside(app, apart, trusted))
         try:
             await serve(face, ingest=ingest, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
@@ -166,9 +166,9 @@ class _Desk:
         self.oidc = Oidc(settings.oidc) if settings.oidc is not None and ui else None
         self._door = Door(self.access, Sessions(inbox.store), trusted=trusted, announce=self._say, oidc=self.oidc)
         self._ui = ui
-        self.routes = api.routes(inbox.desk, self.access, stream)
+        self.routes = api.routes(inbox.admin, self.access, stream)
         if ui:
-            self.routes += pages.routes(inbox.desk, self._door, stream, guide)
+            self.routes += pages.routes(inbox.admin, self._door, stream, guide)
 
     def link(self) -> str | None:
         """A fresh way in for who sits at this machine; elsewhere there is a password."""

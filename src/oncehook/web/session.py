@@ -194,7 +194,7 @@ class Door:
         """Give a new session with this answer; one that was open before is ended. It lasts no longer than `password`
         does; begun by a link, no longer than all passwords stay as they are.
         """
-        voucher = hash_token(_as_token(password)) if password else self.access.seal
+        voucher = hash_token(_as_token(password)) if password else self.access.encode_token
         await self._begin(request, identity, answer, voucher, SESSION_SECONDS)
 
     async def _begin(

@@ -13,8 +13,8 @@ from typing import Final
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from oncehook.ingest import Begun, Receipt
 from oncehook.model import Headers
-from oncehook.receive import Begun, Receipt
 from oncehook.sources import Reply, Source
 from oncehook.web.guard import Guarded
 from oncehook.web.ingest import Ingest, stand_in

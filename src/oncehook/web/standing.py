@@ -12,11 +12,10 @@ from typing import Final
 
 from starlette.responses import Response
 
-from oncehook.backoff import Policy
-from oncehook.deliveries import Filter
 from oncehook.errors import BadRequest
-from oncehook.model import Rejection
-from oncehook.shown import ShownDestination, ShownSource, span
+from oncehook.model import Filter, Rejection
+from oncehook.reports import ShownDestination, ShownSource, span
+from oncehook.retry import Policy
 from oncehook.web import drawing, reports
 from oncehook.web.access import Role
 from oncehook.web.drawing import SPANS, Spark, fill, spark
@@ -46,8 +45,8 @@ class SourceCard:
 
 async def sources(visit: Visit) -> Response:
     """Where hooks come from."""
-    found = await visit.desk.sources()
-    turned_away = await visit.desk.rejections(500)
+    found = await visit.admin.sources()
+    turned_away = await visit.admin.rejections(500)
     lines = await asyncio.gather(*[_flow(visit, ("received",), source=source.name) for source in found])
     cards = [_source_card(visit, source, line, turned_away) for source, line in zip(found, lines, strict=True)]
     known = {source.name for source in found}
@@ -61,7 +60,7 @@ def _source_card(visit: Visit, source: ShownSource, line: Spark, turned_away: Se
     is_secret = source.hidden or "?" in address  # a query may hold a token
     may_see = not is_secret or visit.identity.role >= Role.operator
     reasons = Counter(one.reason for one in mine).most_common(5)
-    has_samples = bool(visit.desk.trials.samples(source.name))
+    has_samples = bool(visit.admin.trials.samples(source.name))
     return SourceCard(source, address if may_see else None, line, reasons, mine[:10], has_samples)
 
 
@@ -69,7 +68,7 @@ async def _flow(
     visit: Visit, names: Sequence[str], *, source: str | None = None, destination: str | None = None
 ) -> Spark:
     steps = DAY.steps(visit.now)
-    flows = await visit.desk.series(steps[0], DAY.step, source=source, destination=destination)
+    flows = await visit.admin.series(steps[0], DAY.step, source=source, destination=destination)
     columns = [fill(flows.get(name), steps, DAY.step) for name in names]
     return spark([float(sum(values)) for values in zip(*columns, strict=True)])
 
@@ -100,33 +99,33 @@ class DestinationCard:
 
 async def destinations(visit: Visit) -> Response:
     """Where deliveries go."""
-    found = await visit.desk.destinations()
+    found = await visit.admin.destinations()
     lines = await asyncio.gather(*[_flow(visit, ("succeeded", "retry", "died"), destination=one.name) for one in found])
     cards = []
     for one, line in zip(found, lines, strict=True):
         well = one.figures.get("succeeded", 0)
         tried = well + one.figures.get("retry", 0) + one.figures.get("died", 0)
-        can_test = visit.desk.trials.can_test(one.name)
-        cards.append(DestinationCard(one, line, visit.desk.policy(one.name), tried, well, can_test))
+        can_test = visit.admin.trials.can_test(one.name)
+        cards.append(DestinationCard(one, line, visit.admin.policy(one.name), tried, well, can_test))
     return await visit.page("destinations.html", cards=cards)
 
 
 async def ask_pause(visit: Visit) -> Response:
     """The dialog before a destination is paused."""
-    return await visit.dialog("pause.html", shown=await visit.desk.destination(visit.request.path_params["name"]))
+    return await visit.dialog("pause.html", shown=await visit.admin.destination(visit.request.path_params["name"]))
 
 
 async def pause(visit: Visit) -> Response:
     """Hold a destination back."""
     name, form = visit.request.path_params["name"], await visit.form()
-    await visit.desk.pause(name, actor=visit.actor, reason=form.get("reason", ""))
+    await visit.admin.pause(name, actor=visit.actor, reason=form.get("reason", ""))
     return visit.back(f"/destinations#{name}", "pause")
 
 
 async def resume(visit: Visit) -> Response:
     """Let a destination go on."""
     name = visit.request.path_params["name"]
-    await visit.desk.resume(name, actor=visit.actor)
+    await visit.admin.resume(name, actor=visit.actor)
     return visit.back(f"/destinations#{name}", "resume")
 
 
@@ -138,13 +137,13 @@ async def live(visit: Visit) -> Response:
     kind = visit.parameter("kind", "all")
     if kind not in KINDS:
         raise BadRequest(f"`kind` is one of: {', '.join(KINDS)}.")
-    page = await visit.desk.events(Filter(), limit=50)
+    page = await visit.admin.events(Filter(), limit=50)
     latest = page.items if kind in ("all", "arrivals") else ()
     return await visit.page("live.html", latest=latest, kind=kind, kinds=KINDS)
 
 
 async def _tokens(visit: Visit) -> Sequence[reports.Token]:
-    used = await visit.desk.token_uses()
+    used = await visit.admin.token_uses()
     return [reports.token(one, used.get(one.name)) for one in visit.access.holders]
 
 
@@ -152,16 +151,16 @@ async def system(visit: Visit) -> Response:
     """Workers, store, watermarks, and who did what."""
     text = visit.parameter("before")
     before = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
-    audit = await visit.desk.audit(before=before, limit=AUDIT)
+    audit = await visit.admin.audit(before=before, limit=AUDIT)
     minute = visit.now - timedelta(seconds=15)
-    frame = await visit.frames.get(visit.desk)
+    frame = await visit.frames.get(visit.admin)
     return await visit.page(
         "system.html",
         system=frame.system,
         quiet={worker.id for worker in frame.system.workers if worker.seen_at < minute},
         audit=audit,
-        is_limited=visit.desk.scope is not None,
-        tokens=await _tokens(visit) if visit.identity.role >= Role.admin and visit.desk.scope is None else (),
+        is_limited=visit.admin.scope is not None,
+        tokens=await _tokens(visit) if visit.identity.role >= Role.admin and visit.admin.scope is None else (),
         older=audit[-1].n if len(audit) == AUDIT else None,
         bar=drawing.bar,
     )

@@ -10,11 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from oncehook.backoff import Policy
-from oncehook.deliveries import AttemptOutcome, DeliveryStatus, StoredAttempt, StoredDelivery
-from oncehook.model import Outcome
-from oncehook.replays import StoredReplay
-from oncehook.shown import ShownArrival, span
+from oncehook.model import AttemptOutcome, DeliveryStatus, Outcome, StoredAttempt, StoredDelivery, StoredReplay
+from oncehook.reports import ShownArrival, span
+from oncehook.retry import Policy
 from oncehook.web.views import first_line, took
 
 

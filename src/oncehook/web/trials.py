@@ -12,7 +12,7 @@ from typing import Final
 from starlette.responses import Response
 
 from oncehook.errors import BadRequest
-from oncehook.trials import Tested as Outcome
+from oncehook.samples import Tested as Outcome
 from oncehook.web.access import Identity, Role
 from oncehook.web.answers import Answer, fill
 from oncehook.web.asking import Ask, Body
@@ -55,13 +55,13 @@ def shown(outcome: Outcome, identity: Identity) -> Tested:
 
 async def test_destination(ask: Ask) -> Tested:
     name = ask.request.path_params["name"]
-    ask.desk.check_own(name)
-    return shown(await ask.desk.trials.test(name, actor=ask.actor), ask.identity)
+    ask.admin.check_own(name)
+    return shown(await ask.admin.trials.test(name, actor=ask.actor), ask.identity)
 
 
 async def sample_source(ask: Ask) -> Sampled:
     body = await ask.body(Sample)
-    return fill(Sampled, await ask.desk.trials.sample(ask.request.path_params["name"], body.type, actor=ask.actor))
+    return fill(Sampled, await ask.admin.trials.sample(ask.request.path_params["name"], body.type, actor=ask.actor))
 
 
 TEST: Final = Endpoint(
@@ -90,8 +90,8 @@ SAMPLE: Final = Endpoint(
 
 async def ask_test(visit: Visit) -> Response:
     """The dialog before a test: what is sent, and to whom."""
-    one = await visit.desk.destination(visit.request.path_params["name"])
-    if not visit.desk.trials.can_test(one.name):
+    one = await visit.admin.destination(visit.request.path_params["name"])
+    if not visit.admin.trials.can_test(one.name):
         raise BadRequest(f"{one.name} is no web address; only those can be tested.")
     return await visit.dialog("test.html", shown=one, tested=None)
 
@@ -99,16 +99,16 @@ async def ask_test(visit: Visit) -> Response:
 async def test(visit: Visit) -> Response:
     """Send a test, and show how it was answered."""
     name = visit.request.path_params["name"]
-    visit.desk.check_own(name)
-    tested = shown(await visit.desk.trials.test(name, actor=visit.actor), visit.identity)
-    return await visit.dialog("test.html", shown=await visit.desk.destination(name), tested=tested)
+    visit.admin.check_own(name)
+    tested = shown(await visit.admin.trials.test(name, actor=visit.actor), visit.identity)
+    return await visit.dialog("test.html", shown=await visit.admin.destination(name), tested=tested)
 
 
 async def ask_sample(visit: Visit) -> Response:
     """The dialog before a sample: which one, and where it will go."""
     name = visit.request.path_params["name"]
-    found = [one for one in await visit.desk.sources() if one.name == name]
-    kinds = visit.desk.trials.samples(name)
+    found = [one for one in await visit.admin.sources() if one.name == name]
+    kinds = visit.admin.trials.samples(name)
     if not found or not kinds:
         raise BadRequest(f"No sample can be made for {name[:60]}.")
     return await visit.dialog("sample.html", source=found[0], kinds=kinds, sampled=None)
@@ -117,6 +117,6 @@ async def ask_sample(visit: Visit) -> Response:
 async def sample(visit: Visit) -> Response:
     """Send a sample, and show what became of it."""
     name, form = visit.request.path_params["name"], await visit.form()
-    sampled = await visit.desk.trials.sample(name, form.get("type", ""), actor=visit.actor)
-    source = next(one for one in await visit.desk.sources() if one.name == name)
+    sampled = await visit.admin.trials.sample(name, form.get("type", ""), actor=visit.actor)
+    source = next(one for one in await visit.admin.sources() if one.name == name)
     return await visit.dialog("sample.html", source=source, kinds=(), sampled=sampled)

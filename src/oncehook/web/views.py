@@ -17,9 +17,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from oncehook.deliveries import DeliveryStatus, StoredDelivery
-from oncehook.model import Kind, Mark, show_id
-from oncehook.shown import span
+from oncehook.model import DeliveryStatus, Kind, Mark, StoredDelivery, show_id
+from oncehook.reports import span
 
 HERE: Final = Path(__file__).parent
 CALLERS: Final = HERE.parent / "destinations"

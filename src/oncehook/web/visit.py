@@ -16,14 +16,12 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from oncehook import clock
-from oncehook.deliveries import Level
-from oncehook.desk import Desk
+from oncehook.admin import Admin
 from oncehook.errors import BadRequest
-from oncehook.model import Kind
-from oncehook.plans import some_id
-from oncehook.replays import ReplayState
-from oncehook.shown import System
-from oncehook.watermarks import Watermark
+from oncehook.model import Kind, Level, ReplayState
+from oncehook.replay import some_id
+from oncehook.reports import System
+from oncehook.upkeep import Watermark
 from oncehook.web.access import Role
 from oncehook.web.asking import Ask, check_characters
 from oncehook.web.callouts import Callout, Guide
@@ -85,17 +83,17 @@ class Frames:
         self._kept: dict[frozenset[str] | None, tuple[Frame, float]] = {}
         """By scope: what is counted differs for who sees only some sources."""
 
-    async def get(self, desk: Desk) -> Frame:
+    async def get(self, admin: Admin) -> Frame:
         """The frame as of a second ago at most, for whoever sees this desk."""
         now = clock.steady()
         self._kept = {scope: kept for scope, kept in self._kept.items() if kept[1] > now}
-        if desk.scope not in self._kept:
-            replays = await desk.replays(limit=20)
+        if admin.scope not in self._kept:
+            replays = await admin.replays(limit=20)
             open_ = [one for one in replays.items if one.state in (ReplayState.running, ReplayState.paused)]
-            frame = Frame(await desk.system(), await desk.levels(), len(open_))
-            self._kept[desk.scope] = frame, clock.steady() + FRESH
+            frame = Frame(await admin.system(), await admin.levels(), len(open_))
+            self._kept[admin.scope] = frame, clock.steady() + FRESH
             return frame
-        return self._kept[desk.scope][0]
+        return self._kept[admin.scope][0]
 
     def forget(self) -> None:
         """Somebody acted: look again."""
@@ -160,7 +158,7 @@ class Visit(Ask):
 
     async def page(self, template: str, *, status: int = 200, **shown: Any) -> Response:
         """A page in its frame."""
-        frame = await self.frames.get(self.desk)
+        frame = await self.frames.get(self.admin)
         return html(self.request, template, status, **self.around, frame=frame, **shown)
 
     async def dialog(self, template: str, *, status: int = 200, **shown: Any) -> Response:
@@ -184,7 +182,7 @@ class Visit(Ask):
         return {
             "identity": self.identity,
             "may_act": self.may_act,
-            "sees_payloads": self.desk.sees_payloads,
+            "sees_payloads": self.admin.sees_payloads,
             "is_hosted": self.door.is_hosted,
             "is_live": self.stream.is_live,
             # Asked for again by the page: "//evil.example/x" would be another site's address.

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from oncehook.errors import OncehookError
-from oncehook.units import bytes_words
+from oncehook.human import bytes_words
 from oncehook.whatsapp.messages import MediaKind
 
 SizeKind = MediaKind | Literal["animated sticker"]

@@ -11,8 +11,8 @@ from enum import Enum
 from typing import Final
 
 from oncehook.categories import category_of
-from oncehook.deliveries import Category
 from oncehook.errors import OncehookError
+from oncehook.model import Category
 from oncehook.outbound import Unanswered
 
 NOBODY_ANSWERED: Final = frozenset({504, 524})

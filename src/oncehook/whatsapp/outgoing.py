@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from oncehook.previews import Preview, line
+from oncehook.model import Preview, line
 from oncehook.whatsapp.messages import InvalidMessage, Media, Message, check, read_message, summary
 from oncehook.whatsapp.numbers import normalise
 

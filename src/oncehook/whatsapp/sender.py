@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, Self, TypedDic
 import msgspec
 
 from oncehook import clock
-from oncehook.backoff import Policy, policy, retry_after
-from oncehook.deliveries import ANSWER_KEPT, Category
 from oncehook.errors import ConfigError, OncehookError
+from oncehook.model import ANSWER_KEPT, Category
 from oncehook.outbound import Answer, Unanswered
 from oncehook.outbound.addresses import Guard, Network
 from oncehook.outbound.proxies import proxy_from, read_proxy
 from oncehook.outbound.urls import read_url
+from oncehook.retry import Policy, policy, retry_after
 from oncehook.secret import Secret
 from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, clean_name
 from oncehook.whatsapp.links import why_not

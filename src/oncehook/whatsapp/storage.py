@@ -22,10 +22,10 @@ from typing import Any, Final, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 from oncehook.categories import Rules
-from oncehook.deliveries import Category
 from oncehook.errors import ConfigError, OncehookError
+from oncehook.human import seconds
+from oncehook.model import Category
 from oncehook.secret import Environment, Secret
-from oncehook.units import seconds
 from oncehook.whatsapp import files
 from oncehook.whatsapp.messages import MediaKind
 

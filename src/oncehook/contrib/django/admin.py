@@ -19,10 +19,9 @@ from django.utils import timezone
 
 from oncehook.contrib.django import assembly, conf
 from oncehook.contrib.django.models import DeadLetter, Delivery, Event
-from oncehook.deliveries import ListedDelivery, ListedEvent, Page, StoredDelivery
 from oncehook.errors import BadRequest, OncehookError, Refused
-from oncehook.model import Kind, show_id
-from oncehook.plans import some_id
+from oncehook.model import Kind, ListedDelivery, ListedEvent, Page, StoredDelivery, show_id
+from oncehook.replay import some_id
 
 ROWS: Final = 50
 PATIENCE: Final = 10.0
@@ -105,8 +104,8 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return [{"id": show_id(self.kind, item.id), "cells": self._cells(item)} for item in page.items], further
 
     async def _page(self, query: str, before: bytes | None) -> Page[Any]:
-        desk = assembly.the_inbox().desk
-        return await desk.deliveries(desk.read(query), before=before, limit=ROWS)
+        admin = assembly.the_inbox().admin
+        return await admin.deliveries(admin.read(query), before=before, limit=ROWS)
 
     def _cells(self, item: Any) -> list[object]:
         raise NotImplementedError
@@ -139,11 +138,11 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect(request.get_full_path())
 
     async def _do(self, act: str, delivery_id: bytes, actor: str, reason: str) -> None:
-        desk = assembly.the_inbox().desk
+        admin = assembly.the_inbox().admin
         if act == REPLAY:
-            await desk.replay_one(delivery_id, actor=actor, reason=reason)
+            await admin.replay_one(delivery_id, actor=actor, reason=reason)
         else:
-            await desk.discard(delivery_id, actor=actor, reason=reason)
+            await admin.discard(delivery_id, actor=actor, reason=reason)
 
 
 @admin.register(Event)
@@ -154,8 +153,8 @@ class EventAdmin(DeskAdmin):
     columns = ("received", "source", "type", "subject", "key", "arrivals", "deliveries")
 
     async def _page(self, query: str, before: bytes | None) -> Page[ListedEvent]:
-        desk = assembly.the_inbox().desk
-        return await desk.events(desk.read(query), before=before, limit=ROWS)
+        admin = assembly.the_inbox().admin
+        return await admin.events(admin.read(query), before=before, limit=ROWS)
 
     def _cells(self, item: ListedEvent) -> list[object]:
         states = ", ".join(f"{one.destination}: {_state(one)}" for one in item.deliveries)

@@ -10,8 +10,8 @@ from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
-from oncehook.assembly import open_store
 from oncehook.contrib.django import assembly, conf
+from oncehook.settings.build import open_store
 
 
 class OncehookConfig(AppConfig):

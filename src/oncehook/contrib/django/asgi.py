@@ -25,7 +25,7 @@ from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django import assembly
 from oncehook.contrib.django.staff import authorized
 from oncehook.errors import OncehookError
-from oncehook.receive import try_again
+from oncehook.ingest import try_again
 from oncehook.web.access import Authorize, Authorized
 
 T = TypeVar("T")

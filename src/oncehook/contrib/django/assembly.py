@@ -9,15 +9,13 @@ from typing import Any, TypeVar
 
 from django.conf import settings
 
-from oncehook import assembly
-from oncehook.config import load
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django import conf
 from oncehook.contrib.django.transactions import DjangoDestination
 from oncehook.destinations.handler import TIMEOUT, Handler
 from oncehook.errors import ConfigError
-from oncehook.inbox import Inbox
-from oncehook.layout import name_of
+from oncehook.inbox import Inbox, name_of
+from oncehook.settings import build, load
 
 F = TypeVar("F", bound=Handler)
 
@@ -57,7 +55,7 @@ class DjangoInbox(Inbox):
         def register(handler: F) -> F:
             called = name or name_of(handler)
             if not self._is_handled_by(called, handler):
-                chosen = assembly.terms_of(timeout=timeout, **terms)
+                chosen = build.terms_of(timeout=timeout, **terms)
                 using = self._alias_for(called) if atomic else None
                 self.add_destination(
                     DjangoDestination(called, handler, chosen, self.store, self._emitter, atomic=using)
@@ -110,7 +108,7 @@ def the_inbox() -> DjangoInbox:
         inbox = DjangoInbox.from_loaded(load(file, flags={"store": url}, whole=False))
     else:
         inbox = DjangoInbox(str(url), migrate=given.get("MIGRATE", True))
-    inbox.store.cipher.take_over(assembly.cipher_of(given.get("ENCRYPT")))
+    inbox.store.cipher.take_over(build.cipher_of(given.get("ENCRYPT")))
     inbox.alias, inbox.url = conf.alias(), url
     for name, settings_ in given.get("SOURCES", {}).items():
         _said(f"SOURCES: {name}", inbox.source, name, **settings_)

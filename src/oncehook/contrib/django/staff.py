@@ -6,7 +6,7 @@ from typing import Any
 
 from django.http import HttpRequest
 
-from oncehook.person import RoleName
+from oncehook.model import RoleName
 from oncehook.web.access import Authorized
 
 

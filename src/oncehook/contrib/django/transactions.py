@@ -15,12 +15,12 @@ from asgiref.sync import sync_to_async
 from django.db import close_old_connections, connections, transaction
 
 from oncehook import clock, faults
-from oncehook.deliveries import Emission, Lease
 from oncehook.destinations.base import Result, Terms, settlement
 from oncehook.destinations.handler import Handler, HandlerDestination, kept_result
-from oncehook.emit import Emitter
 from oncehook.errors import ConfigError
 from oncehook.event import Event
+from oncehook.ingest import Emitter
+from oncehook.model import Emission, Lease
 from oncehook.store.base import Store
 
 if TYPE_CHECKING:

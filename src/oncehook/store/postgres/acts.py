@@ -9,10 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from oncehook.deliveries import Filter
 from oncehook.errors import NotFound, NotWaiting, PlanChanged
-from oncehook.model import Kind, new_id, show_id
-from oncehook.replays import Seen
+from oncehook.model import Filter, Kind, Seen, new_id, show_id
 from oncehook.store.audit import changed_settings
 from oncehook.store.postgres.look import REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, TOGETHER, means_nothing, parameters

@@ -14,16 +14,21 @@ from datetime import datetime
 from typing import Any, Final
 
 from oncehook import faults
-from oncehook.deliveries import Expired, Lease, Outlook, Settled, Settlement, Want
 from oncehook.errors import ConfigError, LeaseLost, StoreUnavailable
 from oncehook.model import (
     Engine,
+    Expired,
     Intake,
+    Lease,
+    LeaseRequest,
+    Outlook,
     Rejection,
     SchemaState,
+    Settled,
+    Settlement,
+    StoredReplay,
     Verdict,
 )
-from oncehook.replays import StoredReplay
 from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,
@@ -222,7 +227,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
 
     # -- work ----------------------------------------------------------------------------------
 
-    async def lease(self, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
+    async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
         rows = await self._hot.rows(LEASE, lambda slot: lease_parameters(wants, slot, worker))
         leased = []
         for former, *row in rows:
@@ -237,7 +242,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
             self._source_names.update(await self.rows("SELECT id, name FROM sources"))
         return [read_lease(row, self._source_names, self.cipher) for row in rows]
 
-    async def outlook(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
+    async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         return read_outlook(await self._hot.rows(OUTLOOK, lambda _: [Integers(destination_ids), since]))
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
@@ -316,7 +321,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
 
     # -- house ---------------------------------------------------------------------------------
 
-    async def enroll(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         async with self.connection() as connection:
             await connection.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
             numbers = Numbers(

@@ -10,8 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from oncehook.erasure import EraseOrder, Erasure, needle, without_mention
-from oncehook.model import subject_hash
+from oncehook.model import EraseOrder, Erasure, needle, subject_hash, without_mention
 from oncehook.store.postgres.acts import AUDIT, GO_ON, said
 from oncehook.store.postgres.look import LONG, PRUNING, Reader
 from oncehook.store.postgres.matching import LAST_OF
@@ -108,7 +107,7 @@ _COUNTED: Final = (
     " coalesce(sum((SELECT count(*) FROM attempts t WHERE t.delivery_id = d.id)), 0)::bigint" + _OF_EVENTS
 )
 _MENTIONING_REPLAYS: Final = "SELECT id, about FROM replays WHERE position($1::text IN about) > 0"
-# Lines of the chain name no subject (`ReplayOrder.noted`).
+# Lines of the chain name no subject (`ReplayCommand.noted`).
 _MENTIONING_AUDIT: Final = "SELECT n, detail FROM audit WHERE hash IS NULL AND position($1::text IN detail) > 0"
 
 

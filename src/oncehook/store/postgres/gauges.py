@@ -10,7 +10,7 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Final
 
-from oncehook.deliveries import Audited, DeliveryStatus, Level, StoredWorker
+from oncehook.model import Audited, DeliveryStatus, Level, StoredWorker
 from oncehook.store.postgres.look import Reader
 from oncehook.store.postgres.matching import STATUS
 from oncehook.store.postgres.opening import rows

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import psycopg
 
-from oncehook.deliveries import Lease
 from oncehook.errors import StoreUnavailable
+from oncehook.model import Lease
 from oncehook.store.postgres import opening
 from oncehook.store.postgres.lease import RENEW, renew_parameters
 from oncehook.store.postgres.wire import BlockingConnection, adapt

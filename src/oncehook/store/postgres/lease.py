@@ -13,8 +13,7 @@ from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
 
-from oncehook.deliveries import Expired, Lease, Options, Outlook, Turn, Want
-from oncehook.model import Mark
+from oncehook.model import Expired, Lease, LeaseRequest, Mark, Options, Outlook, Turn
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.wire import Bigs, Column, Floats, Ids, Integers, Smalls
 
@@ -30,7 +29,9 @@ _OPTIONS: Final = tuple(Options(number) for number in range(32))
 _MARKS: Final = tuple(Mark(number) for number in range(16))
 
 
-def lease_parameters(wants: Sequence[Want], slot: int, worker: str | None = None) -> list[Column | int | str | None]:
+def lease_parameters(
+    wants: Sequence[LeaseRequest], slot: int, worker: str | None = None
+) -> list[Column | int | str | None]:
     """Return what LEASE takes, `$1` to `$8`."""
     return [
         Integers([want.destination_id for want in wants]),

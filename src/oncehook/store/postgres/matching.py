@@ -12,9 +12,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from oncehook.clauses import Asked, Clause, prepare, says
-from oncehook.deliveries import Filter
 from oncehook.errors import QueryTooWide, Undecryptable
+from oncehook.model import Asked, Clause, Filter, prepare, says
 from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.opening import rows

@@ -11,11 +11,24 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
-from oncehook.deliveries import REPLAY_PAUSE, DeliveryStatus, Filter, Options, Page, Turn
-from oncehook.erasure import ERASED
 from oncehook.errors import Erased, NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
-from oncehook.model import Kind, show_id
-from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayPlan, ReplayState, StoredReplay
+from oncehook.model import (
+    ERASED,
+    NOTHING_TO_REPLAY,
+    NOTHING_TO_REPLAY_HINT,
+    REPLAY_PAUSE,
+    DeliveryStatus,
+    Filter,
+    Kind,
+    Options,
+    Page,
+    ReplayCommand,
+    ReplayPlan,
+    ReplayState,
+    StoredReplay,
+    Turn,
+    show_id,
+)
 from oncehook.store.base import Notice
 from oncehook.store.postgres.acts import AUDIT, said
 from oncehook.store.postgres.look import LONG, REPLAYING, Reader
@@ -106,7 +119,7 @@ class Replays(Reader):
 
     finished: Notice[StoredReplay]
 
-    async def make_replay(self, replay_id: bytes, order: ReplayOrder) -> StoredReplay:
+    async def make_replay(self, replay_id: bytes, order: ReplayCommand) -> StoredReplay:
         async with self.prudent(REPLAYING) as connection:
             await connection.execute(_PATIENTLY)
             known = await self._known(connection, order)
@@ -117,7 +130,7 @@ class Replays(Reader):
             self.made_due()
         return known
 
-    async def _known(self, connection: Connection, order: ReplayOrder) -> StoredReplay | None:
+    async def _known(self, connection: Connection, order: ReplayCommand) -> StoredReplay | None:
         """The replay that this very request made before (R47)."""
         if order.request_key is None:
             return None
@@ -127,7 +140,7 @@ class Replays(Reader):
         found = await rows(connection, _BY_KEY, [key])
         return _replay(found[0]) if found else None
 
-    async def _plan_items(self, connection: Connection, replay_id: bytes, order: ReplayOrder) -> int:
+    async def _plan_items(self, connection: Connection, replay_id: bytes, order: ReplayCommand) -> int:
         if not order.bulk:
             await self._run_one(connection, replay_id, order)
             return 1
@@ -138,10 +151,10 @@ class Replays(Reader):
         if order.expected is not None and order.expected != planned:
             raise PlanChanged(f"The plan said {order.expected} deliveries; now it would be {planned}.")
         if not planned:
-            raise NotReplayable(NOTHING, hint=NOTHING_HINT)
+            raise NotReplayable(NOTHING_TO_REPLAY, hint=NOTHING_TO_REPLAY_HINT)
         return planned
 
-    async def _run_one(self, connection: Connection, replay_id: bytes, order: ReplayOrder) -> None:
+    async def _run_one(self, connection: Connection, replay_id: bytes, order: ReplayCommand) -> None:
         meant = order.filter.ids or ()
         if len(meant) != 1:
             raise NotFound("One delivery is replayed at once, by its id.")
@@ -154,7 +167,7 @@ class Replays(Reader):
             [Id(replay_id), Id(delivery_id)],
         )
 
-    async def _keep(self, connection: Connection, replay_id: bytes, order: ReplayOrder, planned: int) -> StoredReplay:
+    async def _keep(self, connection: Connection, replay_id: bytes, order: ReplayCommand, planned: int) -> StoredReplay:
         key = None if order.request_key is None else storable(order.request_key)
         reason = storable(order.reason)
         about = said(order.about)
@@ -205,7 +218,7 @@ class Replays(Reader):
         await connection.execute(_FED, [Id(replay_id), Ids(batch), Ids(fed)])
         return len(fed)
 
-    async def steer_replay(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
+    async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
         target = show_id(Kind.replay, replay_id)
         async with self.prudent(REPLAYING) as connection:
             found = await rows(connection, "SELECT state FROM replays WHERE id = $1 FOR UPDATE", [Id(replay_id)])
@@ -297,7 +310,7 @@ def _sums(pairs: Iterable[tuple[T, int]]) -> dict[T, int]:
     return sums
 
 
-def _options(order: ReplayOrder) -> int:
+def _options(order: ReplayCommand) -> int:
     return int(Options.fresh_id if order.fresh_id else Options.none)
 
 

@@ -1,4 +1,4 @@
-"""Settling on PostgreSQL: the end of leases, in one call, and what it says about their destinations.
+"""SettlementBatcher on PostgreSQL: the end of leases, in one call, and what it says about their destinations.
 
 Settlements go in as columns; the fences that were still ours come out, and leases on what comes next where that was
 asked for (`Answer`). The engine calls it in autocommit, `transactions` as the last statement of a handler's own
@@ -14,18 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from oncehook.deliveries import (
-    Lease,
-    Options,
-    Settle,
-    Settlement,
-    Streak,
-    is_crash,
-    is_over,
-    streaks,
-    was_tried,
-)
-from oncehook.model import Intake
+from oncehook.model import Intake, Lease, Options, Settle, Settlement, Streak, is_crash, is_over, streaks, was_tried
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import intake
 from oncehook.store.postgres.intake import Rows, verdicts

@@ -9,21 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any, Final
 
-from oncehook.clauses import Clause
-from oncehook.deliveries import (
+from oncehook.model import (
     AttemptOutcome,
     Category,
     Cause,
+    Clause,
     DeliveryStatus,
     Evidence,
     Filter,
     ListedDelivery,
     ListedEvent,
+    Mark,
     Page,
     StoredAttempt,
     StoredDelivery,
 )
-from oncehook.model import Mark
 from oncehook.store.postgres.look import Reader
 from oncehook.store.postgres.matching import (
     ATTEMPTS,

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from oncehook.deliveries import Pruned, StoredWorker
+from oncehook.model import Pruned, StoredWorker
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.look import PRUNING, Reader
 from oncehook.store.postgres.matching import LAST_OF
@@ -204,12 +204,12 @@ class Sweep(Reader):
                 done = await connection.execute("DELETE FROM crossings WHERE name = $1", [name])
             return done.rowcount > 0
 
-    async def void_leases(self) -> int:
+    async def invalidate_leases(self) -> int:
         ended = int((await self.rows(_VOID))[0][1])
         self.made_due()
         return ended
 
-    async def greet_worker(self, worker: StoredWorker) -> None:
+    async def register_worker(self, worker: StoredWorker) -> None:
         await self.execute(
             """
             WITH old AS (DELETE FROM workers WHERE seen_at < now() - interval '1 day' AND id <> $1)

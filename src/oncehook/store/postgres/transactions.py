@@ -18,8 +18,8 @@ from psycopg import pq
 from psycopg.rows import tuple_row
 
 from oncehook import faults
-from oncehook.deliveries import Settlement
 from oncehook.errors import LeaseLost, StoreUnavailable
+from oncehook.model import Settlement
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.intake import INTAKE
 from oncehook.store.postgres.opening import Place, is_alive

@@ -16,9 +16,9 @@ from typing import Final
 
 import msgspec
 
-from oncehook import clauses as reading
-from oncehook.clauses import Asked, Clause
+from oncehook import model as reading
 from oncehook.errors import Undecryptable
+from oncehook.model import Asked, Clause
 from oncehook.store.cipher import Cipher
 
 # Step by step down the path of each clause; only objects and arrays lead further. CASE, unlike AND, keeps what is no

@@ -13,18 +13,30 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from pathlib import Path
 from typing import Final, TypeVar
 
-from oncehook.deliveries import Expired, Filter, Lease, Pruned, Settle, Settled, Settlement, StoredWorker, Want
-from oncehook.erasure import EraseOrder, Erasure
 from oncehook.errors import ConfigError, StoreHeld, StoreUnavailable
 from oncehook.model import (
     Engine,
+    EraseOrder,
+    Erasure,
+    Expired,
+    Filter,
     Intake,
+    Lease,
+    LeaseRequest,
+    Pruned,
     Rejection,
+    ReplayCommand,
+    ReplayState,
     SchemaState,
+    Seen,
+    Settle,
+    Settled,
+    Settlement,
+    StoredReplay,
     StoredSession,
+    StoredWorker,
     Verdict,
 )
-from oncehook.replays import ReplayOrder, ReplayState, Seen, StoredReplay
 from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,
@@ -169,7 +181,7 @@ class SqliteStore(WorkReader):
             self._heartbeats.begin(fence, now + work.micros(reserved.seconds[delivery_id]))
         reserved.begin(leased, moment(now))
 
-    async def lease(self, wants: Sequence[Want], worker: str | None = None) -> list[Lease]:
+    async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
         leasing = asyncio.ensure_future(self._lease(wants, worker))
         try:
             return await asyncio.shield(leasing)
@@ -178,7 +190,7 @@ class SqliteStore(WorkReader):
             leasing.add_done_callback(self._give_back)
             raise
 
-    async def _lease(self, wants: Sequence[Want], worker: str | None) -> list[Lease]:
+    async def _lease(self, wants: Sequence[LeaseRequest], worker: str | None) -> list[Lease]:
         def write(connection: sqlite3.Connection, now: Micros) -> tuple[list[Lease], list[Expired]]:
             leasing = work.Leasing(connection, now, self._heartbeats, self.cipher, worker)
             return leasing.lease(wants), leasing.expired
@@ -207,11 +219,11 @@ class SqliteStore(WorkReader):
         return self._heartbeats.renew(leases, self._writer.now())
 
     async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
-        settling: settle.Settling | None = None
+        settling: settle.SettlementBatcher | None = None
 
         def write(connection: sqlite3.Connection, now: Micros) -> Settled:
             nonlocal settling
-            settling = settle.Settling(connection, now, self._heartbeats, self.cipher, worker)
+            settling = settle.SettlementBatcher(connection, now, self._heartbeats, self.cipher, worker)
             return settling.settle(settlements)
 
         goes_on = any(one.take_next is not None for one in settlements)
@@ -244,7 +256,7 @@ class SqliteStore(WorkReader):
 
     # -- acts ----------------------------------------------------------------------------------
 
-    async def make_replay(self, replay_id: bytes, order: ReplayOrder) -> StoredReplay:
+    async def make_replay(self, replay_id: bytes, order: ReplayCommand) -> StoredReplay:
         # What a bulk replay means is looked for beside the writer: that may take long. What has moved by the time it
         # is its turn is left out then.
         decrypts = self.cipher.has_keys
@@ -262,7 +274,7 @@ class SqliteStore(WorkReader):
         await self._tell_finished(finished)
         return fed
 
-    async def steer_replay(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
+    async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
         steered = await self._writer.call(lambda c, now: replay.steer(c, now, replay_id, state, actor), wakes=True)
         if state is ReplayState.aborted:
             self.finished(steered)
@@ -311,7 +323,7 @@ class SqliteStore(WorkReader):
 
     # -- house -----------------------------------------------------------------------------------
 
-    async def enroll(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         source_names, destination_names = list(sources), list(destinations)
 
         def write(connection: sqlite3.Connection, now: Micros) -> Numbers:
@@ -331,7 +343,7 @@ class SqliteStore(WorkReader):
     def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
         raise _no_transaction()
 
-    async def greet_worker(self, worker: StoredWorker) -> None:
+    async def register_worker(self, worker: StoredWorker) -> None:
         await self._writer.call(lambda c, now: sweep.greet(c, now, worker))
 
     async def dismiss_worker(self, worker_id: str) -> None:
@@ -349,8 +361,8 @@ class SqliteStore(WorkReader):
     async def cross(self, name: str, crossed: bool) -> bool:
         return await self._writer.call(lambda c, now: sweep.cross(c, now, name, crossed))
 
-    async def void_leases(self) -> int:
-        ended = await self._writer.call(sweep.void_leases, wakes=True)
+    async def invalidate_leases(self) -> int:
+        ended = await self._writer.call(sweep.invalidate_leases, wakes=True)
         self._heartbeats.end_all()
         return ended
 

@@ -12,8 +12,7 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from oncehook.erasure import EraseOrder, Erasure, needle, without_mention
-from oncehook.model import last_delivery_of, subject_hash
+from oncehook.model import EraseOrder, Erasure, last_delivery_of, needle, subject_hash, without_mention
 from oncehook.store.base import UNSEEN
 from oncehook.store.sqlite.audit import kept, write_audit
 from oncehook.store.sqlite.copies import CHAINS
@@ -172,7 +171,7 @@ def forget_mentions(connection: sqlite3.Connection, order: EraseOrder) -> None:
     for replay_id, about in connection.execute("SELECT id, about FROM replays WHERE instr(about, ?)", asked).fetchall():
         changed = (without_mention(about, order), replay_id)
         connection.execute("UPDATE replays SET about = ? WHERE id = ?", changed)
-    # Lines of the chain name no subject (`ReplayOrder.noted`).
+    # Lines of the chain name no subject (`ReplayCommand.noted`).
     old = "SELECT n, detail FROM audit WHERE hash IS NULL AND instr(detail, ?)"
     for n, detail in connection.execute(old, asked).fetchall():
         connection.execute("UPDATE audit SET detail = ? WHERE n = ?", (without_mention(detail, order), n))

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from oncehook import clock
-from oncehook.deliveries import DeliveryStatus, Filter, StoredDelivery
 from oncehook.errors import QueryTooWide
-from oncehook.model import OF_EVENT, last_delivery_of
+from oncehook.model import OF_EVENT, DeliveryStatus, Filter, StoredDelivery, last_delivery_of
 from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
 from oncehook.store.sqlite import bodies
 from oncehook.store.sqlite.intake import to_micros

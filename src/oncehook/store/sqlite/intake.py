@@ -14,8 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncehook.deliveries import Turn
-from oncehook.model import Intake, Item, Mark, Outcome, Verdict, new_id
+from oncehook.model import Intake, Item, Mark, Outcome, Turn, Verdict, new_id
 from oncehook.store.base import UNSEEN, Reserved, bind
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import copies

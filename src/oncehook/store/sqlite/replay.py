@@ -13,11 +13,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from oncehook.deliveries import REPLAY_PAUSE, Filter, Options, Turn
-from oncehook.erasure import ERASED
 from oncehook.errors import Erased, NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
-from oncehook.model import Kind, show_id
-from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, Seen, StoredReplay
+from oncehook.model import (
+    ERASED,
+    NOTHING_TO_REPLAY,
+    NOTHING_TO_REPLAY_HINT,
+    REPLAY_PAUSE,
+    Filter,
+    Kind,
+    Options,
+    ReplayCommand,
+    ReplayState,
+    Seen,
+    StoredReplay,
+    Turn,
+    show_id,
+)
 from oncehook.store.sqlite import find
 from oncehook.store.sqlite.audit import kept, write_audit
 from oncehook.store.sqlite.intake import Insert, Micros, count
@@ -81,7 +92,7 @@ class Replaying:
 
     # -- making ------------------------------------------------------------------------------------
 
-    def make(self, replay_id: bytes, order: ReplayOrder, meant: Sequence[bytes] | None) -> StoredReplay:
+    def make(self, replay_id: bytes, order: ReplayCommand, meant: Sequence[bytes] | None) -> StoredReplay:
         """Write a replay down. `meant`: the deliveries of a bulk one, found before; a single one is found here."""
         if (known := self._known(order)) is not None:
             return known
@@ -89,7 +100,7 @@ class Replaying:
             if order.expected is not None and order.expected != len(meant):
                 raise PlanChanged(f"The plan said {order.expected}, now it would be {len(meant)}.")
             if not meant:
-                raise NotReplayable(NOTHING, hint=NOTHING_HINT)
+                raise NotReplayable(NOTHING_TO_REPLAY, hint=NOTHING_TO_REPLAY_HINT)
             self._insert(replay_id, order, meant)
         else:
             single = self._single(order)
@@ -99,13 +110,13 @@ class Replaying:
         self._write()
         return _told(self.connection, replay_id)
 
-    def _known(self, order: ReplayOrder) -> StoredReplay | None:
+    def _known(self, order: ReplayCommand) -> StoredReplay | None:
         if order.request_key is None:
             return None
         row = self.connection.execute("SELECT id FROM replays WHERE request_key = ?", (order.request_key,)).fetchone()
         return None if row is None else get_replay(self.connection, row[0])
 
-    def _single(self, order: ReplayOrder) -> Standing:
+    def _single(self, order: ReplayCommand) -> Standing:
         matching = [row[0] for _, row in zip(range(2), find.meant(self.connection, order.filter), strict=False)]
         if len(matching) != 1:
             raise NotFound if not matching else NotReplayable("More than one delivery is meant; order a bulk replay.")
@@ -119,7 +130,7 @@ class Replaying:
             raise ReplayTooSoon(rest)
         return single
 
-    def _insert(self, replay_id: bytes, order: ReplayOrder, meant: Sequence[bytes]) -> None:
+    def _insert(self, replay_id: bytes, order: ReplayCommand, meant: Sequence[bytes]) -> None:
         options = Options.fresh_id if order.fresh_id else Options.none
         self.connection.execute(
             "INSERT INTO replays (id, state, request_key, about, actor, reason, options, force, rate, bulk, planned,"
@@ -248,7 +259,7 @@ def _allowance(passed: Micros, rate: float) -> int:
     return 0 if passed < 0 else max(1, int(passed / SECOND * rate))
 
 
-def bulk_meant(connection: sqlite3.Connection, order: ReplayOrder, *, decrypts: bool) -> list[bytes]:
+def bulk_meant(connection: sqlite3.Connection, order: ReplayCommand, *, decrypts: bool) -> list[bytes]:
     """The deliveries a bulk replay means, in order of commit."""
     found = find.meant(connection, order.filter, decrypts=decrypts)
     rows = [row for row in found if is_replayable(row[2], order.force, row[5])]

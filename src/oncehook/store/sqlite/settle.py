@@ -1,4 +1,4 @@
-"""Settling on SQLite: the end of leases, all in one transaction. Called by the engine inside the writer.
+"""SettlementBatcher on SQLite: the end of leases, all in one transaction. Called by the engine inside the writer.
 
 First every lease is held against its head; what is no longer ours changes nothing at all (R25-R27). The others write
 their attempt, their delivery, the next head of their subject, and the events that their handler emitted; what they say
@@ -13,21 +13,21 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from oncehook.deliveries import (
+from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook.model import (
     Emission,
     Lease,
+    LeaseRequest,
     Options,
     Settle,
     Settled,
     Settlement,
     Streak,
     Turn,
-    Want,
     is_crash,
     streaks,
     was_tried,
 )
-from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import opening
 from oncehook.store.sqlite.audit import kept, write_audit
@@ -128,7 +128,7 @@ class Head:
         self.carries = carries
 
 
-class Settling:
+class SettlementBatcher:
     """One round of settlements, inside one transaction."""
 
     def __init__(
@@ -192,7 +192,7 @@ class Settling:
             settlement, head = self.over[row]
             destination_id = settlement.lease.destination_id
             if settlement.take_next is not None and turn == head.turn:
-                wanted.append((row, Want(destination_id, 1, settlement.take_next, Turn(turn))))
+                wanted.append((row, LeaseRequest(destination_id, 1, settlement.take_next, Turn(turn))))
             else:
                 self.made_due.add(destination_id)
         if not wanted:

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime
 from typing import Any, Final
 
-from oncehook.deliveries import (
+from oncehook.model import (
+    ERASED,
     AttemptOutcome,
     Audited,
     Category,
@@ -23,15 +24,18 @@ from oncehook.deliveries import (
     Level,
     ListedDelivery,
     ListedEvent,
+    Mark,
     Outlook,
     Page,
+    ReplayPlan,
+    ReplayState,
     StoredAttempt,
     StoredDelivery,
+    StoredReplay,
     StoredWorker,
+    event_of,
+    last_delivery_of,
 )
-from oncehook.erasure import ERASED
-from oncehook.model import Mark, event_of, last_delivery_of
-from oncehook.replays import ReplayPlan, ReplayState, StoredReplay
 from oncehook.store.checks import LEVELS
 from oncehook.store.sqlite import find, recipients, work
 from oncehook.store.sqlite.intake import Micros, to_micros
@@ -160,10 +164,10 @@ class WorkReader(Reader):
         )
         return _page([_replay(*row) for row in rows], limit)
 
-    async def outlook(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
+    async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         now = self.now()
         moment = None if since is None else to_micros(since)
-        return await self.read(lambda c: work.outlook(c, now, destination_ids, moment))
+        return await self.read(lambda c: work.next_due(c, now, destination_ids, moment))
 
     async def levels(self) -> dict[str, Level]:
         now = self.now()

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from oncehook.deliveries import Pruned, StoredWorker
-from oncehook.model import last_delivery_of
+from oncehook.model import Pruned, StoredWorker, last_delivery_of
 from oncehook.store.sqlite import copies, sessions
 from oncehook.store.sqlite.audit import prune_audit
 from oncehook.store.sqlite.intake import Micros, count
@@ -209,7 +208,7 @@ def greet(connection: sqlite3.Connection, now: Micros, worker: StoredWorker) -> 
     connection.execute("DELETE FROM workers WHERE seen_at < ?", (now - DAY,))
 
 
-def void_leases(connection: sqlite3.Connection, now: Micros) -> int:
+def invalidate_leases(connection: sqlite3.Connection, now: Micros) -> int:
     """After a restore: nobody who worked on the original has any right here (R69)."""
     connection.execute("UPDATE marks SET value = value + ? WHERE name = 'fence'", (_FENCES_RAISED,))
     connection.execute("DELETE FROM sessions")

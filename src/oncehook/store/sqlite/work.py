@@ -13,8 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from oncehook.deliveries import COVERED, AttemptOutcome, Expired, Lease, Options, Outlook, Turn, Want
-from oncehook.model import Mark
+from oncehook.model import COVERED, AttemptOutcome, Expired, Lease, LeaseRequest, Mark, Options, Outlook, Turn
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite.intake import Insert, Micros, Update, count
 from oncehook.store.sqlite.look import moment
@@ -150,7 +149,7 @@ class Leasing:
         self.crashed: list[tuple[Any, ...]] = []
         self.expired: list[Expired] = []
 
-    def lease(self, wants: Sequence[Want]) -> list[Lease]:
+    def lease(self, wants: Sequence[LeaseRequest]) -> list[Lease]:
         """What each want may have now, in the order in which it became due."""
         leases = [lease for want in wants for lease in self._lease(want)]
         ATTEMPTS(self.connection, self.crashed)
@@ -158,7 +157,7 @@ class Leasing:
         self._note_fence()
         return leases
 
-    def lease_heads(self, wants: Sequence[tuple[int, Want]]) -> list[Lease]:
+    def lease_heads(self, wants: Sequence[tuple[int, LeaseRequest]]) -> list[Lease]:
         """Lease these rows of `heads`, each as its want says, unless its destination is paused or its breaker open."""
         leases = []
         for row, want in wants:
@@ -175,7 +174,7 @@ class Leasing:
         if self.fence != self._first:
             self.connection.execute("UPDATE marks SET value = ? WHERE name = 'fence'", (self.fence,))
 
-    def _lease(self, want: Want) -> list[Lease]:
+    def _lease(self, want: LeaseRequest) -> list[Lease]:
         limit, is_probe = self._allowed(want)
         leases: list[Lease] = []
         # Rows that are prolonged or set aside leave the front of the queue: look again, so that they starve nobody.
@@ -192,7 +191,7 @@ class Leasing:
             )
         return leases
 
-    def _allowed(self, want: Want) -> tuple[int, bool]:
+    def _allowed(self, want: LeaseRequest) -> tuple[int, bool]:
         """How many, and whether that is a probe: nothing while the destination is paused or its breaker open, and one,
         to see, when the breaker may close."""
         row = self.connection.execute(
@@ -212,7 +211,7 @@ class Leasing:
 
     def _take(
         self,
-        want: Want,
+        want: LeaseRequest,
         row: int,
         line: bytes,
         head_id: bytes,
@@ -334,7 +333,7 @@ BECAME_DUE: Final = "SELECT DISTINCT destination_id, turn FROM heads WHERE due_a
 BECAME_OPEN: Final = "SELECT destination_id FROM destination_state WHERE open_until > ?1 AND open_until <= ?2"
 
 
-def outlook(
+def next_due(
     connection: sqlite3.Connection, now: Micros, destination_ids: Sequence[int], since: Micros | None = None
 ) -> Outlook:
     """Tell which of these have something to be leased now, and when the next will; see `Store.outlook`."""

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
-from oncehook import clock, presets, sending
+from oncehook import clock, presets, samples
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
-from oncehook.sending import Answer
+from oncehook.samples import Answer
 from oncehook.testing.standins.server import CUT, LoopbackServer, Reply, Request
 
 H = TypeVar("H")
@@ -195,7 +195,7 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
 def _post(url: str, request: Arrival) -> Answer:
     started = clock.perf()
     try:
-        return sending.post(url, request)
+        return samples.post(url, request)
     except OSError as error:
         return Answer(UNANSWERED, str(error).encode(), clock.perf() - started)
 

@@ -10,7 +10,7 @@ import threading
 from typing import Final
 from urllib.parse import urlsplit
 
-from oncehook import sending
+from oncehook import samples
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
 from oncehook.testing.standins.server import CUT, LoopbackServer, Reply, Request
@@ -81,7 +81,7 @@ class Tunnel(LoopbackServer):
         ]
         arrival = Arrival("", headers, request.body, request.query.encode("latin-1"), request.method)
         try:
-            answer = sending.post(self.target + request.path, arrival)
+            answer = samples.post(self.target + request.path, arrival)
         except OSError:
             return None
         self.handed_on += 1

@@ -6,7 +6,7 @@ import { toggle } from "./selection.js";
 const places = { o: "/", e: "/events", d: "/dead", r: "/replays", s: "/sources", t: "/destinations", l: "/live", y: "/system" };
 let waiting = "";
 
-const off = () => localStorage.getItem("oncehook.keys") === "off";
+const off = () => localStorage.getItem("oncehook.rules") === "off";
 const rows = () => $$(".tbl.rows tbody tr").filter((row) => row.offsetParent !== null);
 
 function move(step) {
@@ -51,7 +51,7 @@ function mark() {
 export function start() {
   document.addEventListener("keydown", pressed);
   document.addEventListener("change", (event) => {
-    if (event.target.matches("[data-keys-switch]")) localStorage.setItem("oncehook.keys", event.target.checked ? "on" : "off");
+    if (event.target.matches("[data-keys-switch]")) localStorage.setItem("oncehook.rules", event.target.checked ? "on" : "off");
   });
   document.addEventListener("click", (event) => {
     const row = event.target.closest(".tbl.rows tbody tr");

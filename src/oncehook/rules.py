@@ -8,6 +8,7 @@ reads each arrival into a `Reading`. A missing value is None, never an error: wh
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,154 @@ from typing import Any, Final
 import msgspec
 
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival
-from oncehook.payload import BodyHash, Parse, Path, Redaction, parse, parser_of, text_of
-from oncehook.sight import Sight, header
+from oncehook.logs import ration
+from oncehook.model import Arrival, Headers
+from oncehook.payload import (
+    MISSING,
+    BodyHash,
+    OverBudget,
+    Parse,
+    Path,
+    Redaction,
+    Unreadable,
+    parse,
+    parse_form,
+    parser_of,
+    text_of,
+)
+
+log = logging.getLogger("oncehook.receive")
+
+JSON: Final = (b"content-type", b"application/json")
+JSON_UTF8: Final = (b"content-type", b"application/json; charset=utf-8")
+FORM: Final = "application/x-www-form-urlencoded"
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The value of a header (its name in lower case); None when it is absent, empty, or there twice and not the same.
+
+    The quotes that the Idempotency-Key draft puts around its value are no part of it.
+    """
+    values = {value.strip() for key, value in headers if key == name}
+    return _header_text(name, values.pop()) if len(values) == 1 else None
+
+
+def _header_text(name: bytes, value: bytes) -> str | None:
+    text = value.strip().decode("latin-1")
+    if name == b"idempotency-key" and len(text) > 1 and text[0] == text[-1] == '"':
+        text = re.sub(r'\\(["\\])', r"\1", text[1:-1])
+    return text or None
+
+
+class RuleContext:
+    """What a rule sees of an arrival, each part read when it is first asked for.
+
+    A rule written in Python is called with one and returns the value, a tuple of parts, or None. `parse` may give
+    less of a body than there is, where no such rule looks and the others need no more.
+    """
+
+    __slots__ = ("_data", "_form", "_head", "_loaded", "_parse", "_query", "arrival", "body", "memo", "unparsed")
+
+    def __init__(self, arrival: Arrival, body: bytes, data: Any = MISSING, parse: Parse = parse) -> None:
+        self.arrival = arrival
+        self.body = body
+        """The bytes of the event: the arrival's own, or those of one part of it."""
+        self.unparsed = False
+        """JSON was asked for, and the body could not be read, or not within a path's budget."""
+        self.memo: Any = None
+        """What one rule of a preset has read, for the others: all of them are called with the same sight."""
+        self._data = data
+        self._parse = parse
+        self._loaded = data is not MISSING
+        self._head: dict[bytes, bytes] | None = None
+        self._form: dict[str, list[str]] | None = None
+        self._query: dict[str, list[str]] | None = None
+
+    @property
+    def data(self) -> Any:
+        """The parsed JSON body; None when it cannot be read, or is a form."""
+        if not self._loaded:
+            self._load()
+        return None if self._data is MISSING else self._data
+
+    @property
+    def media_type(self) -> str | None:
+        """The content type without its parameters."""
+        text = self.find_header(b"content-type")
+        return None if text is None else text.partition(";")[0].strip().lower()
+
+    def header(self, name: str) -> str | None:
+        """The value of a header; None when it is absent, empty, or there twice and not the same."""
+        return self.find_header(name.lower().encode("latin-1", "replace"))
+
+    def find_header(self, name: bytes) -> str | None:
+        """The same, by its name in lower case."""
+        if self._head is None:
+            self._head = dict(self.arrival.headers)
+        value = self._head.get(name)
+        if value is None:
+            return None
+        if len(self._head) != len(self.arrival.headers):
+            return header(self.arrival.headers, name)
+        return _header_text(name, value)
+
+    def query(self, name: str) -> str | None:
+        """The value of a query parameter; None when it is absent, empty, or there twice and not the same."""
+        if self._query is None:
+            self._query = _fields_of(self.arrival.query)
+        return _single(self._query, name)
+
+    def form(self, name: str) -> str | None:
+        """The value of a field of an urlencoded body; None as with `query`, and for every other content type."""
+        if self._form is None:
+            self._form = _fields_of(self.arrival.body) if self.media_type in (FORM, None) else {}
+        return _single(self._form, name)
+
+    def find(self, path: Path) -> Any:
+        """The first value a path leads to in the body, or MISSING."""
+        if not self._loaded:
+            self._load()
+        try:
+            return MISSING if self._data is MISSING else path.first(self._data)
+        except OverBudget:
+            self.unparsed = True
+            fields = {"source": self.arrival.source, "path": path.text}
+            ration.log(log, logging.WARNING, "rule.over_budget", fields, kind=f"{self.arrival.source}: {path.text}")
+            return MISSING
+
+    def _load(self) -> None:
+        self._loaded = True
+        if self._is_opaque():
+            return
+        try:
+            self._data = self._parse(self.body)
+        except Unreadable:
+            self.unparsed = True
+
+    def _is_opaque(self) -> bool:
+        """Forms and uploads are not ours to look into (S13).
+
+        But what begins like JSON is JSON whatever it is called: `curl -d '{…}'` calls it a form, and who relays a
+        captured request could call it an upload, to hide its key.
+        """
+        if JSON in self.arrival.headers or JSON_UTF8 in self.arrival.headers:  # told without a closer look
+            return False
+        media_type = self.media_type or ""
+        is_called_opaque = media_type == FORM or media_type.startswith("multipart/")
+        return is_called_opaque and self.body.lstrip()[:1] not in (b"{", b"[")
+
+
+def _fields_of(text: bytes) -> dict[str, list[str]]:
+    try:
+        return parse_form(text)
+    except Unreadable:
+        return {}
+
+
+def _single(fields: Mapping[str, list[str]], name: str) -> str | None:
+    values = fields.get(name, [])
+    return values[0] or None if values and values.count(values[0]) == len(values) else None
+
 
 __all__ = [
     "DEFAULT_KEY",
@@ -30,8 +176,8 @@ __all__ = [
     "Reading",
     "Redaction",
     "Rule",
+    "RuleContext",
     "Rules",
-    "Sight",
     "Spec",
     "bounded",
     "compile_rule",
@@ -63,31 +209,31 @@ Parts = tuple[str, ...]
 class _Header:
     name: bytes
 
-    def read(self, sight: Sight) -> str | None:
-        return sight.find_header(self.name)
+    def read(self, context: RuleContext) -> str | None:
+        return context.find_header(self.name)
 
 
 @dataclass(slots=True, frozen=True)
 class _Query:
     name: str
 
-    def read(self, sight: Sight) -> str | None:
-        return sight.query(self.name)
+    def read(self, context: RuleContext) -> str | None:
+        return context.query(self.name)
 
 
 @dataclass(slots=True, frozen=True)
 class _Form:
     name: str
 
-    def read(self, sight: Sight) -> str | None:
-        return sight.form(self.name)
+    def read(self, context: RuleContext) -> str | None:
+        return context.form(self.name)
 
 
 @dataclass(slots=True, frozen=True)
 class _Literal:
     text: str
 
-    def read(self, sight: Sight) -> str | None:
+    def read(self, context: RuleContext) -> str | None:
         return self.text
 
 
@@ -95,8 +241,8 @@ class _Literal:
 class _Json:
     path: Path
 
-    def read(self, sight: Sight) -> str | None:
-        value = sight.find(self.path)
+    def read(self, context: RuleContext) -> str | None:
+        value = context.find(self.path)
         return value or None if type(value) is str else text_of(value)  # most are texts, and this is the hot path
 
 
@@ -108,12 +254,12 @@ class _Composite:
     parts: Sequence[_Simple]
     optional: Sequence[bool]
 
-    def read(self, sight: Sight) -> Parts | None:
+    def read(self, context: RuleContext) -> Parts | None:
         found = []
         # Literals and absent parts alone would make all arrivals alike, so they do not count as a hit.
         told = self.is_constant
         for part, optional in zip(self.parts, self.optional, strict=True):
-            text = part.read(sight)
+            text = part.read(context)
             if text is None and not optional:
                 return None
             told = told or (text is not None and not isinstance(part, _Literal))
@@ -208,16 +354,16 @@ class Rule:
         """Whether some place gives the same value whatever the arrival."""
         return any(isinstance(place, _Literal) or getattr(place, "is_constant", False) for place in self.places)
 
-    def read(self, sight: Sight) -> Parts | None:
+    def read(self, context: RuleContext) -> Parts | None:
         """The parts of the first place that is there: one, or those of a composite."""
         for place in self.places:
-            found = place.read(sight)
+            found = place.read(context)
             if found is not None:
                 return (found,) if isinstance(found, str) else found
         return None
 
 
-Reader = Callable[[Sight], str | Parts | None]
+Reader = Callable[[RuleContext], str | Parts | None]
 Spec = str | Sequence[str | Sequence[str]] | Mapping[str, object] | Reader | None
 """A rule as people write it: places, or a function of what is seen."""
 
@@ -231,9 +377,9 @@ class Asked:
 
     reader: Reader
 
-    def read(self, sight: Sight) -> Parts | None:
+    def read(self, context: RuleContext) -> Parts | None:
         try:
-            found = self.reader(sight)
+            found = self.reader(context)
             parts = tuple(text_of(part) or "" for part in (found if isinstance(found, tuple) else (found,)))
         except _ABSENT:
             return None
@@ -280,19 +426,19 @@ class Rules:
 
     def read(self, arrival: Arrival) -> Reading:
         """Read a whole arrival from its bytes. No bytes make it raise; a bug in a rule written in Python may."""
-        return self._read(Sight(arrival, arrival.body, parse=self._parse))
+        return self._read(RuleContext(arrival, arrival.body, parse=self._parse))
 
     def read_data(self, arrival: Arrival, data: Any, body: bytes) -> Reading:
         """Read one part of a batch, already parsed; headers and query are those of the arrival it came in."""
-        return self._read(Sight(arrival, body, data))
+        return self._read(RuleContext(arrival, body, data))
 
-    def _read(self, sight: Sight) -> Reading:
-        key = None if self._key is None else self._key.read(sight)
-        subject = None if self._subject is None else self._subject.read(sight)
-        kind = None if self._type is None else self._type.read(sight)
-        event_time = None if self._event_time is None else self._event_time.read(sight)
-        rank = None if self._rank is None else self._rank.read(sight)
-        scope = None if self._rank_scope is None else self._rank_scope.read(sight)
+    def _read(self, context: RuleContext) -> Reading:
+        key = None if self._key is None else self._key.read(context)
+        subject = None if self._subject is None else self._subject.read(context)
+        kind = None if self._type is None else self._type.read(context)
+        event_time = None if self._event_time is None else self._event_time.read(context)
+        rank = None if self._rank is None else self._rank.read(context)
+        scope = None if self._rank_scope is None else self._rank_scope.read(context)
         return Reading(
             key,
             None if subject is None else key_text(subject),
@@ -300,7 +446,7 @@ class Rules:
             None if event_time is None else _read_time(event_time[0]),
             None if rank is None else _read_rank(rank[0], self._order),
             None if scope is None else key_text(scope),
-            sight.unparsed,
+            context.unparsed,
         )
 
 

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from oncehook.config.forms import NAME, NAME_FORM, Form, nearest
-from oncehook.config.origin import Origin, SettingPath
 from oncehook.errors import ConfigError
 from oncehook.secret import Secret, read_secret
+from oncehook.settings.forms import NAME, NAME_FORM, Form, nearest
+from oncehook.settings.origin import Origin, SettingPath
 
 T = TypeVar("T", bound=msgspec.Struct)
 

@@ -13,25 +13,24 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
 
-from oncehook import presets, units, verify
-from oncehook.backoff import Policy, policy
+from oncehook import human, presets, verify
 from oncehook.categories import Classify, Rules
-from oncehook.config import DestinationConfig, EncryptConfig, Loaded, SourceConfig, WatermarkConfig
-from oncehook.config.tables import FilesConfig, RetryConfig, RouteConfig, WhatsAppConfig
-from oncehook.config.twice import Twice
-from oncehook.deliveries import Breaker
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.destinations.sender import SenderDestination
 from oncehook.errors import ConfigError
-from oncehook.model import Headers
+from oncehook.model import Breaker, Headers
+from oncehook.retry import Policy, policy
 from oncehook.routes import Route
 from oncehook.secret import OldSecret, Secret, read_secret
+from oncehook.settings import DestinationConfig, EncryptConfig, Loaded, SourceConfig, WatermarkConfig
+from oncehook.settings.tables import FilesConfig, RetryConfig, RouteConfig, WhatsAppConfig
+from oncehook.settings.twice import Twice
 from oncehook.sources import Source, Splitter, build, split_at
 from oncehook.store.base import Numbers, Store
 from oncehook.store.cipher import Cipher, read_key
+from oncehook.upkeep import Limits
 from oncehook.verify import Nothing, Scheme, Verify
-from oncehook.watermarks import Limits
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.sender import Sender
@@ -91,9 +90,9 @@ def in_units(settings: dict[str, Any]) -> dict[str, Any]:
     for field in ("budget", "keep_keys", "keep_events", "tolerance"):
         if isinstance(settings.get(field), str):
             off = field == "tolerance" and settings[field] == "off"
-            settings[field] = float("inf") if off else units.seconds(settings[field])
+            settings[field] = float("inf") if off else human.seconds(settings[field])
     if isinstance(settings.get("max_body"), str):
-        settings["max_body"] = units.size(settings["max_body"])
+        settings["max_body"] = human.size(settings["max_body"])
     if "ip_allow" in settings:
         settings["ip_allow"] = [ip_network(text) for text in settings["ip_allow"]]
     return settings
@@ -228,14 +227,14 @@ def terms_of(
     """How a destination wants to be treated, as a program says it: durations and rates may be words."""
     if not isinstance(breaker, Breaker):
         said = dict(breaker or {})
-        breaker = Breaker(int(said.pop("failures", 10)), units.seconds(said.pop("open", 30.0)))
+        breaker = Breaker(int(said.pop("failures", 10)), human.seconds(said.pop("open", 30.0)))
         if said:
             raise ConfigError(f"A breaker has failures and open, not {sorted(said)}.")
     if concurrency < 1:
         raise ConfigError("concurrency must be 1 or more.")
     return Terms(
-        policy(retry), units.seconds(timeout), units.seconds(lease), concurrency,
-        None if rate is None else units.rate(rate), breaker,
+        policy(retry), human.seconds(timeout), human.seconds(lease), concurrency,
+        None if rate is None else human.rate(rate), breaker,
         Rules(frozenset(transient), frozenset(permanent), classify, shared),
     )  # fmt: skip
 

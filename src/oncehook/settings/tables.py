@@ -14,14 +14,14 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from oncehook.config import forms
-from oncehook.config.forms import Form, Network, Place
-from oncehook.config.walk import Field, fields_of, table_of
 from oncehook.destinations.receivers import NAMES, ReceiverName
 from oncehook.errors import ConfigError
+from oncehook.model import ROLES, RoleName
 from oncehook.outbound.urls import read_url, with_path
-from oncehook.person import ROLES, RoleName
 from oncehook.secret import Secret
+from oncehook.settings import forms
+from oncehook.settings.forms import Form, Network, Place
+from oncehook.settings.walk import Field, fields_of, table_of
 
 DAY: Final = 86_400.0
 

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from oncehook import clock, emit, payload
+from oncehook import clock, payload
 from oncehook.errors import (
     Encoded,
     KeyConflict,
@@ -27,12 +29,12 @@ from oncehook.errors import (
     TooLarge,
     TooManyHops,
 )
-from oncehook.keys import Reading, bounded, key_text
 from oncehook.logs import ration
 from oncehook.model import (
     HOPS,
     MOST_HOPS,
     Arrival,
+    Emission,
     Intake,
     Item,
     Kind,
@@ -46,11 +48,155 @@ from oncehook.model import (
     read_hops,
     show_id,
 )
-from oncehook.patience import Patience
 from oncehook.routes import Planner
-from oncehook.sight import Sight
+from oncehook.rules import Reading, RuleContext, bounded, key_text
 from oncehook.sources import DEFAULT_MAX_BODY, Odd, Reply, Source
 from oncehook.store.base import Pending, Store
+
+STEP: Final = 0.02
+"""Seconds between two looks. An answer is due one step before the budget ends, so that it is never late."""
+
+
+class AckDeadlines:
+    """Watches over the arrivals of one receiver, on one loop."""
+
+    def __init__(self) -> None:
+        self._lines: dict[float, deque[tuple[float, Pending]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, pending: Pending, budget: float) -> None:
+        """Give up on this arrival when its budget is spent."""
+        loop = pending.future.get_loop()  # asking which one is running would cost a system call
+        line = self._lines.get(budget)
+        if line is None:
+            line = self._lines[budget] = deque()
+        line.append((loop.time() + budget - STEP, pending))
+        if self._timer is None:
+            self._timer = loop.call_later(STEP, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        waiting = False
+        for line in self._lines.values():
+            while line and (line[0][1].future.done() or line[0][0] <= now):
+                _give_up(line.popleft()[1])
+            waiting = waiting or bool(line)
+        self._timer = loop.call_later(STEP, self._look, loop) if waiting else None
+
+
+def _give_up(pending: Pending) -> None:
+    """What the writer has not taken yet is withdrawn; what it has, the key will tell at the sender's next try."""
+    if not pending.future.done():
+        pending.abandoned = True
+        pending.future.set_exception(StoreUnavailable("The store did not answer within this source's budget."))
+
+
+KEEP: Final = 30 * 86400.0
+"""Seconds for which the key of an emitted event is remembered."""
+
+
+@dataclass(slots=True, frozen=True)
+class Draft:
+    """What a program wants to emit; its body is fixed when it says so."""
+
+    source: str
+    type: str
+    body: bytes
+    key: str | None
+    subject: str | None
+    hops: int = 0
+    """How many inboxes the event had come through whose handler emits this: a circle may lead through a handler."""
+    at: float = field(default_factory=clock.perf)
+
+
+def draft(source: str, type: str, payload: object, key: str | None, subject: str | None, hops: int = 0) -> Draft:
+    """Bytes are the body as they are, anything else becomes JSON."""
+    body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
+    return Draft(source, type, body, key, subject, hops)
+
+
+class Emitter:
+    """Makes intakes of drafts. One per inbox; sources get their number when they are first named."""
+
+    def __init__(self, store: Store, plan: Planner, observer: ArrivalObserver) -> None:
+        self._store = store
+        self._plan = plan
+        self._observer = observer
+        self._numbers: dict[str, int] = {}
+        self._enrolling = asyncio.Lock()
+
+    async def emit(self, said: Draft) -> str:
+        """Keep it, in a commit of its own; returns the id of the event that stands."""
+        await self._enroll([said.source])
+        intake = self._intake(said)
+        (verdict,) = await self._store.record(intake).future
+        self._tell(said, intake, verdict)
+        return show_id(Kind.event, verdict.event_id)
+
+    async def emit_in(self, tx: Any, said: Draft) -> str:
+        """Keep it if, and when, the caller's transaction commits."""
+        if said.source not in self._numbers:  # on a connection of its own: also where this inbox was never started
+            await asyncio.to_thread(self._enroll_blocking, [said.source])
+        (verdict,) = await self._store.record_in(tx, self._intake(said))
+        return show_id(Kind.event, verdict.event_id)
+
+    def emit_in_blocking(self, tx: Any, said: Draft) -> str:
+        """The same, on a thread."""
+        self._enroll_blocking([said.source])
+        (verdict,) = self._store.record_in_blocking(tx, self._intake(said))
+        return show_id(Kind.event, verdict.event_id)
+
+    async def emissions(self, drafts: Sequence[Draft]) -> list[Emission]:
+        """What a handler has emitted, to be settled with its delivery."""
+        await self._enroll(one.source for one in drafts)
+        return [self._emission(one) for one in drafts]
+
+    def emissions_blocking(self, drafts: Sequence[Draft]) -> list[Emission]:
+        """The same, on a thread (PostgreSQL)."""
+        self._enroll_blocking(one.source for one in drafts)
+        return [self._emission(one) for one in drafts]
+
+    async def _enroll(self, sources: Iterable[str]) -> None:
+        if new := self._unknown(sources):
+            async with self._enrolling:  # many first events at once ask for the number once
+                if new := self._unknown(new):
+                    self._numbers |= (await self._store.register_names(new, [])).sources
+
+    def _enroll_blocking(self, sources: Iterable[str]) -> None:
+        if new := self._unknown(sources):
+            self._numbers |= self._store.enroll_blocking(new, []).sources
+
+    def _unknown(self, sources: Iterable[str]) -> list[str]:
+        return [source for source in sources if source not in self._numbers]
+
+    def _intake(self, said: Draft) -> Intake:
+        key, body = said.key, said.body
+        item = Item(
+            new_id(),
+            bounded(said.type, 200),
+            None if key is None else bounded(key),
+            None if key is None else key_hash(said.source, (key,)),
+            KEEP,
+            None if said.subject is None else bounded(said.subject),
+            body,
+            digest(body),
+            marks=Mark.emitted if key is not None else Mark.emitted | Mark.unkeyed,
+        )
+        item.deliveries = self._plan(Arrival(said.source, (), body), item)
+        head = f"EMIT {said.source}\r\ncontent-type: application/json".encode()
+        if said.hops:
+            head += b"\r\n%s: %d" % (HOPS, said.hops)
+        return Intake(item.event_id, self._numbers[said.source], head, [item])
+
+    def _emission(self, said: Draft) -> Emission:
+        intake = self._intake(said)
+        return Emission(intake, lambda verdict: self._tell(said, intake, verdict))
+
+    def _tell(self, said: Draft, intake: Intake, verdict: Verdict) -> None:
+        ids = [show_id(Kind.event, verdict.event_id)]
+        seconds = clock.perf() - said.at
+        self._observer.arrival(said.source, [verdict.outcome], seconds, len(said.body), intake.items, ids)
+
 
 log = logging.getLogger("oncehook.receive")
 
@@ -70,8 +216,16 @@ Revive = Callable[[bytes], Awaitable[None]]
 """Brings back what ended as a dead letter of this event, where its source asks for it."""
 
 
-class Witness(emit.Witness, Protocol):
-    """Who is told what happened, for logs and metrics. `observe` has the real one."""
+class ArrivalObserver(Protocol):
+    """Observer of arrivals, for logs and metrics; `observe` has the real one."""
+
+    def arrival(
+        self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
+    ) -> None:
+        """An arrival was answered after its commit, or acknowledged without one (`ignored`, `handshake`).
+
+        A batch has one outcome for each of its parts: those of the items, in their order, then those ignored.
+        """
 
     def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
         """An arrival was turned away."""
@@ -103,14 +257,19 @@ class Receiver:
     """Takes arrivals for a set of sources into a store."""
 
     def __init__(
-        self, sources: Mapping[str, Source], store: Store, plan: Planner, witness: Witness, revive: Revive | None = None
+        self,
+        sources: Mapping[str, Source],
+        store: Store,
+        plan: Planner,
+        observer: ArrivalObserver,
+        revive: Revive | None = None,
     ) -> None:
         self.sources = sources
         self._store = store
         self._plan = plan
-        self._witness = witness
+        self._observer = observer
         self._revive = revive
-        self._patience = Patience()
+        self._patience = AckDeadlines()
 
     @property
     def largest_body(self) -> int:
@@ -149,12 +308,12 @@ class Receiver:
         try:
             source = self._admit(source, arrival)
             if source.handshake is not None and (reply := source.handshake(arrival, source)) is not None:
-                self._witness.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
+                self._observer.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
                 return Receipt(reply, "handshake", [])
             parts, items = self._items(source, arrival)
             if not items:
                 outcomes = ("ignored",) * (parts or 1)
-                self._witness.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
+                self._observer.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
                 return Receipt(_answer(source, arrival, {"status": "ignored"}), "ignored", [])
             pending = self._hand_over(source, arrival, items, split=parts > 1)
             return Begun(source, arrival, parts, items, pending, started)
@@ -190,12 +349,12 @@ class Receiver:
             return Reply(403, refusal.body) if _ASKED_BY_META in arrival.query else refusal
         except Exception as error:
             return self._stumble(source, error)
-        self._witness.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
+        self._observer.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
         return reply
 
     def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
         """Note that an arrival is not taken, and say so."""
-        self._witness.rejected(arrival, source, error)
+        self._observer.rejected(arrival, source, error)
         return Reply(error.status, _sentence(str(error), error.code))
 
     def _stumble(self, source: Source | None, error: Exception) -> Reply:
@@ -206,7 +365,7 @@ class Receiver:
 
     def put_off(self, source: Source | None, error: StoreUnavailable) -> Reply:
         """Note that an arrival cannot be taken now, and ask its sender to try again."""
-        self._witness.unavailable(_name(source), error)
+        self._observer.unavailable(_name(source), error)
         return try_again(source, error.code)
 
     def _admit(self, source: Source | None, arrival: Arrival) -> Source:
@@ -251,7 +410,7 @@ class Receiver:
             item = self._item(source, arrival, arrival.body, reading if parts is None else _odd(reading))
         if item is not None and source.proof is not None:
             item.proof = digest(b"proof", source.name.encode(), source.proof(arrival))
-            item.is_bound = source.own is not None and source.own.read(Sight(arrival, arrival.body)) is not None
+            item.is_bound = source.own is not None and source.own.read(RuleContext(arrival, arrival.body)) is not None
         return 1, [] if item is None else [item]
 
     def _part(self, source: Source, arrival: Arrival, part: Any, body: bytes) -> Item | None:
@@ -331,7 +490,7 @@ class Receiver:
             outcome, answer = _sum_up(outcomes, ids)
             outcomes += ["ignored"] * (parts - len(verdicts))
         took = clock.perf() - begun.started
-        self._witness.arrival(source.name, outcomes, took, len(begun.arrival.body), items, ids)
+        self._observer.arrival(source.name, outcomes, took, len(begun.arrival.body), items, ids)
         if source.reject_conflicts and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
             error = KeyConflict()
             return Receipt(Reply(error.status, _sentence(str(error), error.code)), outcome, ids)

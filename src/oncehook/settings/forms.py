@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, urlsplit
 
-from oncehook import person, units
+from oncehook import human, model
 from oncehook.errors import ConfigError
 from oncehook.secret import REFERENCE_FORMS, Secret
 
@@ -159,9 +159,9 @@ MOMENT: Final = Form(_moment, {"type": "string"}, lambda at: f"{at:%Y-%m-%dT%H:%
 def duration(value: object) -> float:
     """A duration that is longer than nothing."""
     if not isinstance(value, str | int | float):
-        raise ConfigError(f"must be a duration; {units.DURATION_FORMS}")
-    if (seconds := units.seconds(value)) <= 0:
-        raise ConfigError(f"must be longer than nothing; {units.DURATION_FORMS}")
+        raise ConfigError(f"must be a duration; {human.DURATION_FORMS}")
+    if (seconds := human.seconds(value)) <= 0:
+        raise ConfigError(f"must be longer than nothing; {human.DURATION_FORMS}")
     return seconds
 
 
@@ -170,8 +170,8 @@ def _tolerance(value: object, place: Place) -> float:
 
 
 def _size(value: object, place: Place) -> int:
-    if not isinstance(value, str | int) or (count := units.size(value)) < 1:
-        raise ConfigError(f"must be a size; {units.SIZE_FORMS}")
+    if not isinstance(value, str | int) or (count := human.size(value)) < 1:
+        raise ConfigError(f"must be a size; {human.SIZE_FORMS}")
     return count
 
 
@@ -203,11 +203,11 @@ def _country(value: object, place: Place) -> str:
 
 _SPOKEN: Final = {"type": ["string", "number"], "minimum": 0, "examples": ["0.2s", "15s", "5m", "1h30m", "30d"]}
 
-DURATION: Final = Form(lambda value, place: duration(value), _SPOKEN, units.words)
-TOLERANCE: Final = Form(_tolerance, _SPOKEN, lambda value: "off" if math.isinf(value) else units.words(value))
-SIZE: Final = Form(_size, {"type": ["string", "integer"], "examples": ["1MiB", "64kB"]}, units.bytes_words)
+DURATION: Final = Form(lambda value, place: duration(value), _SPOKEN, human.words)
+TOLERANCE: Final = Form(_tolerance, _SPOKEN, lambda value: "off" if math.isinf(value) else human.words(value))
+SIZE: Final = Form(_size, {"type": ["string", "integer"], "examples": ["1MiB", "64kB"]}, human.bytes_words)
 RATE: Final = Form(
-    lambda value, place: units.rate(value),
+    lambda value, place: human.rate(value),
     {"type": "string", "examples": ["50/s", "100/m", "1000/h"]},
     lambda value: f"{value:g}/s" if value >= 1 else f"{value * 3600:g}/h",
 )
@@ -493,8 +493,8 @@ def _roles(value: object, place: Place) -> dict[str, tuple[str, ...]]:
     if not isinstance(value, dict) or not value:
         raise ConfigError('must say who gets which role; write for example { admin = ["ops"], viewer = ["staff"] }')
     for role in value:
-        if role not in person.ROLES:
-            raise ConfigError(f'"{role}" is not a role; {suggest(role, person.ROLES)}')
+        if role not in model.ROLES:
+            raise ConfigError(f'"{role}" is not a role; {suggest(role, model.ROLES)}')
     return {role: _texts(values) for role, values in value.items()}
 
 
@@ -517,7 +517,7 @@ def _domains(value: object, place: Place) -> tuple[str, ...]:
 
 ROLES: Final = Form(
     _roles,
-    {"type": "object", "properties": dict.fromkeys(person.ROLES, TEXTS.schema), "additionalProperties": False}
+    {"type": "object", "properties": dict.fromkeys(model.ROLES, TEXTS.schema), "additionalProperties": False}
     | {"minProperties": 1},
     lambda roles: {role: list(values) for role, values in roles.items()},
 )
@@ -529,7 +529,7 @@ DOMAINS: Final = Form(_domains, TEXTS.schema, list)
 
 
 def _rule(value: object) -> Any:
-    from oncehook.keys import Rule
+    from oncehook.rules import Rule
 
     Rule.parse(value)
     return value
@@ -550,14 +550,14 @@ def _rank(value: object, place: Place) -> Any:
 
 
 def _volatile(value: object, place: Place) -> tuple[str, ...]:
-    from oncehook.keys import BodyHash
+    from oncehook.rules import BodyHash
 
     BodyHash(paths := _texts(value))
     return paths
 
 
 def _redact(value: object, place: Place) -> tuple[str, ...]:
-    from oncehook.keys import Redaction
+    from oncehook.rules import Redaction
 
     Redaction(paths := _texts(value))
     return paths

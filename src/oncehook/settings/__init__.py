@@ -17,10 +17,12 @@ from typing import Any, Final
 
 import msgspec
 
-from oncehook.config.checks import Names, check, check_bind, check_surroundings, loose_ends, warnings
-from oncehook.config.forms import nearest
-from oncehook.config.origin import SettingPath, find, parse_variable
-from oncehook.config.tables import (
+from oncehook.errors import ConfigError
+from oncehook.secret import Environment, Secret
+from oncehook.settings.checks import Names, check, check_bind, check_surroundings, loose_ends, warnings
+from oncehook.settings.forms import nearest
+from oncehook.settings.origin import SettingPath, find, parse_variable
+from oncehook.settings.tables import (
     BreakerConfig,
     Config,
     DestinationConfig,
@@ -34,9 +36,7 @@ from oncehook.config.tables import (
     WatermarkConfig,
     schema,
 )
-from oncehook.config.walk import Field, Problem, Walk, fields_of, is_one_table, raise_all, table_of
-from oncehook.errors import ConfigError
-from oncehook.secret import Environment, Secret
+from oncehook.settings.walk import Field, Problem, Walk, fields_of, is_one_table, raise_all, table_of
 from oncehook.store.cipher import read_key
 
 __all__ = [

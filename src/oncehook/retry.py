@@ -15,7 +15,7 @@ from typing import Final
 
 from oncehook import clock
 from oncehook.errors import ConfigError
-from oncehook.units import seconds
+from oncehook.human import seconds
 
 Chance = Callable[[], float]
 """A number in [0, 1)."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final, TypeVar
 
-from oncehook.config import Loaded, RetentionConfig
-from oncehook.config.forms import hide_password
-from oncehook.config.walk import Problem, raise_all
+from oncehook.settings import Loaded, RetentionConfig
+from oncehook.settings.forms import hide_password
+from oncehook.settings.walk import Problem, raise_all
 from oncehook.store.cipher import Cipher
 
 T = TypeVar("T")

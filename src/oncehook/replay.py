@@ -18,12 +18,21 @@ from typing import Annotated, Final
 import msgspec
 
 from oncehook import query
-from oncehook.deliveries import DeliveryStatus, Filter, Level, StoredDelivery
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest
-from oncehook.model import Kind, read_id, show_id, subject_hash
-from oncehook.previews import Preview
-from oncehook.replays import ReplayPlan, Seen
+from oncehook.model import (
+    DeliveryStatus,
+    Filter,
+    Kind,
+    Level,
+    Preview,
+    ReplayPlan,
+    Seen,
+    StoredDelivery,
+    read_id,
+    show_id,
+    subject_hash,
+)
 
 MOST_IDS: Final = 500
 """Deliveries that may be named one by one."""
@@ -31,7 +40,7 @@ BEHIND: Final = "Live traffic goes first; the order within a subject is kept amo
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ReplayRequest:
     """Which deliveries to replay, and how."""
 
     filter: Filter
@@ -40,7 +49,7 @@ class Wish:
     rate: float | None = None
     """Deliveries a second at most."""
 
-    def without_subject(self) -> Wish:
+    def without_subject(self) -> ReplayRequest:
         """Return it with a hash in the place of the subject's text."""
         subject = self.filter.subject
         hidden = None if subject is None else f"#{subject_hash(subject)}"
@@ -96,7 +105,7 @@ class Plan:
     """What a replay would do; nothing has been done yet."""
 
     token: str
-    wish: Wish
+    wish: ReplayRequest
     total: int
     recipients: Sequence[Recipient]
     by_status: Mapping[DeliveryStatus, int]
@@ -148,8 +157,8 @@ class Plan:
         return said
 
 
-def draw_up(
-    wish: Wish,
+def build_plan(
+    wish: ReplayRequest,
     counted: ReplayPlan,
     destinations: Mapping[str, Destination],
     levels: Mapping[str, Level],
@@ -160,7 +169,7 @@ def draw_up(
     workers of other processes have."""
     counts = counted.by_destination
     return Plan(
-        token=seal(wish, Seen(counted.total, counted.at)),
+        token=encode_token(wish, Seen(counted.total, counted.at)),
         wish=wish,
         total=counted.total,
         recipients=[
@@ -198,7 +207,7 @@ def _recipient(
     )
 
 
-def _expected(wish: Wish, counts: Mapping[str, int], destinations: Mapping[str, Destination]) -> float | None:
+def _expected(wish: ReplayRequest, counts: Mapping[str, int], destinations: Mapping[str, Destination]) -> float | None:
     """At the rate that was asked for, or at that of the slowest destination: whichever takes longer."""
     spans = [] if wish.rate is None else [sum(counts.values()) / wish.rate]
     for name, count in counts.items():
@@ -233,7 +242,7 @@ def some_id(kind: Kind, text: str) -> bytes:
         raise BadRequest(f"{text[:40]!r} is no id.", hint="Ids begin with evt_ or dlv_ and have 32 digits.") from None
 
 
-def command(wish: Wish) -> str:
+def command(wish: ReplayRequest) -> str:
     """The same as a command to copy."""
     words = ["oncehook", "replay", *_subject_of(wish.filter)]
     if wish.force:
@@ -275,13 +284,13 @@ class _Token(msgspec.Struct, array_like=True, frozen=True):
     at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-def seal(wish: Wish, seen: Seen) -> str:
+def encode_token(wish: ReplayRequest, seen: Seen) -> str:
     """The token that stands for a plan."""
     token = _Token(2, query.fixed(wish.filter), wish.force, wish.fresh_id, wish.rate, seen.count, seen.at)
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")
 
 
-def unseal(token: str, now: datetime) -> tuple[Wish, Seen]:
+def decode_token(token: str, now: datetime) -> tuple[ReplayRequest, Seen]:
     """The wish that a token stands for, and what its plan has shown.
 
     It grants nothing: its holder needs the right all the same.
@@ -289,7 +298,7 @@ def unseal(token: str, now: datetime) -> tuple[Wish, Seen]:
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         held = msgspec.json.decode(raw, type=_Token)
-        wish = Wish(query.parse(held.query, now), held.force, held.fresh_id, held.rate)
+        wish = ReplayRequest(query.parse(held.query, now), held.force, held.fresh_id, held.rate)
     except (binascii.Error, ValueError, msgspec.MsgspecError, BadRequest):
         raise _not_a_plan() from None
     if held.version != 2 or held.total < 0 or (held.rate is not None and held.rate <= 0):

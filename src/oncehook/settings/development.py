@@ -16,8 +16,8 @@ from typing import IO
 
 from oncehook import clock, presets
 from oncehook.errors import ConfigError
-from oncehook.keys import DEFAULT_KEY
 from oncehook.private import open_private
+from oncehook.rules import DEFAULT_KEY
 from oncehook.sources import Preset, Source, build
 from oncehook.verify import Scheme
 from oncehook.verify.development import DevelopmentKeys, development_keys

@@ -8,7 +8,8 @@ payloads from who may not see them (S33), and notes who has seen one (S34).
 
 from __future__ import annotations
 
-from collections import defaultdict
+import logging
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
@@ -17,25 +18,8 @@ from datetime import datetime, timedelta
 from difflib import get_close_matches
 from typing import Final, Literal
 
-from oncehook import __version__, clock, query, shown, stats, watermarks
-from oncehook.audit_notes import AuditNotes
-from oncehook.backoff import Policy
-from oncehook.deliveries import (
-    REPLAY_PAUSE,
-    Audited,
-    Cause,
-    DeliveryStatus,
-    Filter,
-    Level,
-    ListedEvent,
-    Page,
-    StoredAttempt,
-    StoredDelivery,
-    StoredWorker,
-)
+from oncehook import __version__, clock, query, reports, upkeep
 from oncehook.destinations.base import Destination
-from oncehook.erasing import Erasing
-from oncehook.erasure import ERASED
 from oncehook.errors import (
     BadRequest,
     Forbidden,
@@ -44,41 +28,115 @@ from oncehook.errors import (
     NotWaiting,
     PayloadsHidden,
     ReplayTooSoon,
+    StoreError,
     Undecryptable,
 )
+from oncehook.logs import ration
 from oncehook.model import (
+    ERASED,
+    NOTHING_TO_REPLAY,
+    NOTHING_TO_REPLAY_HINT,
+    REPLAY_PAUSE,
+    Audited,
+    Cause,
+    DeliveryStatus,
     Figures,
+    Filter,
     Kind,
+    Level,
+    ListedEvent,
     Outcome,
+    Page,
+    Preview,
     Rejection,
+    ReplayCommand,
+    ReplayState,
+    Seen,
     StoredArrival,
+    StoredAttempt,
+    StoredDelivery,
     StoredEvent,
+    StoredReplay,
+    StoredWorker,
     destination_of,
     key_hash,
     new_id,
     show_id,
 )
-from oncehook.plans import Plan, Wish, draw_up, ended, some_id, some_ids, unseal
-from oncehook.previews import Preview
-from oncehook.replays import NOTHING, NOTHING_HINT, ReplayOrder, ReplayState, Seen, StoredReplay
-from oncehook.routes import Route
-from oncehook.shown import (
+from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, ended, some_id, some_ids
+from oncehook.reports import (
+    PerDay,
     Request,
     ShownArrival,
     ShownDestination,
     ShownEvent,
     ShownSource,
+    Stats,
     System,
     request_of,
     show_destination,
     show_source,
     without_values,
 )
+from oncehook.retry import Policy
+from oncehook.routes import Route
+from oncehook.samples import TakeIn, Trials, nobody_home
 from oncehook.sources import Source
-from oncehook.stats import PerDay, Stats
 from oncehook.store.base import KEPT_REJECTIONS, Store
-from oncehook.trials import TakeIn, Trials, nobody_home
-from oncehook.watermarks import Limits, Watermark
+from oncehook.upkeep import Erasing, Limits, Watermark
+
+log = logging.getLogger("oncehook.audit")
+
+FIRST: Final = 20
+"""Lines of one actor and act that a minute gets one by one; then one each time their number has doubled."""
+SAME_VIEW: Final = 3600.0
+"""Seconds for which looking at the same payload again is no new line: a page that is open is asked for again."""
+VIEWS: Final = 10_000
+LONGEST_TARGET: Final = 300
+
+
+class AuditNotes:
+    """Writes such lines, for all faces of one process."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._minute = 0
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._views: OrderedDict[tuple[str, str], float] = OrderedDict()
+
+    async def view(self, actor: str, target: str) -> None:
+        """Note that somebody was shown a payload."""
+        now, seen = clock.steady(), self._views.get((actor, target))
+        if seen is not None and now - seen < SAME_VIEW:
+            return
+        self._views[actor, target] = now
+        self._views.move_to_end((actor, target))
+        while len(self._views) > VIEWS:
+            self._views.popitem(last=False)
+        await self._note(actor, "view", target, {})
+
+    async def refused(self, actor: str, target: str, code: str) -> None:
+        """Note that somebody asked for what was refused."""
+        await self._note(actor, "refused", target[:LONGEST_TARGET], {"code": code})
+
+    async def _note(self, actor: str, act: str, target: str, detail: dict[str, object]) -> None:
+        minute = int(clock.steady() // 60)
+        if minute != self._minute:
+            self._minute, self._counts = minute, Counter()
+        self._counts[actor, act] += 1
+        count = self._counts[actor, act]
+        if count > FIRST:
+            times, rest = divmod(count, FIRST)
+            if rest or times & (times - 1):
+                return
+            detail |= {"so_far_this_minute": count}
+        try:
+            await self._store.audit(actor, act, target, detail)
+        except StoreError as error:
+            # A full disk must not hide what is on it, and who only reads the file cannot write to it.
+            fields = {"actor": actor, "act": act, "target": target, "error": str(error)}
+            ration.log(log, logging.WARNING, "audit.not_written", fields, kind=act)
+
 
 Now = Callable[[], datetime]
 FreeDisk = Callable[[], float | None]
@@ -93,7 +151,7 @@ async def _nothing_to_write() -> None:
     """All counts are in the store."""
 
 
-class Desk:
+class Admin:
     """Answers every question and does every act, for all faces alike."""
 
     def __init__(
@@ -136,7 +194,7 @@ class Desk:
 
     # -- who looks -----------------------------------------------------------------------------
 
-    def seen_by(self, viewer: str, scope: frozenset[str] | None = None, *, payloads: bool = True) -> Desk:
+    def seen_by(self, viewer: str, scope: frozenset[str] | None = None, *, payloads: bool = True) -> Admin:
         """Return the desk as somebody sees it: with these sources only, and perhaps without payloads."""
         seen = copy(self)
         seen._viewer, seen.scope, seen.sees_payloads = viewer, scope, payloads
@@ -249,7 +307,7 @@ class Desk:
         event = await self._store.get_event(event_id)
         if event is None or not self._sees(event.source):
             copies = await self._store.arrivals_of(event_id) if event is None and self.scope is None else ()
-            raise NotFound("There is no such event, or no longer.", hint=shown.ONLY_A_KEY if copies else "")
+            raise NotFound("There is no such event, or no longer.", hint=reports.ONLY_A_KEY if copies else "")
         return event
 
     async def _head(self, head: bytes | None, batch_id: bytes | None) -> bytes:
@@ -380,7 +438,7 @@ class Desk:
     ) -> StoredReplay:
         """Deliver one again, at once. Raises NotFound, NotReplayable or ReplayTooSoon."""
         await self._check_seen(delivery_id)
-        wish = Wish(Filter(ids=(delivery_id,)), force, fresh_id)
+        wish = ReplayRequest(Filter(ids=(delivery_id,)), force, fresh_id)
         return await self._make(wish, actor, reason, request_key, bulk=False)
 
     async def _check_seen(self, delivery_id: bytes) -> None:
@@ -405,7 +463,7 @@ class Desk:
         force: bool = False,
         fresh_id: bool = False,
         rate: float | None = None,
-    ) -> Wish:
+    ) -> ReplayRequest:
         """What a person asks to have replayed, with its times fixed: a query, some deliveries by id, or both."""
         meant = self.read(text)
         if ids is not None:
@@ -419,7 +477,7 @@ class Desk:
             at = self.moment(until)
             meant = replace(meant, until=at if meant.until is None else min(at, meant.until))
         _check_meant(meant)
-        return Wish(ended(meant, self._now()), force, fresh_id, rate)
+        return ReplayRequest(ended(meant, self._now()), force, fresh_id, rate)
 
     async def named(self, texts: Sequence[str]) -> list[bytes]:
         """The deliveries that ids of deliveries and events stand for. Raises NotFound for an event that has none."""
@@ -434,27 +492,33 @@ class Desk:
                 found.append(some_id(Kind.delivery, text))
         return found
 
-    async def plan(self, wish: Wish) -> Plan:
+    async def plan(self, wish: ReplayRequest) -> Plan:
         """What a replay would do. Nothing happens."""
         planned = await self._store.plan_replay(self._within(wish.filter), force=wish.force)
         levels, previews = await self._store.levels(), await self.previews(planned.sample)
-        return draw_up(wish, planned, self._whole._destinations, levels, previews, await self._elsewhere())
+        return build_plan(wish, planned, self._whole._destinations, levels, previews, await self._elsewhere())
 
     async def start_replay(
-        self, wish: Wish, *, actor: str, reason: str = "", request_key: str | None = None, expected: int | None = None
+        self,
+        wish: ReplayRequest,
+        *,
+        actor: str,
+        reason: str = "",
+        request_key: str | None = None,
+        expected: int | None = None,
     ) -> StoredReplay:
         """Have them delivered again, behind live traffic. Raises PlanChanged when there are not as many as expected."""
         if expected == 0:
-            raise NotReplayable(NOTHING, hint=NOTHING_HINT)
+            raise NotReplayable(NOTHING_TO_REPLAY, hint=NOTHING_TO_REPLAY_HINT)
         return await self._make(wish, actor, reason, request_key, expected=expected)
 
-    def planned(self, token: str) -> tuple[Wish, Seen]:
+    def planned(self, token: str) -> tuple[ReplayRequest, Seen]:
         """The wish that a plan was made for, and how many it has shown when."""
-        return unseal(token, self._now())
+        return decode_token(token, self._now())
 
     async def _make(
         self,
-        wish: Wish,
+        wish: ReplayRequest,
         actor: str,
         reason: str,
         request_key: str | None,
@@ -464,7 +528,7 @@ class Desk:
     ) -> StoredReplay:
         _check_reason(reason)
         more = {"to": await self._goes_to(wish), **self._comes_from(wish)}
-        order = ReplayOrder(
+        order = ReplayCommand(
             filter=self._within(wish.filter),
             actor=actor,
             reason=reason,
@@ -482,13 +546,13 @@ class Desk:
             self._nudge()
         return made
 
-    def _comes_from(self, wish: Wish) -> dict[str, object]:
+    def _comes_from(self, wish: ReplayRequest) -> dict[str, object]:
         """The sources that it cannot reach beyond, so that viewers of these may see it."""
         if wish.filter.source is not None:
             return {"sources": [wish.filter.source]}
         return {} if self.scope is None else {"sources": sorted(self.scope)}
 
-    async def _goes_to(self, wish: Wish) -> list[str]:
+    async def _goes_to(self, wish: ReplayRequest) -> list[str]:
         """The destinations of what is replayed."""
         if wish.filter.destination is not None:
             return [wish.filter.destination]
@@ -519,7 +583,7 @@ class Desk:
         """Pause it, let it run on, or abort it."""
         if self.scope is not None:
             await self.replay(replay_id)
-        steered = await self._store.steer_replay(replay_id, state, actor)
+        steered = await self._store.set_replay_state(replay_id, state, actor)
         self._nudge()
         return steered
 
@@ -584,7 +648,7 @@ class Desk:
         today = await self._today()
         levels = await self.levels()
         latest = await self.replays(limit=1 if self.scope is None else 50)
-        return stats.gather(
+        return reports.gather(
             since,
             await self._figures(since),
             today=today,
@@ -618,7 +682,7 @@ class Desk:
         # Sources may be added after the desk was asked for, so the usual volumes are read off them each time.
         presets = {name: source.preset for name, source in self._sources.items()}
         usual = {name: preset.daily_volume for name, preset in presets.items() if preset and preset.daily_volume}
-        marks = watermarks.measure(self.limits.with_usual(usual), levels, today, self._free_disk())
+        marks = upkeep.measure(self.limits.with_usual(usual), levels, today, self._free_disk())
         return [mark for mark in marks if self._sees_watermark(mark.name)]
 
     def _sees_watermark(self, name: str) -> bool:
