@@ -28,8 +28,8 @@ from oncehook.destinations.base import Destination, Result, Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival, Category, Lease, Mark, Options, Turn, pack_head
-from oncehook.outbound.addresses import Network
-from oncehook.outbound.client import Outbound
+from oncehook.http_client.addresses import Network
+from oncehook.http_client.client import HttpClient
 from oncehook.verify.standard import StandardWebhooks
 from tests import certificates
 
@@ -178,7 +178,7 @@ async def attempt(url: str | Sink, work: Lease | None = None, **options: Any) ->
         return await destination.attempt(work or lease())
 
 
-def guarded(*addresses: Sequence[str], allow: Sequence[Network] = LOOPBACK) -> tuple[Outbound, list[str]]:
+def guarded(*addresses: Sequence[str], allow: Sequence[Network] = LOOPBACK) -> tuple[HttpClient, list[str]]:
     """A client whose names lead to these addresses, the next ones each time they are looked up."""
     asked: list[str] = []
 
@@ -186,7 +186,7 @@ def guarded(*addresses: Sequence[str], allow: Sequence[Network] = LOOPBACK) -> t
         asked.append(host)
         return addresses[min(len(asked), len(addresses)) - 1]
 
-    return Outbound(allow_private=allow, look_up=look_up), asked
+    return HttpClient(allow_private=allow, look_up=look_up), asked
 
 
 # -- what is sent ------------------------------------------------------------------------------
@@ -609,7 +609,7 @@ async def test_a_name_server_that_hangs_ends_at_the_deadline() -> None:
         await asyncio.sleep(60)
         return ()
 
-    result = await attempt("http://hooks.example/", outbound=Outbound(look_up=hang), timeout=0.2)
+    result = await attempt("http://hooks.example/", outbound=HttpClient(look_up=hang), timeout=0.2)
     assert (result.category, result.evidence.error) == (Category.transient, "no answer within 0.2 s")
 
 
@@ -780,7 +780,7 @@ async def test_the_inner_address_is_no_way_out_when_the_allowed_one_is_down() ->
 
 async def test_a_name_that_changes_its_mind_reaches_nothing_inside(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
     """S17: allowed when first looked up, inside the next time, and at last allowed again."""
-    monkeypatch.setattr("oncehook.outbound.names.KEPT", 0)
+    monkeypatch.setattr("oncehook.http_client.addresses.KEPT", 0)
     async with serving(Sink(port=sink.port), "127.0.0.2") as inside:
         outbound, asked = guarded(["127.0.0.1"], ["127.0.0.2"], ["127.0.0.1"])
         sink.says = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
@@ -792,10 +792,10 @@ async def test_a_name_that_changes_its_mind_reaches_nothing_inside(sink: Sink, m
 
 async def test_the_socket_itself_is_judged_whatever_was_resolved(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
     """S17: were the check of names to miss something, the address about to be connected to is still refused."""
-    monkeypatch.setattr("oncehook.outbound.names.Names.resolve", unguarded(["127.0.0.1"]))
+    monkeypatch.setattr("oncehook.http_client.addresses.Names.resolve", unguarded(["127.0.0.1"]))
     result = await attempt(f"http://hooks.example:{sink.port}/", allow_private=False)
     assert result.category is Category.permanent
-    monkeypatch.setattr("oncehook.outbound.names.Names.resolve", unguarded(["127.0.0.1", "127.0.0.2", "::1"]))
+    monkeypatch.setattr("oncehook.http_client.addresses.Names.resolve", unguarded(["127.0.0.1", "127.0.0.2", "::1"]))
     result = await attempt(f"http://hooks.example:{sink.port}/", allow_private=False)
     assert result.category is not None
     assert sink.connections == 0
@@ -841,7 +841,7 @@ async def over_tls(port: int, host: str = "hooks.example", ca: Path | None = Non
     async def look_up(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.1"]
 
-    outbound = Outbound(allow_private=LOOPBACK, ca=ca, look_up=look_up)
+    outbound = HttpClient(allow_private=LOOPBACK, ca=ca, look_up=look_up)
     return await attempt(f"https://{host}:{port}/", outbound=outbound)
 
 
@@ -877,4 +877,4 @@ def test_an_authority_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("nothing")
     for path in (tmp_path / "ca.pem", tmp_path / "absent.pem"):
         with pytest.raises(ConfigError):
-            Outbound(ca=path)
+            HttpClient(ca=path)

@@ -18,10 +18,10 @@ import pytest
 import uvloop
 
 from oncehook.model import Category
-from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted, names
-from oncehook.outbound.client import Outbound
-from oncehook.outbound.connection import _PIECE, LARGE
-from oncehook.outbound.direct import Direct
+from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted, names
+from oncehook.http_client.client import HttpClient
+from oncehook.http_client.connection import _PIECE, LARGE
+from oncehook.http_client.client import Direct
 from tests import certificates
 from tests.waiting import until
 from tests.whatsapp.scripted import Api, Asked, answer, cut
@@ -46,9 +46,9 @@ def on_both_loops(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 @asynccontextmanager
-async def opened(**rules: Any) -> AsyncIterator[Outbound]:
+async def opened(**rules: Any) -> AsyncIterator[HttpClient]:
     rules.setdefault("allow_private", True)
-    made = Outbound(**rules)
+    made = HttpClient(**rules)
     await made.open()
     try:
         yield made
@@ -57,13 +57,13 @@ async def opened(**rules: Any) -> AsyncIterator[Outbound]:
 
 
 @asynccontextmanager
-async def facing(*says: Any, **rules: Any) -> AsyncIterator[tuple[Outbound, Api]]:
+async def facing(*says: Any, **rules: Any) -> AsyncIterator[tuple[HttpClient, Api]]:
     async with Api(list(says)).open() as api, opened(**rules) as outbound:
         yield outbound, api
 
 
 async def call(
-    outbound: Outbound,
+    outbound: HttpClient,
     api: Api,
     method: str = "POST",
     *,
@@ -110,7 +110,7 @@ def url_of(server: asyncio.Server, scheme: str = "http") -> str:
     return f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
 
 
-def way_of(outbound: Outbound) -> Direct:
+def way_of(outbound: HttpClient) -> Direct:
     """Its connections."""
     assert isinstance(outbound._way, Direct)
     return outbound._way
@@ -547,7 +547,7 @@ async def test_a_header_that_would_break_the_request_is_an_error_and_nothing_is_
 
 
 async def wire(
-    outbound: Outbound, url: str, method: str = "POST", headers: Mapping[str, str] = {}, **how: Any
+    outbound: HttpClient, url: str, method: str = "POST", headers: Mapping[str, str] = {}, **how: Any
 ) -> bytes:
     """The bytes of a request, whoever it is for: every name leads to a server here."""
     seen = bytearray()

@@ -6,7 +6,7 @@ import pytest
 
 from oncehook.errors import ConfigError
 from oncehook.model import Category
-from oncehook.outbound import Answer
+from oncehook.http_client import Answer
 from oncehook.testing import TestInbox
 from oncehook.testing.standins import N8nStandIn
 

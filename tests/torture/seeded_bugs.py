@@ -23,9 +23,9 @@ from oncehook.claims import redis as redis_claims
 from oncehook.claims import sqlite as sqlite_claims
 from oncehook.ingest import Receiver
 from oncehook.model import Arrival, Intake, Item, Lease, LeaseRequest, Mark, Outcome, Planned, Settlement, Verdict
-from oncehook.outbound import Answer, addresses
-from oncehook.outbound.connection import Connection
-from oncehook.outbound.direct import Direct
+from oncehook.http_client import Answer, addresses
+from oncehook.http_client.connection import Connection
+from oncehook.http_client.client import Direct
 from oncehook.sources import Source
 from oncehook.store import base, migrate
 from oncehook.store.base import Pending

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from oncehook.errors import ConfigError
-from oncehook.outbound.addresses import TABLE, AddressRefused, Guard, denied
-from oncehook.outbound.urls import read_url, secret_parts, shown_url, with_path
+from oncehook.http_client.addresses import TABLE, AddressRefused, Guard, denied
+from oncehook.http_client.urls import read_url, secret_parts, shown_url, with_path
 
 # -- the table ---------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ def test_names_of_other_letters_need_no_library_of_a_proxy(name: str, called: st
     """yarl comes with aiohttp, which only a proxy needs: a plain installation has neither."""
     program = (
         "import sys; sys.modules['yarl'] = sys.modules['aiohttp'] = None\n"
-        "from oncehook.outbound.urls import read_url\nprint(read_url(sys.argv[1]))"
+        "from oncehook.http_client.urls import read_url\nprint(read_url(sys.argv[1]))"
     )
     done = subprocess.run([sys.executable, "-c", program, f"https://{name}/"], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == (f"https://{called}/\n", "")

@@ -30,8 +30,8 @@ CLIENTS = (
 )
 
 ALLOWED = {
-    "outbound/direct.py": {"aiohappyeyeballs"},  # the guarded client itself
-    "outbound/proxied.py": {"aiohttp", "aiohttp_socks"},  # the same, through a proxy that was named
+    "http_client/direct.py": {"aiohappyeyeballs"},  # the guarded client itself
+    "http_client/proxied.py": {"aiohttp", "aiohttp_socks"},  # the same, through a proxy that was named
     "cli/lines.py": {"http.client"},  # the commands' own server, which a person at a terminal names
     "samples.py": {"http.client"},  # `oncehook send` and the demo: a person at a terminal names the address
 }
@@ -85,15 +85,15 @@ def test_the_check_lets_parsing_pass() -> None:
 def test_the_client_is_loaded_when_a_destination_is_opened_and_aiohttp_only_for_a_proxy() -> None:
     code = (
         "import asyncio, sys, oncehook, oncehook.destinations.http as http\n"
-        "names = ('oncehook.outbound.client', 'aiohttp', 'yarl')\n"
+        "names = ('oncehook.http_client.client', 'aiohttp', 'yarl')\n"
         "def loaded(): print([name for name in names if name in sys.modules])\n"
         "made = http.HttpDestination('sink', 'https://example.org/', sign=[b'whsec_aGVsbG8='])\n"
         "loaded()\n"
         "asyncio.run(made.open())\n"
         "loaded()\n"
-        "from oncehook.outbound.client import Outbound\n"
+        "from oncehook.http_client.client import HttpClient\n"
         "async def proxied():\n"
-        "    outbound = Outbound(proxy='http://proxy.example:8080')\n"
+        "    outbound = HttpClient(proxy='http://proxy.example:8080')\n"
         "    await outbound.open()\n"
         "    await outbound.close()\n"
         "asyncio.run(proxied())\n"
@@ -102,6 +102,6 @@ def test_the_client_is_loaded_when_a_destination_is_opened_and_aiohttp_only_for_
     found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert [ast.literal_eval(line) for line in found.stdout.splitlines()] == [
         [],
-        ["oncehook.outbound.client"],
-        ["oncehook.outbound.client", "aiohttp", "yarl"],
+        ["oncehook.http_client.client"],
+        ["oncehook.http_client.client", "aiohttp", "yarl"],
     ]

@@ -21,9 +21,9 @@ import pytest
 from oncehook import Inbox
 from oncehook.errors import ConfigError
 from oncehook.model import Category
-from oncehook.outbound import Answer, Forbidden, Unanswered, Untrusted
-from oncehook.outbound.client import Outbound
-from oncehook.outbound.proxies import proxy_from, read_proxy
+from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted
+from oncehook.http_client.client import HttpClient
+from oncehook.http_client.proxy import proxy_from, read_proxy
 from oncehook.settings import load
 from oncehook.whatsapp import EvolutionApi, EvolutionGo, MetaCloud, Reason, Sender, SendFailed, sender
 from tests import certificates
@@ -143,7 +143,7 @@ async def behind(
 async def call(
     relay: Relay, url: str = "http://api.example/send", *, proxy: str | None = None, within: float = 60, **rules: Any
 ) -> Answer:
-    outbound = Outbound(proxy=proxy or relay.url(), **rules)
+    outbound = HttpClient(proxy=proxy or relay.url(), **rules)
     await outbound.open()
     try:
         return await outbound.request("POST", url, {"apikey": "k"}, b"{}", within=within)
@@ -284,7 +284,7 @@ def test_without_the_package_a_socks_proxy_says_what_to_install(monkeypatch: pyt
     monkeypatch.setitem(__import__("sys").modules, "aiohttp_socks", None)
 
     async def begin() -> None:
-        await Outbound(proxy="socks5://p.example:1080").open()
+        await HttpClient(proxy="socks5://p.example:1080").open()
 
     with pytest.raises(ConfigError) as raised:
         asyncio.run(begin())

@@ -80,7 +80,7 @@ class Relay:
     """Sends each event once."""
 
     def __init__(self, api: Api, source: str, url: str, types: Iterable[str], timeout: float) -> None:
-        from oncehook.outbound.urls import read_url
+        from oncehook.http_client.urls import read_url
         from oncehook.settings import development
         from oncehook.verify.standard import signer
 

@@ -26,7 +26,7 @@ from oncehook.cli.showing import line, say
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.logs import plain, set_up_logging
 from oncehook.model import Category
-from oncehook.outbound.proxies import named_proxy
+from oncehook.http_client.proxy import named_proxy
 from oncehook.retry import NAMED
 from oncehook.secret import Secret
 from oncehook.settings import load

@@ -1,7 +1,7 @@
 """An HTTP destination: a lease comes in, one signed POST goes out (Standard Webhooks), and the answer says how it went.
 
 2xx is done, anything else has the category that the destination's rules or the general table say, and a 410 for good
-asks for a pause as well. The worker calls it; `oncehook.outbound` makes the call and guards where it may go.
+asks for a pause as well. The worker calls it; `oncehook.http_client` makes the call and guards where it may go.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from oncehook.destinations.receivers import ReceiverName, receiver_of
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
 from oncehook.model import ANSWER_KEPT, Category, Evidence, Kind, Lease, hops_of, show_id, unpack_head
-from oncehook.outbound import Answer, Unanswered
-from oncehook.outbound.addresses import Network
-from oncehook.outbound.urls import read_url, secret_parts, shown_url
+from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client.addresses import Network
+from oncehook.http_client.urls import read_url, secret_parts, shown_url
 from oncehook.retry import Policy, retry_after
 from oncehook.verify.standard import signer
 
 if TYPE_CHECKING:
-    from oncehook.outbound.client import Outbound
+    from oncehook.http_client.client import HttpClient
 
 TRUST: Final = 3
 """Crashes of the process that are not held against a delivery: sending bytes has hardly ever ended a process."""
@@ -70,7 +70,7 @@ class HttpDestination:
         forward_headers: Sequence[str] = (),
         allow_private: bool | Sequence[Network] = False,
         ca: Path | None = None,
-        outbound: Outbound | None = None,
+        outbound: HttpClient | None = None,
         preset: ReceiverName | None = None,
     ) -> None:
         """`preset` names a receiver whose manners are known. Of a `url` that `is_secret`, only the host is shown.
@@ -102,9 +102,9 @@ class HttpDestination:
     async def open(self) -> None:
         """Be ready to send, on the running loop. The client is loaded here, and nowhere before."""
         if self._outbound is None:
-            from oncehook.outbound.client import Outbound
+            from oncehook.http_client.client import HttpClient
 
-            self._outbound = Outbound(allow_private=self._allow_private, ca=self._ca)
+            self._outbound = HttpClient(allow_private=self._allow_private, ca=self._ca)
         await self._outbound.open()
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ class HttpDestination:
         return self._judge(answer)
 
     async def reach(self, within: float) -> bool:
-        """See whether anybody is there, without a request: see `Outbound.reach`. Raises Unanswered."""
+        """See whether anybody is there, without a request: see `HttpClient.reach`. Raises Unanswered."""
         assert self._outbound is not None
         return await self._outbound.reach(self._url, within=within)
 

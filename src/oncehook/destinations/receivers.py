@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from oncehook.errors import ConfigError
-from oncehook.outbound import Answer, Unanswered
+from oncehook.http_client import Answer, Unanswered
 from oncehook.retry import Policy, policy
 
 ReceiverName = Literal["n8n"]

@@ -1,7 +1,7 @@
 """Calls through a proxy: over HTTP (in a tunnel where there is TLS) or SOCKS5. Loaded when a proxy was named.
 
 The proxy looks names up itself, so only a target written as an address can be judged; its own address is the operator's
-word and is not. A request comes in from `Outbound`; an `Answer` goes out, or an `Unanswered` is raised. The only module
+word and is not. A request comes in from `HttpClient`; an `Answer` goes out, or an `Unanswered` is raised. The only module
 that imports aiohttp.
 """
 
@@ -23,11 +23,11 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from oncehook.errors import ConfigError
-from oncehook.outbound import Answer, Unanswered, Untrusted, silence
-from oncehook.outbound.addresses import AddressRefused, Guard, is_address
-from oncehook.outbound.names import LookUp, Names
-from oncehook.outbound.proxies import Proxy
-from oncehook.outbound.urls import host_of
+from oncehook.http_client import Answer, Unanswered, Untrusted, silence
+from oncehook.http_client.addresses import AddressRefused, Guard, is_address
+from oncehook.http_client.addresses import LookUp, Names
+from oncehook.http_client.proxy import Proxy
+from oncehook.http_client.urls import host_of
 
 if TYPE_CHECKING:
     from aiohttp.client_reqrep import ClientRequest
@@ -93,7 +93,7 @@ class Proxied:
         most: int,
         again: bool,
     ) -> Answer:
-        """See `Outbound.request`."""
+        """See `HttpClient.request`."""
         response: aiohttp.ClientResponse | None = None
         kept = bytearray()
         deadline = asyncio.timeout(within)

@@ -208,7 +208,7 @@ def _check_whatsapp(name: str, whatsapp: WhatsAppConfig, walk: Walk) -> None:
 
 def check_surroundings(config: Config, walk: Walk) -> None:
     """Note what only this machine can tell: secret addresses that cannot be called, certificates that are not there."""
-    from oncehook.outbound.certificates import read_certificates
+    from oncehook.http_client.client import read_certificates
 
     for name, destination in config.destination.items():
         path = ("destination", name)

@@ -392,7 +392,7 @@ def _check_url(parts: SplitResult | None) -> None:
 
 def _address(value: object, place: Place) -> str | Secret:
     """Read the address of a destination: a web address, also one of other letters, or a reference to one."""
-    from oncehook.outbound.urls import read_url
+    from oncehook.http_client.urls import read_url
 
     if isinstance(value, dict):
         return place.secret(value)
@@ -403,7 +403,7 @@ def _address(value: object, place: Place) -> str | Secret:
 
 
 def _show_address(address: str | Secret) -> str:
-    from oncehook.outbound.urls import shown_url
+    from oncehook.http_client.urls import shown_url
 
     return show_secret(address) if isinstance(address, Secret) else shown_url(address)
 

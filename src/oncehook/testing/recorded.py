@@ -15,8 +15,8 @@ import msgspec
 
 from oncehook import clock
 from oncehook.errors import ConfigError
-from oncehook.outbound import Answer, Unanswered
-from oncehook.outbound.client import Outbound
+from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client.client import HttpClient
 
 
 @dataclass(slots=True, frozen=True)
@@ -90,7 +90,7 @@ class Recorded:
             self.attempts.append(RecordedAttempt(url, named, body, status, clock.now_utc()))
 
 
-class RecordingOutbound(Outbound):
+class RecordingOutbound(HttpClient):
     """The client that a recorded destination has: it calls nobody."""
 
     def __init__(self, recorded: Recorded) -> None:
@@ -104,5 +104,5 @@ class RecordingOutbound(Outbound):
         """There is nothing to close."""
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> Answer:
-        """See Outbound."""
+        """See HttpClient."""
         return self._recorded.answer(url, headers, body)

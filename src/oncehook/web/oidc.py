@@ -24,8 +24,8 @@ from starlette.datastructures import QueryParams
 from oncehook import clock
 from oncehook.errors import BadRequest, ConfigError, Forbidden, Refused
 from oncehook.logs import ration
-from oncehook.outbound import Answer, Unanswered
-from oncehook.outbound.urls import read_url
+from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client.urls import read_url
 from oncehook.sessions import SESSION_SECONDS
 from oncehook.settings.tables import OidcConfig
 from oncehook.verify import same
@@ -34,7 +34,7 @@ from oncehook.web.access import LONGEST_NAME, Identity, Role
 from oncehook.web.id_token import UNREADABLE, Claims, InvalidToken, Jwk, UnknownKey
 
 if TYPE_CHECKING:
-    from oncehook.outbound.client import Outbound
+    from oncehook.http_client.client import HttpClient
 
 log = logging.getLogger("oncehook.web")
 
@@ -189,13 +189,13 @@ class Oidc:
 
     def __init__(self, settings: OidcConfig) -> None:
         """Read the secret once. Raises ConfigError when it or the package for it is missing."""
-        from oncehook.outbound.client import Outbound
+        from oncehook.http_client.client import HttpClient
 
         id_token.check_installed()
         self._settings = settings
         self._secret = settings.client_secret.reveal().decode("utf-8", "surrogateescape")
         self._redirect = settings.public_url.rstrip("/") + CALLBACK
-        self._outbound: Outbound = Outbound(allow_private=settings.allow_private)
+        self._outbound: HttpClient = HttpClient(allow_private=settings.allow_private)
         self._lock = asyncio.Lock()
         self._metadata: _Metadata | None = None
         self._keys: Sequence[Jwk] = ()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-from oncehook.outbound.proxies import Proxy
+from oncehook.http_client.proxy import Proxy
 from oncehook.whatsapp.messages import Location, Media, Read
 from oncehook.whatsapp.outcomes import Reason, SendFailed, unsupported
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 from urllib.parse import quote
 
 from oncehook.errors import ConfigError
-from oncehook.outbound.proxies import NONE, read_proxy
+from oncehook.http_client.proxy import NONE, read_proxy
 from oncehook.whatsapp.evolution import (
     chat_of,
     list_names,

@@ -11,8 +11,8 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from oncehook.errors import ConfigError
-from oncehook.outbound.addresses import Guard
-from oncehook.outbound.urls import read_url
+from oncehook.http_client.addresses import Guard
+from oncehook.http_client.urls import read_url
 
 _LOOPBACK: Final = "127.0.0.1"
 

@@ -13,7 +13,7 @@ from typing import Final
 from oncehook.categories import category_of
 from oncehook.errors import OncehookError
 from oncehook.model import Category
-from oncehook.outbound import Unanswered
+from oncehook.http_client import Unanswered
 
 NOBODY_ANSWERED: Final = frozenset({504, 524})
 """Said by a gateway that has handed the message on and got no answer."""

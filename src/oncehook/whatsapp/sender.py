@@ -23,10 +23,10 @@ import msgspec
 from oncehook import clock
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.model import ANSWER_KEPT, Category
-from oncehook.outbound import Answer, Unanswered
-from oncehook.outbound.addresses import Guard, Network
-from oncehook.outbound.proxies import proxy_from, read_proxy
-from oncehook.outbound.urls import read_url
+from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client.addresses import Guard, Network
+from oncehook.http_client.proxy import proxy_from, read_proxy
+from oncehook.http_client.urls import read_url
 from oncehook.retry import Policy, policy, retry_after
 from oncehook.secret import Secret
 from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, clean_name
@@ -51,7 +51,7 @@ from oncehook.whatsapp.outcomes import CATEGORY, NOBODY_ANSWERED, Fault, Reason,
 from oncehook.whatsapp.outgoing import type_of
 
 if TYPE_CHECKING:
-    from oncehook.outbound.client import Outbound
+    from oncehook.http_client.client import HttpClient
 
 __all__ = [
     "CATEGORY",
@@ -94,7 +94,7 @@ class _HowToSend(ChatOptions, SendOptions, total=False):
 
 
 FROM_ENVIRONMENT: Final = "env"
-"""As `proxy`: look in the environment, see `oncehook.outbound.proxies`."""
+"""As `proxy`: look in the environment, see `oncehook.http_client.proxy`."""
 TIMEOUT: Final = 30.0
 
 _ANSWER_READ: Final = 1 << 18
@@ -201,7 +201,7 @@ class Sender(ABC):
         self._proxy = proxy
         self._allow_private, self._ca = allow_private, ca
         self._guard = Guard(allow_private)
-        self._outbound: Outbound | None = None
+        self._outbound: HttpClient | None = None
         _revealed(key, self.api)
         # Whoever asked for a proxy is refused here, and not at the first message.
         if isinstance(proxy, str) and (through := self._proxy_word()) is not None:
@@ -214,10 +214,10 @@ class Sender(ABC):
 
     async def open(self) -> None:
         """Be ready to send, on the running loop. The HTTP library is loaded here, and nowhere before."""
-        from oncehook.outbound.client import Outbound
+        from oncehook.http_client.client import HttpClient
 
         if self._outbound is None:
-            self._outbound = Outbound(
+            self._outbound = HttpClient(
                 allow_private=self._allow_private, ca=self._ca, proxy=self._proxy_word(), idle=_IDLE
             )
         await self._outbound.open()

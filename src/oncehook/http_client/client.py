@@ -1,26 +1,95 @@
-"""Calls without a proxy: connections are made past the guard, kept between calls, and used again.
+"""The guarded client: a request goes out, an `Answer` comes back or an `Unanswered` is raised.
 
-A request comes in from `Outbound`; an `Answer` goes out, or an `Unanswered` is raised. Every address is judged when its
-name is looked up and again on the socket that is about to connect to it (S17).
+Every address is judged when a name is looked up and again on the socket that is about to connect, so a name that
+changes its mind in between reaches nothing (S17). There are no redirects, cookies or compression here, and no proxy but
+one that was named (S20). Destinations, senders and alerts call it; `direct` or, with a proxy, `proxied` does the work.
 """
 
 from __future__ import annotations
-
-import asyncio
-import socket
 import ssl
+from pathlib import Path
+from oncehook.errors import ConfigError
+import os
+import socket
+from oncehook.http_client import Forbidden, Unanswered, Untrusted
+from oncehook.http_client.addresses import AddressRefused
+import asyncio
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
-
 from aiohappyeyeballs import start_connection
+from oncehook.http_client import Answer, Unanswered, silence
+from oncehook.http_client.addresses import Guard, is_address
+from oncehook.http_client.connection import Closed, Connection, Late, NoHttp
+from oncehook.http_client.addresses import LookUp, Names
+from oncehook.http_client.connection import Origin, Target, head_of, target_of
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+from oncehook.http_client import Answer
+from oncehook.http_client.addresses import Guard, Network
+from oncehook.http_client.addresses import LookUp
+from oncehook.http_client.proxy import read_proxy
 
-from oncehook.outbound import Answer, Unanswered, silence
-from oncehook.outbound.addresses import Guard, is_address
-from oncehook.outbound.connection import Closed, Connection, Late, NoHttp
-from oncehook.outbound.names import LookUp, Names
-from oncehook.outbound.requests import Origin, Target, head_of, target_of
+
+if TYPE_CHECKING:
+    from oncehook.outbound.proxied import Proxied
+
+def read_certificates(ca: Path) -> ssl.SSLContext:
+    """Trust the certificates of a file instead of the system's. Raises ConfigError where it holds none."""
+    try:
+        context = ssl.create_default_context(cafile=ca)
+    except (OSError, ssl.SSLError):
+        raise ConfigError(
+            f'"{ca}" cannot be read as a file of certificates.', hint="It is PEM, and must be readable for oncehook."
+        ) from None
+    context.set_alpn_protocols(["http/1.1"])
+    return context
+
+
+def late(seconds: float, *, reached: bool) -> Unanswered:
+    """The deadline passed."""
+    return Unanswered(f"no answer within {seconds:g} s", reached=reached)
+
+
+def no_http(host: str) -> Unanswered:
+    """Something came back, and it was no answer."""
+    return Unanswered(f"{host} did not answer in HTTP")
+
+
+def closed(host: str) -> Unanswered:
+    """The connection ended first."""
+    return Unanswered(f"{host} closed the connection before it answered")
+
+
+def not_found(host: str, error: BaseException, *, reached: bool = False) -> Unanswered:
+    """Its name led nowhere, or only where nobody may go."""
+    if isinstance(error, AddressRefused):
+        return forbidden(host, error, reached=reached)
+    return Unanswered(f"the address of {host} cannot be found: {reason(error)}", reached=reached)
+
+
+def not_connected(host: str, error: BaseException, *, reached: bool = False) -> Unanswered:
+    """No connection came about."""
+    if isinstance(error, AddressRefused):
+        return forbidden(host, error, reached=reached)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Untrusted(f"the certificate of {host} is not trusted: {reason(error)}", reached=reached)
+    return Unanswered(f"cannot connect to {host}: {reason(error)}", reached=reached)
+
+
+def forbidden(host: str, error: AddressRefused, *, reached: bool = False) -> Forbidden:
+    """The guard said no."""
+    return Forbidden(f"{host} is not called: {error}; see allow_private", reached=reached)
+
+
+def reason(error: BaseException) -> str:
+    """An error of the system, in one line."""
+    if isinstance(error, OSError) and not isinstance(error, socket.gaierror | ssl.SSLError) and error.errno:
+        return os.strerror(error.errno)  # the loops each put it in words of their own
+    text = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)
+    return " ".join(str(text).split()) or type(error).__name__
+
 
 _IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE"})
 """What may be received twice, by the rules of HTTP."""
@@ -59,7 +128,7 @@ class Direct:
         most: int,
         again: bool,
     ) -> Answer:
-        """See `Outbound.request`."""
+        """See `HttpClient.request`."""
         target = target_of(url)
         head = head_of(method, target, headers, body)
         deadline = self._loop.time() + within
@@ -84,7 +153,7 @@ class Direct:
             raise silence.no_http(target.said) from None
 
     async def reach(self, url: str, *, within: float) -> None:
-        """See `Outbound.reach`."""
+        """See `HttpClient.reach`."""
         target = target_of(url)
         try:
             connection = await self._dial(target, self._loop.time() + within, reached=False)
@@ -204,3 +273,92 @@ def _trusting_as_the_system() -> ssl.SSLContext:
     context = ssl.create_default_context()
     context.set_alpn_protocols(["http/1.1"])
     return context
+
+
+MOST_KEPT: Final = 4096
+"""Bytes of an answer's body that are read; what comes after stays unread, and the connection is closed."""
+_IDLE_KEPT: Final = 15.0
+"""Seconds for which an idle connection is kept for the next call."""
+
+
+class HttpClient:
+    """A client with its own rules and its own connections: what one destination allows, no other one can use."""
+
+    def __init__(
+        self,
+        *,
+        allow_private: bool | Sequence[Network] = False,
+        ca: Path | None = None,
+        look_up: LookUp | None = None,
+        proxy: str | None = None,
+        idle: float = _IDLE_KEPT,
+    ) -> None:
+        """`ca` is a file of certificates that are trusted instead of the system's; there is no way not to check.
+
+        `proxy` (`http://user:password@host:port` or `socks5://…`) is the operator's word and may be a private address.
+        `idle` is for how many seconds an unused connection is kept.
+        """
+        self._guard = Guard(allow_private)
+        self._proxy = None if proxy is None else read_proxy(proxy)
+        self._idle = idle
+        self._tls = None if ca is None else read_certificates(ca)
+        self._look_up = look_up
+        self._way: Direct | Proxied | None = None
+
+    async def open(self) -> None:
+        """Be ready to call, on the running loop."""
+        if self._way is not None:
+            return
+        if self._proxy is None:
+            self._way = Direct(self._guard, self._look_up, self._tls, self._idle)
+            return
+        try:
+            from oncehook.outbound.proxied import Proxied
+        except ImportError:
+            raise ConfigError("A proxy needs the package aiohttp.", hint="pip install 'oncehook[proxy]'") from None
+
+        self._way = Proxied(self._proxy, self._guard, self._look_up, self._tls, self._idle)
+
+    async def close(self) -> None:
+        """Close what is open; a call under way ends in an error."""
+        way, self._way = self._way, None
+        if way is not None:
+            await way.close()
+
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> Answer:
+        """POST what carries an Idempotency-Key: see `request`, with `again`."""
+        return await self.request("POST", url, headers, body, within=within, again=True)
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        *,
+        within: float,
+        most: int = MOST_KEPT,
+        again: bool = False,
+    ) -> Answer:
+        """Call an address that `read_url` has read, within so many seconds in all. Raises Unanswered.
+
+        An answer counts from its head on: when its body then does not come in time, it is cut where it stands, as it
+        is after `most` bytes. A header that no request can carry raises ValueError, and nothing is sent.
+
+        `again` lets a call that met a connection which the other end was just closing be sent once more. Nothing tells
+        that from a call that was received and not answered, so it may be received twice. What carries an
+        Idempotency-Key can bear that, delivery being at least once anyway (R53): the attempt is not worth losing. So
+        can what HTTP calls idempotent (GET, PUT, DELETE). A message to a person cannot.
+        """
+        assert self._way is not None
+        return await self._way.call(method, url, headers, body, within=within, most=most, again=again)
+
+    async def reach(self, url: str, *, within: float) -> bool:
+        """Connect and, with https, see that the other end is whom it says, but ask nothing. Raises Unanswered.
+
+        False: nothing was tried, since a proxy stands between.
+        """
+        if not isinstance(self._way, Direct):
+            return False
+        await self._way.reach(url, within=within)
+        return True

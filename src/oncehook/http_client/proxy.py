@@ -7,15 +7,13 @@ Called by the client, by senders and by whoever tells an instance which proxy to
 """
 
 from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 from urllib.parse import SplitResult, quote, unquote, urlsplit
-
 from oncehook.errors import ConfigError
-from oncehook.outbound.urls import host_of, read_url
+from oncehook.http_client.urls import host_of, read_url
 
 NONE: Final = "none"
 """What an instance's own variable says to go without the proxy that all others use."""
