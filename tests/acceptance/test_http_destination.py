@@ -27,9 +27,9 @@ from oncehook.categories import Rules
 from oncehook.destinations.base import Destination, Result, Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Category, Lease, Mark, Options, Turn, pack_head
 from oncehook.http_client.addresses import Network
 from oncehook.http_client.client import HttpClient
+from oncehook.model import Arrival, Category, Lease, Mark, Options, Turn, pack_head
 from oncehook.verify.standard import StandardWebhooks
 from tests import certificates
 

@@ -17,11 +17,10 @@ from typing import Any
 import pytest
 import uvloop
 
-from oncehook.model import Category
-from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted, names
+from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted, addresses
 from oncehook.http_client.client import HttpClient
 from oncehook.http_client.connection import _PIECE, LARGE
-from oncehook.http_client.client import Direct
+from oncehook.model import Category
 from tests import certificates
 from tests.waiting import until
 from tests.whatsapp.scripted import Api, Asked, answer, cut
@@ -108,12 +107,6 @@ async def listening(serve: Any, **options: Any) -> AsyncIterator[asyncio.Server]
 
 def url_of(server: asyncio.Server, scheme: str = "http") -> str:
     return f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-
-
-def way_of(outbound: HttpClient) -> Direct:
-    """Its connections."""
-    assert isinstance(outbound._way, Direct)
-    return outbound._way
 
 
 async def settled() -> None:
@@ -278,7 +271,7 @@ async def test_the_newest_idle_connection_is_used_first_and_old_ones_are_closed(
         writer.write(OK)
 
     async with facing(note, idle=600) as (outbound, api):
-        way = way_of(outbound)
+        way = outbound
         slow = asyncio.create_task(call(outbound, api, headers={"name": "slow"}))
         await until(lambda: "slow" in ports)
         await call(outbound, api, headers={"name": "quick"})
@@ -321,7 +314,7 @@ async def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
     async with facing(and_leave) as (outbound, api):
         for n in range(1, 4):
             assert (await call(outbound, api)).status == 200
-            await until(lambda: not way_of(outbound)._open)
+            await until(lambda: not outbound._open)
             assert (api.connections, len(api.asked)) == (n, n)
 
 
@@ -329,7 +322,7 @@ async def test_a_connection_that_was_closed_while_idle_is_not_used() -> None:
 async def test_a_connection_that_is_about_to_end_is_not_used() -> None:
     async with facing(OK) as (outbound, api):
         await call(outbound, api)
-        (connection,) = way_of(outbound)._open
+        (connection,) = outbound._open
         connection.abort()
         assert (await call(outbound, api)).status == 200
         assert (api.connections, len(api.asked)) == (2, 2)
@@ -345,7 +338,7 @@ async def test_what_is_said_unasked_is_not_the_answer_to_the_next_call() -> None
     async with facing(and_more) as (outbound, api):
         for n in range(1, 4):
             assert (await call(outbound, api)).body == b"ok"
-            await until(lambda: not way_of(outbound)._open)
+            await until(lambda: not outbound._open)
             assert api.connections == n
 
 
@@ -644,7 +637,7 @@ async def test_a_large_body_goes_out_as_the_other_end_takes_it(size: int) -> Non
         task = asyncio.create_task(outbound.request("POST", url_of(server), {}, body, within=60))
         await asked.wait()
         for _ in range(2 * size // _PIECE + 20):  # turns of the loop: more than it would take to send it all
-            held += [one._transport.get_write_buffer_size() for one in way_of(outbound)._open]
+            held += [one._transport.get_write_buffer_size() for one in outbound._open]
             await asyncio.sleep(0)
         go_on.set()
         assert (await task).status == 200
@@ -688,7 +681,7 @@ async def test_a_name_is_looked_up_once_for_all_who_wait_and_kept_for_a_while() 
         return ["127.0.0.1"]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(names, "KEPT", 600)
+        patch.setattr(addresses, "KEPT", 600)
         async with facing(answer(200, connection="close"), look_up=look_up) as (outbound, api):
             url = f"http://a.example:{api.port}/"
 
@@ -702,7 +695,7 @@ async def test_a_name_is_looked_up_once_for_all_who_wait_and_kept_for_a_while() 
             go_on.set()
             assert await asyncio.gather(*patient) == [200] * 20
             assert (await one(), len(asked), api.connections) == (200, 1, 21)
-            patch.setattr(names, "KEPT", 0)
+            patch.setattr(addresses, "KEPT", 0)
             assert (await one(), len(asked)) == (200, 2)
 
 
@@ -760,16 +753,15 @@ async def test_every_socket_is_judged_also_the_second_one() -> None:
     async def look_up(host: str, port: int) -> Sequence[str]:
         return ["127.0.0.2", "127.0.0.1"]
 
-    async def unguarded(self: names.Names, host: str, port: int) -> Sequence[str]:
+    async def unguarded(self: addresses.Names, host: str, port: int) -> Sequence[str]:
         return await look_up(host, port)
 
     async with Api([OK]).open() as api:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(names.Names, "resolve", unguarded)
+            patch.setattr(addresses.Names, "resolve", unguarded)
             async with opened(allow_private=False) as outbound:
-                assert isinstance(outbound._way, Direct)
-                check = outbound._way._guard.check
-                patch.setattr(outbound._way._guard, "check", lambda text: (tried.append(text), check(text)))
+                check = outbound._dialled.check
+                patch.setattr(outbound._dialled, "check", lambda text: (tried.append(text), check(text)))
                 with pytest.raises(Unanswered) as raised:
                     await outbound.request("POST", f"http://a.example:{api.port}/", {}, b"", within=60)
                 assert not raised.value.reached
@@ -786,7 +778,7 @@ async def test_every_address_of_a_name_is_judged_before_there_is_a_socket() -> N
 
     async with facing(OK, allow_private=False, look_up=look_up) as (outbound, api):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Direct, "_socket", lambda self, info: socket.socket(*info[:3]))
+            patch.setattr(HttpClient, "_socket", lambda self, info: socket.socket(*info[:3]))
             with pytest.raises(Forbidden):
                 await outbound.request("POST", f"http://a.example:{api.port}/", {}, b"", within=60)
         assert api.connections == 0

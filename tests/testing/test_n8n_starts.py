@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oncehook.errors import ConfigError
-from oncehook.model import Category
 from oncehook.http_client import Answer
+from oncehook.model import Category
 from oncehook.testing import TestInbox
 from oncehook.testing.standins import N8nStandIn
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from oncehook import presets, samples
 from oncehook.errors import ConfigError, SignatureInvalid
-from oncehook.model import Arrival
 from oncehook.http_client.addresses import TABLE, Guard
+from oncehook.model import Arrival
 from oncehook.sources import Source, build
 from tests.acceptance.test_http_destination import Sink, attempt, guarded, serving
 from tests.presets.test_every import SAMPLES, UNSIGNED, given_to

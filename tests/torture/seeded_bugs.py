@@ -21,11 +21,11 @@ from oncehook import clock, ingest, model
 from oncehook.claims import postgres as postgres_claims
 from oncehook.claims import redis as redis_claims
 from oncehook.claims import sqlite as sqlite_claims
+from oncehook.http_client import Answer, addresses
+from oncehook.http_client.client import HttpClient
+from oncehook.http_client.connection import Connection
 from oncehook.ingest import Receiver
 from oncehook.model import Arrival, Intake, Item, Lease, LeaseRequest, Mark, Outcome, Planned, Settlement, Verdict
-from oncehook.http_client import Answer, addresses
-from oncehook.http_client.connection import Connection
-from oncehook.http_client.client import Direct
 from oncehook.sources import Source
 from oncehook.store import base, migrate
 from oncehook.store.base import Pending
@@ -410,7 +410,7 @@ def replay_by_insert() -> None:
 @mistake("redirect followed")
 def redirect_followed() -> None:
     """As every HTTP client does unless it is told not to."""
-    call, on_header = Direct.call, Connection.on_header
+    call, on_header = HttpClient.request, Connection.on_header
     places: list[str] = []
 
     def listening(self: Connection, name: bytes, value: bytes) -> None:
@@ -418,14 +418,14 @@ def redirect_followed() -> None:
             places.append(value.decode())
         on_header(self, name, value)
 
-    async def following(self: Direct, method: str, url: str, *rest: Any, **options: Any) -> Answer:
+    async def following(self: HttpClient, method: str, url: str, *rest: Any, **options: Any) -> Answer:
         answer = await call(self, method, url, *rest, **options)
         if not 300 <= answer.status < 400:
             return answer
         return await call(self, method, places.pop(), *rest, **options)
 
     Connection.on_header = listening  # type: ignore[method-assign]
-    Direct.call = following  # type: ignore[method-assign]
+    HttpClient.request = following  # type: ignore[method-assign]
 
 
 @mistake("is_global as filter")

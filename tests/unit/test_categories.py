@@ -40,8 +40,8 @@ from oncehook import GiveUp, InProgress, RetryLater
 from oncehook.destinations.base import Result
 from oncehook.destinations.handler import failure
 from oncehook.errors import Overloaded, StoreUnavailable
-from oncehook.model import Category
 from oncehook.http_client import Forbidden, Unanswered, Untrusted
+from oncehook.model import Category
 from oncehook.payload import Unreadable
 from oncehook.whatsapp.outcomes import Reason, SendFailed
 from oncehook.whatsapp.storage import StorageFailed

@@ -20,10 +20,10 @@ import pytest
 
 from oncehook import Inbox
 from oncehook.errors import ConfigError
-from oncehook.model import Category
 from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted
 from oncehook.http_client.client import HttpClient
 from oncehook.http_client.proxy import proxy_from, read_proxy
+from oncehook.model import Category
 from oncehook.settings import load
 from oncehook.whatsapp import EvolutionApi, EvolutionGo, MetaCloud, Reason, Sender, SendFailed, sender
 from tests import certificates
@@ -280,15 +280,54 @@ async def test_the_environment_is_not_asked_unless_told(monkeypatch: pytest.Monk
         assert len(api.asked) == 1
 
 
-def test_without_the_package_a_socks_proxy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "aiohttp_socks", None)
+@BOTH
+async def test_connections_through_a_proxy_are_kept(kind: Literal["http", "socks5"]) -> None:
+    async with behind(kind, OK, OK, tls=None) as (relay, api):
+        client = HttpClient(proxy=relay.url())
+        await client.open()
+        for _ in range(2):
+            assert (await client.request("POST", "http://api.example/send", {}, b"{}", within=60)).status == 200
+        await client.close()
+        assert (len(relay.wanted), len(api.asked)) == (1, 2)
 
-    async def begin() -> None:
-        await HttpClient(proxy="socks5://p.example:1080").open()
 
-    with pytest.raises(ConfigError) as raised:
-        asyncio.run(begin())
-    assert raised.value.hint == "pip install 'oncehook[proxy]'"
+class Liar:
+    """A proxy that answers everything with one and the same text."""
+
+    def __init__(self, text: bytes) -> None:
+        self.text = text
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(65536)
+        writer.write(self.text)
+        await writer.drain()
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("http", b"SSH-2.0-OpenSSH\r\n\r\n"),
+        ("http", b"HTTP/1.1 200 OK\r\n\r\nhello"),
+        ("http", b"x" * 20_000),
+        ("http", b"HTTP/1.1 302 Found\r\nLocation: http://10.0.0.1/\r\n\r\n"),
+        ("socks5", b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+        ("socks5", b"\x05\x07"),
+        ("socks5", b"\x05\xff"),
+    ],
+)
+async def test_a_proxy_that_speaks_nonsense_leaves_nothing_sent(kind: str, text: bytes) -> None:
+    server = await asyncio.start_server(Liar(text).serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    client = HttpClient(proxy=f"{kind}://u:p@127.0.0.1:{port}")
+    await client.open()
+    try:
+        with pytest.raises(Unanswered, match="proxy") as raised:
+            await client.request("POST", "https://api.example/send", {}, b"{}", within=60)
+        assert not raised.value.reached
+    finally:
+        await client.close()
+        server.close()
 
 
 # -- no other way out --------------------------------------------------------------------------

@@ -19,8 +19,8 @@ import pytest
 
 from oncehook import whatsapp
 from oncehook.errors import ConfigError, OncehookError
-from oncehook.model import Category
 from oncehook.http_client.client import HttpClient
+from oncehook.model import Category
 from oncehook.retry import Policy
 from oncehook.secret import Secret
 from oncehook.whatsapp import (

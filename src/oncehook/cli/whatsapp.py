@@ -24,9 +24,9 @@ from oncehook.cli.manners import voice
 from oncehook.cli.setup import config_option
 from oncehook.cli.showing import line, say
 from oncehook.errors import ConfigError, OncehookError
+from oncehook.http_client.proxy import named_proxy
 from oncehook.logs import plain, set_up_logging
 from oncehook.model import Category
-from oncehook.http_client.proxy import named_proxy
 from oncehook.retry import NAMED
 from oncehook.secret import Secret
 from oncehook.settings import load

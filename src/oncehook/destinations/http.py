@@ -18,10 +18,10 @@ from oncehook.destinations.base import Result, Terms
 from oncehook.destinations.receivers import ReceiverName, receiver_of
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.model import ANSWER_KEPT, Category, Evidence, Kind, Lease, hops_of, show_id, unpack_head
 from oncehook.http_client import Answer, Unanswered
 from oncehook.http_client.addresses import Network
 from oncehook.http_client.urls import read_url, secret_parts, shown_url
+from oncehook.model import ANSWER_KEPT, Category, Evidence, Kind, Lease, hops_of, show_id, unpack_head
 from oncehook.retry import Policy, retry_after
 from oncehook.verify.standard import signer
 

@@ -1,13 +1,16 @@
-"""The one way out over HTTP: what a call brings back, and how it can fail (S21).
+"""The answer to an HTTP call, and how a call can fail (S21).
 
-`oncehook.http_client.client` makes the calls; it is imported when a destination is opened, and brings aiohttp only where a
-proxy was named. Everything here is light, so that whoever only handles answers need not load it.
+`oncehook.http_client.client` makes the calls. It is imported when a destination is opened, so that whoever only handles
+answers need not load it.
 """
 
 from __future__ import annotations
+
 from dataclasses import dataclass, field
+
 from oncehook.errors import OncehookError
 from oncehook.model import Category
+
 
 @dataclass(slots=True, frozen=True)
 class Answer:

@@ -1,27 +1,27 @@
 """One connection to one place: the bytes of a request go out, an `Answer` comes back, one after the other.
 
-An answer counts from its head on: when the rest does not come, comes wrong or is too much, it is cut where it stands.
+An answer counts from its head on: when the rest does not come, comes wrong or is too much, it is cut there.
 Only a connection on which an answer was read to its very end is used again; one that says anything unasked is closed.
-`direct` makes connections and keeps them between calls.
+The client makes connections and keeps them between calls.
 """
 
 from __future__ import annotations
+
+import asyncio
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 from urllib.parse import urlsplit
-from oncehook.http_client.urls import host_of
-import asyncio
-from typing import TYPE_CHECKING, Final, cast
-from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
-from oncehook.http_client import Answer
 
+from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
+
+from oncehook.http_client import Answer
+from oncehook.http_client.urls import host_of
 
 if TYPE_CHECKING:
-    from oncehook.http_client.client import Direct
-    pass
+    from oncehook.http_client.client import HttpClient
 
 _PORTS: Final = {"http": 80, "https": 443}
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -32,7 +32,7 @@ _BODILESS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Origin(NamedTuple):
-    """Where a connection leads; one to the same place can be used again."""
+    """Scheme, host and port that a connection leads to; one to the same origin can be used again."""
 
     scheme: str
     host: str
@@ -44,15 +44,17 @@ class Target:
     """An address that is called, taken apart."""
 
     origin: Origin
-    said: str
+    host: str
     """Host and port as they were written, for sentences about what went wrong."""
     start: str
-    """What follows the method: path, version and the Host header."""
+    """Path, version and Host header, which follow the method."""
+    absolute_start: str
+    """The same with the whole address, for a proxy that makes the request itself."""
 
 
 @lru_cache(maxsize=1024)
-def target_of(url: str) -> Target:
-    """The parts of an address that `read_url` has read. Raises ValueError for what no request line can carry."""
+def read_target(url: str) -> Target:
+    """Take apart an address that `read_url` has read. Raises ValueError for what no request line can carry."""
     parts = urlsplit(url)
     netloc = host_of(url)
     path = url.partition(f"://{netloc}")[2]
@@ -62,23 +64,31 @@ def target_of(url: str) -> Target:
     port = parts.port or usual
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname.rstrip(".")
     named = host if port == usual else f"{host}:{port}"
-    return Target(Origin(parts.scheme, parts.hostname, port), netloc, f" {path} HTTP/1.1\r\nHost: {named}\r\n")
+    end = f"{path} HTTP/1.1\r\nHost: {named}\r\n"
+    return Target(Origin(parts.scheme, parts.hostname, port), netloc, f" {end}", f" {parts.scheme}://{named}{end}")
 
 
-def head_of(method: str, target: Target, headers: Mapping[str, str], body: bytes | None) -> bytes:
-    """Everything up to the body. Raises ValueError, which repeats nothing, for what no header may carry."""
+def encode_head(
+    method: str, target: Target, headers: Mapping[str, str], body: bytes | None, *, absolute: bool = False
+) -> bytes:
+    """Encode everything up to the body. Raises ValueError, which repeats nothing, for what no header may carry."""
     lines = "\r\n".join([*map(": ".join, headers.items()), "", ""])
     ends = len(headers) + 1
     if lines.count("\r") != ends or lines.count("\n") != ends or "\0" in lines:
         raise ValueError("a header must not hold the end of a line")
     added = _added(method, tuple(headers), body is not None)
     length = "" if body is None and method in _BODILESS else f"Content-Length: {len(body or b'')}\r\n"
-    return f"{method}{target.start}{added}{length}{lines}".encode()
+    start = target.absolute_start if absolute else target.start
+    return f"{method}{start}{added}{length}{lines}".encode()
 
 
 @lru_cache(maxsize=512)
 def _added(method: str, names: tuple[str, ...], has_body: bool) -> str:
-    """The lines that a request gets unless it brings its own. Headers come under the same names again and again."""
+    """Return the header lines that a request gets unless it brings its own, cached by the names that it brings.
+
+    No header can end its line or take the place of one that is ours, so nothing that a sender, a person or a setting
+    wrote can become a second request.
+    """
     known = {name.lower() for name in names}
     if not all(map(_TOKEN.fullmatch, (method, *names))) or known & _OURS:
         raise ValueError("a header's name cannot be used")
@@ -117,7 +127,7 @@ class Closed(Exception):
 class Connection(asyncio.Protocol):
     """Makes one call at a time."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin, home: Direct) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin, home: HttpClient) -> None:
         self.origin = origin
         self.idle_since = 0.0
         self._loop = loop

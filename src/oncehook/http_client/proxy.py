@@ -7,11 +7,17 @@ Called by the client, by senders and by whoever tells an instance which proxy to
 """
 
 from __future__ import annotations
+
+import asyncio
+import base64
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Final, Literal
 from urllib.parse import SplitResult, quote, unquote, urlsplit
+
 from oncehook.errors import ConfigError
 from oncehook.http_client.urls import host_of, read_url
 
@@ -49,8 +55,15 @@ class Proxy:
         """`user:password`; empty where there are none."""
         return f"{self.username}:{self.password}" if self.username or self.password else ""
 
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header by which an HTTP proxy knows who asks; none without credentials."""
+        if not self.credentials:
+            return {}
+        return {"Proxy-Authorization": f"Basic {base64.b64encode(self.credentials.encode()).decode()}"}
+
     def makes_requests(self, url: str) -> bool:
-        """Whether it asks for this address itself, and may answer in its own name, instead of opening a tunnel."""
+        """Return whether it asks for this address itself, and may answer in its own name, without a tunnel."""
         return self.scheme == "http" and url.startswith("http://")
 
     def __repr__(self) -> str:
@@ -127,3 +140,105 @@ def _from_pieces(environ: Mapping[str, str], prefix: str) -> str | None:
     user = f"{quote(username, safe='')}:{quote(password, safe='')}@" if username or password else ""
     where = f"[{host}]" if ":" in host else host
     return f"{(protocol or 'http').lower()}://{user}{where}:{port}"
+
+
+# -- going through a proxy ---------------------------------------------------------------------
+
+
+class ProxyFailed(Exception):
+    """A proxy that did not open the way. Its text holds nothing of the proxy's credentials."""
+
+
+_MOST_HEAD: Final = 16 << 10
+"""Bytes that a proxy may say before the tunnel is open."""
+_SOCKS_REFUSALS: Final = {
+    1: "general failure",
+    2: "not allowed by its rules",
+    3: "network unreachable",
+    4: "host unreachable",
+    5: "connection refused",
+    6: "TTL expired",
+    7: "command not supported",
+    8: "address type not supported",
+}
+
+
+async def open_tunnel(
+    loop: asyncio.AbstractEventLoop, opened: socket.socket, proxy: Proxy, scheme: str, host: str, port: int
+) -> None:
+    """Have a proxy lead a connected socket to this target. Raises ProxyFailed or OSError.
+
+    Without TLS an HTTP proxy makes the request itself, so there is nothing to open.
+    """
+    if proxy.scheme == "socks5":
+        await _open_socks(loop, opened, proxy, host, port)
+    elif scheme == "https":
+        await _open_connect(loop, opened, proxy, host, port)
+
+
+async def _open_connect(
+    loop: asyncio.AbstractEventLoop, opened: socket.socket, proxy: Proxy, host: str, port: int
+) -> None:
+    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *map(": ".join, proxy.authorization.items()), "", ""]
+    await loop.sock_sendall(opened, "\r\n".join(lines).encode())
+    head = b""
+    while b"\r\n\r\n" not in head:
+        piece = await loop.sock_recv(opened, 4096)
+        head += piece
+        if not piece or len(head) > _MOST_HEAD:
+            raise ProxyFailed(f"the proxy {proxy.host} closed the connection before it answered")
+    found = re.match(rb"HTTP/1\.[01] ([0-9]{3})[ \r]", head)
+    if found is None:
+        raise ProxyFailed(f"the proxy {proxy.host} did not answer in HTTP")
+    if found[1] == b"407":
+        raise ProxyFailed(f"the proxy {proxy.host} does not take these credentials")
+    if found[1][:1] != b"2":
+        raise ProxyFailed(f"the proxy does not lead to {target}: HTTP {found[1].decode()}")
+    if not head.endswith(b"\r\n\r\n"):  # in TLS the client speaks first, so nothing may follow yet
+        raise ProxyFailed(f"the proxy {proxy.host} said more than an answer")
+
+
+async def _open_socks(
+    loop: asyncio.AbstractEventLoop, opened: socket.socket, proxy: Proxy, host: str, port: int
+) -> None:
+    """Greet, log in, ask for the target (RFC 1928, 1929). The proxy looks the name up."""
+
+    async def receive(length: int) -> bytes:
+        received = b""
+        while len(received) < length:
+            piece = await loop.sock_recv(opened, length - len(received))
+            if not piece:
+                raise ProxyFailed(f"the proxy {proxy.host} closed the connection before it answered")
+            received += piece
+        return received
+
+    await loop.sock_sendall(opened, b"\x05\x02\x00\x02" if proxy.credentials else b"\x05\x01\x00")
+    version, method = await receive(2)
+    if version != 5:
+        raise ProxyFailed(f"the proxy {proxy.host} did not answer in SOCKS5")
+    if method == 2 and proxy.credentials:
+        user, password = proxy.username.encode(), proxy.password.encode()
+        if len(user) > 255 or len(password) > 255:
+            raise ProxyFailed(f"the proxy {proxy.host} cannot be given so long a user name or password")
+        await loop.sock_sendall(opened, bytes([1, len(user)]) + user + bytes([len(password)]) + password)
+        if (await receive(2))[1] != 0:
+            raise ProxyFailed(f"the proxy {proxy.host} does not take these credentials")
+    elif method != 0:
+        raise ProxyFailed(f"the proxy {proxy.host} does not take these credentials")
+    await loop.sock_sendall(opened, b"\x05\x01\x00" + _socks_address(host) + port.to_bytes(2))
+    _, refusal, _, form = await receive(4)
+    if refusal:
+        reason = _SOCKS_REFUSALS.get(refusal, f"error {refusal}")
+        raise ProxyFailed(f"the proxy {proxy.host} does not lead there: {reason}")
+    length = {1: 4, 4: 16}.get(form)
+    await receive((length if length is not None else (await receive(1))[0]) + 2)
+
+
+def _socks_address(host: str) -> bytes:
+    try:
+        address = ip_address(host)
+    except ValueError:
+        name = host.rstrip(".").encode()
+        return bytes([3, len(name)]) + name
+    return bytes([1 if address.version == 4 else 4]) + address.packed

@@ -5,11 +5,13 @@ characters) is refused or written out before anybody judges the host (S20). Dest
 """
 
 from __future__ import annotations
+
 import re
 import socket
 from ipaddress import IPv4Address, IPv6Address
 from typing import Final
 from urllib.parse import SplitResult, quote, unquote, urlsplit
+
 from oncehook.errors import ConfigError
 
 _HOST: Final = re.compile(

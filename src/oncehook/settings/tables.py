@@ -16,8 +16,8 @@ import msgspec
 
 from oncehook.destinations.receivers import NAMES, ReceiverName
 from oncehook.errors import ConfigError
-from oncehook.model import ROLES, RoleName
 from oncehook.http_client.urls import read_url, with_path
+from oncehook.model import ROLES, RoleName
 from oncehook.secret import Secret
 from oncehook.settings import forms
 from oncehook.settings.forms import Form, Network, Place

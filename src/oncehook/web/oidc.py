@@ -23,9 +23,9 @@ from starlette.datastructures import QueryParams
 
 from oncehook import clock
 from oncehook.errors import BadRequest, ConfigError, Forbidden, Refused
-from oncehook.logs import ration
 from oncehook.http_client import Answer, Unanswered
 from oncehook.http_client.urls import read_url
+from oncehook.logs import ration
 from oncehook.sessions import SESSION_SECONDS
 from oncehook.settings.tables import OidcConfig
 from oncehook.verify import same

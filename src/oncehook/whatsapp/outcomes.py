@@ -12,8 +12,8 @@ from typing import Final
 
 from oncehook.categories import category_of
 from oncehook.errors import OncehookError
-from oncehook.model import Category
 from oncehook.http_client import Unanswered
+from oncehook.model import Category
 
 NOBODY_ANSWERED: Final = frozenset({504, 524})
 """Said by a gateway that has handed the message on and got no answer."""

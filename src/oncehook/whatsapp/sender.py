@@ -22,11 +22,11 @@ import msgspec
 
 from oncehook import clock
 from oncehook.errors import ConfigError, OncehookError
-from oncehook.model import ANSWER_KEPT, Category
 from oncehook.http_client import Answer, Unanswered
 from oncehook.http_client.addresses import Guard, Network
 from oncehook.http_client.proxy import proxy_from, read_proxy
 from oncehook.http_client.urls import read_url
+from oncehook.model import ANSWER_KEPT, Category
 from oncehook.retry import Policy, policy, retry_after
 from oncehook.secret import Secret
 from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, clean_name
