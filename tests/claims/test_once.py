@@ -24,7 +24,7 @@ import pytest
 import oncehook
 from oncehook import ClaimLost, InProgress, once
 from oncehook.claims import Claims
-from oncehook.claims.base import MAX_RESULT
+from oncehook.claims.client import MAX_RESULT
 from oncehook.errors import ConfigError, KeyMissing, PayloadMismatch, ResultInvalid, StoreUnavailable
 from tests.claims.conftest import wait_for_renewals
 from tests.servers import fresh_schema, shared_postgres

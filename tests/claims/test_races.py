@@ -109,7 +109,7 @@ def test_a_forked_child_goes_on_by_itself(claims: Claims, key: str) -> None:
     """As under gunicorn --preload: connections of the parent are neither used nor closed by its children."""
     claims.claim(key)
     at_once(lambda _: str(claims.look(key)), 8)  # as many connections as it may have
-    line: Any = claims._line
+    line: Any = claims._connector
     mine = [*getattr(line, "_idle", ()), getattr(line, "_connection", None)]
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()

@@ -11,7 +11,7 @@ import pytest
 
 from oncehook import clock
 from oncehook.claims import AsyncClaims, Claims
-from oncehook.claims.base import MAX_KEY, MAX_RESULT, stored_key
+from oncehook.claims.client import MAX_KEY, MAX_RESULT, stored_key
 from oncehook.errors import (
     AlreadyDone,
     ClaimLost,

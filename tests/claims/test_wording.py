@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from oncehook.claims import base, postgres, redis, sqlite
-from oncehook.claims.base import Ask, Backend
+from oncehook.claims import client, postgres, redis, sqlite
+from oncehook.claims.client import Ask, Backend
 
 VALUE = "'; DROP TABLE oncehook_claims; --"
 
@@ -45,9 +45,9 @@ def test_statements_are_constants() -> None:
     ("key", "same"),
     [
         ("refund:42", True),
-        ("k" * base.MAX_KEY, True),
-        ("é" * (base.MAX_KEY // 2), True),
-        ("é" * (base.MAX_KEY // 2 + 1), False),
+        ("k" * client.MAX_KEY, True),
+        ("é" * (client.MAX_KEY // 2), True),
+        ("é" * (client.MAX_KEY // 2 + 1), False),
         ("a\n", False),
         ("a\x00", False),
         ("\udc80", False),
@@ -56,14 +56,14 @@ def test_statements_are_constants() -> None:
     ids=range(8),
 )
 def test_keys_are_kept_as_they_are_where_every_backend_can(key: str, same: bool) -> None:
-    stored = base.stored_key(key)
+    stored = client.stored_key(key)
     assert (stored == key) is same
-    assert len(stored.encode()) <= base.MAX_KEY
-    assert same or (stored.startswith(base.HASHED) and base.stored_key(stored) != stored)
+    assert len(stored.encode()) <= client.MAX_KEY
+    assert same or (stored.startswith(client.HASHED) and client.stored_key(stored) != stored)
 
 
 def test_redis_reads_what_it_wrote() -> None:
-    token, payload = base.new_token(), base.hashed("p")
+    token, payload = client.new_token(), client.hashed("p")
     claimed = f"c{token}{payload}".encode()
     backend: Backend = redis.Backend("n")
     row = backend.claim("k", token, payload, 1.0).read([claimed, 1500])

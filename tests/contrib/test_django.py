@@ -36,7 +36,7 @@ from django.db.utils import ConnectionHandler  # noqa: E402
 from django.test import Client, RequestFactory, override_settings  # noqa: E402
 from orders.models import Order  # type: ignore[import-not-found]  # noqa: E402
 
-from oncehook.contrib.django import assembly, conf, views  # noqa: E402
+from oncehook.contrib.django import assembly, views  # noqa: E402
 from oncehook.contrib.django.assembly import DjangoInbox  # noqa: E402
 from oncehook.contrib.django.urls import dashboard  # noqa: E402
 
@@ -60,8 +60,8 @@ class House:
     """An inbox of its own in Django's database, with a worker."""
 
     def __init__(self) -> None:
-        self.inbox = DjangoInbox(str(conf.store_url()))
-        self.inbox.alias, self.inbox.url = conf.alias(), conf.store_url()
+        self.inbox = DjangoInbox(str(assembly.store_url()))
+        self.inbox.alias, self.inbox.url = assembly.alias(), assembly.store_url()
         self.bridge = Bridge(self.inbox, work=True)
         self.name = f"h{next(numbers)}"
 
@@ -98,8 +98,8 @@ def kept(number: str) -> int:
 def address(monkeypatch: pytest.MonkeyPatch, **database: Any) -> dict[str, Any]:
     """What the driver would read from the address of such a database."""
     known = {"ENGINE": "django.db.backends.postgresql", "NAME": "shop"}
-    monkeypatch.setattr(conf, "connections", ConnectionHandler({"default": {**known, **database}}))
-    url = conf.database_url("default", "oncehook")
+    monkeypatch.setattr(assembly, "connections", ConnectionHandler({"default": {**known, **database}}))
+    url = assembly.database_url("default", "oncehook")
     assert "schema=oncehook" in url
     return conninfo_to_dict(url.replace("&schema=oncehook", "").replace("?schema=oncehook", ""))
 
@@ -306,8 +306,8 @@ def test_what_is_emitted_in_a_handler_commits_with_it(house: House, number: str)
 
 def test_what_is_emitted_in_a_transaction_commits_with_it(house: House, number: str) -> None:
     """R54: also in a view, beside an inbox that nobody has started there."""
-    elsewhere = DjangoInbox(str(conf.store_url()))
-    elsewhere.alias, elsewhere.url = conf.alias(), conf.store_url()
+    elsewhere = DjangoInbox(str(assembly.store_url()))
+    elsewhere.alias, elsewhere.url = assembly.alias(), assembly.store_url()
     with transaction.atomic():
         elsewhere.emit_in_blocking(connection, "app", "paid", {"n": 1}, key=number, subject=number)
     with transaction.atomic():
@@ -604,8 +604,8 @@ def blocks() -> list[str]:
 
 
 def test_the_blocks_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    inbox = DjangoInbox(str(conf.store_url()))
-    inbox.alias = conf.alias()
+    inbox = DjangoInbox(str(assembly.store_url()))
+    inbox.alias = assembly.alias()
     made = assembly.the_inbox.__wrapped__
     monkeypatch.setattr(assembly, "the_inbox", lambda: inbox)
     monkeypatch.setattr(assembly, "the_bridge", lambda: Bridge(inbox))
@@ -658,4 +658,4 @@ def test_versions_that_come_out_of_order_end_as_the_page_says(
 
 def test_the_page_names_every_setting() -> None:
     page = PAGE.read_text()
-    assert not [key for key in conf.KEYS if f"`{key}`" not in page]
+    assert not [key for key in assembly.KEYS if f"`{key}`" not in page]

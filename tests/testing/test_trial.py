@@ -14,7 +14,7 @@ from oncehook import Event, GiveUp, Inbox, RetryLater, clock, presets
 from oncehook.errors import ConfigError
 from oncehook.model import new_id
 from oncehook.sources import build
-from oncehook.testing import BlockingTrial, TestInbox
+from oncehook.testing import BlockingTestInbox, TestInbox
 from oncehook.verify.schemes import Nothing
 
 # -- sending -----------------------------------------------------------------------------------
@@ -326,7 +326,7 @@ async def test_an_inbox_that_runs_cannot_be_used(inbox: TestInbox, tmp_path: Pat
 # -- without await -----------------------------------------------------------------------------
 
 
-def test_a_plain_function_needs_no_await(inbox: BlockingTrial) -> None:
+def test_a_plain_function_needs_no_await(inbox: BlockingTestInbox) -> None:
     seen: list[int] = []
 
     @inbox.on("stripe", retry=["5m"])

@@ -5,9 +5,7 @@ PostgreSQL or SQLite; `DedupLock` is the plain lock for those who want just that
 `base` says what each verb means, `redis`, `postgres` and `sqlite` how it is asked, `faces` who asks.
 """
 
-from oncehook.claims.base import Claim
-from oncehook.claims.faces import AsyncClaims, Claims
-from oncehook.claims.holding import Held
+from oncehook.claims.client import AsyncClaims, Claim, Claims, Held
 from oncehook.claims.lock import AsyncDedupLock, DedupLock
 
 __all__ = ["AsyncClaims", "AsyncDedupLock", "Claim", "Claims", "DedupLock", "Held"]

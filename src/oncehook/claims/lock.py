@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from oncehook.claims.faces import KEEP, shared, shared_async
+from oncehook.claims.client import KEEP, shared, shared_async
 from oncehook.errors import ClaimLost, ConfigError, StoreUnavailable
 
 NAMESPACE: Final = "oncehook-locks"

@@ -17,9 +17,7 @@ from uuid import UUID
 import msgspec
 
 from oncehook import clock
-from oncehook.claims.base import MAX_RESULT, Claim, span
-from oncehook.claims.faces import KEEP, NAMESPACE, TTL, shared, shared_async
-from oncehook.claims.holding import Held
+from oncehook.claims.client import KEEP, MAX_RESULT, NAMESPACE, TTL, Claim, Held, shared, shared_async, span
 from oncehook.errors import ConfigError, InProgress, KeyMissing, ResultInvalid
 
 P = ParamSpec("P")

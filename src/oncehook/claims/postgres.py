@@ -14,8 +14,8 @@ from typing import Any, Final
 import psycopg
 from psycopg import errors
 
-from oncehook.claims.base import SWEEP_ROWS, Ask, Row
-from oncehook.claims.lines import PerLoop, survive_forks
+from oncehook.claims.client import SWEEP_ROWS, Ask, Row
+from oncehook.claims.connection import PerLoop, survive_forks
 from oncehook.errors import StoreError, StoreUnavailable
 from oncehook.store.postgres.opening import is_alive, place
 from oncehook.store.postgres.wire import BlockingConnection, Connection
@@ -155,7 +155,7 @@ def _row(values: tuple[Any, ...]) -> Row:
 # -- lines -------------------------------------------------------------------------------------
 
 
-class Line:
+class Connector:
     """A few blocking connections; a thread that finds none free waits for one."""
 
     def __init__(self, url: str) -> None:
@@ -236,7 +236,7 @@ class _Pool:
             await self.idle.pop().close()
 
 
-class AsyncLine:
+class AsyncConnector:
     """A few connections for each event loop; a task that finds none free waits for one."""
 
     def __init__(self, url: str) -> None:

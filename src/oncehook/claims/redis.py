@@ -18,8 +18,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError
 from redis.retry import Retry
 
-from oncehook.claims.base import Ask, Row
-from oncehook.claims.lines import PerLoop
+from oncehook.claims.client import Ask, Row
+from oncehook.claims.connection import PerLoop
 from oncehook.errors import ConfigError, StoreError, StoreUnavailable
 
 CONNECTIONS: Final = 16
@@ -144,7 +144,7 @@ def _row(reply: list[Any]) -> Row:
 # -- lines -------------------------------------------------------------------------------------
 
 
-class Line:
+class Connector:
     """A pool of blocking connections. redis-py keeps it apart from that of a forked child by itself."""
 
     def __init__(self, url: str) -> None:
@@ -169,7 +169,7 @@ class Line:
         self._client.connection_pool.disconnect()
 
 
-class AsyncLine:
+class AsyncConnector:
     """A pool of connections for each event loop."""
 
     def __init__(self, url: str) -> None:

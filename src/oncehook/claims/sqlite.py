@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from oncehook import clock
-from oncehook.claims.base import SWEEP_ROWS, Ask, Row
-from oncehook.claims.lines import survive_forks
+from oncehook.claims.client import SWEEP_ROWS, Ask, Row
+from oncehook.claims.connection import survive_forks
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.store.sqlite.opening import make_local_folder
 
@@ -162,7 +162,7 @@ def _microseconds(seconds: float) -> int:
 # -- lines -------------------------------------------------------------------------------------
 
 
-class Line:
+class Connector:
     """One connection, which the threads of a process take in turn."""
 
     def __init__(self, url: str) -> None:
@@ -214,11 +214,11 @@ class Line:
 _left_to_parent: Final[list[sqlite3.Connection]] = []
 
 
-class AsyncLine:
+class AsyncConnector:
     """The same by a thread of its own, so that no event loop waits for a disk."""
 
     def __init__(self, url: str) -> None:
-        self._line = Line(url)
+        self._connector = Connector(url)
         self._thread: ThreadPoolExecutor | None = None
         self.lock = threading.Lock()
         survive_forks(self)
@@ -231,12 +231,12 @@ class AsyncLine:
         """Run statements in one transaction."""
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="oncehook-claims")
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._line.ask, request)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._connector.ask, request)
 
     async def close(self) -> None:
         """Close the file and end the thread."""
         if self._thread is not None:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._line.close)
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._connector.close)
             self._thread.shutdown(wait=False)
             self._thread = None
 

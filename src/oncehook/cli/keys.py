@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from oncehook.claims import Claim, Claims
-from oncehook.claims.faces import ENVIRONMENT, KEEP, NAMESPACE, TTL, named_store
+from oncehook.claims.client import ENVIRONMENT, KEEP, NAMESPACE, TTL, named_store
 from oncehook.cli.api import json_option
 from oncehook.cli.showing import document, fields, say, text
 from oncehook.human import words

@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from oncehook.model import Arrival
 from oncehook.payload import text_of
-from oncehook.presets import _batch
+from oncehook.presets import _base
 from oncehook.rules import Reader, RuleContext, header
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Either, Token
@@ -27,7 +27,7 @@ _RATE: Final = re.compile(r"[1-9][0-9]{0,8}")
 def split(data: Any, arrival: Arrival) -> Iterator[Any]:
     """Each event of a batch; an array in any other mode is the data of one event."""
     if RuleContext(arrival, arrival.body, data).media_type == BATCHED:
-        yield from _batch.one_by_one(data, arrival)
+        yield from _base.one_by_one(data, arrival)
     else:
         yield data
 

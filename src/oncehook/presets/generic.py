@@ -6,7 +6,7 @@ source of this preset does not start without a `key`.
 
 from __future__ import annotations
 
-from oncehook.presets._plain import BODY_HMAC
+from oncehook.presets._base import BODY_HMAC
 from oncehook.rules import DEFAULT_TYPE
 from oncehook.sources import Preset, Sample
 

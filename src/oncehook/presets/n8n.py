@@ -6,7 +6,7 @@ unchanged, marked unkeyed, and a run that is repeated by hand is a new event.
 
 from __future__ import annotations
 
-from oncehook.presets._plain import BODY_HMAC
+from oncehook.presets._base import BODY_HMAC
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Either, Token
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.presets import _batch
+from oncehook.presets import _base
 from oncehook.sources import Preset, Sample
 from oncehook.verify import SendGrid
 
@@ -29,7 +29,7 @@ PRESET = Preset(
     name="sendgrid",
     title="SendGrid",
     scheme=SendGrid(),
-    split=_batch.one_by_one,
+    split=_base.one_by_one,
     key="$[0].sg_event_id",
     # "Where present", says SendGrid. Without it the same content is the same event: it holds its own time.
     on_missing_key="body_hash",

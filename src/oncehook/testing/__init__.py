@@ -11,14 +11,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from oncehook.testing.arrivals import Answer, send, signed
-    from oncehook.testing.blocking import BlockingTrial
+    from oncehook.testing.inbox import Answer, BlockingTestInbox, TestInbox, send, signed
     from oncehook.testing.recorded import Recorded, RecordedAttempt
-    from oncehook.testing.trial import TestInbox
 
 _HOMES = {
     "Answer": "arrivals",
-    "BlockingTrial": "blocking",
+    "BlockingTestInbox": "blocking",
     "Recorded": "recorded",
     "RecordedAttempt": "recorded",
     "TestInbox": "trial",
@@ -26,7 +24,7 @@ _HOMES = {
     "signed": "arrivals",
 }
 
-__all__ = ["Answer", "BlockingTrial", "Recorded", "RecordedAttempt", "TestInbox", "send", "signed"]
+__all__ = ["Answer", "BlockingTestInbox", "Recorded", "RecordedAttempt", "TestInbox", "send", "signed"]
 
 
 def __getattr__(name: str) -> Any:

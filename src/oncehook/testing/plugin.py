@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures `inbox`, `claims` and `oncehook_store`. Every pytest on the machine loads it.
 
-`inbox` is a `TestInbox` in an `async def` test, whichever plugin runs that, and a `BlockingTrial` in a `def` test. It
-lives on the loop of its test, so it is stopped there: the test is wrapped, and its end is the inbox's.
+`inbox` is a `TestInbox` in an `async def` test, whichever plugin runs that, and a `BlockingTestInbox` in a `def` test.
+It lives on the loop of its test, so it is stopped there: the test is wrapped, and its end is the inbox's.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ import pytest
 
 if TYPE_CHECKING:
     from oncehook.claims import Claims
-    from oncehook.testing.blocking import BlockingTrial
-    from oncehook.testing.trial import TestInbox
+    from oncehook.testing.inbox import BlockingTestInbox, TestInbox
 
 _TRIAL = pytest.StashKey["TestInbox"]()
 
@@ -29,17 +28,17 @@ def oncehook_store(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def inbox(request: pytest.FixtureRequest, oncehook_store: str) -> Generator[TestInbox | BlockingTrial, None, None]:
+def inbox(request: pytest.FixtureRequest, oncehook_store: str) -> Generator[TestInbox | BlockingTestInbox, None, None]:
     """An inbox under test: `send`, `drain`, `clock.forward`, `recorded`, `use`."""
     if inspect.iscoroutinefunction(inspect.unwrap(request.function)):
-        from oncehook.testing.trial import TestInbox
+        from oncehook.testing.inbox import TestInbox
 
         trial = request.node.stash[_TRIAL] = TestInbox(oncehook_store)
         yield trial
     else:
-        from oncehook.testing.blocking import BlockingTrial
+        from oncehook.testing.inbox import BlockingTestInbox
 
-        blocking = BlockingTrial(oncehook_store)
+        blocking = BlockingTestInbox(oncehook_store)
         trial = blocking.trial
         yield blocking
         blocking.stop()

@@ -18,10 +18,35 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Final, Literal
+from urllib.parse import urlsplit
 
-from oncehook.errors import OncehookError
+from oncehook.errors import ConfigError, OncehookError
 from oncehook.human import bytes_words
+from oncehook.http_client.addresses import Guard
+from oncehook.http_client.urls import read_url
 from oncehook.whatsapp.messages import MediaKind
+
+_LOOPBACK: Final = "127.0.0.1"
+
+
+def why_not(link: str, guard: Guard) -> str | None:
+    """Why this link may not be fetched, as the end of a sentence; None when it may."""
+    try:
+        host = urlsplit(read_url(link.partition("#")[0])).hostname or ""
+    except ConfigError:
+        return "is no plain web address"
+    address = _address(host)
+    what = None if address is None else guard.refuses(address)
+    return None if what is None else f"leads to no public address ({what})"
+
+
+def _address(host: str) -> str | None:
+    """The address that a host is, in whatever spelling it was written; None for names."""
+    name = host.rstrip(".")
+    if name == "localhost" or name.endswith(".localhost"):  # the machine that looks it up (RFC 6761)
+        return _LOOPBACK
+    return name if ":" in name or name.rpartition(".")[2].isdigit() else None
+
 
 SizeKind = MediaKind | Literal["animated sticker"]
 

@@ -29,8 +29,7 @@ from oncehook.http_client.urls import read_url
 from oncehook.model import ANSWER_KEPT, Category
 from oncehook.retry import Policy, policy, retry_after
 from oncehook.secret import Secret
-from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, clean_name
-from oncehook.whatsapp.links import why_not
+from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, clean_name, why_not
 from oncehook.whatsapp.messages import (
     Contact,
     InvalidMessage,

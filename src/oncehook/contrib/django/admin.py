@@ -17,7 +17,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
 
-from oncehook.contrib.django import assembly, conf
+from oncehook.contrib.django import assembly
 from oncehook.contrib.django.models import DeadLetter, Delivery, Event
 from oncehook.errors import BadRequest, OncehookError, Refused
 from oncehook.model import Kind, ListedDelivery, ListedEvent, Page, StoredDelivery, show_id
@@ -86,7 +86,7 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "query": request.GET.get("q", ""),
             "further": further,
             "acts": [act for act in self.acts if self._may(request, act)],
-            "dashboard": conf.said().get("DASHBOARD"),
+            "dashboard": assembly.said().get("DASHBOARD"),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "oncehook/admin_list.html", context)

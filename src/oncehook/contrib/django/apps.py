@@ -10,7 +10,7 @@ from django.apps import AppConfig
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
-from oncehook.contrib.django import assembly, conf
+from oncehook.contrib.django import assembly
 from oncehook.settings.build import open_store
 
 
@@ -35,11 +35,11 @@ def bring_schema(using: str, verbosity: int = 1, **_: Any) -> None:
     Wrapped as Django migrations the same SQL would have two histories and two locks. This way it has one, which
     `oncehook serve`, `oncehook db migrate` and this share, and a newer oncehook needs no file in any project.
     """
-    if using != conf.alias():
+    if using != assembly.alias():
         return
     failures: list[BaseException] = []
     # On a thread of its own: whoever called may have a running loop.
-    thread = threading.Thread(target=_migrate, args=[conf.database_url(using, _schema()), failures])
+    thread = threading.Thread(target=_migrate, args=[assembly.database_url(using, _schema()), failures])
     thread.start()
     thread.join()
     if failures:
@@ -49,7 +49,7 @@ def bring_schema(using: str, verbosity: int = 1, **_: Any) -> None:
 
 
 def _schema() -> str:
-    return str(conf.said().get("SCHEMA", "oncehook"))
+    return str(assembly.said().get("SCHEMA", "oncehook"))
 
 
 def _migrate(url: str, failures: list[BaseException]) -> None:

@@ -23,7 +23,7 @@ from starlette.requests import Request
 
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django import assembly
-from oncehook.contrib.django.staff import authorized
+from oncehook.contrib.django.views import authorized
 from oncehook.errors import OncehookError
 from oncehook.ingest import try_again
 from oncehook.web.access import Authorize, Authorized

@@ -3,19 +3,90 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+from urllib.parse import quote, urlencode
 
 from django.conf import settings
+from django.db import connections
 
 from oncehook.contrib.bridge import Bridge
-from oncehook.contrib.django import conf
 from oncehook.contrib.django.transactions import DjangoDestination
 from oncehook.destinations.handler import TIMEOUT, Handler
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox, name_of
 from oncehook.settings import build, load
+
+KEYS: Final = (
+    *("STORE", "SCHEMA", "MIGRATE", "ENCRYPT", "CONFIG", "WORK"),
+    *("SOURCES", "DESTINATIONS", "ROUTES", "TRUSTED_PROXIES", "DASHBOARD"),
+)
+DEFAULT_ALIAS: Final = "default"
+
+_SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search_path=(?:\\.|\S)*")
+
+
+def said() -> dict[str, Any]:
+    """What the project says. Raises ConfigError for a key that does not exist."""
+    given = getattr(settings, "ONCEHOOK", {})
+    if not isinstance(given, dict):
+        raise ConfigError("settings.ONCEHOOK must be a dict.")
+    for key in given:
+        if key not in KEYS:
+            near = get_close_matches(str(key).upper(), KEYS, 1)
+            raise ConfigError(
+                f'settings.ONCEHOOK: unknown key "{key}".',
+                hint=f'Did you mean "{near[0]}"?' if near else f"Allowed: {', '.join(KEYS)}.",
+            )
+    return given
+
+
+def alias() -> str | None:
+    """Which of Django's databases the store is in; None: it is said by an address or by the settings file."""
+    given = said()
+    store = given.get("STORE", None if "CONFIG" in given else DEFAULT_ALIAS)
+    if store is None or ":" in store:
+        return None
+    if store not in settings.DATABASES:
+        raise ConfigError(
+            f'settings.ONCEHOOK: STORE is "{store}", and DATABASES has none of that name.',
+            hint="Name one of DATABASES, or write sqlite:./oncehook.db or postgresql://host/database.",
+        )
+    return str(store)
+
+
+def store_url() -> str | None:
+    """The store's address; None: the settings file says it."""
+    name = alias()
+    return said().get("STORE") if name is None else database_url(name, said().get("SCHEMA", "oncehook"))
+
+
+def database_url(alias: str, schema: str) -> str:
+    """The address of one of Django's databases, as the test runner may have changed it by now."""
+    connection = connections[alias]
+    if connection.vendor != "postgresql":
+        raise ConfigError(
+            f'settings.ONCEHOOK: the database "{alias}" is {connection.display_name}; the inbox needs PostgreSQL.',
+            hint='Or give it a file of its own: "STORE": "sqlite:./oncehook.db", for one process.',
+        )
+    from psycopg.pq import Conninfo
+
+    known = {option.keyword.decode() for option in Conninfo.get_defaults()}
+    params = {key: str(value) for key, value in connection.get_connection_params().items() if key in known and value}
+    options = _SEARCH_PATH.sub("", params.pop("options", "")).strip()  # that path is the project's, not ours
+    if role := connection.settings_dict["OPTIONS"].get("assume_role"):
+        options = f"{options} -c role={role}".strip()
+    if options:
+        params["options"] = options
+    user, password = quote(params.pop("user", ""), safe=""), quote(params.pop("password", ""), safe="")
+    access = f"{user}:{password}@" if password else f"{user}@" if user else ""
+    name = quote(params.pop("dbname", ""), safe="")
+    params.pop("client_encoding", None)
+    return f"postgresql://{access}/{name}?{urlencode({**params, 'schema': schema}, quote_via=quote)}"
+
 
 F = TypeVar("F", bound=Handler)
 
@@ -87,7 +158,7 @@ class DjangoInbox(Inbox):
 
     def _follow_database(self) -> None:
         """Be where Django's database is now: its test runner makes another one, after all apps are loaded."""
-        url = None if self.alias is None else conf.store_url()
+        url = None if self.alias is None else store_url()
         if url is None or url == self.url:
             return
         from oncehook.store.postgres import PostgresStore
@@ -102,14 +173,14 @@ class DjangoInbox(Inbox):
 @functools.cache
 def the_inbox() -> DjangoInbox:
     """The inbox of this process."""
-    given, url = conf.said(), conf.store_url()
+    given, url = said(), store_url()
     if "CONFIG" in given:
         file = beside_manage(given["CONFIG"])
         inbox = DjangoInbox.from_loaded(load(file, flags={"store": url}, whole=False))
     else:
         inbox = DjangoInbox(str(url), migrate=given.get("MIGRATE", True))
     inbox.store.cipher.take_over(build.cipher_of(given.get("ENCRYPT")))
-    inbox.alias, inbox.url = conf.alias(), url
+    inbox.alias, inbox.url = alias(), url
     for name, settings_ in given.get("SOURCES", {}).items():
         _said(f"SOURCES: {name}", inbox.source, name, **settings_)
     for name, settings_ in given.get("DESTINATIONS", {}).items():
@@ -123,7 +194,7 @@ def the_inbox() -> DjangoInbox:
 @functools.cache
 def the_bridge() -> Bridge:
     """The way to it for whoever has no event loop; starts nothing yet."""
-    return Bridge(the_inbox(), work=conf.said().get("WORK"))
+    return Bridge(the_inbox(), work=said().get("WORK"))
 
 
 def beside_manage(path: str | Path) -> Path:

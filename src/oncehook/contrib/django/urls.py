@@ -8,7 +8,7 @@ from __future__ import annotations
 from django.http import HttpRequest
 from django.urls import URLPattern, re_path
 
-from oncehook.contrib.django import staff
+from oncehook.contrib.django import views
 from oncehook.contrib.django.views import hook, show_dashboard
 from oncehook.web.access import AuthorizeBlocking
 
@@ -18,7 +18,7 @@ app_name = "oncehook"
 urlpatterns = [re_path(r"^(?P<rest>.+)$", hook, name="hook")]
 
 
-def dashboard(*, authorize: AuthorizeBlocking[HttpRequest] = staff.staff) -> tuple[list[URLPattern], str, str]:
+def dashboard(*, authorize: AuthorizeBlocking[HttpRequest] = views.staff) -> tuple[list[URLPattern], str, str]:
     """Dashboard and API, as `admin.site.urls` is the admin: `path("inbox/", dashboard())`.
 
     `authorize` is given each request and says who makes it: a name for the audit log and the role "viewer", "operator"

@@ -10,6 +10,7 @@ import functools
 import io
 from collections.abc import Callable
 from ipaddress import ip_network
+from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections, transaction
@@ -19,13 +20,35 @@ from django.urls import NoReverseMatch, reverse
 from django.views.decorators.csrf import csrf_exempt
 
 from oncehook.contrib.bridge import Read
-from oncehook.contrib.django import assembly, conf
+from oncehook.contrib.django import assembly
 from oncehook.contrib.wsgi import Dashboard, as_bytes
 from oncehook.errors import Malformed
-from oncehook.model import Arrival, Headers
+from oncehook.model import Arrival, Headers, RoleName
 from oncehook.sources import Reply
-from oncehook.web.access import AuthorizeBlocking
+from oncehook.web.access import AuthorizeBlocking, Authorized
 from oncehook.web.peers import PeerOf, peer_finder
+
+
+def role_of(user: Any) -> RoleName | None:
+    """Superusers are admins; of the staff, who may replay and discard are operators, who may look are viewers."""
+    if not (user.is_active and user.is_staff):
+        return None
+    if user.is_superuser:
+        return "admin"
+    if user.has_perms(["oncehook.replay_delivery", "oncehook.discard_delivery"]):
+        return "operator"
+    return "viewer" if user.has_perms(["oncehook.view_event", "oncehook.view_delivery"]) else None
+
+
+def authorized(user: Any) -> Authorized:
+    """The user's name, for the audit log, and role; None for whoever may not even look."""
+    role = role_of(user)
+    return None if role is None else (user.get_username(), role)
+
+
+def staff(request: HttpRequest) -> Authorized:
+    """Who makes this request, by the project's own login."""
+    return authorized(request.user)
 
 
 def _outside_transactions(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
@@ -109,7 +132,7 @@ def _peer(request: HttpRequest, headers: Headers) -> str:
 
 @functools.cache
 def _peer_of() -> PeerOf:
-    return peer_finder([ip_network(network) for network in conf.said().get("TRUSTED_PROXIES", ())])
+    return peer_finder([ip_network(network) for network in assembly.said().get("TRUSTED_PROXIES", ())])
 
 
 def _reader(request: HttpRequest) -> Read:

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 from django.core.management.base import BaseCommand, CommandError
 
-from oncehook.contrib.django import conf
+from oncehook.contrib.django import assembly
 
 APP: Final = "oncehook.contrib.django:inbox"
 
@@ -44,7 +44,7 @@ class Command(BaseCommand):
 def _run(arguments: Sequence[str]) -> NoReturn:
     from oncehook.cli import main
 
-    if (url := conf.store_url()) is not None:
+    if (url := assembly.store_url()) is not None:
         os.environ["ONCEHOOK_STORE"] = url  # for commands that look at the store alone
     main(arguments, program="manage.py oncehook", defaults=_defaults())
 
@@ -55,7 +55,7 @@ def _defaults() -> Mapping[str, Any]:
     from oncehook.cli.db import command as db
     from oncehook.contrib.django.assembly import beside_manage
 
-    file = {"config_file": str(beside_manage(conf.said()["CONFIG"]))} if "CONFIG" in conf.said() else {}
+    file = {"config_file": str(beside_manage(assembly.said()["CONFIG"]))} if "CONFIG" in assembly.said() else {}
     # `version` is also an option of the whole, which would take this for its own.
     told = {name: {"app": APP, **file} for name in COMMANDS if name != "version"}
     return told | {"db": dict.fromkeys(db.commands, file)}

@@ -1,6 +1,6 @@
-"""What leads to a backend: a `Line` blocks its caller, an `AsyncLine` its task. `faces` asks through them.
+"""What leads to a backend: a `Connector` blocks its caller, an `AsyncConnector` its task. `Claims` asks through them.
 
-Also what every line needs to outlive its surroundings: `PerLoop` keeps one client for each event loop and closes it
+Also what every connector needs to outlive its surroundings: `PerLoop` keeps one client for each event loop and closes it
 when that loop ends; `survive_forks` keeps a process's connections out of its children.
 """
 
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary, WeakSet
 C = TypeVar("C")
 
 
-class Line(Protocol):
+class Connector(Protocol):
     """Blocking. Any number of threads may ask at once."""
 
     def ask(self, request: Any) -> Any:
@@ -26,7 +26,7 @@ class Line(Protocol):
         """Let go of all connections; asking again opens new ones."""
 
 
-class AsyncLine(Protocol):
+class AsyncConnector(Protocol):
     """The same on an event loop. Any number of tasks, and of loops, may ask at once."""
 
     async def ask(self, request: Any) -> Any:
@@ -75,7 +75,7 @@ class PerLoop(Generic[C]):
 
 
 class Forkable(Protocol):
-    """A line whose connections must not be used, nor closed, by a child of the process that opened them."""
+    """A connector whose connections must not be used, nor closed, by a child of the process that opened them."""
 
     lock: threading.Lock
     """Held while a connection is at work: no fork happens then."""
@@ -89,17 +89,17 @@ _held: Final[list[Forkable]] = []
 _changing = threading.Lock()
 
 
-def survive_forks(line: Forkable) -> None:
-    """See to it that a fork finds this line at rest, and that the child begins afresh."""
+def survive_forks(connector: Forkable) -> None:
+    """See to it that a fork finds this connector at rest, and that the child begins afresh."""
     with _changing:
-        _forkable.add(line)
+        _forkable.add(connector)
 
 
 def _before() -> None:
     _changing.acquire()
-    for line in list(_forkable):
-        line.lock.acquire()
-        _held.append(line)
+    for connector in list(_forkable):
+        connector.lock.acquire()
+        _held.append(connector)
 
 
 def _in_parent() -> None:
@@ -112,9 +112,9 @@ def _in_child() -> None:
     global _changing
     _changing = threading.Lock()
     while _held:
-        line = _held.pop()
-        line.lock = threading.Lock()
-        line.forget()
+        connector = _held.pop()
+        connector.lock = threading.Lock()
+        connector.forget()
 
 
 os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

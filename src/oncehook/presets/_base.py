@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Iterator
+from typing import Any, Final
 
+from oncehook.model import Arrival
+from oncehook.sources import Odd
 from oncehook.verify import Either, Hmac
+
+
+def one_by_one(data: Any, arrival: Arrival) -> Iterator[Any]:
+    """The objects of an array; whatever else stands among them is odd, and a body that is no array stays whole."""
+    for item in data if isinstance(data, list) else ():
+        yield [item] if isinstance(item, dict) else Odd([item])
+    if not isinstance(data, list):
+        yield data
+
 
 BODY_HMAC: Final = Either(
     Hmac(header="X-Signature", prefix="sha256="),

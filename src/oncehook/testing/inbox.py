@@ -1,8 +1,6 @@
-"""An inbox under test: a real inbox on a store of its own, which works only when the test says so.
+"""An inbox under test for plain functions: the same words as `TestInbox`, without `await`.
 
-It starts at its first use, so sources, handlers and routes can be added before. Nothing is worked on until `drain`, and
-time stands still for it until `clock.forward`; so a test sees every state in between, and the same one each time. The
-pytest plugin makes one for each test and takes everything back afterwards.
+The pytest plugin hands it to tests that are no coroutines. Its loop runs only while one of its methods does.
 """
 
 from __future__ import annotations
@@ -11,24 +9,89 @@ import asyncio
 import contextlib
 import copy
 import socket
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from oncehook import clock, human, model, presets
+import msgspec
+
+from oncehook import clock, human, model, presets, samples
 from oncehook.destinations.handler import HandlerDestination
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
 from oncehook.model import Arrival, DeliveryStatus, Engine, Filter, Headers, StoredDelivery
+from oncehook.samples import Answer
 from oncehook.settings import development
 from oncehook.sources import Source
-from oncehook.testing.arrivals import Answer, hand_over, signed
 from oncehook.worker import Worker
 
 if TYPE_CHECKING:
     from oncehook.testing.recorded import Recorded
+
+__all__ = ["Answer", "send", "signed"]
+
+NOWHERE: Final = "http://localhost/"
+
+
+async def send(
+    to: Inbox | str,
+    source: Source | str,
+    type: str | None = None,
+    *,
+    repeat: int = 1,
+    body: object = None,
+    forge: bool = False,
+) -> list[Answer]:
+    """Send the very same hook `repeat` times, one after the other; one answer for each.
+
+    `to` is a running inbox, or the whole address of a source on some server. `source` is its name in that inbox; for
+    an address it is a `Source`, or the name of a preset, signed with the development secret. `body` replaces the
+    sample's: bytes as they are, anything else as JSON. With `forge` the signature is that of somebody without the
+    secret.
+
+    >>> first, second = await send(inbox, "stripe", "invoice.paid", repeat=2)
+    >>> assert (first.json()["status"], second.json()["status"]) == ("accepted", "duplicate")
+    """
+    if isinstance(to, Inbox) and isinstance(source, str):
+        source = to.sources[source]
+    registered = source.public_url if isinstance(source, Source) else None
+    arrival = signed(source, type, body=body, forge=forge, url=to if isinstance(to, str) else registered)
+    return [await hand_over(to, arrival) for _ in range(repeat)]
+
+
+def signed(
+    source: Source | str,
+    type: str | None = None,
+    *,
+    body: object = None,
+    forge: bool = False,
+    url: str | None = None,
+) -> Arrival:
+    """One hook as its provider would send it: `headers`, `body` and `query`, fresh at every call.
+
+    Without a type it is the preset's first sample. `url` is where it goes, for providers whose signature covers that.
+
+    >>> hook = signed(inbox.sources["stripe"], "invoice.paid")
+    >>> client.post("/hooks/stripe", content=hook.body, headers=hook.headers)
+    """
+    if isinstance(source, str):
+        source = development.source(source)
+    kind = type or next(iter(source.preset.samples if source.preset else ()), "hello")
+    content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
+    draft = samples.draft(source, kind, body=content)
+    return samples.sign(source, draft, url=samples.signed_url(source, url or NOWHERE), forge=forge)
+
+
+async def hand_over(to: Inbox | str, arrival: Arrival) -> Answer:
+    """Bring an arrival to an inbox that runs here, or to an address."""
+    if isinstance(to, str):
+        return await asyncio.to_thread(samples.post, to, arrival)
+    started = clock.perf()
+    receipt = await to.receive(arrival.source, arrival.headers, arrival.body, query=arrival.query)
+    return Answer(receipt.reply.status, receipt.reply.body, clock.perf() - started)
+
 
 LOOK: Final = 0.002
 """Seconds between two looks whether everything that is due is done."""
@@ -291,3 +354,65 @@ class TestInbox(Inbox):
             if page.next is None:
                 return found[::-1]
             before = page.next
+
+
+T = TypeVar("T")
+
+
+class BlockingTestInbox:
+    """See above.
+
+    >>> def test_paid(inbox: BlockingTestInbox) -> None:
+    ...     inbox.use(shop.inbox)
+    ...     inbox.send("stripe", "invoice.paid")
+    ...     inbox.drain()
+    ...     assert shop.paid
+    """
+
+    def __init__(self, store: str) -> None:
+        self.trial = TestInbox(store)
+        """The inbox itself, for what has no word here; see `call`."""
+        self.clock = self.trial.clock
+        self.use = self.trial.use
+        self.source = self.trial.source
+        self.add = self.trial.add
+        self.on = self.trial.on
+        self.destination = self.trial.destination
+        self.route = self.trial.route
+        self.recorded = self.trial.recorded
+        self._runner = asyncio.Runner()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Wait for anything else: `inbox.call(inbox.trial.desk.stats(…))`."""
+        return self._runner.run(coroutine)
+
+    def start(self) -> None:
+        """Begin to receive; the first use does so, too."""
+        self.call(self.trial.start())
+
+    def stop(self) -> None:
+        """End."""
+        with self._runner:
+            self._runner.run(self.trial.stop())
+
+    def send(self, source: str, type: str | None = None, *, body: object = None, forge: bool = False) -> Answer:
+        """Send a signed sample, as the provider of that source would."""
+        return self.call(self.trial.send(source, type, body=body, forge=forge))
+
+    def send_again(self) -> Answer:
+        """Send once more what was sent last, byte for byte: a duplicate."""
+        return self.call(self.trial.send_again())
+
+    def emit(
+        self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
+    ) -> str:
+        """See Inbox."""
+        return self.call(self.trial.emit(source, type, payload, key=key, subject=subject))
+
+    def drain(self, *, retries: bool = False) -> None:
+        """Do everything that is due now; with `retries`, also what is due later."""
+        self.call(self.trial.drain(retries=retries))
+
+    def deliveries(self, destination: str | None = None, *, status: str | None = None) -> list[StoredDelivery]:
+        """How deliveries stand, oldest first."""
+        return self.call(self.trial.deliveries(destination, status=status))
