@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from oncehook.testing.recorded import Recorded, RecordedAttempt
 
 _HOMES = {
-    "Answer": "arrivals",
-    "BlockingTestInbox": "blocking",
+    "Answer": "inbox",
+    "BlockingTestInbox": "inbox",
     "Recorded": "recorded",
     "RecordedAttempt": "recorded",
-    "TestInbox": "trial",
-    "send": "arrivals",
-    "signed": "arrivals",
+    "TestInbox": "inbox",
+    "send": "inbox",
+    "signed": "inbox",
 }
 
 __all__ = ["Answer", "BlockingTestInbox", "Recorded", "RecordedAttempt", "TestInbox", "send", "signed"]
