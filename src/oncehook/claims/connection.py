@@ -1,7 +1,7 @@
-"""What leads to a backend: a `Connector` blocks its caller, an `AsyncConnector` its task. `Claims` asks through them.
+"""Connectors to a backend of claims: a `Connector` blocks its caller, an `AsyncConnector` its task.
 
-Also what every connector needs to outlive its surroundings: `PerLoop` keeps one client for each event loop and closes it
-when that loop ends; `survive_forks` keeps a process's connections out of its children.
+`PerLoop` keeps one client for each event loop and closes it when that loop ends; `survive_forks` keeps the connections
+of a process out of its children.
 """
 
 from __future__ import annotations

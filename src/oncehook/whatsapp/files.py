@@ -21,9 +21,9 @@ from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from oncehook.errors import ConfigError, OncehookError
-from oncehook.human import bytes_words
 from oncehook.http_client.addresses import Guard
 from oncehook.http_client.urls import read_url
+from oncehook.human import bytes_words
 from oncehook.whatsapp.messages import MediaKind
 
 _LOOPBACK: Final = "127.0.0.1"
