@@ -6,8 +6,8 @@
 from pathlib import Path
 
 from oncehook import Event, Inbox
-from oncehook.destinations.sender import SenderDestination
 from oncehook.whatsapp import Message, Sender
+from oncehook.whatsapp.destination import SenderDestination
 from oncehook.whatsapp.storage import S3Files
 
 HERE = Path(__file__).parent

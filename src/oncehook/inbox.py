@@ -23,7 +23,6 @@ from oncehook.destinations.base import Destination
 from oncehook.destinations.handler import TIMEOUT, Handler, HandlerDestination
 from oncehook.destinations.http import HttpDestination
 from oncehook.destinations.receivers import ReceiverName
-from oncehook.destinations.sender import SenderDestination, Unsure
 from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
 from oncehook.model import Arrival, Check, Headers, Item, Planned, StoredWorker, digest
@@ -36,7 +35,8 @@ from oncehook.sources import Source, Splitter
 from oncehook.store.base import Numbers, Store
 from oncehook.upkeep import Sweep
 from oncehook.verify import Verify
-from oncehook.whatsapp.outgoing import type_of
+from oncehook.whatsapp.destination import SenderDestination, Unsure
+from oncehook.whatsapp.messages import type_of
 from oncehook.worker import Worker
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from tests import certificates
 
 from oncehook import Inbox
 from oncehook.destinations.http import HttpDestination
-from oncehook.destinations.sender import SenderDestination
 from oncehook.errors import ConfigError
 from oncehook.settings import build
+from oncehook.whatsapp.destination import SenderDestination
 
 SLACK = f"https://hooks.slack.example/services/T0/B0/{CANARY}"
 BY_REFERENCE = [

@@ -10,11 +10,10 @@ import pytest
 
 from oncehook.categories import Rules
 from oncehook.destinations.base import Result, Terms
-from oncehook.destinations.sender import SenderDestination, Unsure
 from oncehook.errors import ConfigError
-from oncehook.model import ANSWER_KEPT, Category, Lease, Mark, Options, Turn
-from oncehook.whatsapp.messages import Media, Text
-from oncehook.whatsapp.outgoing import Preview, subject_of, type_of
+from oncehook.model import ANSWER_KEPT, Category, Lease, Mark, Options, Preview, Turn
+from oncehook.whatsapp.destination import SenderDestination, Unsure, read_subject
+from oncehook.whatsapp.messages import Media, Text, type_of
 from oncehook.whatsapp.sender import Reason, SendFailed, Sent
 from tests.whatsapp.phone import HANG, Phone, busy, closed, silent
 
@@ -175,5 +174,5 @@ def test_unsure_is_one_of_two_words() -> None:
 
 def test_a_message_as_an_event() -> None:
     picture = Media(to="11 99999-0001", kind="image", link="https://example.org/a.jpg")
-    assert (type_of(picture), subject_of(picture, "55")) == ("message.image", "5511999990001")
+    assert (type_of(picture), read_subject(picture, "55")) == ("message.image", "5511999990001")
     assert type_of(Text(to="1", text="x")) == "message.text"

@@ -26,9 +26,9 @@ from oncehook.settings import load
 from oncehook.testing import TestInbox
 from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn, Reply, Request, S3StandIn
 from oncehook.whatsapp import Media, Message, MetaCloud, SendFailed, Text
+from oncehook.whatsapp.destination import preview_message
 from oncehook.whatsapp.messages import LONGEST, InvalidMessage, read_message
 from oncehook.whatsapp.numbers import normalise
-from oncehook.whatsapp.outgoing import preview
 from oncehook.whatsapp.sender import Call
 from oncehook.whatsapp.storage import S3Files
 from tests.acceptance.conftest import make_engine
@@ -352,7 +352,7 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 async def test_what_is_nested_without_end_stops_nobody(place: str) -> None:
     """Neither in a message, where the desk would stumble over it, nor in the answer to one that has gone out."""
     body = b'{"to": "%s", "name": "x", "components": %s}' % (TO.encode(), DEEP)
-    assert preview(body) is None
+    assert preview_message(body) is None
     async with MetaStandIn() as meta, sending(place, meta, unsure="dead") as inbox:
         event_id = await inbox.emit("answers", "message.template", body, key="k")
         await inbox.drain()
@@ -371,7 +371,7 @@ async def test_what_is_nested_without_end_stops_nobody(place: str) -> None:
 def test_a_preview_shows_what_will_be_sent_and_hides_nothing() -> None:
     """Marks that turn text round would show another number than the one that is called."""
     body = {"to": "+55 11 \u202e1000-99999\u202c", "text": "Pay \u202e100$\u202c \x1b[2Jnow 👨‍👩‍👧"}
-    shown = preview(msgspec.json.encode(body))
+    shown = preview_message(msgspec.json.encode(body))
     assert shown is not None
     assert (shown.to, shown.text) == ("+55 11 1000-99999", "Pay 100$ [2Jnow 👨‍👩‍👧")
     assert normalise(shown.to) == normalise(body["to"])

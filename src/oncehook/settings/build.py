@@ -17,7 +17,6 @@ from oncehook import human, presets, verify
 from oncehook.categories import Classify, Rules
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.http import HttpDestination
-from oncehook.destinations.sender import SenderDestination
 from oncehook.errors import ConfigError
 from oncehook.model import Breaker, Headers
 from oncehook.retry import Policy, policy
@@ -31,6 +30,7 @@ from oncehook.store.base import Numbers, Store
 from oncehook.store.cipher import Cipher, read_key
 from oncehook.upkeep import Limits
 from oncehook.verify import Nothing, Scheme, Verify
+from oncehook.whatsapp.destination import SenderDestination
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.sender import Sender

@@ -253,3 +253,8 @@ def summary(message: Message) -> str:
     if isinstance(message, Reaction):
         return f"[reaction {message.emoji or 'taken back'}]"
     return "[read]"
+
+
+def type_of(message: Message) -> str:
+    """Return the type of the event that carries a message: `message.text`, `message.image`, `message.template`."""
+    return f"message.{message.kind if isinstance(message, Media) else message.__struct_config__.tag}"

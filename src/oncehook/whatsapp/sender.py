@@ -44,10 +44,10 @@ from oncehook.whatsapp.messages import (
     Template,
     Text,
     check,
+    type_of,
 )
 from oncehook.whatsapp.numbers import is_group_id, is_user_id, normalise
 from oncehook.whatsapp.outcomes import CATEGORY, NOBODY_ANSWERED, Fault, Reason, SendFailed, Sent, silence, unsupported
-from oncehook.whatsapp.outgoing import type_of
 
 if TYPE_CHECKING:
     from oncehook.http_client.client import HttpClient

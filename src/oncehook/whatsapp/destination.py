@@ -13,13 +13,32 @@ from typing import TYPE_CHECKING, Final, Literal
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, Preview, Turn
-from oncehook.whatsapp.messages import InvalidMessage, Message, read_message
-from oncehook.whatsapp.outgoing import preview, subject_of
+from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, Preview, Turn, line
+from oncehook.whatsapp.messages import InvalidMessage, Message, check, read_message, summary
+from oncehook.whatsapp.numbers import normalise
 from oncehook.whatsapp.sender import SendFailed, Sent
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.sender import Sender
+
+
+def read_subject(message: Message, country: str | None = None) -> str | None:
+    """Whom it goes to, in one way of writing, so that what one person gets comes in order.
+
+    Raises InvalidMessage for what could never be sent: better now than in a dead letter.
+    """
+    check(message)
+    return None if message.to is None else normalise(message.to, country=country)
+
+
+def preview_message(body: bytes) -> Preview | None:
+    """To whom an event's body would be sent and what it says, in a line each; None when it is no message."""
+    try:
+        message = read_message(body)
+    except InvalidMessage:
+        return None
+    return Preview(line(message.to or "", 64), line(summary(message)))
+
 
 Unsure = Literal["retry", "dead"]
 
@@ -61,11 +80,11 @@ class SenderDestination:
 
     def subject_of(self, message: Message) -> str | None:
         """Whom a message goes to, in one way of writing. Raises InvalidMessage for what could never be sent."""
-        return subject_of(message, getattr(self.sender, "country", None))
+        return read_subject(message, getattr(self.sender, "country", None))
 
     def preview(self, body: bytes) -> Preview | None:
         """To whom an event's body would be sent, and what it says; None when it is no message."""
-        return preview(body)
+        return preview_message(body)
 
     async def attempt(self, lease: Lease) -> Result:
         """Send it once, within `terms.timeout`."""
