@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 project = "oncehook"
 author = "The oncehook authors"
 copyright = author  # noqa: A001 - Sphinx's word
-release = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+release = re.findall(r'^__version__ = "(.+)"$', (ROOT / "src/oncehook/__init__.py").read_text(), re.MULTILINE)[0]
 
 extensions = ["myst_parser"]
 exclude_patterns = ["_build"]
