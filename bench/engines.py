@@ -12,7 +12,6 @@ import signal
 import socket
 import sqlite3
 import subprocess
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -158,24 +157,6 @@ class Server:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._process.wait(STOP_SECONDS)
-
-
-@contextmanager
-def checked_out(revision: str) -> Iterator[Path]:
-    """Check another revision of this repository out beside it; removed at the end."""
-    tree = Path(tempfile.mkdtemp(prefix="oncehook-tree-")) / "tree"
-    _git("worktree", "add", "--detach", "--quiet", str(tree), revision)
-    try:
-        yield tree
-    finally:
-        _git("worktree", "remove", "--force", str(tree))
-        tree.parent.rmdir()
-
-
-def _git(*words: str) -> None:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise BenchError(f"git {' '.join(words)}: {done.stderr.strip()}")
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """How long does an event take at a fixed rate, from the moment its sender wanted to send it until its delivery is done?
 
-Starts `oncehook serve` with a handler inside, offers events at fixed moments, and reads from the store when each
-delivery was settled. A request that had to wait counts from the moment it was due, so a server that stumbles cannot
+Starts `oncehook serve` with a handler inside, offers events at fixed moments, and asks when each delivery was
+settled. A request that had to wait counts from the moment it was due, so a server that stumbles cannot
 hide it. Run by `scripts/bench latency`; talk on stderr, report on stdout.
 """
 
@@ -20,13 +20,13 @@ from typing import Any
 
 from bench import disk, drive, machine, traffic
 from bench.drive import Order
-from bench.engines import BenchError, Postgres, Server, free_port
+from bench.engines import BenchError, Postgres, cpu_seconds
 from bench.part import run_part
+from bench.product import Product, serving
 from bench.progress import Progress
 from bench.report import table
 from bench.traffic import Traffic
-from bench.work_contestants import Place, fresh_store
-from bench.work_idle import settled
+from bench.work_contestants import Place
 from bench.work_noise import Neighbours
 
 ENGINES = ("sqlite", "postgres")
@@ -34,7 +34,8 @@ RATES = (100, 500, 1000, 2000)
 WARM_RATE, WARM_SECONDS = 200, 1.0
 PATIENCE_SECONDS = 30.0
 """How long the last deliveries may take after the last request."""
-LOOK_SECONDS = 0.25
+SETTLE_SECONDS = 0.3
+"""How long the last deliveries take on a machine that is not behind."""
 
 
 @dataclass(frozen=True)
@@ -48,75 +49,81 @@ class Pace:
     done_p50_ms: float
     done_p99_ms: float
     done_max_ms: float
+    our_cpu_us: float
+    """CPU per event of our process."""
+    store_cpu_us: float
+    """CPU per event of the database's processes, where it has its own."""
     others_cores: float
     """Cores that somebody else used meanwhile."""
+
+    def brief(self) -> str:
+        """Tell somebody who watches."""
+        cpu = f"CPU {self.our_cpu_us:.0f} + {self.store_cpu_us:.0f} µs"
+        return f"done after p50 {self.done_p50_ms:.2f} ms, p99 {self.done_p99_ms:.2f} ms, {cpu}"
 
 
 class Offered:
     """A running server and the records that are still to be offered to it."""
 
-    def __init__(self, engine: str, store: str, port: int, prepared: Traffic) -> None:
-        self._engine, self._store, self._port, self._traffic = engine, store, port, prepared
+    def __init__(self, product: Product, prepared: Traffic, store_pids: Sequence[int]) -> None:
+        self._product, self._traffic, self._store_pids = product, prepared, store_pids
         self._next = 0
 
-    def offer(self, rate: int, seconds: float, tick: Callable[[float], None]) -> tuple[drive.Figures, list[float]]:
-        """Offer events at a rate; what the sender saw, and the milliseconds until each was done."""
-        first, count = self._next, math.ceil(rate * seconds) + 1
-        order = Order(self._traffic, [self._port], "/in/bench", first, first + count)
+    def warm_up(self, tick: Callable[[float], None]) -> None:
+        """Offer what does not count."""
+        self.offer(WARM_RATE, WARM_SECONDS, tick)
+
+    def offer(self, rate: int, seconds: float, tick: Callable[[float], None]) -> Pace:
+        """Offer events at a rate; return what their sender saw, and how long it took until they were done."""
+        first, last = self._next, self._next + math.ceil(rate * seconds) + 1
+        neighbours, before = Neighbours(self._store_pids), self._cpu()
+        order = Order(self._traffic, [self._product.port], "/in/bench", first, last)
         figures = drive.load_own(order, seconds=seconds, rate=rate, tick=tick)
         if figures.refused or figures.broken:
             raise BenchError(f"{figures.refused} requests refused and {figures.broken} broken")
         self._next = figures.next
-        ends = self._all_settled(self._next)
+        time.sleep(SETTLE_SECONDS)
+        ours, store = (after - start for after, start in zip(self._cpu(), before, strict=True))
+        others = neighbours.cores()
         keys = self._traffic.keys(first, self._next)
-        return figures, sorted((ends[key] - figures.began - n / rate) * 1000 for n, key in enumerate(keys))
+        ends = self._read_settled(len(keys))
+        whole = sorted((ends[key] - figures.began - n / rate) * 1000 for n, key in enumerate(keys))
+        return Pace(
+            rate,
+            len(whole),
+            figures.p50_ms,
+            figures.p99_ms,
+            done_p50_ms=whole[len(whole) // 2],
+            done_p99_ms=whole[int(len(whole) * 0.99)],
+            done_max_ms=whole[-1],
+            our_cpu_us=ours * 1e6 / len(whole),
+            store_cpu_us=store * 1e6 / len(whole),
+            others_cores=others,
+        )
 
-    def _all_settled(self, events: int) -> dict[str, float]:
+    def _cpu(self) -> tuple[float, float]:
+        return cpu_seconds([self._product.pid]), cpu_seconds(self._store_pids)
+
+    def _read_settled(self, events: int) -> dict[str, float]:
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while len(found := settled(self._engine, self._store)) < events:
+        while len(found := self._product.read_settled(events)) < events:
             if time.monotonic() > deadline:
                 raise BenchError(f"{events} events were sent, but {len(found)} were done")
-            time.sleep(LOOK_SECONDS)
+            time.sleep(SETTLE_SECONDS)
         return found
 
 
 def run_engine(engine: str, place: Place, prepared: Traffic, seconds: float, progress: Progress) -> list[Pace]:
-    """Every rate on one engine, in one process, on a store that grows meanwhile."""
-    folder = place.folder / "store"
-    folder.mkdir()
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        store = fresh_store(engine, place, folder, stack)
-        environment = {"BENCH_STORE": store, "BENCH_ENGINE": engine, "BENCH_SCENARIO": "idle"}
-        port = free_port()
-        command = ["serve", "bench.work_peers.oncehook_inbox:inbox", "--port", str(port)]
-        server = Server([sys.executable, "-m", "oncehook", *command], environment, folder / "log", port)
-        stack.callback(server.stop)
-        server.wait_until_ready()
-        offered = Offered(engine, store, port, prepared)
-        try:
-            offered.offer(WARM_RATE, WARM_SECONDS, progress.step(f"{engine}  warm up"))
-            return [_one_rate(offered, engine, place, rate, seconds, progress) for rate in RATES]
-        except BenchError as error:
-            raise BenchError(f"{error}\n{server.log_tail()}") from error
-
-
-def _one_rate(offered: Offered, engine: str, place: Place, rate: int, seconds: float, progress: Progress) -> Pace:
-    tick = progress.step(f"{engine}  {rate:,} events/s offered, {seconds:g} s")
-    neighbours = Neighbours(place.store_pids(engine))
-    figures, whole = offered.offer(rate, seconds, tick)
-    pace = Pace(
-        rate,
-        len(whole),
-        figures.p50_ms,
-        figures.p99_ms,
-        done_p50_ms=whole[len(whole) // 2],
-        done_p99_ms=whole[int(len(whole) * 0.99)],
-        done_max_ms=whole[-1],
-        others_cores=neighbours.cores(),
-    )
-    progress.result(f"done after p50 {pace.done_p50_ms:.2f} ms, p99 {pace.done_p99_ms:.2f} ms")
-    return pace
+    """Offer every rate on one engine, in one process, on a store that grows meanwhile."""
+    paces = []
+    with serving(place, engine) as product:
+        offered = Offered(product, prepared, place.store_pids(engine))
+        offered.warm_up(progress.step(f"{engine}  warm up"))
+        for rate in RATES:
+            pace = offered.offer(rate, seconds, progress.step(f"{engine}  {rate:,} events/s offered, {seconds:g} s"))
+            progress.result(pace.brief())
+            paces.append(pace)
+    return paces
 
 
 def run(seconds: float, folder: Path | None) -> dict[str, Any]:
@@ -143,11 +150,12 @@ def run(seconds: float, folder: Path | None) -> dict[str, Any]:
 
 def render(found: dict[str, Any]) -> str:
     """The report as text."""
-    rows = [["engine", "offered", "answered p50 ms", "p99", "done p50 ms", "p99", "max"]]
+    rows = [["engine", "offered", "answered p50 ms", "p99", "done p50 ms", "p99", "max", "CPU µs/event"]]
     for engine, paces in found["engines"].items():
         for pace in paces:
             names = ("answer_p50_ms", "answer_p99_ms", "done_p50_ms", "done_p99_ms", "done_max_ms")
-            rows.append([engine, f"{pace['rate']:,}/s", *[f"{pace[name]:.2f}" for name in names]])
+            cpu = f"{pace['our_cpu_us']:,.0f} + {pace['store_cpu_us']:,.0f}"
+            rows.append([engine, f"{pace['rate']:,}/s", *[f"{pace[name]:.2f}" for name in names], cpu])
     fsync = found["disk"]
     heading = (
         f"from the moment an event was due, {traffic.BODY_SIZE} bytes, one process receives and works\n"

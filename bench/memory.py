@@ -27,17 +27,16 @@ from bench.engines import (
     ROOT,
     BenchError,
     Postgres,
-    Server,
     child_environment,
     cpu_seconds,
     family_of,
-    free_port,
     generator_seconds,
 )
 from bench.part import run_part
+from bench.product import serving
 from bench.progress import Progress
 from bench.report import Target, table
-from bench.work_contestants import Place, fresh_store
+from bench.work_contestants import Place
 
 ENGINES = ("sqlite", "postgres")
 REST_SECONDS = 2.0
@@ -83,25 +82,16 @@ def rss_mb(pid: int) -> float:
 
 def run_engine(engine: str, place: Place, prepared: traffic.Traffic, seconds: float, progress: Progress) -> Footprint:
     """Start, rest, load, rest."""
-    folder = place.folder / "store"
-    folder.mkdir()
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        store = fresh_store(engine, place, folder, stack)
-        environment = {"BENCH_STORE": store, "BENCH_ENGINE": engine, "BENCH_SCENARIO": "idle"}
-        port = free_port()
-        command = ["serve", "bench.work_peers.oncehook_inbox:inbox", "--port", str(port)]
-        server = Server([sys.executable, "-m", "oncehook", *command], environment, folder / "log", port)
-        stack.callback(server.stop)
-        server.wait_until_ready()
+    with serving(place, engine) as product:
         progress.step(f"{engine}  idle, {seconds:g} s")
         time.sleep(REST_SECONDS)
-        before = cpu_seconds([server.pid])
+        before = cpu_seconds([product.pid])
         time.sleep(seconds)
-        idle_cpu, idle = (cpu_seconds([server.pid]) - before) * 100 / seconds, rss_mb(server.pid)
-        peak, figures = _loaded(server.pid, port, prepared, seconds, progress.step(f"{engine}  load, {seconds:g} s"))
+        idle_cpu, idle = (cpu_seconds([product.pid]) - before) * 100 / seconds, rss_mb(product.pid)
+        tick = progress.step(f"{engine}  load, {seconds:g} s")
+        peak, figures = _loaded(product.pid, product.port, prepared, seconds, tick)
         time.sleep(REST_SECONDS)
-        found = Footprint(idle, peak, rss_mb(server.pid), idle_cpu, figures.acknowledged)
+        found = Footprint(idle, peak, rss_mb(product.pid), idle_cpu, figures.acknowledged)
     progress.result(f"{found.idle_mb:.0f} MB idle, {found.loaded_mb:.0f} MB under load, {idle_cpu:.2f} % CPU idle")
     return found
 

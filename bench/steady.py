@@ -2,7 +2,7 @@
 
 Draining a full store (`scripts/bench work`) hides what steady traffic shows: small groups, hot subjects, statistics of
 a young store. Three parts. `steady` offers events at fixed moments, delivers them to an HTTP sink that answers at once,
-and reads from the store when each delivery was settled. `alone` drains one subject with a handler that does nothing.
+and asks when each delivery was settled. `alone` drains one subject with a handler that does nothing.
 `hot` sends many events to one subject while nobody vacuums, and compares what the first and the last of them cost. With
 `--against` another revision of this repository takes turns with this one. Run by `scripts/bench steady`; talk on
 stderr, report on stdout, exit 1 when a check failed.
@@ -30,11 +30,12 @@ from typing import Any
 import psycopg
 
 from bench import disk, drive, machine, traffic, work
-from bench.engines import ROOT, BenchError, Postgres, Server, checked_out, cpu_seconds, free_port
+from bench.engines import BenchError, Postgres, cpu_seconds
+from bench.product import Product, serving
 from bench.progress import Progress
-from bench.steady_report import ALONE_RATE, ENGINES, HERE, PIECE, SUBJECTS, Alone, Hot, Scene, Steady, render, targets
-from bench.work_contestants import CONTESTANTS, Books, Contestant, Place, fresh_store, opened_sink
-from bench.work_idle import settled
+from bench.steady_report import ALONE_RATE, ENGINES, PIECE, SUBJECTS, Alone, Hot, Scene, Steady, render, targets
+from bench.trees import check_out_both, take_turns
+from bench.work_contestants import CONTESTANTS, Books, Contestant, Place, opened_sink
 from bench.work_noise import Neighbours
 from bench.work_report import Settings
 
@@ -74,10 +75,9 @@ class Turn:
 class Running:
     """A `serve` on a fresh store, that receives and delivers."""
 
-    def __init__(self, server: Server, books: Books, place: Place, engine: str, store: str) -> None:
-        self._server, self._books = server, books
+    def __init__(self, product: Product, books: Books, place: Place, engine: str) -> None:
+        self._product, self._books, self._engine = product, books, engine
         self._store_pids = place.store_pids(engine)
-        self._engine, self._store = engine, store
         self.sent = 0
 
     def send(
@@ -85,7 +85,7 @@ class Running:
     ) -> float:
         """Send numbered events, at a rate or as fast as they are answered; returns when the first was due."""
         last = self.sent + (count or math.ceil((rate or 0) * seconds)) + drive.CONNECTIONS
-        order = drive.Order(None, [self._server.port], "/in/bench", self.sent, last)
+        order = drive.Order(None, [self._product.port], "/in/bench", self.sent, last)
         figures = drive.load_own(order, seconds=seconds, rate=rate, count=count, subjects=subjects, tick=tick)
         if figures.refused or figures.broken:
             raise BenchError(f"{figures.refused} requests refused and {figures.broken} broken")
@@ -110,12 +110,12 @@ class Running:
     def analyse(self) -> None:
         """Make statistics of what is there now."""
         if self._engine == "postgres":
-            with psycopg.connect(self._store, autocommit=True) as connection:
+            with psycopg.connect(self._product.store, autocommit=True) as connection:
                 connection.execute("ANALYZE")
 
     def cpu(self) -> tuple[float, float]:
         """CPU seconds of the database, without the session that looks whether all is over, and of our process."""
-        return cpu_seconds(self._store_pids) - cpu_seconds(self._books.pids), cpu_seconds([self._server.pid])
+        return cpu_seconds(self._store_pids) - cpu_seconds(self._books.pids), cpu_seconds([self._product.pid])
 
     def neighbours(self) -> Neighbours:
         """Watch the rest of the machine from now on."""
@@ -125,41 +125,21 @@ class Running:
         """When each event was delivered, by its key; raises BenchError when that was not in order."""
         if wrong := self._books.wrong():
             raise BenchError(f"{wrong} of {self.sent} events were not delivered as promised")
-        return settled(self._engine, self._store)
+        return self._product.read_settled(self.sent)
 
 
 @contextmanager
-def serving(turn: Turn, engine: str, scenario: str = "steady") -> Iterator[Running]:
+def run_server(turn: Turn, engine: str, scenario: str = "steady") -> Iterator[Running]:
     """Start `serve` on a fresh store; both are gone afterwards. `noop`: for a handler that does nothing."""
-    place = turn.place
-    folder = place.folder / "store"
-    folder.mkdir()
-    with ExitStack() as stack:
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        store = fresh_store(engine, place, folder, stack)
-        environment = {
-            "BENCH_STORE": store,
-            "BENCH_ENGINE": engine,
-            "BENCH_SCENARIO": scenario,
-            "BENCH_SINK": place.sink,
-            "BENCH_TREE": str(turn.path),
-        }
-        port = free_port()
-        command = ["serve", "bench.work_peers.oncehook_inbox:inbox", "--port", str(port)]
-        server = Server([sys.executable, "-m", "oncehook", *command], environment, folder / "log", port)
-        stack.callback(server.stop)
-        server.wait_until_ready()
-        books = Books(contestant_of(engine), store)
+    with serving(turn.place, engine, scenario, turn.path) as product, ExitStack() as stack:
+        books = Books(contestant_of(engine), product.store)
         stack.callback(books.close)
-        try:
-            yield Running(server, books, place, engine, store)
-        except BenchError as error:
-            raise BenchError(f"{error}\n{server.log_tail()}".rstrip()) from error
+        yield Running(product, books, turn.place, engine)
 
 
 def run_scene(turn: Turn, *, scene: Scene, seconds: float) -> Steady:
     """Offer events at a steady rate to a fresh server."""
-    with serving(turn, scene.engine) as running:
+    with run_server(turn, scene.engine) as running:
         running.warm_up(scene.subjects)
         if scene.statistics == "analysed":
             running.analyse()
@@ -229,7 +209,7 @@ def run_alone(turn: Turn, *, engine: str, seconds: float) -> Alone:
     seconds = min(seconds, ALONE_SECONDS)
     settings = Settings(seconds, 1, turn.place.body, 0, None)
     drained = work.run_turn(contestant_of(engine), turn.place, settings, turn.tick, turn.path)
-    with serving(turn, engine, "noop") as running:
+    with run_server(turn, engine, "noop") as running:
         running.warm_up(1)
         neighbours, first = running.neighbours(), running.sent
         began = running.send(1, turn.tick, seconds=seconds, rate=ALONE_RATE)
@@ -251,7 +231,7 @@ def run_hot(turn: Turn, *, engine: str, events: int) -> Hot:
     """Send piece after piece to one subject, each when the last is delivered."""
     pieces = events // PIECE
     costs: list[tuple[float, float]] = []
-    with unvacuumed(turn.place), serving(turn, engine) as running:
+    with unvacuumed(turn.place), run_server(turn, engine) as running:
         running.warm_up(1)
         neighbours, before = running.neighbours(), running.cpu()
         for number in range(pieces):
@@ -315,23 +295,13 @@ def list_jobs(arguments: argparse.Namespace) -> list[tuple[str, Callable[[Turn],
     return jobs
 
 
-@contextmanager
-def trees(against: str | None) -> Iterator[dict[str, Path]]:
-    """This tree, and the one it is compared with."""
-    if against is None:
-        yield {HERE: ROOT}
-        return
-    with checked_out(against) as other:
-        yield {against: other, HERE: ROOT}
-
-
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """The whole of it, as plain values."""
     jobs = list_jobs(arguments)
     results: list[Result] = []
     failures: dict[str, str] = {}
     with ExitStack() as stack:
-        both = stack.enter_context(trees(arguments.against))
+        both = stack.enter_context(check_out_both(arguments.against))
         home = Path(tempfile.mkdtemp(prefix="oncehook-steady-", dir=arguments.folder))
         stack.callback(shutil.rmtree, home, ignore_errors=True)
         postgres = Postgres(home) if "postgres" in arguments.engine else None
@@ -340,18 +310,15 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         place = Place(home, postgres, stack.enter_context(opened_sink(home)), traffic.BODY_SIZE)
         fsync = disk.summarize(disk.measure(home, seconds=1.0))
         progress = Progress(arguments.rounds * len(jobs) * len(both))
-        for number in range(arguments.rounds):
-            for at, (title, job) in enumerate(jobs):
-                # In another order each time: nobody is always the one who comes second.
-                for tree, path in list(both.items())[:: -1 if (number + at) % 2 else 1]:
-                    tick = progress.step(f"{title}  {tree}")
-                    try:
-                        results.append(job(Turn(tree, path, place, tick)))
-                    except BenchError as error:
-                        failures[f"{title}  {tree}"] = str(error)
-                        progress.result(f"FAILED: {error}")
-                    else:
-                        progress.result(brief(results[-1]))
+        for _, (title, job), tree, path in take_turns(arguments.rounds, jobs, both):
+            tick = progress.step(f"{title}  {tree}")
+            try:
+                results.append(job(Turn(tree, path, place, tick)))
+            except BenchError as error:
+                failures[f"{title}  {tree}"] = str(error)
+                progress.result(f"FAILED: {error}")
+            else:
+                progress.result(brief(results[-1]))
     found: dict[str, Any] = {
         "machine": machine.describe(),
         "disk": asdict(fsync),

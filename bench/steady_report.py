@@ -12,8 +12,8 @@ from typing import Any
 
 from bench.report import NOISY_CORES, Target, short, table
 from bench.traffic import BODY_SIZE
+from bench.trees import HERE, SHOWN
 
-HERE = "this tree"
 ENGINES = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
 SUBJECTS = (0, 500, 20, 3, 1)
 """0: every event is the only one of its subject."""
@@ -27,8 +27,6 @@ ALONE_RATE = 1_000
 """Events a second that are offered to one subject."""
 LOW_RATE, LOW_RATE_CPU_LIMIT, ALONE_FLOOR = 200, 0.5, 5.0
 """Held against the other revision."""
-SHOWN = 12
-"""Characters of a revision's name."""
 
 Found = dict[str, Any]
 

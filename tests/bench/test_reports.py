@@ -46,7 +46,7 @@ def layers() -> dict[str, float]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A finished run."""
-    paces = [latency.Pace(rate, 10, 1.0, 2.0, 3.0, 4.0, 5.0, 0.0) for rate in latency.RATES]
+    paces = [latency.Pace(rate, 10, 1.0, 2.0, 3.0, 4.0, 5.0, 300.0, 0.0, 0.0) for rate in latency.RATES]
     speeds = dict.fromkeys(plots.WORK_NAMES, 1000.0) | {"oncehook_subject": 20_000.0}
     files: dict[str, Any] = {
         "ingest": as_json(results()),

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 from bench.engines import ROOT, BenchError
-from bench.steady_report import HERE, Alone, Hot, Scene, Steady, render, targets
+from bench.steady_report import Alone, Hot, Scene, Steady, render, targets
+from bench.trees import HERE
 
-from bench import plots, steady
+from bench import plots, steady, trees
 
 OTHER = "18c060b8c3d50589abc0"
 COLUMNS = "subjects statistics mean ms p50 ms p99 ms behind s CPU: DB ours left"
@@ -280,7 +281,7 @@ def test_trees_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         return one_scene(**asdict(scene), tree=turn.tree)
 
     monkeypatch.setattr(steady, "run_scene", run_scene)
-    monkeypatch.setattr(steady, "checked_out", lambda revision: nullcontext(tmp_path))
+    monkeypatch.setattr(trees, "check_out", lambda revision: nullcontext(tmp_path))
     words = f"--engine sqlite --only steady --rate 5 --subjects 3 20 --rounds 2 --against {there}"
     found = steady.run(steady.read_arguments(words.split()))
     assert seen == [(3, there), (3, here), (20, here), (20, there), (3, here), (3, there), (20, there), (20, here)]
