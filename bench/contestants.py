@@ -16,6 +16,7 @@ from pathlib import Path
 
 from bench import drive, traffic
 from bench.engines import (
+    ROOT,
     BenchError,
     Postgres,
     Redis,
@@ -161,14 +162,17 @@ class Running:
 
 
 @contextmanager
-def started(contestant: Contestant, place: Place) -> Iterator[Running]:
-    """Run a contestant on a fresh store; it is stopped and its store removed at the end."""
+def started(contestant: Contestant, place: Place, tree: Path = ROOT) -> Iterator[Running]:
+    """Run a contestant on a fresh store; it is stopped and its store removed at the end.
+
+    `tree`: where the product is taken from.
+    """
     folder = place.folder / "store"
     folder.mkdir()
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         store, count = _fresh_store(contestant, place, folder, stack)
-        environment = {"BENCH_SECRET": traffic.SECRET, "BENCH_STORE": store}
+        environment = {"BENCH_SECRET": traffic.SECRET, "BENCH_STORE": store, "BENCH_TREE": str(tree)}
         store_pids = [place.postgres.pid] if place.postgres and contestant.engine == "postgres" else []
         if contestant.redis:
             assert place.redis is not None

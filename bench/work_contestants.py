@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -241,10 +241,7 @@ class Place:
 
 
 class Worker(Server):
-    """One of a contestant's processes. It listens on no port; it works until it is stopped."""
-
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        super().__init__(command, environment, log, port=0)
+    """One of a contestant's processes. It works until it is stopped; the product answers `/metrics` at its port."""
 
     @property
     def has_failed(self) -> bool:
@@ -352,7 +349,8 @@ def started(contestant: Contestant, place: Place, jobs: int, tree: Path = ROOT) 
         books.settle()
         workers = []
         for number in range(contestant.processes):
-            worker = Worker(work_command(contestant), environment, folder / f"log-{number}")
+            port = free_port()
+            worker = Worker(work_command(contestant, port), environment, folder / f"log-{number}", port)
             stack.callback(worker.stop)
             workers.append(worker)
         yield Working(books, workers, place.store_pids(contestant.engine))
@@ -398,10 +396,11 @@ def fill(contestant: Contestant, environment: Mapping[str, str]) -> None:
         raise BenchError(f"it could not be filled:\n{done.stderr[-LOG_SHOWN:]}")
 
 
-def work_command(contestant: Contestant) -> list[str]:
+def work_command(contestant: Contestant, port: int) -> list[str]:
     """How a worker is started: the product by its own command line, as its users do."""
     if contestant.is_ours:
-        return [sys.executable, "-m", "oncehook", "worker", "bench.work_peers.oncehook_inbox:inbox"]
+        options = ["--listen", f"127.0.0.1:{port}"]
+        return [sys.executable, "-m", "oncehook", "worker", "bench.work_peers.oncehook_inbox:inbox", *options]
     return [sys.executable, "-m", f"bench.work_peers.{contestant.module}", "work"]
 
 
