@@ -31,7 +31,7 @@ from bench.product import FRESH_SECONDS, read_counter, serving
 from bench.progress import Progress
 from bench.report import NOISY_CORES, Settings, short, table
 from bench.trees import SHOWN, check_out_both, take_turns
-from bench.work_contestants import Working, opened_sink
+from bench.work_contestants import Working, run_sink
 from bench.work_noise import Neighbours
 
 PARTS = ("ingest", "work", "latency")
@@ -95,7 +95,7 @@ class Look:
 
 def run_ingest(turn: Turn, *, one: contestants.Contestant, place: contestants.Place, settings: Settings) -> Figures:
     """Send signed requests with new keys as fast as they are answered."""
-    with contestants.started(one, place, turn.path) as running:
+    with contestants.run_contestant(one, place, turn.path) as running:
         trial = ingest.Trial(running, place, settings, turn.progress, f"{turn.label}  ingest")
         trial.warm_up()
         measured = trial.measure()
@@ -113,7 +113,7 @@ def run_work(turn: Turn, *, one: work_contestants.Contestant, place: work_contes
     # Some more, because neither the start nor the end of the workers counts.
     jobs = round(one.pace * (seconds + 2 * FRESH_SECONDS))
     tick = turn.progress.step(f"{turn.label}  work  {one.name}")
-    with work_contestants.started(one, place, jobs, turn.path) as working:
+    with work_contestants.run_contestant(one, place, jobs, turn.path) as working:
         try:
             looks = watch(working, jobs, seconds, tick)
         except BenchError as error:
@@ -239,7 +239,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         records = max((seconds + 2) * MAX_RATE, sum(RATES) * seconds + WARM_RATE * WARM_SECONDS + 10)
         prepared = traffic.prepare(home, records=int(records), duplicates=0, tick=lambda share: None)
         intake = contestants.Place(home, prepared, postgres, None, settings.with_route, settings.serve_options)
-        queue = work_contestants.Place(home, postgres, stack.enter_context(opened_sink(home)), traffic.BODY_SIZE)
+        queue = work_contestants.Place(home, postgres, stack.enter_context(run_sink(home)), traffic.BODY_SIZE)
         loads = list_loads(arguments, intake, queue, settings)
         progress = Progress(arguments.rounds * len(trees) * sum(load.steps for load in loads))
         for number, load, tree, path in take_turns(arguments.rounds, loads, trees):

@@ -51,17 +51,17 @@ class Contestant:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is the product and not a reference."""
+        """Tell the product from a reference."""
         return self.front == "oncehook"
 
     @property
     def path(self) -> str:
-        """Where it takes webhooks."""
+        """Return the path that takes webhooks."""
         return "/in/bench" if self.is_ours else "/hook"
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the packages it is made of, as they are installed."""
+        """Return the installed versions of the packages it is made of."""
         return {package: version_of(package) for package in self.packages}
 
 
@@ -162,7 +162,7 @@ class Running:
 
 
 @contextmanager
-def started(contestant: Contestant, place: Place, tree: Path = ROOT) -> Iterator[Running]:
+def run_contestant(contestant: Contestant, place: Place, tree: Path = ROOT) -> Iterator[Running]:
     """Run a contestant on a fresh store; it is stopped and its store removed at the end.
 
     `tree`: where the product is taken from.

@@ -79,7 +79,7 @@ class Order:
 
 
 def find_wrk() -> str | None:
-    """Where wrk is, if it is on the path."""
+    """Return the path of wrk, if it is installed."""
     return shutil.which("wrk")
 
 
@@ -96,7 +96,7 @@ def load_wrk(wrk: str, order: Order, *, seconds: float, tick: Tick) -> Figures:
         options = ["-t1", f"-c{CONNECTIONS // len(order.ports)}", f"-d{whole}s", "--timeout", "10s", "-s", str(script)]
         commands.append([wrk, *options, f"http://127.0.0.1:{port}{order.path}"])
     answers = zip(_run_all(commands, whole, tick), order.shares(), strict=True)
-    return _merged([_from_wrk(answer, share, CONNECTIONS // len(order.ports)) for answer, share in answers], order)
+    return _merge([_from_wrk(answer, share, CONNECTIONS // len(order.ports)) for answer, share in answers], order)
 
 
 def load_own(
@@ -127,7 +127,7 @@ def load_own(
         }
         flags = [text for name, value in options.items() if value is not None for text in (f"--{name}", str(value))]
         commands.append([sys.executable, "-m", "bench.load", *flags])
-    return _merged([_from_own(answer) for answer in _run_all(commands, seconds, tick)], order)
+    return _merge([_from_own(answer) for answer in _run_all(commands, seconds, tick)], order)
 
 
 def post(port: int, path: str, folder: Path, record: bytes) -> int:
@@ -214,7 +214,7 @@ def _from_own(answer: dict[str, Any]) -> Figures:
     )
 
 
-def _merged(parts: list[Figures], order: Order) -> Figures:
+def _merge(parts: list[Figures], order: Order) -> Figures:
     if len(parts) == 1:
         return parts[0]
     return Figures(

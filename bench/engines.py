@@ -50,18 +50,18 @@ class Postgres:
                 raise BenchError(f"PostgreSQL runs with {setting} off: its figures would not be durable ones")
 
     def uri(self, database: str) -> str:
-        """Where a database is reached."""
+        """Return the address of a database."""
         return str(self._server.get_uri(database))
 
     def ask(self, query: str, database: str = "postgres") -> object:
-        """First column of the first row of an answer, or None."""
+        """Return the first column of the first row of an answer, or None."""
         with psycopg.connect(self.uri(database), autocommit=True, options=SEARCH_PATH) as connection:
             cursor = connection.execute(query.encode())
             row = cursor.fetchone() if cursor.description else None
             return row[0] if row else None
 
     def give_room(self) -> None:
-        """The settings that our documents advise for much traffic: checkpoints by time, not after every gigabyte."""
+        """Apply the settings that our docs advise for much traffic: checkpoints by time, not after every gigabyte."""
         for setting in ("max_wal_size = '16GB'", "checkpoint_timeout = '15min'"):
             self.ask(f"ALTER SYSTEM SET {setting}")
         self.ask("SELECT pg_reload_conf()")
@@ -71,7 +71,7 @@ class Postgres:
         self.ask("CHECKPOINT")
 
     def count(self, table: str, database: str) -> int:
-        """Rows of a table."""
+        """Count the rows of a table."""
         try:
             return int(str(self.ask(f"SELECT count(*) FROM {table}", database)))
         except psycopg.Error as error:
@@ -79,7 +79,7 @@ class Postgres:
 
     @contextmanager
     def database(self, name: str) -> Iterator[str]:
-        """A fresh database for one contestant; gone afterwards."""
+        """Create a fresh database for one contestant; drop it afterwards."""
         with psycopg.connect(self.uri("postgres"), autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         self.rest()
@@ -143,7 +143,7 @@ class Server:
         raise BenchError(f"the server did not listen within {START_SECONDS:.0f} s:\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """The last lines that the server wrote."""
+        """Return the last lines that the server wrote."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
 
     def stop(self) -> None:
@@ -160,7 +160,7 @@ class Server:
 
 
 def child_environment(extra: Mapping[str, str]) -> dict[str, str]:
-    """Our environment for a child that imports `bench`, and `oncehook` from the tree that `BENCH_TREE` names."""
+    """Build the environment of a child that imports `oncehook` from the tree that `BENCH_TREE` names."""
     paths = [str(ROOT), str(Path(extra.get("BENCH_TREE", ROOT)) / "src"), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **extra}
 
@@ -175,7 +175,7 @@ def run_once(command: Sequence[str], environment: Mapping[str, str]) -> None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """Return a port that nobody listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -183,7 +183,7 @@ def free_port() -> int:
 
 
 def family_of(pids: Sequence[int]) -> list[psutil.Process]:
-    """These processes and everything they started that still runs."""
+    """List these processes and everything they started that still runs."""
     family = []
     for pid in pids:
         with suppress(psutil.NoSuchProcess):
@@ -193,7 +193,7 @@ def family_of(pids: Sequence[int]) -> list[psutil.Process]:
 
 
 def cpu_seconds(pids: Sequence[int]) -> float:
-    """CPU time that these processes and all their children, also ended ones, have used so far."""
+    """Return the CPU time that these processes and all their children, also ended ones, have used so far."""
     total = 0.0
     for process in family_of(pids):
         with suppress(psutil.NoSuchProcess):
@@ -203,19 +203,19 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def machine_seconds() -> float:
-    """CPU time that this whole machine has spent on work so far, whoever asked for it."""
+    """Return the CPU time that this whole machine has spent on work so far, whoever asked for it."""
     times = psutil.cpu_times()
     return float(sum(times[:8]) - times.idle - getattr(times, "iowait", 0.0))
 
 
 def generator_seconds() -> float:
-    """CPU time of the children that we have waited for so far: between two calls, that of the load generators."""
+    """Return the CPU time of children that we have waited for: between two calls, that of the load generators."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def count_sqlite(path: Path, table: str) -> int:
-    """Rows of a table in an SQLite file that another process may be writing."""
+    """Count the rows of a table in an SQLite file that another process may be writing."""
     connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)
     try:
         return int(connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0])

@@ -26,10 +26,10 @@ from typing import Any
 import uvloop
 
 from bench import machine, work_backlog
-from bench.contestants import CONTESTANTS, Contestant, Place, started
+from bench.contestants import CONTESTANTS, Contestant, Place, run_contestant
 from bench.drive import find_wrk
 from bench.engines import BenchError, Postgres
-from bench.ingest import TestInbox, has_mixes, opened_place
+from bench.ingest import Trial, has_mixes, open_place
 from bench.progress import Progress
 from bench.report import Settings, Target, table
 from bench.work_contestants import Place as Shop
@@ -56,8 +56,8 @@ class Size:
 
 def run_intake(one: Contestant, place: Place, settings: Settings, sizes: Sequence[int], bar: Progress) -> list[Size]:
     """Load an empty store, fill it, load it again."""
-    with started(one, place) as running:
-        trial = TestInbox(running, place, settings, bar, "growth")
+    with run_contestant(one, place) as running:
+        trial = Trial(running, place, settings, bar, "growth")
         trial.warm_up()
         found = [Size(0, trial.measure("load on an empty store").figures.per_second)]
         held = 0
@@ -93,21 +93,21 @@ def run_leases(engine: str, shop: Shop, turns: int, progress: Progress) -> dict[
 
 
 def run_all_intake(engines: Sequence[str], settings: Settings, sizes: Sequence[int]) -> dict[str, list[Size]]:
-    """Every engine."""
+    """Measure intake on every engine."""
     chosen = [one for one in CONTESTANTS if has_mixes(one) and one.engine in engines]
     loads = len(sizes) + 1
     steps = 1 + len(chosen) * (1 + loads + PIECES * len(sizes))
     progress = Progress(steps)
     more = len(sizes) * math.ceil(settings.seconds) * settings.max_rate + (sizes[-1] if sizes else 0)
-    with opened_place(chosen, settings, progress, more=more) as place:
+    with open_place(chosen, settings, progress, more=more) as place:
         if place.postgres is not None:
             place.postgres.give_room()
         return {one.engine: run_intake(one, place, settings, sizes, progress) for one in chosen}
 
 
 def run_all_leases(engines: Sequence[str], folder: Path | None, turns: int) -> dict[str, dict[int, float]]:
-    """Every engine."""
-    # Our own progress is what is told on stderr.
+    """Measure leases on every engine."""
+    # Stderr shows our own progress only.
     logging.getLogger("oncehook").addHandler(logging.NullHandler())
     progress = Progress(len(engines) * (len(DEPTHS) + 1))
     home = Path(tempfile.mkdtemp(prefix="oncehook-growth-", dir=folder))
@@ -120,7 +120,7 @@ def run_all_leases(engines: Sequence[str], folder: Path | None, turns: int) -> d
 
 
 def targets(found: dict[str, Any]) -> list[Target]:
-    """What was found, held against what it should be."""
+    """Compare what was found with what it should be."""
     judged = []
     for engine, sizes in found["intake"].items():
         for size in sizes[1:]:
@@ -135,7 +135,7 @@ def targets(found: dict[str, Any]) -> list[Target]:
 
 
 def render(found: dict[str, Any]) -> str:
-    """The report as text."""
+    """Render the report as text."""
     parts = []
     if found["intake"]:
         rows = [["intake", "events in the store", "events/s"]]
@@ -153,7 +153,7 @@ def render(found: dict[str, Any]) -> str:
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="scripts/bench growth", description=str(__doc__).split("\n")[0])
     parser.add_argument(
         "--events", type=int, action="append", metavar="N", help="a size of the store (repeat; default: 1000000)"

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from bench import disk, drive, report, traffic
-from bench.contestants import CONTESTANTS, Contestant, Place, Running, started
+from bench.contestants import CONTESTANTS, Contestant, Place, Running, run_contestant
 from bench.drive import Figures, Order
 from bench.engines import BenchError, Postgres, Redis, cpu_seconds, generator_seconds, machine_seconds
 from bench.progress import Progress
@@ -63,7 +63,7 @@ class Account:
             raise BenchError(f"{rows} events have {made} deliveries, expected one each")
 
     def _settled_rows(self) -> int:
-        """Rows, once the requests that wrk left behind are written or gone."""
+        """Count the rows, once the requests that wrk left behind are written or gone."""
         rows = self._running.count("events")
         while True:
             time.sleep(SETTLE_SECONDS)
@@ -72,7 +72,7 @@ class Account:
             rows = again
 
 
-class TestInbox:
+class Trial:
     """One contestant, running, under the loads of one round."""
 
     def __init__(self, running: Running, place: Place, settings: Settings, progress: Progress, label: str) -> None:
@@ -86,23 +86,23 @@ class TestInbox:
         self._next = 0
 
     def warm_up(self) -> None:
-        """A first load, whose every answer is awaited: here stored and acknowledged must be equal to the row."""
+        """Send a first load and await every answer: here stored and acknowledged must be equal to the row."""
         figures = drive.load_own(
-            self._order(self._allotted(WARM_SECONDS)), seconds=WARM_SECONDS, tick=self._step("warm up")
+            self._order(self._allot(WARM_SECONDS)), seconds=WARM_SECONDS, tick=self._step("warm up")
         )
         self._account.check(figures)
         self._next = figures.next
 
     def measure(self, what: str = "load") -> Measured:
-        """Full load with keys that never came before."""
-        measured = self._full_load(self._order(self._allotted(self._settings.seconds)), what)
+        """Send a full load with keys that never came before."""
+        measured = self._full_load(self._order(self._allot(self._settings.seconds)), what)
         self._account.check(measured.figures)
         self._next = measured.figures.next
         self._tell(measured)
         return measured
 
     def measure_mix(self, repeated: float) -> Measured:
-        """Full load with a share of the keys repeated."""
+        """Send a full load with a share of the keys repeated."""
         prepared, ports, path = self._traffic, self._running.ports, self._running.contestant.path
         measured = self._full_load(
             Order(prepared, ports, path, 0, prepared.duplicates, repeated), f"{repeated:.0%} duplicates"
@@ -112,7 +112,7 @@ class TestInbox:
         return measured
 
     def measure_large(self) -> Measured:
-        """Full load with large bodies, all keys new."""
+        """Send a full load with large bodies, all keys new."""
         assert self._large is not None
         order = Order(self._large, self._running.ports, self._running.contestant.path, 0, self._large.records)
         measured = self._full_load(order, f"{self._large.body_size >> 10} KB bodies")
@@ -121,7 +121,7 @@ class TestInbox:
         return measured
 
     def measure_latency(self) -> Figures:
-        """A modest load at fixed moments, each answer timed from the moment its request was due."""
+        """Send a modest load at fixed moments; time each answer from the moment its request was due."""
         settings = self._settings
         tick = self._step(f"{settings.offered:.0f} events/s offered")
         order = self._order(math.ceil(settings.offered * settings.seconds) + len(self._running.ports))
@@ -132,8 +132,11 @@ class TestInbox:
         return figures
 
     def fill(self, events: int) -> None:
-        """Take about this many events in, through the door like all others. A disk that has to write out gigabytes may
-        hold up a commit for longer than a sender waits: some are told to come again, and here they do not."""
+        """Take about this many events in, over HTTP like all others.
+
+        Because a disk that has to write out gigabytes may hold up a commit for longer than a sender waits, some are
+        answered 503; they are not sent again.
+        """
         step = max(1, events // 10)
         for done in range(0, events, step):
             tick = self._step(f"fill to {min(events, done + step):,} events")
@@ -166,7 +169,7 @@ class TestInbox:
             self._traffic, self._running.ports, self._running.contestant.path, self._next, self._next + records
         )
 
-    def _allotted(self, seconds: float) -> int:
+    def _allot(self, seconds: float) -> int:
         return math.ceil(seconds) * self._settings.max_rate
 
     def _step(self, what: str) -> Callable[[float], None]:
@@ -198,8 +201,8 @@ def run_round(number: int, chosen: Sequence[Contestant], place: Place, results: 
         if contestant.name in results.failures:
             continue
         try:
-            with started(contestant, place) as running:
-                trial = TestInbox(running, place, settings, progress, f"round {number + 1} of {settings.rounds}")
+            with run_contestant(contestant, place) as running:
+                trial = Trial(running, place, settings, progress, f"round {number + 1} of {settings.rounds}")
                 trial.warm_up()
                 run_loads(contestant, trial, results)
         except BenchError as error:
@@ -207,8 +210,8 @@ def run_round(number: int, chosen: Sequence[Contestant], place: Place, results: 
             progress.result(f"{contestant.name} FAILED: {error}")
 
 
-def run_loads(contestant: Contestant, trial: TestInbox, results: Results) -> None:
-    """All loads of one turn."""
+def run_loads(contestant: Contestant, trial: Trial, results: Results) -> None:
+    """Run all loads of one turn."""
     name = contestant.name
     measured = trial.measure()
     results.rounds.setdefault(name, []).append(measured)
@@ -223,17 +226,17 @@ def run_loads(contestant: Contestant, trial: TestInbox, results: Results) -> Non
 
 
 def has_mixes(contestant: Contestant) -> bool:
-    """Whether it is also measured with repeated keys: the product in one process."""
+    """Tell whether it is also measured with repeated keys: the product in one process."""
     return contestant.is_ours and contestant.processes == 1
 
 
 def has_latency(contestant: Contestant) -> bool:
-    """Whether it is also measured at a modest rate: the product, and the thin references to compare with."""
+    """Tell whether it is also measured at a modest rate: the product, and the thin references."""
     return has_mixes(contestant) or contestant.name.startswith("thin_")
 
 
 def count_steps(chosen: Sequence[Contestant], settings: Settings) -> int:
-    """How many steps the progress will show."""
+    """Count the steps that the progress will show."""
     steps = 1 + settings.large
     for contestant in chosen:
         loads = 2 + len(traffic.MIXES) * has_mixes(contestant) + has_latency(contestant) + settings.large
@@ -242,10 +245,10 @@ def count_steps(chosen: Sequence[Contestant], settings: Settings) -> int:
 
 
 @contextmanager
-def opened_place(
+def open_place(
     chosen: Sequence[Contestant], settings: Settings, progress: Progress, *, more: int = 0
 ) -> Iterator[Place]:
-    """A folder with prepared requests (for one turn, and some more) and running engines; nothing of it stays."""
+    """Prepare a folder with requests (for one turn, and some more) and running engines; remove it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="oncehook-bench-", dir=settings.folder))
     postgres: Postgres | None = None
     redis: Redis | None = None
@@ -283,10 +286,10 @@ def _prepare_large(folder: Path, settings: Settings, progress: Progress) -> traf
 
 
 def run(chosen: Sequence[Contestant], settings: Settings) -> Results:
-    """The whole benchmark."""
+    """Run the whole benchmark."""
     results = Results(settings)
     progress = Progress(count_steps(chosen, settings))
-    with opened_place(chosen, settings, progress) as place:
+    with open_place(chosen, settings, progress) as place:
         times = disk.measure(place.folder, seconds=1.0)
         for number in range(settings.rounds):
             run_round(number, chosen, place, results, progress)
@@ -296,7 +299,7 @@ def run(chosen: Sequence[Contestant], settings: Settings) -> Results:
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     names = [contestant.name for contestant in CONTESTANTS]
     parser = argparse.ArgumentParser(
         prog="scripts/bench ingest",
@@ -326,7 +329,7 @@ def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def settings_from(arguments: argparse.Namespace, wrk: str | None) -> Settings:
-    """What the command line asks for. The references do not work, so the product does not either."""
+    """Return what the command line asks for. The references do not work, so the product does not either."""
     return Settings(
         seconds=arguments.seconds,
         rounds=arguments.rounds,

@@ -127,7 +127,7 @@ def run_engine(engine: str, place: Place, prepared: Traffic, seconds: float, pro
 
 
 def run(seconds: float, folder: Path | None) -> dict[str, Any]:
-    """The whole of it, as plain values."""
+    """Measure everything; return plain values."""
     progress = Progress(1 + len(ENGINES) * (1 + len(RATES)))
     home = Path(tempfile.mkdtemp(prefix="oncehook-latency-", dir=folder))
     with ExitStack() as stack:
@@ -149,7 +149,7 @@ def run(seconds: float, folder: Path | None) -> dict[str, Any]:
 
 
 def render(found: dict[str, Any]) -> str:
-    """The report as text."""
+    """Render the report as text."""
     rows = [["engine", "offered", "answered p50 ms", "p99", "done p50 ms", "p99", "max", "CPU µs/event"]]
     for engine, paces in found["engines"].items():
         for pace in paces:

@@ -48,7 +48,7 @@ class Connection:
         self._received = b""
 
     def read(self) -> tuple[int, bool] | None:
-        """Status of the answer and whether the connection stays open; None while the answer is not whole."""
+        """Return the status and whether the connection stays open; None while the answer is not whole."""
         data = self.socket.recv(65536)
         if not data:
             raise ConnectionResetError("closed before the answer")
@@ -69,7 +69,7 @@ class Connection:
         return int(data[9:12]), _CLOSE.search(head) is None
 
 
-def prepared(arguments: argparse.Namespace) -> Iterator[bytes]:
+def read_requests(arguments: argparse.Namespace) -> Iterator[bytes]:
     """Yield a request for each record that `bench.traffic` wrote, from the first on."""
     folder = Path(arguments.traffic)
     tails = traffic.read_tails(folder)
@@ -80,7 +80,7 @@ def prepared(arguments: argparse.Namespace) -> Iterator[bytes]:
             yield traffic.compose(head, tails, record)
 
 
-def numbered(arguments: argparse.Namespace) -> Iterator[bytes]:
+def make_requests(arguments: argparse.Namespace) -> Iterator[bytes]:
     """Yield a signed request for `event-N` on one subject after the other; each on its own where there are none."""
     for n in itertools.count(arguments.first):
         subject = n % arguments.subjects if arguments.subjects else n
@@ -95,7 +95,7 @@ class Load:
     """Sends requests from `first` up to `last` and keeps the figures."""
 
     def __init__(self, arguments: argparse.Namespace, selector: selectors.BaseSelector) -> None:
-        self._requests = prepared(arguments) if arguments.subjects is None else numbered(arguments)
+        self._requests = read_requests(arguments) if arguments.subjects is None else make_requests(arguments)
         self.next = arguments.first
         self.last = arguments.last
         self.selector = selector
@@ -109,9 +109,9 @@ class Load:
         """When the first request of an open loop was due, in seconds since 1970."""
         self.latencies = array("d")
         self.delays = array("d")
-        self.connections = [self._opened(arguments.port) for _ in range(arguments.connections)]
+        self.connections = [self._connect(arguments.port) for _ in range(arguments.connections)]
 
-    def _opened(self, port: int) -> Connection:
+    def _connect(self, port: int) -> Connection:
         connection = Connection(port)
         self.selector.register(connection.socket, selectors.EVENT_READ, connection)
         return connection
@@ -213,7 +213,7 @@ def open_loop(load: Load, *, seconds: float, rate: float) -> float:
 
 
 def percentile(values: array[float], share: float) -> float:
-    """The value below which this share of the values lies, in milliseconds; 0 when there are none."""
+    """Return the value below which this share of the values lies, in milliseconds; 0 when there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * share))] * 1000 if ordered else 0.0
 

@@ -12,7 +12,7 @@ import psutil
 
 
 def version_of(package: str) -> str:
-    """The version of a package of a contestant; one may be drawn where it cannot run."""
+    """Return the version of a contestant's package; a contestant may be drawn where it cannot run."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -20,7 +20,7 @@ def version_of(package: str) -> str:
 
 
 def describe() -> dict[str, str | int | float | None]:
-    """This machine and what runs on it."""
+    """Describe this machine and what runs on it."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),

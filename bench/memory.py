@@ -72,7 +72,7 @@ class Footprint:
 
 
 def rss_mb(pid: int) -> float:
-    """Megabytes that a process and its children hold."""
+    """Return the megabytes that a process and its children hold."""
     total = 0
     for process in family_of([pid]):
         with suppress(psutil.NoSuchProcess):
@@ -89,14 +89,14 @@ def run_engine(engine: str, place: Place, prepared: traffic.Traffic, seconds: fl
         time.sleep(seconds)
         idle_cpu, idle = (cpu_seconds([product.pid]) - before) * 100 / seconds, rss_mb(product.pid)
         tick = progress.step(f"{engine}  load, {seconds:g} s")
-        peak, figures = _loaded(product.pid, product.port, prepared, seconds, tick)
+        peak, figures = _measure_load(product.pid, product.port, prepared, seconds, tick)
         time.sleep(REST_SECONDS)
         found = Footprint(idle, peak, rss_mb(product.pid), idle_cpu, figures.acknowledged)
     progress.result(f"{found.idle_mb:.0f} MB idle, {found.loaded_mb:.0f} MB under load, {idle_cpu:.2f} % CPU idle")
     return found
 
 
-def _loaded(
+def _measure_load(
     pid: int, port: int, prepared: traffic.Traffic, seconds: float, tick: Callable[[float], None]
 ) -> tuple[float, drive.Figures]:
     peak = rss_mb(pid)
@@ -114,7 +114,7 @@ def _loaded(
 
 
 def run_imports(tick: Callable[[float], None]) -> dict[str, float]:
-    """CPU milliseconds of each command: the least of several runs, in turn."""
+    """Return the CPU milliseconds of each command: the least of several runs, in turn."""
     best = dict.fromkeys(COMMANDS, math.inf)
     for number in range(RUNS):
         for name, words in COMMANDS.items():
@@ -128,7 +128,7 @@ def run_imports(tick: Callable[[float], None]) -> dict[str, float]:
 
 
 def targets(found: dict[str, Any]) -> list[Target]:
-    """What was found, held against what it should be."""
+    """Compare what was found with what it should be."""
     judged = []
     for engine, one in found["engines"].items():
         for what, field in (("memory idle", "idle_mb"), ("memory under load", "loaded_mb")):
@@ -141,7 +141,7 @@ def targets(found: dict[str, Any]) -> list[Target]:
 
 
 def run(seconds: float, folder: Path | None) -> dict[str, Any]:
-    """The whole of it, as plain values."""
+    """Measure everything; return plain values."""
     progress = Progress(2 + 2 * len(ENGINES))
     home = Path(tempfile.mkdtemp(prefix="oncehook-memory-", dir=folder))
     with ExitStack() as stack:
@@ -158,7 +158,7 @@ def run(seconds: float, folder: Path | None) -> dict[str, Any]:
 
 
 def render(found: dict[str, Any]) -> str:
-    """The report as text."""
+    """Render the report as text."""
     rows = [["engine", "idle MB", "under load MB", "after it MB", "idle CPU %", "events"]]
     for engine, one in found["engines"].items():
         figures = [f"{one[name]:.1f}" for name in ("idle_mb", "loaded_mb", "after_mb")]

@@ -86,7 +86,7 @@ LOOKS = [
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar, and what stands at its end."""
+    """One bar, and the text at its end."""
 
     label: str
     value: float
@@ -95,7 +95,7 @@ class Bar:
 
 
 @contextmanager
-def drawn(
+def draw_figure(
     look: Look,
     path: Path,
     *,
@@ -153,11 +153,11 @@ def ingest_bars(found: dict[str, Any]) -> list[Bar]:
 
 
 def draw_ingest(folder: Path, look: Look, path: Path) -> None:
-    """How many webhooks are durably taken."""
+    """Draw how many webhooks are durably taken."""
     found = _read(folder, "ingest")
     given = ingest_bars(found)
     title = "Webhooks taken in per second, answered after the commit (2 KB, 64 connections)"
-    with drawn(look, path, height=0.42 * len(given) + 0.7, title=title) as (axes,):
+    with draw_figure(look, path, height=0.42 * len(given) + 0.7, title=title) as (axes,):
         bars(look, axes, given)
 
 
@@ -177,11 +177,11 @@ def mix_bars(found: dict[str, Any], name: str) -> list[Bar]:
 
 
 def draw_mixes(folder: Path, look: Look, path: Path) -> None:
-    """What repeated keys and large bodies change."""
+    """Draw what repeated keys and large bodies change."""
     found = _read(folder, "ingest")
     names = list(found["duplicates"])
     title = "oncehook with repeated keys and with large bodies"
-    with drawn(look, path, height=2.9, title=title, panels=len(names)) as panels:
+    with draw_figure(look, path, height=2.9, title=title, panels=len(names)) as panels:
         widest = max(bar.value for name in names for bar in mix_bars(found, name))
         for axes, name in zip(panels, names, strict=True):
             axes.set_title(ENGINES[name.removeprefix("oncehook_")], loc="left", fontsize=10)
@@ -204,14 +204,14 @@ def work_bars(speeds: dict[str, float], names: Sequence[str]) -> list[Bar]:
 
 
 def draw_work(folder: Path, look: Look, path: Path) -> None:
-    """How many deliveries are worked off."""
+    """Draw how many deliveries are worked off."""
     speeds = {name: one["jobs_per_second"] for name, one in _read(folder, "work")["contestants"].items()}
     found = {title: work_bars(speeds, names) for title, names in SCENARIOS.items()}
     found = {title: given for title, given in found.items() if given}
     sizes = [len(given) for given in found.values()]
     title = "Deliveries worked off per second, all durable, handlers that do nothing"
     height = 0.4 * sum(sizes) + 0.55 * len(sizes) + 0.5
-    with drawn(look, path, height=height, title=title, rows=sizes) as rows:
+    with draw_figure(look, path, height=height, title=title, rows=sizes) as rows:
         for axes, (name, given) in zip(rows, found.items(), strict=True):
             axes.set_title(name, loc="left", fontsize=10)
             bars(look, axes, given)
@@ -221,7 +221,7 @@ def draw_latency(folder: Path, look: Look, path: Path) -> None:
     """Milliseconds until answered and until done, by rate."""
     found = _read(folder, "latency")
     title = "From the moment an event was due: answered, and its delivery done"
-    with drawn(look, path, height=3.4, title=title, panels=2) as panels:
+    with draw_figure(look, path, height=3.4, title=title, panels=2) as panels:
         top = max(pace["done_p99_ms"] for paces in found["engines"].values() for pace in paces)
         for axes, (engine, paces) in zip(panels, found["engines"].items(), strict=True):
             rates = range(len(paces))
@@ -241,25 +241,25 @@ def draw_latency(folder: Path, look: Look, path: Path) -> None:
 
 
 def draw_growth(folder: Path, look: Look, path: Path) -> None:
-    """What a lease costs as the line behind one subject grows."""
+    """Draw what a lease costs as the queue of one subject grows."""
     leases = _read(folder, "growth")["leases"]
     title = "One lease beside a subject with a long line (µs per delivery)"
-    with drawn(look, path, height=3.0, title=title) as (axes,):
+    with draw_figure(look, path, height=3.0, title=title) as (axes,):
         names = [f"{int(depth):,} waiting" for depth in next(iter(leases.values()))]
         lines(look, axes, {engine: list(costs.values()) for engine, costs in leases.items()}, names)
 
 
 def draw_filled(folder: Path, look: Look, path: Path) -> None:
-    """What a store takes in as it fills up."""
+    """Draw what a store takes in as it fills up."""
     intake = _read(folder, "growth")["intake"]
     title = "Webhooks taken in per second, by what the store holds already"
-    with drawn(look, path, height=3.0, title=title) as (axes,):
+    with draw_figure(look, path, height=3.0, title=title) as (axes,):
         names = [f"{size['events']:,} events" if size["events"] else "empty" for size in next(iter(intake.values()))]
         lines(look, axes, {engine: [size["per_second"] for size in sizes] for engine, sizes in intake.items()}, names)
 
 
 def lines(look: Look, axes: Any, given: dict[str, list[float]], names: Sequence[str]) -> None:
-    """A line per engine over the same places, with its last value by its first."""
+    """Draw a line per engine over the same places, with its last value by its first."""
     colors = dict(zip(ENGINES, (look.ours, look.second), strict=True))
     for engine, values in given.items():
         color = colors[engine]
@@ -274,7 +274,7 @@ def lines(look: Look, axes: Any, given: dict[str, list[float]], names: Sequence[
 
 
 def draw_steady(folder: Path, look: Look, path: Path) -> None:
-    """How many events wait while others come: a row per rate, a column per engine and what its planner knows."""
+    """Draw how many events wait: a row per rate, a column per engine and what its planner knows."""
     found = _read(folder, "steady")
     ones, step = found["steady"], found["backlog_seconds"]
     columns = list(dict.fromkeys((one["scene"]["engine"], one["scene"]["statistics"]) for one in ones))
@@ -286,7 +286,9 @@ def draw_steady(folder: Path, look: Look, path: Path) -> None:
     longest = step * (max(len(one["backlog"]) for one in ones) - 1)
     title = f"Events waiting while {found['seconds']:g} s of steady traffic is received and delivered"
     height = 1.9 * len(rates) + 1.2
-    with drawn(look, path, height=height, title=title, panels=len(columns), rows=[1] * len(rates), foot=0.3) as panels:
+    with draw_figure(
+        look, path, height=height, title=title, panels=len(columns), rows=[1] * len(rates), foot=0.3
+    ) as panels:
         places = [(rate, column) for rate in rates for column in columns]
         for axes, (rate, (engine, known)) in zip(panels, places, strict=True):
             here = steady_report.select(ones, rate=rate, engine=engine, statistics=known)
@@ -320,14 +322,14 @@ def draw_steady(folder: Path, look: Look, path: Path) -> None:
 
 
 def usual_backlog(rounds: Sequence[dict[str, Any]]) -> list[float]:
-    """The median of the rounds at each moment; nothing waits in one that is over."""
+    """Return the median of the rounds at each moment; nothing waits in one that is over."""
     return [statistics.median(moment) for moment in zip_longest(*[one["backlog"] for one in rounds], fillvalue=0)]
 
 
 def draw_stack(folder: Path, look: Look, path: Path) -> None:
-    """Where the CPU of one arrival goes."""
+    """Draw where the CPU of one arrival goes."""
     found = _read(folder, "stack")
-    with drawn(
+    with draw_figure(
         look, path, height=3.6, title="Where the CPU of one arrival goes (µs, in our process)", panels=2
     ) as panels:
         widest = max(value for engine in found["layers"] for _, value in stack.rows(found, engine))
@@ -354,7 +356,7 @@ PLOTS: dict[str, tuple[str, str, Callable[[Path, Look, Path], None]]] = {
 
 
 def draw_all(folder: Path) -> list[Path]:
-    """Every picture for which there are figures."""
+    """Draw every picture for which there are figures."""
     made = []
     for name, (file, needed, draw) in PLOTS.items():
         if not (folder / f"{file}.json").exists() or not _read(folder, file).get(needed):

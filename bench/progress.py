@@ -37,7 +37,7 @@ class Progress:
         return move
 
     def result(self, text: str) -> None:
-        """What the step came to."""
+        """Show the result of the step."""
         self._line(f"          {text}")
 
     def _line(self, text: str) -> None:

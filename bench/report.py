@@ -96,36 +96,36 @@ class Results:
 
     @property
     def others_cores(self) -> float:
-        """The most that somebody else disturbed a load."""
+        """Return the most that somebody else disturbed a load."""
         return max((one.others_cores for rounds in self.rounds.values() for one in rounds), default=0.0)
 
     @property
     def is_noisy(self) -> bool:
-        """Whether the ratios of this run say more about the neighbours than about the contestants."""
+        """Tell whether the ratios of this run say more about the neighbours than about the contestants."""
         return self.others_cores > NOISY_CORES
 
     def per_second(self, name: str) -> float | None:
-        """Events per second: the median of the rounds."""
+        """Return the events per second: the median of the rounds."""
         rounds = self.rounds.get(name)
         return statistics.median(one.figures.per_second for one in rounds) if rounds else None
 
-    def mixed(self, name: str, repeated: float) -> float | None:
-        """Events per second with repeated keys by those with unique ones: the median of the rounds."""
+    def mixed_ratio(self, name: str, repeated: float) -> float | None:
+        """Return events per second with repeated keys by those with unique ones: the median of the rounds."""
         found = [one.mixed / one.unique for one in self.duplicates.get(name, ()) if one.repeated == repeated]
         return statistics.median(found) if found else None
 
     def ratio(self, name: str, reference: str) -> float | None:
-        """How many times the reference's events per second."""
+        """Return how many times the reference's events per second it reaches."""
         ours, theirs = self.per_second(name), self.per_second(reference)
         return ours / theirs if ours and theirs else None
 
     def cpu_us(self, name: str) -> float | None:
-        """CPU per event of server and database together: the median of the rounds."""
+        """Return the CPU per event of server and database together: the median of the rounds."""
         rounds = self.rounds.get(name)
         return statistics.median(one.server_cpu_us + one.store_cpu_us for one in rounds) if rounds else None
 
     def thrift(self, name: str, reference: str) -> float | None:
-        """How many times less CPU per event than the reference: steadier than `ratio` on a shared machine."""
+        """Return how many times less CPU per event it takes: steadier than `ratio` on a shared machine."""
         ours, theirs = self.cpu_us(name), self.cpu_us(reference)
         return theirs / ours if ours and theirs else None
 
@@ -143,7 +143,7 @@ class Target:
 
     @property
     def reached(self) -> Literal["moonshot", "floor"] | None:
-        """The highest mark that the value reaches."""
+        """Return the highest mark that the value reaches."""
         if self.moonshot is not None and self._passes(self.moonshot):
             return "moonshot"
         if self.floor is not None and self._passes(self.floor):
@@ -163,7 +163,7 @@ class Target:
 
 
 def targets(results: Results) -> list[Target]:
-    """The targets that this run can judge."""
+    """List the targets that this run can judge."""
     found = []
     for name, reference, floor, moonshot in FLOORS:
         ratio = results.ratio(name, reference)
@@ -171,7 +171,7 @@ def targets(results: Results) -> list[Target]:
             found.append(Target(f"{name} / {reference}", ratio, "x", floor, moonshot))
     for name in OURS:
         found += _latency_targets(results, name)
-        if (ratio := results.mixed(name, 0.9)) is not None:
+        if (ratio := results.mixed_ratio(name, 0.9)) is not None:
             what = f"{name}, 90 % duplicates / unique keys"
             found.append(Target(what, ratio, "x", DUPLICATES_FLOOR, DUPLICATES_MOONSHOT))
     return found
@@ -191,7 +191,7 @@ def _latency_targets(results: Results, name: str) -> list[Target]:
 
 
 def render(results: Results) -> str:
-    """The report as text."""
+    """Render the report as text."""
     parts = [_heading(results), table(_main_rows(results))]
     if ratios := _ratio_rows(results, results.ratio):
         parts += ["times as many events/s as", table(ratios)]
@@ -273,7 +273,7 @@ def _latency_rows(results: Results) -> list[list[str]]:
 
 def _mix_rows(results: Results) -> list[list[str]]:
     shares = [f"{repeated:.0%} duplicates" for repeated in MIXES]
-    found = {name: [results.mixed(name, repeated) for repeated in MIXES] for name in results.duplicates}
+    found = {name: [results.mixed_ratio(name, repeated) for repeated in MIXES] for name in results.duplicates}
     return [["contestant", *shares], *[[name, *[f"{short(one)}x" for one in ones]] for name, ones in found.items()]]
 
 
@@ -287,14 +287,14 @@ def _large_rows(results: Results) -> list[list[str]]:
 
 
 def _setup(name: str) -> str:
-    """How a contestant is set up, and of what it is made."""
+    """Describe how a contestant is set up, and of what it is made."""
     (one,) = (contestant for contestant in CONTESTANTS if contestant.name == name)
     made_of = ", ".join(f"{package} {version}" for package, version in one.versions.items())
     return f"{one.setup} ({made_of})" if made_of else one.setup
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns: the first and the last to the left, the others to the right."""
+    """Align columns: the first and the last to the left, the others to the right."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     last = len(widths) - 1
     lines = []
@@ -308,7 +308,7 @@ def table(rows: Sequence[Sequence[str]]) -> str:
 
 
 def short(value: float | None) -> str:
-    """Three digits, or whole numbers where there are more."""
+    """Format three digits, or whole numbers where there are more."""
     return "–" if value is None else f"{value:.3g}" if value < 100 else f"{value:,.0f}"
 
 
@@ -318,7 +318,7 @@ def write_json(results: Results, path: Path) -> None:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """The report as plain values."""
+    """Return the report as plain values."""
     settings = {**asdict(results.settings), "folder": None, "wrk": bool(results.settings.wrk)}
     return {
         "settings": settings,

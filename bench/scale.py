@@ -2,7 +2,7 @@
 
 On a small machine more processes cannot be faster than its cores. What can be measured there is what an event *costs*:
 CPU on our side and on the database's, bytes of write-ahead log, and whether that grows when processes share it.
-From the cost follows how much of each a rate needs (`projected`). Run by `python -m bench.scale`; talk on
+From the cost follows how much of each a rate needs (`project`). Run by `python -m bench.scale`; talk on
 stderr, report on stdout. `docs/explanation/scale.md` explains the figures.
 """
 
@@ -65,7 +65,7 @@ def receive(processes: int, place: contestants.Place, seconds: float, progress: 
     """Load so many receivers, each event stored with one delivery; nobody works."""
     one = contestants.Contestant(f"receivers_{processes}", "", "postgres", "oncehook", processes=processes)
     tick = progress.step(f"{processes} receiving, {seconds:g} s")
-    with contestants.started(one, place) as running:
+    with contestants.run_contestant(one, place) as running:
         warm = round(WARM_SECONDS * MAX_RATE)
         drive.load_own(Order(place.traffic, running.ports, one.path, 0, warm), seconds=WARM_SECONDS, tick=tick)
         assert place.postgres is not None
@@ -137,7 +137,7 @@ class Projection:
     """Bytes of write-ahead log."""
 
 
-def projected(received: Cost, worked: Cost, store_cores: int) -> Projection:
+def project(received: Cost, worked: Cost, store_cores: int) -> Projection:
     """From the cost of an event: PostgreSQL does both halves of the work, and so do our processes."""
     per_second = BUSY * store_cores * 1e6 / (received.store_us + worked.store_us)
     our_cores = per_second * (received.ours_us + worked.ours_us) / 1e6 / BUSY
@@ -150,7 +150,7 @@ def ours_alone(received: Cost, worked: Cost, cores: int) -> float:
 
 
 def render(received: Sequence[Cost], worked: Sequence[Cost]) -> str:
-    """The report, in Markdown."""
+    """Render the report in Markdown."""
     lines = _table("processes | per second | our CPU µs | PostgreSQL CPU µs | WAL bytes | others' cores")
     both = (("receiving", received), ("working", worked))
     for what, costs in both:
@@ -164,7 +164,7 @@ def render(received: Sequence[Cost], worked: Sequence[Cost]) -> str:
     dear = received[-1], worked[-1]
     lines += ["", *_table("PostgreSQL cores | events/s received and worked | cores of ours | WAL MB/s")]
     for cores in STORE_CORES:
-        needs = projected(*dear, cores)
+        needs = project(*dear, cores)
         log = needs.wal_per_second / 1e6
         lines.append(f"| {cores} | {needs.per_second:,.0f} | {needs.our_cores:.0f} | {log:.0f} |")
     alone = ours_alone(*dear, NODES * CORES_PER_NODE)
@@ -183,7 +183,7 @@ def _table(head: str) -> list[str]:
 
 
 def run(seconds: float, folder: Path | None) -> str:
-    """The whole of it."""
+    """Measure everything."""
     progress = Progress(1 + 2 * len(PROCESSES))
     home = Path(tempfile.mkdtemp(prefix="oncehook-scale-", dir=folder))
     with ExitStack() as stack:
@@ -192,8 +192,8 @@ def run(seconds: float, folder: Path | None) -> str:
         stack.callback(postgres.stop)
         records = round((WARM_SECONDS + seconds) * MAX_RATE)
         prepared = traffic.prepare(home, records=records, duplicates=0, tick=progress.step("prepare requests"))
-        door = contestants.Place(home, prepared, postgres, None, with_route=True, serve_options=["--no-worker"])
-        received = [receive(n, door, seconds, progress) for n in PROCESSES]
+        intake = contestants.Place(home, prepared, postgres, None, with_route=True, serve_options=["--no-worker"])
+        received = [receive(n, intake, seconds, progress) for n in PROCESSES]
         shop = work_contestants.Place(home, postgres, "", traffic.BODY_SIZE)
         worked = [work_off(n, shop, seconds, progress) for n in PROCESSES]
     return render(received, worked)

@@ -28,11 +28,10 @@ import uvloop
 from uvicorn.server import ServerState
 
 from bench import disk, drive, machine, traffic
-from bench.contestants import CONTESTANTS
-from bench.contestants import started as contestant_started
+from bench.contestants import CONTESTANTS, run_contestant
 from bench.drive import Order
 from bench.engines import Postgres, Server, cpu_seconds, free_port
-from bench.ingest import TestInbox, has_mixes, opened_place
+from bench.ingest import Trial, has_mixes, open_place
 from bench.part import run_part
 from bench.progress import Progress
 from bench.report import Measured, Settings, table
@@ -263,10 +262,10 @@ def whole_product(seconds: float, folder: Path | None) -> dict[str, Measured]:
     settings = Settings(seconds, 1, None, 0.0, False, True, ["--no-worker"], folder, MAX_RATE)
     progress = Progress(1 + 2 * len(chosen))
     found = {}
-    with opened_place(chosen, settings, progress) as place:
+    with open_place(chosen, settings, progress) as place:
         for one in chosen:
-            with contestant_started(one, place) as running:
-                trial = TestInbox(running, place, settings, progress, "whole")
+            with run_contestant(one, place) as running:
+                trial = Trial(running, place, settings, progress, "whole")
                 trial.warm_up()
                 found[one.engine] = trial.measure()
     return found

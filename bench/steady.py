@@ -35,7 +35,7 @@ from bench.product import Product, serving
 from bench.progress import Progress
 from bench.steady_report import ALONE_RATE, ENGINES, PIECE, SUBJECTS, Alone, Hot, Scene, Steady, render, targets
 from bench.trees import check_out_both, take_turns
-from bench.work_contestants import CONTESTANTS, Books, Contestant, Place, opened_sink
+from bench.work_contestants import CONTESTANTS, Books, Contestant, Place, run_sink
 from bench.work_noise import Neighbours
 from bench.work_report import Settings
 
@@ -56,7 +56,7 @@ CONTESTANT = {"sqlite": "oncehook_sqlite", "postgres": "oncehook_subject"}
 
 
 def contestant_of(engine: str) -> Contestant:
-    """The product on one engine, in one process, with one subject."""
+    """Return the product on one engine, in one process, with one subject."""
     [one] = [one for one in CONTESTANTS if one.name == CONTESTANT[engine]]
     return replace(one, processes=1, subjects=1, pace=ALONE_PACE)
 
@@ -121,8 +121,8 @@ class Running:
         """Watch the rest of the machine from now on."""
         return Neighbours(self._store_pids)
 
-    def delivered(self) -> dict[str, float]:
-        """When each event was delivered, by its key; raises BenchError when that was not in order."""
+    def read_delivered(self) -> dict[str, float]:
+        """Return when each event was delivered, by its key; raise BenchError when that was not in order."""
         if wrong := self._books.wrong():
             raise BenchError(f"{wrong} of {self.sent} events were not delivered as promised")
         return self._product.read_settled(self.sent)
@@ -148,7 +148,7 @@ def run_scene(turn: Turn, *, scene: Scene, seconds: float) -> Steady:
         began = running.send(scene.subjects, turn.tick, seconds=seconds, rate=scene.rate)
         running.wait()
         until, after, others = time.time(), running.cpu(), neighbours.cores()
-        ends = running.delivered()
+        ends = running.read_delivered()
     return measure(
         scene,
         turn.tree,
@@ -214,7 +214,7 @@ def run_alone(turn: Turn, *, engine: str, seconds: float) -> Alone:
         neighbours, first = running.neighbours(), running.sent
         began = running.send(1, turn.tick, seconds=seconds, rate=ALONE_RATE)
         running.wait()
-        others, ends = neighbours.cores(), running.delivered()
+        others, ends = neighbours.cores(), running.read_delivered()
     in_time = sum(ends.get(f"event-{n}", math.inf) <= began + seconds for n in range(first, running.sent))
     return Alone(
         engine,
@@ -231,7 +231,7 @@ def run_hot(turn: Turn, *, engine: str, events: int) -> Hot:
     """Send piece after piece to one subject, each when the last is delivered."""
     pieces = events // PIECE
     costs: list[tuple[float, float]] = []
-    with unvacuumed(turn.place), run_server(turn, engine) as running:
+    with stop_vacuum(turn.place), run_server(turn, engine) as running:
         running.warm_up(1)
         neighbours, before = running.neighbours(), running.cpu()
         for number in range(pieces):
@@ -243,13 +243,13 @@ def run_hot(turn: Turn, *, engine: str, events: int) -> Hot:
             before = after
             turn.tick((number + 1) / pieces)
         others = neighbours.cores()
-        running.delivered()
+        running.read_delivered()
     store, ours = ([cost * 1e6 / PIECE for cost in column] for column in zip(*costs, strict=True))
     return Hot(engine, turn.tree, store, ours, others)
 
 
 @contextmanager
-def unvacuumed(place: Place) -> Iterator[None]:
+def stop_vacuum(place: Place) -> Iterator[None]:
     """Have PostgreSQL leave old versions of rows where they are."""
     if place.postgres is None:
         yield
@@ -269,7 +269,7 @@ Result = Steady | Alone | Hot
 
 
 def scenes(arguments: argparse.Namespace) -> list[Scene]:
-    """The loads that were asked for; only PostgreSQL has statistics that somebody could make."""
+    """List the loads that were asked for; only PostgreSQL has statistics that somebody could make."""
     return [
         Scene(engine, rate, subjects, known)
         for engine in arguments.engine
@@ -281,7 +281,7 @@ def scenes(arguments: argparse.Namespace) -> list[Scene]:
 
 
 def list_jobs(arguments: argparse.Namespace) -> list[tuple[str, Callable[[Turn], Result]]]:
-    """What every tree is to do, by what it is called."""
+    """List what every tree is to do, each with its title."""
     jobs: list[tuple[str, Callable[[Turn], Result]]] = []
     if "steady" in arguments.only:
         jobs += [
@@ -296,7 +296,7 @@ def list_jobs(arguments: argparse.Namespace) -> list[tuple[str, Callable[[Turn],
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The whole of it, as plain values."""
+    """Measure everything; return plain values."""
     jobs = list_jobs(arguments)
     results: list[Result] = []
     failures: dict[str, str] = {}
@@ -307,7 +307,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         postgres = Postgres(home) if "postgres" in arguments.engine else None
         if postgres is not None:
             stack.callback(postgres.stop)
-        place = Place(home, postgres, stack.enter_context(opened_sink(home)), traffic.BODY_SIZE)
+        place = Place(home, postgres, stack.enter_context(run_sink(home)), traffic.BODY_SIZE)
         fsync = disk.summarize(disk.measure(home, seconds=1.0))
         progress = Progress(arguments.rounds * len(jobs) * len(both))
         for _, (title, job), tree, path in take_turns(arguments.rounds, jobs, both):
@@ -336,7 +336,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def brief(one: Result) -> str:
-    """One line for somebody who watches."""
+    """Put a result into one sentence for somebody who watches."""
     if isinstance(one, Alone):
         return f"{one.drained:,.0f}/s drained, {one.under_load:,.0f}/s of {ALONE_RATE:,} offered"
     if isinstance(one, Hot):
@@ -379,7 +379,7 @@ def _subjects(text: str) -> int:
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench steady",
         description=str(__doc__).split("\n")[0],

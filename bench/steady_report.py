@@ -124,12 +124,12 @@ def distinct(ones: Sequence[dict[str, Any]], name: str) -> list[Any]:
 
 
 def targets(found: Found) -> list[Target]:
-    """The targets that this run can judge."""
+    """List the targets that this run can judge."""
     return [*_judge_steady(found), *_judge_hot(found), *_judge_against(found)]
 
 
 def _judge_steady(found: Found) -> list[Target]:
-    """Hot subjects and old statistics must not make PostgreSQL late or expensive."""
+    """Judge whether hot subjects or old statistics make PostgreSQL late or expensive."""
     ones = select(found["steady"], tree=HERE, engine="postgres", rate=JUDGED_RATE)
     ones = [one for one in ones if one["scene"]["subjects"] in JUDGED_SUBJECTS]
     if not ones:
@@ -154,7 +154,7 @@ def _judge_steady(found: Found) -> list[Target]:
 
 
 def _judge_hot(found: Found) -> list[Target]:
-    """The store must not become more expensive with every event of a subject."""
+    """Judge whether the store becomes more expensive with every event of a subject."""
     judged = []
     for engine in distinct(found["hot"], "engine"):
         pieces = "store_cpu_us" if engine == "postgres" else "our_cpu_us"
@@ -195,7 +195,7 @@ def _limit(what: str, value: float, limit: float, unit: str = "x") -> Target:
 
 
 def render(found: Found) -> str:
-    """The report as text, at most 100 columns wide: medians of the rounds."""
+    """Render the report as text, at most 100 columns wide: medians of the rounds."""
     parts = [_heading(found)]
     if found["steady"]:
         parts.append(
@@ -221,12 +221,12 @@ def render(found: Found) -> str:
 
 
 def others_cores(found: Found) -> float:
-    """The most that somebody else disturbed a turn."""
+    """Return the most that somebody else disturbed a turn."""
     return max((one["others_cores"] for part in ("steady", "alone", "hot") for one in found[part]), default=0.0)
 
 
 def is_noisy(found: Found) -> bool:
-    """Whether the figures of this run say more about the neighbours than about us."""
+    """Tell whether the figures of this run say more about the neighbours than about us."""
     return others_cores(found) > NOISY_CORES
 
 
@@ -249,7 +249,7 @@ def _steady_rows(ones: Sequence[dict[str, Any]], trees: Sequence[str]) -> list[l
             for tree in trees:
                 rounds = select(ones, subjects=subjects, statistics=known, tree=tree)
                 if rounds:
-                    rows.append([str(subjects or "unique"), known, *_steady_cells(rounds), _shown(tree, trees)])
+                    rows.append([str(subjects or "unique"), known, *_steady_cells(rounds), _show_tree(tree, trees)])
     return rows
 
 
@@ -261,12 +261,12 @@ def _steady_cells(rounds: Sequence[dict[str, Any]]) -> list[str]:
     return [*cells, f"{at_least}{median_of(rounds, 'behind_s'):.2f}", *_cpu_cells(rounds), f"{left:,}"]
 
 
-def _shown(tree: str, trees: Sequence[str]) -> str:
+def _show_tree(tree: str, trees: Sequence[str]) -> str:
     return tree[:SHOWN] if len(trees) > 1 else ""
 
 
 def _cpu_cells(rounds: Sequence[dict[str, Any]]) -> list[str]:
-    """The database's CPU, where it has processes of its own, and ours."""
+    """Format the database's CPU, where it has processes of its own, and ours."""
     store, ours = (median_of(rounds, name) for name in ("store_cpu_us", "our_cpu_us"))
     return [f"{store:,.0f}" if store else "–", f"{ours:,.0f}"]
 
@@ -278,7 +278,7 @@ def _alone_rows(found: Found) -> list[list[str]]:
             if rounds := select(found["alone"], engine=engine, tree=tree):
                 rates = [f"{median_of(rounds, name):,.0f}" for name in ("under_load", "drained")]
                 figures = [*rates, *_cpu_cells(rounds)]
-                rows.append([ENGINES[engine], *figures, _shown(tree, found["trees"])])
+                rows.append([ENGINES[engine], *figures, _show_tree(tree, found["trees"])])
     return rows
 
 
@@ -289,5 +289,5 @@ def _hot_rows(found: Found) -> list[list[str]]:
         for name in ("store_cpu_us", "our_cpu_us"):
             first, last = first_and_last(one[name])
             cells += [f"{first:,.0f}", f"{last:,.0f}", f"{last / first:.2f}x"] if first else ["–"] * 3
-        rows.append([ENGINES[one["engine"]], *cells, _shown(one["tree"], found["trees"])])
+        rows.append([ENGINES[one["engine"]], *cells, _show_tree(one["tree"], found["trees"])])
     return rows

@@ -50,12 +50,12 @@ class Traffic:
         return self.folder / (f"duplicates-{repeated:.0%}".rstrip("%") if repeated else "records")
 
     def distinct(self, count: int, repeated: float) -> int:
-        """How many different keys the first `count` records of a mix hold."""
+        """Count the different keys of the first `count` records of a mix."""
         with self.records_file(repeated).open("rb") as file:
             return len({file.read(RECORD_SIZE) for _ in range(count)})
 
     def keys(self, first: int, last: int) -> list[str]:
-        """The keys of the records from `first` up to `last`."""
+        """Return the keys of the records from `first` up to `last`."""
         with self.records_file().open("rb") as file:
             file.seek(first * RECORD_SIZE)
             data = file.read((last - first) * RECORD_SIZE)
@@ -70,7 +70,7 @@ def prepare(
     tails = list(_tails(body_size - len(OPENING) - KEY_SIZE))
     prepared = Traffic(folder, records, duplicates, body_size)
     (folder / "tails").write_bytes(b"".join(tails))
-    fresh = _signed(tails)
+    fresh = _sign(tails)
     with (folder / "records").open("wb") as file:
         for done in range(0, records, _CHUNK):
             file.write(b"".join(next(fresh) for _ in range(min(_CHUNK, records - done))))
@@ -93,18 +93,18 @@ def _write_mix(path: Path, records: int, repeated: float, fresh: Iterator[bytes]
 
 
 def compose(head: bytes, tails: list[bytes], record: bytes) -> bytes:
-    """A whole HTTP request for one record; `head` ends where the signature belongs."""
+    """Build a whole HTTP request for one record; `head` ends where the signature belongs."""
     key = record[:KEY_SIZE]
     return b"".join((head, record[KEY_SIZE:], b"\r\n\r\n", OPENING, key, tails[int(key[:1], 16)]))
 
 
 def request_head(port: int, path: str, tails: list[bytes]) -> bytes:
-    """Everything of a request that comes before its signature."""
+    """Build everything of a request that comes before its signature."""
     return head_for(port, path, len(OPENING) + KEY_SIZE + len(tails[0]))
 
 
 def head_for(port: int, path: str, length: int) -> bytes:
-    """Everything before the signature, for a body of this length."""
+    """Build everything before the signature, for a body of this length."""
     return (
         f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nContent-Type: application/json\r\n"
         f"Content-Length: {length}\r\n{SIGNATURE_HEADER}: {SIGNATURE_PREFIX}"
@@ -112,19 +112,19 @@ def head_for(port: int, path: str, length: int) -> bytes:
 
 
 def read_tails(folder: Path) -> list[bytes]:
-    """The bodies without their opening and key."""
+    """Read the bodies without their opening and key."""
     data = (folder / "tails").read_bytes()
     size = len(data) // VARIANTS
     return [data[i * size : (i + 1) * size] for i in range(VARIANTS)]
 
 
 def one_record(folder: Path) -> bytes:
-    """A fresh record that is in no file, for a probe."""
-    return next(_signed(read_tails(folder)))
+    """Make a fresh record that is in no file, for a probe."""
+    return next(_sign(read_tails(folder)))
 
 
 def write_lua(script: Path, traffic: Traffic, *, head: bytes, first: int, last: int, repeated: float) -> None:
-    """A wrk script that sends the records from `first` up to `last`, each once, and prints its figures as JSON.
+    """Write a wrk script that sends the records from `first` up to `last`, each once, and prints its figures as JSON.
 
     When they run out it sends a request that must be refused, so that the run fails instead of repeating keys.
     """
@@ -165,7 +165,7 @@ def _tails(size: int) -> Iterator[bytes]:
         yield tail + filling[: size - len(tail) - 2] + b'"}'
 
 
-def _signed(tails: list[bytes]) -> Iterator[bytes]:
+def _sign(tails: list[bytes]) -> Iterator[bytes]:
     secret = SECRET.encode()
     while True:
         key = os.urandom(KEY_SIZE // 2).hex()

@@ -30,7 +30,7 @@ HAS_ROUNDS = ("ingest", "work")
 
 
 def words_for(part: str, arguments: argparse.Namespace) -> list[str]:
-    """The command line of one part."""
+    """Build the command line of one part."""
     words = ["--json", str(arguments.out / f"{part}.json"), "--seconds", f"{arguments.seconds:g}"]
     if part in HAS_ROUNDS:
         words += ["--rounds", str(arguments.rounds)]
@@ -49,16 +49,16 @@ def words_for(part: str, arguments: argparse.Namespace) -> list[str]:
 def run_part(part: str, arguments: argparse.Namespace) -> bool:
     """Run one part; what it prints is kept, and printed."""
     print(f"== {part}", file=sys.stderr)
-    told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
         failed = PARTS[part](words_for(part, arguments)) != 0
-    (arguments.out / f"{part}.txt").write_text(told.getvalue())
-    print(f"== {part}\n\n{told.getvalue()}", flush=True)
+    (arguments.out / f"{part}.txt").write_text(printed.getvalue())
+    print(f"== {part}\n\n{printed.getvalue()}", flush=True)
     return not failed
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         prog="scripts/bench",
         description=str(__doc__).split("\n")[0],

@@ -24,7 +24,7 @@ from bench import disk, work_report
 from bench.engines import ROOT, BenchError, Postgres, cpu_seconds, machine_seconds
 from bench.progress import Progress
 from bench.work_backlog import run_backlog
-from bench.work_contestants import CONTESTANTS, SCENARIOS, Contestant, Place, Working, opened_sink, started
+from bench.work_contestants import CONTESTANTS, SCENARIOS, Contestant, Place, Working, run_contestant, run_sink
 from bench.work_idle import run_idle
 from bench.work_report import Measured, Results, Settings
 
@@ -55,10 +55,10 @@ def run_turn(
 ) -> Measured:
     """Let a contestant work off a full store; the product is taken from `tree`."""
     jobs = round(contestant.pace * settings.seconds)
-    with started(contestant, place, jobs, tree) as working:
+    with run_contestant(contestant, place, jobs, tree) as working:
         try:
             looks = watch(working, settings.seconds, tick)
-            done = working.books.done()
+            done = working.books.read_done()
             if wrong := working.books.wrong():
                 raise BenchError(f"{wrong} of {jobs} jobs were not done as promised")
             if len(done) > jobs:
@@ -83,7 +83,7 @@ def watch(working: Working, seconds: float, tick: Callable[[float], None]) -> li
 
 
 def measure(jobs: int, done: Sequence[float], looks: Sequence[Look]) -> Measured:
-    """Figures of the time in which most jobs were done: neither the start of the workers nor their tail counts."""
+    """Measure while most jobs were done: neither the start of the workers nor their tail counts."""
     first, last = int(len(done) * FIRST), int(len(done) * LAST)
     if last <= first or done[last] <= done[first]:
         raise BenchError(f"only {len(done)} of {jobs} jobs were done, too few to measure")
@@ -124,19 +124,19 @@ def run_round(number: int, chosen: Sequence[Contestant], place: Place, results: 
 
 
 @contextmanager
-def opened_place(settings: Settings, *, with_postgres: bool) -> Iterator[Place]:
-    """A folder with running engines and a sink; nothing of it stays."""
+def open_place(settings: Settings, *, with_postgres: bool) -> Iterator[Place]:
+    """Prepare a folder with running engines and a sink; remove it afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="oncehook-bench-", dir=settings.folder))
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         postgres = Postgres(folder) if with_postgres else None
         if postgres is not None:
             stack.callback(postgres.stop)
-        yield Place(folder, postgres, stack.enter_context(opened_sink(folder)), settings.body)
+        yield Place(folder, postgres, stack.enter_context(run_sink(folder)), settings.body)
 
 
 def run_lone(place: Place, results: Results, progress: Progress) -> None:
-    """One event at a time, as often as there are rounds."""
+    """Send one event at a time, as often as there are rounds."""
     for number in range(results.settings.rounds):
         for engine in ENGINES:
             tick = progress.step(f"round {number + 1} of {results.settings.rounds}  idle  {engine}")
@@ -151,7 +151,7 @@ def run_lone(place: Place, results: Results, progress: Progress) -> None:
 
 
 def run_backlogs(place: Place, results: Results, progress: Progress) -> None:
-    """What a lease costs, on each engine."""
+    """Measure what a lease costs, on each engine."""
     settings = results.settings
     for engine in ENGINES:
         try:
@@ -164,7 +164,7 @@ def run_backlogs(place: Place, results: Results, progress: Progress) -> None:
 
 
 def count_steps(wanted: Sequence[str], chosen: Sequence[Contestant], settings: Settings) -> int:
-    """How many steps the progress will show."""
+    """Count the steps that the progress will show."""
     steps = settings.rounds * len(chosen)
     if "idle" in wanted:
         steps += settings.rounds * len(ENGINES)
@@ -172,11 +172,11 @@ def count_steps(wanted: Sequence[str], chosen: Sequence[Contestant], settings: S
 
 
 def run(wanted: Sequence[str], chosen: Sequence[Contestant], settings: Settings) -> Results:
-    """The whole benchmark."""
+    """Run the whole benchmark."""
     results = Results(settings)
     progress = Progress(count_steps(wanted, chosen, settings))
     with_postgres = "idle" in wanted or "backlog" in wanted or any(one.engine == "postgres" for one in chosen)
-    with opened_place(settings, with_postgres=with_postgres) as place:
+    with open_place(settings, with_postgres=with_postgres) as place:
         times = disk.measure(place.folder, seconds=1.0)
         for number in range(settings.rounds):
             run_round(number, chosen, place, results, progress)
@@ -190,7 +190,7 @@ def run(wanted: Sequence[str], chosen: Sequence[Contestant], settings: Settings)
 
 
 def read_arguments(words: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Read the command line."""
     names = [*MEASURES, *[contestant.name for contestant in CONTESTANTS]]
     parser = argparse.ArgumentParser(
         prog="scripts/bench work",

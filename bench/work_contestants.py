@@ -61,7 +61,7 @@ class Contestant:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this is the product and not a reference."""
+        """Tell the product from a reference."""
         return self.module == "oncehook_inbox"
 
 
@@ -236,7 +236,7 @@ class Place:
     """Bytes of JSON in each job."""
 
     def store_pids(self, engine: str) -> list[int]:
-        """The database's processes; none when it lives inside the worker's."""
+        """Return the database's processes; none when it lives inside the worker's."""
         return [self.postgres.pid] if self.postgres is not None and engine == "postgres" else []
 
 
@@ -245,7 +245,7 @@ class Worker(Server):
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended on its own and not in peace."""
+        """Tell whether it ended on its own with an error."""
         return bool(self._process.poll())
 
 
@@ -263,7 +263,7 @@ class Books:
 
     @property
     def pids(self) -> list[int]:
-        """The database's process that answers us; none where there is no database."""
+        """Return the database's process that answers us; none where there is no database."""
         return [] if self._postgres is None else [self._postgres.info.backend_pid]
 
     def settle(self) -> None:
@@ -273,13 +273,13 @@ class Books:
             self._postgres.execute("CHECKPOINT")
 
     def is_over(self) -> bool:
-        """Whether nothing is left to do."""
+        """Tell whether nothing is left to do."""
         if self._ledger is None:
             return Path(self._store).exists()
         return not self._ask(self._ledger.left)[0]
 
-    def done(self) -> list[float]:
-        """When each job was done, in order."""
+    def read_done(self) -> list[float]:
+        """Return when each job was done, in order."""
         if self._ledger is None:
             moments = array("d")
             moments.frombytes(Path(self._store).read_bytes())
@@ -287,7 +287,7 @@ class Books:
         return sorted(float(str(moment)) for moment in self._ask(self._ledger.done))
 
     def wrong(self) -> int:
-        """Jobs that were not done as promised."""
+        """Count the jobs that were not done as promised."""
         if self._ledger is None or self._ledger.wrong is None:
             return 0
         return int(str(self._ask(self._ledger.wrong)[0]))
@@ -318,7 +318,7 @@ class Working:
 
     @property
     def pids(self) -> list[int]:
-        """Its processes."""
+        """Return the ids of its processes."""
         return [worker.pid for worker in self.workers]
 
     def check(self) -> None:
@@ -327,12 +327,12 @@ class Working:
             raise BenchError("a worker ended before its work was done")
 
     def logs(self) -> str:
-        """The last lines that its processes wrote."""
+        """Return the last lines that its processes wrote."""
         return "\n".join(filter(None, (worker.log_tail()[-LOG_SHOWN:] for worker in self.workers)))
 
 
 @contextmanager
-def started(contestant: Contestant, place: Place, jobs: int, tree: Path = ROOT) -> Iterator[Working]:
+def run_contestant(contestant: Contestant, place: Place, jobs: int, tree: Path = ROOT) -> Iterator[Working]:
     """Fill a fresh store and start the workers, all at once; they are stopped and the store is removed at the end.
 
     `tree`: where the product is taken from.
@@ -357,7 +357,7 @@ def started(contestant: Contestant, place: Place, jobs: int, tree: Path = ROOT) 
 
 
 def fresh_store(engine: str, place: Place, folder: Path, stack: ExitStack) -> str:
-    """Where an empty store is, or is to be: a database, or the path of a file."""
+    """Return where an empty store is, or is to be: a database, or the path of a file."""
     if engine != "postgres":
         return str(folder / "store.db")
     assert place.postgres is not None
@@ -365,7 +365,7 @@ def fresh_store(engine: str, place: Place, folder: Path, stack: ExitStack) -> st
 
 
 def settings(contestant: Contestant, place: Place, store: str, jobs: int) -> dict[str, str]:
-    """What the programs of `bench.work_peers` read from their environment."""
+    """Build what the programs of `bench.work_peers` read from their environment."""
     return {
         "BENCH_STORE": store,
         "BENCH_ENGINE": contestant.engine,
@@ -397,7 +397,7 @@ def fill(contestant: Contestant, environment: Mapping[str, str]) -> None:
 
 
 def work_command(contestant: Contestant, port: int) -> list[str]:
-    """How a worker is started: the product by its own command line, as its users do."""
+    """Return how a worker is started: the product by its own command line, as its users do."""
     if contestant.is_ours:
         options = ["--listen", f"127.0.0.1:{port}"]
         return [sys.executable, "-m", "oncehook", "worker", "bench.work_peers.oncehook_inbox:inbox", *options]
@@ -405,8 +405,8 @@ def work_command(contestant: Contestant, port: int) -> list[str]:
 
 
 @contextmanager
-def opened_sink(folder: Path) -> Iterator[str]:
-    """A running sink; gives its address."""
+def run_sink(folder: Path) -> Iterator[str]:
+    """Run a sink; give its address."""
     port = free_port()
     sink = Server([sys.executable, "-m", "bench.work_peers.sink", str(port)], {}, folder / "sink-log", port)
     try:

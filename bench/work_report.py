@@ -125,7 +125,7 @@ class Results:
         return statistics.median(one.per_second for one in rounds) if rounds else None
 
     def ratio(self, name: str, reference: str) -> float | None:
-        """How many times the reference's jobs per second."""
+        """Return how many times the reference's jobs per second it reaches."""
         ours, theirs = self.per_second(name), self.per_second(reference)
         return ours / theirs if ours and theirs else None
 
@@ -135,19 +135,19 @@ class Results:
         return statistics.median(one.worker_cpu_us + one.store_cpu_us for one in rounds) if rounds else None
 
     def thrift(self, name: str, reference: str) -> float | None:
-        """How many times less CPU per job than the reference: steadier than `ratio` on a shared machine."""
+        """Return how many times less CPU per job it takes: steadier than `ratio` on a shared machine."""
         ours, theirs = self.cpu_us(name), self.cpu_us(reference)
         return theirs / ours if ours and theirs else None
 
     def spread(self, name: str, reference: str) -> str:
-        """The ratio's range over rounds."""
+        """Return the ratio's range over rounds."""
         pairs = zip(self.rounds[name], self.rounds[reference], strict=False)
         ratios = [ours.per_second / theirs.per_second for ours, theirs in pairs]
         return f"{short(min(ratios))}–{short(max(ratios))}"
 
     @property
     def others_cores(self) -> float:
-        """The most that somebody else disturbed a turn. Where HTTP is delivered, the sink is no stranger."""
+        """Return the most that somebody else disturbed a turn. Where HTTP is delivered, the sink does not count."""
         scenarios = {one.name: one.scenario for one in CONTESTANTS}
         found = [one.others_cores for name in self.rounds if scenarios[name] != "http" for one in self.rounds[name]]
         found += [one.others_cores for loads in self.idle.values() for one in loads]
@@ -155,7 +155,7 @@ class Results:
 
 
 def targets(results: Results) -> list[Target]:
-    """The targets that this run can judge."""
+    """List the targets that this run can judge."""
     found = []
     for name, reference, floor, moonshot in FLOORS:
         ratio = results.ratio(name, reference)
@@ -176,7 +176,7 @@ def targets(results: Results) -> list[Target]:
 
 
 def render(results: Results) -> str:
-    """The report as text."""
+    """Render the report as text."""
     parts = [_heading(results)]
     for scenario in SCENARIOS:
         chosen = [one for one in CONTESTANTS if one.scenario == scenario and one.name in results.rounds]
@@ -284,7 +284,7 @@ def write_json(results: Results, path: Path) -> None:
 
 
 def as_json(results: Results) -> dict[str, Any]:
-    """The report as plain values."""
+    """Return the report as plain values."""
     by_name = {one.name: one for one in CONTESTANTS}
     return {
         "settings": {**asdict(results.settings), "folder": None},

@@ -2,7 +2,7 @@
 
 Each takes a signed POST at `/hook`, checks the signature, keeps the event once per key in the table `events`, and
 answers 200 after the commit. Run as a program (`python -m bench.views.NAME`) a view makes its table in the store
-that `BENCH_STORE` names. What all have in common, the check of the signature, stands here.
+that `BENCH_STORE` names. What all have in common, the check of the signature, is here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,6 @@ PREFIX = "sha256="
 
 
 def genuine(body: bytes, signature: str) -> bool:
-    """Whether the signature header belongs to this body; the fastest way that the standard library offers."""
+    """Check the signature header against the body, in the fastest way of the standard library."""
     expected = hmac.digest(SECRET, body, "sha256").hex()
     return signature.startswith(PREFIX) and hmac.compare_digest(signature[len(PREFIX) :], expected)

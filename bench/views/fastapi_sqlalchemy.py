@@ -36,7 +36,7 @@ class Event(Base):
 
 
 async def open_session() -> AsyncIterator[AsyncSession]:
-    """A session for one request."""
+    """Open a session for one request."""
     async with sessions() as session:
         yield session
 

@@ -41,7 +41,7 @@ _decode = msgspec.json.Decoder(Keyed).decode
 
 
 def serve(start: Callable[[], Awaitable[None]], keep: Callable[[Waiting], None]) -> Application:
-    """An ASGI application that hands every genuine event to `keep`."""
+    """Build an ASGI application that hands every genuine event to `keep`."""
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -63,7 +63,7 @@ def serve(start: Callable[[], Awaitable[None]], keep: Callable[[Waiting], None])
 
 
 async def read_body(receive: Receive) -> bytes:
-    """The whole request body."""
+    """Read the whole request body."""
     message = await receive()
     body: bytes = message.get("body", b"")
     while message.get("more_body"):
@@ -73,7 +73,7 @@ async def read_body(receive: Receive) -> bytes:
 
 
 def signature_of(scope: Message) -> str:
-    """The signature header, or nothing."""
+    """Return the signature header, or nothing."""
     for name, value in scope["headers"]:
         if name == b"x-signature":
             signature: bytes = value

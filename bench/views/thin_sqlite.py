@@ -21,7 +21,7 @@ _queue: SimpleQueue[Waiting] = SimpleQueue()
 
 
 def connect() -> sqlite3.Connection:
-    """A connection that survives a power cut."""
+    """Open a connection whose commits survive a power cut."""
     connection = sqlite3.connect(STORE, isolation_level=None, check_same_thread=False)
     connection.executescript("PRAGMA page_size = 8192; PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL")
     return connection

@@ -1,6 +1,6 @@
 """The programs of the work benchmark, each run as `python -m bench.work_peers.NAME fill` and then `… work`.
 
-`fill` makes an empty store and puts jobs into it; `work` works them off until it is told to stop. What is common to
+`fill` makes an empty store and puts jobs into it; `work` works them off until it is stopped. What is common to
 all comes through the environment: every program is given the same jobs. Started by `bench.work_contestants`.
 """
 
@@ -16,24 +16,24 @@ BATCH = 500
 
 
 def setting(name: str) -> str:
-    """What the benchmark says, e.g. where the store is."""
+    """Read a setting of the benchmark, e.g. where the store is."""
     return os.environ[f"BENCH_{name}"]
 
 
 def subject_of(n: int) -> str | None:
-    """The subject of a job: as many as there are to be, in turn; none where order does not matter."""
+    """Return the subject of a job: so many in turn; none where order does not matter."""
     subjects = int(setting("SUBJECTS"))
     return f"subject-{n % subjects}" if subjects else None
 
 
 def body_of(n: int) -> str:
-    """The JSON that a job carries."""
+    """Build the JSON that a job carries."""
     start = json.dumps({"id": f"job-{n:09}", "text": ""})[:-2]
     return start + "x" * (int(setting("BODY")) - len(start) - 2) + '"}'
 
 
 def batches() -> Iterator[range]:
-    """The numbers of all jobs, some at a time."""
+    """Yield the numbers of all jobs, some at a time."""
     count = int(setting("JOBS"))
     for start in range(0, count, BATCH):
         yield range(start, min(count, start + BATCH))

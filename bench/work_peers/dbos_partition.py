@@ -27,7 +27,7 @@ def config() -> DBOSConfig:
 
 
 def address() -> str:
-    """Its database, as SQLAlchemy wants it said."""
+    """Return the address of its database in SQLAlchemy's form."""
     if setting("ENGINE") == "sqlite":
         return f"sqlite:///{setting('STORE')}"
     return setting("STORE").replace("postgresql://", "postgresql+psycopg://", 1)

@@ -16,7 +16,7 @@ HANDLERS, IN_FLIGHT = 200, 64
 
 
 def make_inbox() -> Inbox:
-    """The inbox that is measured."""
+    """Make the inbox that is measured."""
     store = setting("STORE")
     made = Inbox(f"sqlite:{store}" if setting("ENGINE") == "sqlite" else store)
     made.source("bench", verify="none", key=["$.id"], subject="$.subject")

@@ -75,8 +75,8 @@ def test_the_product_does_not_work_while_it_is_compared_unless_asked_to() -> Non
 
 def test_ratios_of_repeated_keys_are_taken_within_their_turn() -> None:
     found = results()
-    assert found.mixed("oncehook_sqlite", 0.9) == pytest.approx(1.3)
-    assert found.mixed("fastapi_asyncpg", 0.9) is None
+    assert found.mixed_ratio("oncehook_sqlite", 0.9) == pytest.approx(1.3)
+    assert found.mixed_ratio("fastapi_asyncpg", 0.9) is None
     (target,) = (one for one in targets(found) if "oncehook_sqlite, 90" in one.what)
     assert target.reached == "floor"
 
