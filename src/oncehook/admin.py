@@ -51,7 +51,7 @@ from oncehook.model import (
     Rejection,
     ReplayCommand,
     ReplayState,
-    Seen,
+    PlanSnapshot,
     StoredArrival,
     StoredAttempt,
     StoredDelivery,
@@ -407,7 +407,7 @@ class Admin:
             raise NotWaiting(f"Only a dead letter can be discarded; this one is {delivery.status}.")
         return delivery
 
-    async def discard_matching(self, filter: Filter, *, actor: str, reason: str, seen: Seen | None = None) -> int:
+    async def discard_matching(self, filter: Filter, *, actor: str, reason: str, seen: PlanSnapshot | None = None) -> int:
         """Close all dead letters that match; others are left alone. With `seen`, none that nobody has been shown."""
         _check_reason(reason)
         if not reason.strip():
@@ -512,7 +512,7 @@ class Admin:
             raise NotReplayable(NOTHING_TO_REPLAY, hint=NOTHING_TO_REPLAY_HINT)
         return await self._make(wish, actor, reason, request_key, expected=expected)
 
-    def planned(self, token: str) -> tuple[ReplayRequest, Seen]:
+    def planned(self, token: str) -> tuple[ReplayRequest, PlanSnapshot]:
         """The wish that a plan was made for, and how many it has shown when."""
         return decode_token(token, self._now())
 
@@ -557,7 +557,7 @@ class Admin:
         if wish.filter.destination is not None:
             return [wish.filter.destination]
         if wish.filter.ids:  # read off the ids: a copy that revives its event waits for this
-            names = {one.number: one.name for one in self._whole._destinations.values()}
+            names = {one.id: one.name for one in self._whole._destinations.values()}
             numbers = {destination_of(one, names) for one in wish.filter.ids}
             return [name for number, name in names.items() if number in numbers]
         return list((await self._store.plan_replay(self._within(wish.filter), force=wish.force)).by_destination)
@@ -603,7 +603,7 @@ class Admin:
         """Take keys as seen elsewhere: what arrives with one is a duplicate. Returns how many were new."""
         if (found := self._sources.get(source)) is None:
             raise NotFound(f'There is no source "{source[:60]}".')
-        return await self._store.remember(found.number, [key_hash(source, one) for one in keys], found.keep, actor)
+        return await self._store.import_keys(found.id, [key_hash(source, one) for one in keys], found.keep, actor)
 
     async def destinations(self) -> list[ShownDestination]:
         """Every destination: whom it reaches, on what terms, and how it stands."""
@@ -625,13 +625,13 @@ class Admin:
         """Hold a destination back; its deliveries wait, nothing is lost."""
         _check_reason(reason)
         self.check_own(name)
-        await self._store.pause(self._destination(name).number, actor, reason)
+        await self._store.pause(self._destination(name).id, actor, reason)
         return await self.destination(name)
 
     async def resume(self, name: str, *, actor: str) -> ShownDestination:
         """Let a destination go on."""
         self.check_own(name)
-        await self._store.resume(self._destination(name).number, actor)
+        await self._store.resume(self._destination(name).id, actor)
         return await self.destination(name)
 
     def _destination(self, name: str) -> Destination:

@@ -164,7 +164,7 @@ class Emitter:
 
     def _enroll_blocking(self, sources: Iterable[str]) -> None:
         if new := self._unknown(sources):
-            self._numbers |= self._store.enroll_blocking(new, []).sources
+            self._numbers |= self._store.register_names_blocking(new, []).sources
 
     def _unknown(self, sources: Iterable[str]) -> list[str]:
         return [source for source in sources if source not in self._numbers]
@@ -465,7 +465,7 @@ class Receiver:
             raw = source.body_masking(raw if source.redaction is None else source.redaction(raw, payload.MISSING))
         head = source.masking(pack_head(arrival, source.masked, source.scheme.masked_query))
         arrival_id = new_id() if split else items[0].event_id
-        pending = self._store.record(Intake(arrival_id, source.number, head, items, raw))
+        pending = self._store.record(Intake(arrival_id, source.id, head, items, raw))
         self._patience.watch(pending, source.budget)
         return pending
 

@@ -563,12 +563,12 @@ RESULT_KEPT = 16384
 """Bytes of a handler's result, as JSON, up to which it is kept whole."""
 
 
-class Turn(IntEnum):
+class Priority(IntEnum):
     """Whose turn it is: live work first, bulk replay behind it, what may have killed a worker alone."""
 
     live = 0
     replay = 1
-    suspect = 2
+    quarantined = 2
 
 
 class Options(IntFlag):
@@ -636,8 +636,8 @@ class LeaseRequest:
     limit: int
     lease: float
     """Seconds."""
-    turn: Turn = Turn.live
-    trust: int = 0
+    priority: Priority = Priority.live
+    crash_tolerance: int = 0
     """Crashes after which it must run alone: none for a handler, whose code runs in our process; some for HTTP."""
     probe: float = 30.0
     """Seconds until the next probe, when this lease is the one probe of a destination whose breaker is half open."""
@@ -660,7 +660,7 @@ class Lease:
     """Its number within the run, from 1."""
     deaths: int
     """Crashes while it ran alone. At DEATHS it is given out only to be settled dead."""
-    turn: Turn
+    priority: Priority
     options: Options
     replay_id: bytes | None
     seconds: float
@@ -713,7 +713,7 @@ class Lease:
             run=1,
             attempt=1,
             deaths=0,
-            turn=Turn.live,
+            priority=Priority.live,
             options=Options(planned.options),
             replay_id=None,
             seconds=seconds,
@@ -748,7 +748,7 @@ class Lease:
             return Trigger.retry
         if self.replay_id is None:
             return Trigger.initial
-        return Trigger.bulk_replay if self.turn is Turn.replay else Trigger.replay
+        return Trigger.bulk_replay if self.priority is Priority.replay else Trigger.replay
 
 
 @dataclass(slots=True, frozen=True)
@@ -774,7 +774,7 @@ class Outlook:
     """Destinations that have something live to be leased now."""
     replay: Collection[int] = ()
     """Destinations that have a bulk replay's delivery to be leased now."""
-    suspect: Collection[int] = ()
+    quarantined: Collection[int] = ()
     """Destinations that have a delivery to be leased now which must run alone."""
     due_in: float | None = None
     """Seconds until the next delivery of the destinations that were asked about may be leased; None when there is none.
@@ -785,7 +785,7 @@ class Outlook:
     @property
     def is_due(self) -> bool:
         """Whether anything may be leased now."""
-        return bool(self.live or self.replay or self.suspect)
+        return bool(self.live or self.replay or self.quarantined)
 
 
 # -- settling ----------------------------------------------------------------------------------
@@ -1210,7 +1210,7 @@ class StoredReplay:
 
 
 @dataclass(slots=True, frozen=True)
-class Seen:
+class PlanSnapshot:
     """What somebody has been shown, and says yes to."""
 
     count: int

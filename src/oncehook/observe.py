@@ -294,7 +294,7 @@ class Observer:
         # An unknown source's name is a stranger's text: never a label, and never as it came.
         name = "unknown" if source is None else source.name
         self._arrivals.add(name, "rejected")
-        self._counts[0 if source is None else source.number, "rejected"] += 1
+        self._counts[0 if source is None else source.id, "rejected"] += 1
         reason = error.reason if isinstance(error, SignatureInvalid) else error.code
         asked, size = plain(arrival.source[:63]), len(arrival.body)
         self._rejections.append(Rejection(asked, clock.now_utc(), error.code, reason, arrival.peer, size))

@@ -27,7 +27,7 @@ from oncehook.model import (
     Level,
     Preview,
     ReplayPlan,
-    Seen,
+    PlanSnapshot,
     StoredDelivery,
     read_id,
     show_id,
@@ -169,7 +169,7 @@ def build_plan(
     workers of other processes have."""
     counts = counted.by_destination
     return Plan(
-        token=encode_token(wish, Seen(counted.total, counted.at)),
+        token=encode_token(wish, PlanSnapshot(counted.total, counted.at)),
         wish=wish,
         total=counted.total,
         recipients=[
@@ -284,13 +284,13 @@ class _Token(msgspec.Struct, array_like=True, frozen=True):
     at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-def encode_token(wish: ReplayRequest, seen: Seen) -> str:
+def encode_token(wish: ReplayRequest, seen: PlanSnapshot) -> str:
     """The token that stands for a plan."""
     token = _Token(2, query.fixed(wish.filter), wish.force, wish.fresh_id, wish.rate, seen.count, seen.at)
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")
 
 
-def decode_token(token: str, now: datetime) -> tuple[ReplayRequest, Seen]:
+def decode_token(token: str, now: datetime) -> tuple[ReplayRequest, PlanSnapshot]:
     """The wish that a token stands for, and what its plan has shown.
 
     It grants nothing: its holder needs the right all the same.
@@ -303,7 +303,7 @@ def decode_token(token: str, now: datetime) -> tuple[ReplayRequest, Seen]:
         raise _not_a_plan() from None
     if held.version != 2 or held.total < 0 or (held.rate is not None and held.rate <= 0):
         raise _not_a_plan()
-    return wish, Seen(held.total, held.at)
+    return wish, PlanSnapshot(held.total, held.at)
 
 
 def _not_a_plan() -> BadRequest:

@@ -21,7 +21,7 @@ from oncehook import clock
 from oncehook.destinations.base import Destination
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest, ConfigError, NotFound, Rejected, TestedTooSoon
-from oncehook.model import Arrival, Kind, Lease, Mark, Options, Trigger, Turn, new_id, show_id
+from oncehook.model import Arrival, Kind, Lease, Mark, Options, Trigger, Priority, new_id, show_id
 from oncehook.rules import Spec
 from oncehook.sources import Sample, Source
 from oncehook.store.base import Store
@@ -356,7 +356,7 @@ def _lease(destination: str) -> Lease:
         run=1,
         attempt=1,
         deaths=0,
-        turn=Turn.live,
+        priority=Priority.live,
         options=Options.none,
         replay_id=None,
         seconds=0.0,

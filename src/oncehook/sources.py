@@ -214,7 +214,7 @@ class Source:
     """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
     own: Rule | Asked | None = None
     """Where in what is signed an id or a time of its own stands."""
-    number: int = 0
+    id: int = 0
     """What stands for its name in the store; given at start."""
 
     @property

@@ -211,8 +211,8 @@ class _TracedDestination:
     def __init__(self, destination: Destination, traces: Traces) -> None:
         self._destination = destination
         self._traces = traces
-        self.name, self.number = destination.name, destination.number
-        self.terms, self.trust = destination.terms, destination.trust
+        self.name, self.id = destination.name, destination.id
+        self.terms, self.crash_tolerance = destination.terms, destination.crash_tolerance
         self.kind, self.address = destination.kind, destination.address
         self.is_cancellable: bool = getattr(destination, "is_cancellable", True)
 

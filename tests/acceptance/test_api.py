@@ -24,7 +24,7 @@ from oncehook.model import (
     Evidence,
     Filter,
     Kind,
-    Seen,
+    PlanSnapshot,
     Settle,
     Settlement,
     StoredWorker,
@@ -463,7 +463,7 @@ async def test_a_discard_by_plan_closes_what_was_shown(either: House) -> None:
     others = await either.post("/replays/plan", {"query": "to:crm"})
     assert await either.refused("POST", path, {**order, "plan": others["plan"]}) == (400, "bad_request")
     wish, seen = decode_token(plan["plan"], clock.now_utc())
-    fewer = encode_token(wish, Seen(1, seen.at))  # one was dead by then that was not seen
+    fewer = encode_token(wish, PlanSnapshot(1, seen.at))  # one was dead by then that was not seen
     assert await either.refused("POST", path, {**order, "plan": fewer}) == (409, "plan_changed")
     assert await statuses(either.store, [*made, *later]) == ["dead"] * 3
     assert await either.post(path, order) == {"discarded": 2}

@@ -27,7 +27,7 @@ from oncehook.categories import Rules
 from oncehook.destinations.base import Destination, Result, Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Category, Lease, Mark, Options, Turn, pack_head
+from oncehook.model import Arrival, Category, Lease, Mark, Options, Priority, pack_head
 from oncehook.outbound.addresses import Network
 from oncehook.outbound.client import Outbound
 from oncehook.verify.standard import StandardWebhooks
@@ -45,7 +45,7 @@ LOOPBACK = [ip_network("127.0.0.1/32")]
 
 
 @dataclass
-class Seen:
+class PlanSnapshot:
     """One request as it came over the wire."""
 
     line: str
@@ -59,7 +59,7 @@ class Seen:
         return dict(self.pairs)
 
 
-Behaviour = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
+Behaviour = Callable[[PlanSnapshot, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
@@ -68,7 +68,7 @@ class Sink:
 
     port: int = 0
     says: bytes | Behaviour = OK
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[PlanSnapshot] = field(default_factory=list)
     connections: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,12 +86,12 @@ class Sink:
         writer.close()
 
 
-async def read_request(reader: asyncio.StreamReader) -> Seen:
+async def read_request(reader: asyncio.StreamReader) -> PlanSnapshot:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").removesuffix("\r\n\r\n")
     line, *lines = head.split("\r\n")
     pairs = [(name.lower(), value) for name, _, value in (text.partition(": ") for text in lines)]
     length = next(int(value) for name, value in pairs if name == "content-length")
-    return Seen(line, pairs, await reader.readexactly(length))
+    return PlanSnapshot(line, pairs, await reader.readexactly(length))
 
 
 @asynccontextmanager
@@ -133,7 +133,7 @@ def lease(**changes: Any) -> Lease:
         run=1,
         attempt=1,
         deaths=0,
-        turn=Turn.live,
+        priority=Priority.live,
         options=Options.none,
         replay_id=None,
         seconds=10.0,
@@ -257,7 +257,7 @@ async def test_without_a_secret_there_is_no_signature_and_without_a_subject_no_s
     [
         ({"attempt": 3}, ("3", "1", "retry")),
         ({"run": 2, "replay_id": b"r" * 16}, ("1", "2", "replay")),
-        ({"run": 2, "replay_id": b"r" * 16, "turn": Turn.replay}, ("1", "2", "bulk-replay")),
+        ({"run": 2, "replay_id": b"r" * 16, "turn": Priority.replay}, ("1", "2", "bulk-replay")),
         ({"run": 2, "attempt": 2, "replay_id": b"r" * 16}, ("2", "2", "retry")),
     ],
 )
@@ -372,7 +372,7 @@ async def test_a_body_arrives_as_it_was_received(sink: Sink, size: int) -> None:
 def test_it_is_a_destination_and_shows_no_secret() -> None:
     made = HttpDestination("sink", "https://example.org/in?token=hush-hush", headers={"Authorization": "hush-hush"})
     kept: Destination = made
-    assert (kept.kind, kept.trust, kept.name, kept.number) == ("http", 3, "sink", 0)
+    assert (kept.kind, kept.crash_tolerance, kept.name, kept.id) == ("http", 3, "sink", 0)
     assert kept.address == "POST https://example.org/in?token=…"
     assert "hush-hush" not in repr(made)
 
@@ -458,7 +458,7 @@ async def test_retry_after_in_seconds_and_as_a_date(sink: Sink, monkeypatch: pyt
 async def test_what_it_said_is_kept_up_to_4_kb(sink: Sink) -> None:
     poured = 0
 
-    async def pour(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def pour(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         nonlocal poured
         writer.write(b"HTTP/1.1 500 X\r\nTransfer-Encoding: chunked\r\n\r\n")
         while True:
@@ -502,7 +502,7 @@ async def test_nothing_is_decompressed(sink: Sink, encoding: bytes) -> None:
 async def test_our_own_credentials_do_not_come_back_into_the_store(sink: Sink) -> None:
     """S25: many receivers repeat the request in their answer."""
 
-    async def repeat(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def repeat(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         text = repr(seen.headers).encode() + b" hush-hush-token"
         writer.write(b"HTTP/1.1 400 X\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
 
@@ -536,11 +536,11 @@ async def test_cookies_do_not_last(sink: Sink) -> None:
 # -- one deadline over everything (R55) --------------------------------------------------------
 
 
-async def never(seen: Seen, writer: asyncio.StreamWriter) -> None:
+async def never(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
 
-async def drip_head(seen: Seen, writer: asyncio.StreamWriter) -> None:
+async def drip_head(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\n")
     while True:
         writer.write(b"X-A: b\r\n")
@@ -548,7 +548,7 @@ async def drip_head(seen: Seen, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.02)
 
 
-async def drip_body(seen: Seen, writer: asyncio.StreamWriter) -> None:
+async def drip_body(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n")
     while True:
         writer.write(b".")
@@ -580,7 +580,7 @@ async def test_a_drip_fed_body_ends_at_the_deadline_and_the_status_stands(sink: 
 
 
 async def test_a_status_stands_when_the_body_is_cut_off(sink: Sink) -> None:
-    async def cut(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def cut(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 X\r\nContent-Length: 100\r\n\r\nhalf")
         await writer.drain()
         writer.close()
@@ -666,7 +666,7 @@ async def test_a_name_that_leads_nowhere_is_transient() -> None:
     ],
 )
 async def test_nonsense_is_transient(sink: Sink, said: bytes, error: str) -> None:
-    async def say(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def say(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         await writer.drain()
         writer.close()
@@ -679,7 +679,7 @@ async def test_nonsense_is_transient(sink: Sink, said: bytes, error: str) -> Non
 
 
 async def test_a_kept_connection_that_was_just_closed_costs_no_attempt(sink: Sink) -> None:
-    async def rude(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def rude(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         if len(sink.seen) == 2:  # the second request over the first connection
             writer.close()
         else:

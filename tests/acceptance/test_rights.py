@@ -71,7 +71,7 @@ class Rights:
 async def rights(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rights]:
     async with desk_house(tmp_path, engine=request.param) as house:
         for number, source in enumerate(house.admin._sources.values(), 1):
-            source.number = number  # as `enrolled` gave them
+            source.id = number  # as `enrolled` gave them
         yield Rights(house, [])
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from oncehook import Event, GiveUp, Inbox
 from oncehook.logs import set_up_logging
-from oncehook.model import DeliveryStatus, Filter, Kind, Lease, Mark, Options, ReplayState, Turn, new_id, show_id
+from oncehook.model import DeliveryStatus, Filter, Kind, Lease, Mark, Options, ReplayState, Priority, new_id, show_id
 from oncehook.upkeep import strays
 
 ALWAYS = {"source", "outcome", "duration_s", "event_id", "key", "subject"}
@@ -128,7 +128,7 @@ def test_a_lost_lease_says_whose_it_was(lines: io.StringIO, tmp_path: Path) -> N
     destination = inbox.destination("shop", url="http://127.0.0.1:1/", allow_private=True)
     id_ = new_id()
     lease = Lease(
-        id_, id_, id_, 1, 7, 1, 1, 0, Turn.live, Options.none, None, 10.0, id_, 1, "orders", "paid", "k", "s",
+        id_, id_, id_, 1, 7, 1, 1, 0, Priority.live, Options.none, None, 10.0, id_, 1, "orders", "paid", "k", "s",
         inbox._started_at, None, Mark.none, None, None, None, b"POST /", b"",
     )  # fmt: skip
     inbox.observer.lease_lost(destination, lease)

@@ -28,7 +28,7 @@ from oncehook.model import (
     StoredDelivery,
     StoredEvent,
     StoredReplay,
-    Turn,
+    Priority,
     Verdict,
     delivery_id,
     digest,
@@ -36,7 +36,7 @@ from oncehook.model import (
     new_id,
     subject_key,
 )
-from oncehook.store.base import Numbers, Store
+from oncehook.store.base import NameIds, Store
 
 DAY = 86400.0
 HEAD = b"POST /in/orders\r\ncontent-type: application/json"
@@ -122,10 +122,10 @@ async def event_of(store: Store, verdict: Verdict) -> StoredEvent:
     return event
 
 
-async def enrolled(store: Store) -> Numbers:
+async def enrolled(store: Store) -> NameIds:
     """Two sources and two destinations, with the numbers 1 and 2 each."""
     numbers = await store.register_names(["orders", "payments"], ["crm", "mail"])
-    assert numbers == Numbers({"orders": 1, "payments": 2}, {"crm": 1, "mail": 2})
+    assert numbers == NameIds({"orders": 1, "payments": 2}, {"crm": 1, "mail": 2})
     return numbers
 
 
@@ -177,12 +177,12 @@ async def take(
     *,
     to: int = 1,
     lease: float = 30.0,
-    turn: Turn = Turn.live,
-    trust: int = 0,
+    priority: Priority = Priority.live,
+    crash_tolerance: int = 0,
     probe: float = 30.0,
 ) -> list[Lease]:
     """Lease what may be leased of one destination."""
-    return await store.lease([LeaseRequest(to, limit, lease, turn, trust, probe)])
+    return await store.lease([LeaseRequest(to, limit, lease, priority, crash_tolerance, probe)])
 
 
 async def take_one(store: Store, **about: Any) -> Lease:

@@ -12,7 +12,7 @@ from oncehook.model import (
     Kind,
     Options,
     ReplayState,
-    Seen,
+    PlanSnapshot,
     Settle,
     Settlement,
     new_id,
@@ -63,7 +63,7 @@ async def test_only_what_was_seen_is_discarded(ground: Ground, store: Store) -> 
         await replay(store, one)
     leases = {lease.delivery_id: lease for lease in await take(store)}
     await settle(store, dead(leases[late]), dead(leases[again]), done(leases[revived]))
-    seen = Seen(plan.total, plan.at)
+    seen = PlanSnapshot(plan.total, plan.at)
     assert seen.count == 3
     assert await store.discard(Filter(status=DeliveryStatus.dead), "ann", "old", seen) == 1
     assert await statuses(store, [stays, revived, again, late]) == ["discarded", "done", "dead", "dead"]
@@ -76,10 +76,10 @@ async def test_nothing_is_discarded_when_more_were_dead_by_then_than_were_seen(s
     made = await dead_letters(store, None, None)
     plan = await store.plan_replay(Filter(), force=False)
     with pytest.raises(PlanChanged, match="said 1, now it would be 2"):
-        await store.discard(Filter(), "ann", "old", Seen(1, plan.at))
+        await store.discard(Filter(), "ann", "old", PlanSnapshot(1, plan.at))
     assert await statuses(store, made) == ["dead", "dead"]
     assert [line.act for line in await store.audit_log()] == []
-    assert await store.discard(Filter(), "ann", "old", Seen(2, plan.at)) == 2
+    assert await store.discard(Filter(), "ann", "old", PlanSnapshot(2, plan.at)) == 2
     [line] = await store.audit_log(limit=1)
     assert (line.target, line.detail) == ("2 deliveries", {"count": 2, "reason": "old"})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncehook.model import AttemptOutcome, Filter, Options, Turn
+from oncehook.model import AttemptOutcome, Filter, Options, Priority
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -151,7 +151,7 @@ async def test_a_crash_is_of_the_one_that_was_carried(ground: Ground, store: Sto
     assert [len(await store.attempts_of(one)) for one in made] == [0, 0, 1]
     [crashed] = await store.attempts_of(made[2])
     assert (crashed.outcome, crashed.fence) == (AttemptOutcome.crashed, lost.fence)
-    lease = await take_one(store, turn=Turn.suspect)
+    lease = await take_one(store, priority=Priority.quarantined)
     assert (lease.head_id, lease.delivery_id, lease.attempt) == (made[0], made[2], 1)
     await settle(store, done(lease))
     assert await statuses(store, made) == ["done"] * 3

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 
 from oncehook.errors import QueryTooWide, Undecryptable
-from oncehook.model import Emission, Evidence, Filter, Intake, Outcome, Settle, Settlement, Turn
+from oncehook.model import Emission, Evidence, Filter, Intake, Outcome, Settle, Settlement, Priority
 from oncehook.query import parse
 from oncehook.store.base import Store
 from oncehook.store.cipher import MAGIC, Cipher
@@ -317,7 +317,7 @@ async def test_a_replay_and_a_discard_mean_what_encrypted_bodies_say(
         assert (await replay_all(store, parse("body.n:<2", NOW), expected=1)).planned == 1
         await store.feed_replays()
         assert await statuses(store, [one, two, three]) == ["pending", "dead", "discarded"]
-        assert (await take_one(store, turn=Turn.replay)).body == body(1)
+        assert (await take_one(store, priority=Priority.replay)).body == body(1)
 
 
 async def test_a_page_looks_into_so_many_bytes_and_says_how_far_it_came(

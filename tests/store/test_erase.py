@@ -283,7 +283,7 @@ async def test_a_replay_of_what_is_erased_ends(store: Store) -> None:
     await erase(store)
     await store.feed_replays()
     assert (await progress(store, bulk)).skipped == 2
-    await finish(store, turn=1)
+    await finish(store, priority=1)
     await store.feed_replays()
     ended = await progress(store, bulk)
     assert (ended.state, ended.done, ended.skipped) == (ReplayState.done, 1, 2)

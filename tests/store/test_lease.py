@@ -23,7 +23,7 @@ from oncehook.model import (
     Settle,
     Settlement,
     Trigger,
-    Turn,
+    Priority,
     new_id,
 )
 from oncehook.store.base import Store
@@ -88,7 +88,7 @@ async def test_a_lease_tells_all_that_an_attempt_needs(store: Store) -> None:
     planned = sent.deliveries[0]
     assert (lease.delivery_id, lease.head_id, lease.line) == (planned.id, planned.id, planned.subject_key)
     assert (lease.destination_id, lease.run, lease.attempt, lease.deaths) == (1, 1, 1, 0)
-    assert (lease.turn, lease.options, lease.replay_id, lease.seconds) == (Turn.live, 0, None, 17.0)
+    assert (lease.priority, lease.options, lease.replay_id, lease.seconds) == (Priority.live, 0, None, 17.0)
     assert (lease.event_id, lease.source_id, lease.source, lease.type) == (sent.event_id, 1, "orders", "order.paid")
     assert (lease.key, lease.subject, lease.marks) == ("k7", "s", Mark.unparsed)
     assert (lease.rank, lease.rank_scope, lease.highest_rank) == (3, "m1", None)
@@ -185,7 +185,7 @@ async def test_every_lease_has_a_higher_fence(ground: Ground, store: Store) -> N
     await deliver(store, "a", None)
     highest = 0
     for after in (release, release, retry, None, retry):
-        leases = await take(store, lease=10.0, trust=9)
+        leases = await take(store, lease=10.0, crash_tolerance=9)
         assert len(leases) == 2
         fences = {lease.fence for lease in leases}
         assert len(fences) == 2
@@ -203,7 +203,7 @@ async def test_fences_rise_over_a_restart(ground: Ground) -> None:
         before = max(lease.fence for lease in await take(store, lease=1.0))
     ground.forward(2)
     async with opened(ground) as store:
-        assert all(lease.fence > before for lease in await take(store, trust=9))
+        assert all(lease.fence > before for lease in await take(store, crash_tolerance=9))
         await deliver_one(store)
         assert (await take_one(store)).fence > before
 
@@ -214,11 +214,11 @@ async def test_fences_rise_over_a_restart(ground: Ground) -> None:
 async def test_a_lease_that_ran_out_is_taken_over(ground: Ground, store: Store) -> None:
     """R29, R35: by the ordinary lease, with no configuration; the attempt is not used up, and the crash is told."""
     made = await deliver_one(store)
-    lost = await take_one(store, lease=10.0, trust=1)
-    assert await take(store, trust=1) == []
+    lost = await take_one(store, lease=10.0, crash_tolerance=1)
+    assert await take(store, crash_tolerance=1) == []
     ground.forward(10.5)
-    taken = await take_one(store, trust=1)
-    assert (taken.delivery_id, taken.attempt, taken.deaths, taken.turn) == (made, 1, 0, Turn.live)
+    taken = await take_one(store, crash_tolerance=1)
+    assert (taken.delivery_id, taken.attempt, taken.deaths, taken.priority) == (made, 1, 0, Priority.live)
     assert taken.fence > lost.fence
     [crashed] = await store.attempts_of(made)
     assert (crashed.outcome, crashed.fence, crashed.n, crashed.run) == (AttemptOutcome.crashed, lost.fence, 1, 1)
@@ -229,11 +229,11 @@ async def test_a_lease_is_taken_over_in_real_time(store: Store) -> None:
     """R29: nothing but waiting is needed; lease + 1 s is the promise, and what is due may be leased at once."""
     made = await deliver_one(store)
     began = time.monotonic()
-    await take_one(store, lease=0.2, trust=9)
+    await take_one(store, lease=0.2, crash_tolerance=9)
     next_due = await store.next_due([1])
     assert next_due.due_in is not None
     assert 0 <= next_due.due_in <= 0.2
-    while not (taken := await take(store, trust=9)):
+    while not (taken := await take(store, crash_tolerance=9)):
         await asyncio.sleep(0.01)
     assert ids(taken) == [made]
     assert time.monotonic() - began > 0.19, "not before its end; the server measures by a clock of its own"
@@ -243,9 +243,9 @@ async def test_a_taken_over_lease_gives_no_rights(ground: Ground, store: Store) 
     """R25-R27, R30: late success, failure, release and heartbeat of one who lost its lease change nothing."""
     made = await deliver_one(store, "s")
     behind = await deliver_one(store, "s")
-    zombie = await take_one(store, lease=10.0, trust=9)
+    zombie = await take_one(store, lease=10.0, crash_tolerance=9)
     ground.forward(11)
-    holder = await take_one(store, trust=9)
+    holder = await take_one(store, crash_tolerance=9)
     before = await look(store, made), await look(store, behind), await store.attempts_of(made), await store.levels()
     for late in (
         done(zombie),
@@ -258,7 +258,7 @@ async def test_a_taken_over_lease_gives_no_rights(ground: Ground, store: Store) 
     assert await renew(store, zombie) == set()
     after = await look(store, made), await look(store, behind), await store.attempts_of(made), await store.levels()
     assert after == before
-    assert await take(store, trust=9) == []
+    assert await take(store, crash_tolerance=9) == []
     assert await renew(store, holder) == {holder.fence}
     await settle(store, done(holder))
 
@@ -301,12 +301,12 @@ async def test_after_a_restart_work_is_taken_over(ground: Ground) -> None:
     """R1, R29: SQLite at once, for the only process that could hold it is gone; PostgreSQL when the lease has ended."""
     async with opened(ground) as store:
         made = await deliver_one(store, "s")
-        lost = await take_one(store, lease=60.0, trust=1)
+        lost = await take_one(store, lease=60.0, crash_tolerance=1)
     async with opened(ground) as store:
         if ground.engine == "postgres":
-            assert await take(store, trust=1) == []
+            assert await take(store, crash_tolerance=1) == []
             ground.forward(61)
-        taken = await take_one(store, trust=1)
+        taken = await take_one(store, crash_tolerance=1)
         assert (taken.delivery_id, taken.attempt) == (made, 1)
         assert await outcomes(store, made) == [AttemptOutcome.crashed]
         assert await is_lost(store, done(lost))
@@ -332,13 +332,13 @@ async def test_a_heartbeat_keeps_the_lease(ground: Ground, store: Store) -> None
 async def test_a_heartbeat_that_stops_loses_the_lease(ground: Ground, store: Store) -> None:
     """R34"""
     await deliver_one(store)
-    lease = await take_one(store, lease=100.0, trust=9)
+    lease = await take_one(store, lease=100.0, crash_tolerance=9)
     ground.forward(80)
     assert await renew(store, lease) == {lease.fence}
     ground.forward(40)
-    assert await take(store, trust=9) == []
+    assert await take(store, crash_tolerance=9) == []
     ground.forward(61)
-    taken = await take_one(store, trust=9)
+    taken = await take_one(store, crash_tolerance=9)
     assert taken.fence > lease.fence
     assert await renew(store, lease, taken) == {taken.fence}
 
@@ -463,7 +463,7 @@ async def test_what_has_become_due_since(ground: Ground, store: Store) -> None:
     ground.forward(1)
     await deliver_one(store, to=MAIL)
     second = await store.next_due([], first.looked_at)
-    assert (set(second.live), set(second.replay), set(second.suspect)) == ({2}, set(), set())
+    assert (set(second.live), set(second.replay), set(second.quarantined)) == ({2}, set(), set())
     ground.forward(100)
     third = await store.next_due([], second.looked_at)
     ground.forward(100)

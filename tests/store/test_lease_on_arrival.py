@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from oncehook.errors import StoreUnavailable
-from oncehook.model import AttemptOutcome, Breaker, DeliveryStatus, Expired, Filter, Lease, Options, Outcome, Turn
+from oncehook.model import AttemptOutcome, Breaker, DeliveryStatus, Expired, Filter, Lease, Options, Outcome, Priority
 from oncehook.store.base import Store
 from oncehook.store.postgres import PostgresStore, notify
 from oncehook.store.sqlite import SqliteStore
@@ -343,7 +343,7 @@ async def test_a_process_that_dies_before_it_begins_is_followed_after_the_lease(
     [crashed] = await store.attempts_of(made[0])
     assert (crashed.outcome, crashed.fence, crashed.n) == (AttemptOutcome.crashed, lost.fence, 1)
     assert [(one.delivery_id, one.fence, one.worker) for one in expired] == [(made[0], lost.fence, admin.id)]
-    alone = await take_one(store, turn=Turn.suspect)
+    alone = await take_one(store, priority=Priority.quarantined)
     assert (alone.delivery_id, alone.attempt, alone.deaths) == (made[0], 1, 0)
     settled = await store.settle([done(lost, take_next=30.0)], admin.id)
     assert (settled.ours, list(settled.next)) == (set(), [])
@@ -356,8 +356,8 @@ async def test_a_trusted_destination_takes_it_over_in_company(ground: Ground, st
     admin = Admin(store, seconds=10.0)
     made = await deliver_one(store)
     ground.forward(11)
-    taken = await take_one(store, trust=1)
-    assert (taken.delivery_id, taken.attempt, taken.turn) == (made, 1, Turn.live)
+    taken = await take_one(store, crash_tolerance=1)
+    assert (taken.delivery_id, taken.attempt, taken.priority) == (made, 1, Priority.live)
     assert taken.fence > admin.begun[0].fence
 
 
@@ -369,9 +369,9 @@ async def test_after_a_restart_what_was_leased_on_arrival_is_taken_over(ground: 
         assert ids(admin.begun) == [made]
     async with opened(ground) as store:
         if ground.engine == "postgres":
-            assert await take(store, trust=1) == []
+            assert await take(store, crash_tolerance=1) == []
             ground.forward(61)
-        taken = await take_one(store, trust=1)
+        taken = await take_one(store, crash_tolerance=1)
         assert (taken.delivery_id, taken.attempt) == (made, 1)
         assert taken.fence > admin.begun[0].fence
         await settle(store, done(taken))
@@ -385,7 +385,7 @@ async def test_a_heartbeat_keeps_what_was_leased_on_arrival(ground: Ground, stor
     for _ in range(3):
         ground.forward(80)
         assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
-        assert await take(store, trust=9) == []
+        assert await take(store, crash_tolerance=9) == []
     await settle(store, done(lease))
     assert (await look(store, made)).status is DeliveryStatus.done
 
@@ -539,22 +539,22 @@ async def test_what_waits_longer_comes_first(store: Store) -> None:
 
 async def test_a_suspect_is_alone_whatever_arrives(ground: Ground, store: Store) -> None:
     """DESIGN.md 8.3: what arrives while it runs waits until it has ended."""
-    suspect = await deliver_one(store)
+    quarantined = await deliver_one(store)
     await take_one(store, lease=10.0)
     ground.forward(11)
     assert await take(store) == []
     crm = Scripted()
     async with working(store, crm) as worker:
-        await crm.until_begun(suspect)
+        await crm.until_begun(quarantined)
         made = await deliver(store, None, "s", "s")
         assert [await is_untouched(store, one) for one in made] == [True] * 3
-        assert list(crm.running) == [suspect]
-        assert crm.begun[0].turn is Turn.suspect
-        crm.end(suspect)
+        assert list(crm.running) == [quarantined]
+        assert crm.begun[0].priority is Priority.quarantined
+        crm.end(quarantined)
         await crm.until_begun(*made[:2])
         crm.end_all()
         await worker.drained()
-    assert await statuses(store, [suspect, *made]) == ["done"] * 4
+    assert await statuses(store, [quarantined, *made]) == ["done"] * 4
 
 
 async def test_a_suspect_waits_for_what_follows_too(ground: Ground, store: Store) -> None:
@@ -564,15 +564,15 @@ async def test_a_suspect_waits_for_what_follows_too(ground: Ground, store: Store
     async with working(store, crm) as worker:
         hot = await deliver(store, *["hot"] * 3)
         await crm.until_begun(hot[0])
-        suspect = await _crashed_elsewhere(ground, store, worker)
+        quarantined = await _crashed_elsewhere(ground, store, worker)
         await until(lambda: worker._is_alone)
         crm.end(hot[0])
-        await crm.until_begun(suspect)
+        await crm.until_begun(quarantined)
         await worker._settling.caught_up()
-        assert list(crm.running) == [suspect]
+        assert list(crm.running) == [quarantined]
         crm.end_all()
         await worker.drained()
-    assert await statuses(store, [suspect, *hot]) == ["done"] * 4
+    assert await statuses(store, [quarantined, *hot]) == ["done"] * 4
 
 
 async def _crashed_elsewhere(ground: Ground, store: Store, worker: Worker) -> bytes:
@@ -721,5 +721,5 @@ async def test_another_process_takes_over_what_this_one_was_given(place: Place) 
     await enrolled(there)
     async with working(there, crm, observer=observer):
         await crm.until_begun(made)
-        assert (crm.begun[0].attempt, crm.begun[0].turn) == (1, Turn.suspect)
+        assert (crm.begun[0].attempt, crm.begun[0].priority) == (1, Priority.quarantined)
         assert [one.worker for one in observer.expired] == [admin.id]

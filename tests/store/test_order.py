@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from oncehook.model import DeliveryStatus, Filter, Lease, Options, Turn
+from oncehook.model import DeliveryStatus, Filter, Lease, Options, Priority
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -120,7 +120,7 @@ async def test_a_crashed_head_keeps_its_place(ground: Ground, store: Store) -> N
     ground.forward(11)
     assert await take(store) == []
     made.append(await deliver_one(store, "s"))
-    alone = await take_one(store, turn=Turn.suspect)
+    alone = await take_one(store, priority=Priority.quarantined)
     assert alone.delivery_id == made[0]
     assert await take(store) == []
     await settle(store, retry(alone))
@@ -131,10 +131,10 @@ async def test_a_head_that_crashed_with_its_process_keeps_its_place(ground: Grou
     """R45, over a restart."""
     async with opened(ground) as store:
         made = await deliver(store, *["s"] * 3)
-        await take_one(store, lease=10.0, trust=1)
+        await take_one(store, lease=10.0, crash_tolerance=1)
     ground.forward(11)
     async with opened(ground) as store:
-        assert await finish(store, trust=1) == made
+        assert await finish(store, crash_tolerance=1) == made
 
 
 # -- when the head dies ------------------------------------------------------------------------

@@ -388,12 +388,12 @@ async def test_on_sqlite_nobody_lends_a_transaction(ground: Ground, store: Store
 async def test_names_get_the_same_numbers_from_a_store_that_is_not_open(place: Place) -> None:
     store = await place.open()
     closed = PostgresStore(place.url, schema=place.schema)
-    numbers = closed.enroll_blocking(["orders", "app"], ["crm", "shop"])
+    numbers = closed.register_names_blocking(["orders", "app"], ["crm", "shop"])
     assert numbers == await store.register_names(["app"], ["shop"])
     assert numbers.sources["orders"] == 1
     elsewhere = PostgresStore(place.url, schema=f"{place.schema}_not_there")
     with pytest.raises(StoreError, match="no tables"):
-        elsewhere.enroll_blocking(["orders"], [])
+        elsewhere.register_names_blocking(["orders"], [])
 
 
 async def test_connections_of_sqlalchemy(place: Place) -> None:

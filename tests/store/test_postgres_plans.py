@@ -22,7 +22,7 @@ from oncehook.model import (
     Options,
     Settle,
     Settlement,
-    Turn,
+    Priority,
     new_id,
     streaks,
 )
@@ -183,7 +183,7 @@ CALLS: dict[str, tuple[str, Callable[[Scene], list[object]]]] = {
     "intake, copies": (INTAKE, lambda s: arrivals(*[item("known", subject="s", to=[CRM]) for _ in range(3)])),
     "lease": (
         LEASE,
-        lambda s: lease_parameters([LeaseRequest(1, 10, 30.0), LeaseRequest(1, 3, 30.0, Turn.replay)], 1, "w"),
+        lambda s: lease_parameters([LeaseRequest(1, 10, 30.0), LeaseRequest(1, 3, 30.0, Priority.replay)], 1, "w"),
     ),
     "renew": (RENEW, lambda s: list(renew_parameters([*s.plain, *s.followed]))),
     "outlook": (OUTLOOK, lambda s: [Integers([1, 2]), None]),

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from oncehook.errors import NotFound, NotReplayable, ReplayTooSoon
-from oncehook.model import AttemptOutcome, DeliveryStatus, Filter, Options, Outcome, ReplayState, Trigger, Turn, new_id
+from oncehook.model import AttemptOutcome, DeliveryStatus, Filter, Options, Outcome, ReplayState, Trigger, Priority, new_id
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -45,7 +45,7 @@ async def test_a_dead_letter_runs_again(store: Store) -> None:
     assert waiting.last_replay_at is not None
     lease = await take_one(store)
     assert (lease.delivery_id, lease.run, lease.attempt) == (made, 2, 1)
-    assert (lease.replay_id, lease.turn, lease.trigger) == (ordered.id, Turn.live, Trigger.replay)
+    assert (lease.replay_id, lease.priority, lease.trigger) == (ordered.id, Priority.live, Trigger.replay)
     assert lease.event_id == before.event_id
     await settle(store, retry(lease))
     lease = await take_one(store)
@@ -197,9 +197,9 @@ async def test_a_stale_or_overtaken_one_is_not_stale_when_a_person_asks_for_it(s
 async def test_a_lease_from_before_the_replay_gives_no_rights(ground: Ground, store: Store) -> None:
     """R26, R27: a zombie of the first run cannot settle the second."""
     made = await deliver_one(store)
-    zombie = await take_one(store, lease=10.0, trust=9)
+    zombie = await take_one(store, lease=10.0, crash_tolerance=9)
     ground.forward(11)
-    await settle(store, dead(await take_one(store, trust=9)))
+    await settle(store, dead(await take_one(store, crash_tolerance=9)))
     await replay(store, made)
     assert await is_lost(store, done(zombie))
     lease = await take_one(store)
@@ -214,14 +214,14 @@ async def test_crashes_of_an_earlier_run_are_forgiven(ground: Ground, store: Sto
     await take_one(store, lease=10.0)
     ground.forward(11)
     assert await take(store) == []
-    await take_one(store, lease=10.0, turn=Turn.suspect)
+    await take_one(store, lease=10.0, priority=Priority.quarantined)
     ground.forward(11)
-    lease = await take_one(store, turn=Turn.suspect)
+    lease = await take_one(store, priority=Priority.quarantined)
     assert lease.deaths == 1
     await settle(store, dead(lease))
     await replay(store, made)
     lease = await take_one(store)
-    assert (lease.deaths, lease.turn, lease.attempt, lease.run) == (0, Turn.live, 1, 2)
+    assert (lease.deaths, lease.priority, lease.attempt, lease.run) == (0, Priority.live, 1, 2)
 
 
 async def test_a_replay_waits_behind_what_runs(store: Store) -> None:
@@ -239,13 +239,13 @@ async def test_a_replay_waits_behind_what_runs(store: Store) -> None:
 
 async def test_a_replay_behind_a_suspect_does_not_free_it(ground: Ground, store: Store) -> None:
     [made] = await dead_letters(store, "s")
-    suspect = await deliver_one(store, "s")
+    quarantined = await deliver_one(store, "s")
     await take_one(store, lease=10.0)
     ground.forward(11)
     assert await take(store) == []
     await replay(store, made)
     assert await take(store) == []
-    assert (await take_one(store, turn=Turn.suspect)).delivery_id == suspect
+    assert (await take_one(store, priority=Priority.quarantined)).delivery_id == quarantined
 
 
 async def test_replays_are_counted(store: Store) -> None:

@@ -308,9 +308,9 @@ async def test_without_the_fence_there_is_no_effect(ground: Ground, store: Store
     """R52"""
     ground.sql(f"CREATE TABLE {table(ground)} (n integer)")
     made = await deliver_one(store)
-    lost = await take_one(store, lease=10.0, trust=9)
+    lost = await take_one(store, lease=10.0, crash_tolerance=9)
     ground.forward(11)
-    holder = await take_one(store, trust=9)
+    holder = await take_one(store, crash_tolerance=9)
     with pytest.raises(LeaseLost):
         await commit_effect(ground, store, lost)
     assert effects(ground) == 0

@@ -26,7 +26,7 @@ from oncehook.model import (
     Settle,
     Settled,
     Settlement,
-    Turn,
+    Priority,
     delivery_id,
     new_id,
 )
@@ -105,7 +105,7 @@ async def test_a_blocked_loop_loses_no_lease(ground: SqliteGround, inbox: Sqlite
     thread.start()
     thread.join()  # the loop stands still, longer than the lease
     assert await take(inbox) == []  # the one without heartbeat is a suspect now
-    assert ids(await take(inbox, turn=Turn.suspect)) == [second.delivery_id]
+    assert ids(await take(inbox, priority=Priority.quarantined)) == [second.delivery_id]
     await settle_all(inbox, done(first))
     assert not (await inbox.settle([done(second)])).ours
 
@@ -176,7 +176,7 @@ async def test_work_is_taken_over_at_once_when_the_file_is_opened_again(inbox: S
     await heir.open()
     try:
         assert await take(heir) == []  # set aside: any of them may have killed the process
-        again = await take(heir, turn=Turn.suspect)
+        again = await take(heir, priority=Priority.quarantined)
         assert sorted(ids(again)) == sorted([made[0], made[2]])
         assert min(lease.fence for lease in again) > max(lease.fence for lease in leases)
         for lease in again:

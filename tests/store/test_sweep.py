@@ -16,7 +16,7 @@ from oncehook.model import (
     Pruned,
     ReplayState,
     StoredWorker,
-    Turn,
+    Priority,
 )
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
@@ -226,7 +226,7 @@ async def test_a_replay_of_what_was_pruned_meanwhile(ground: Ground, store: Stor
     ordered = await replay_all(store, force=True, expected=2)
     await prune(store)
     await store.feed_replays()
-    await finish(store, turn=Turn.replay)
+    await finish(store, priority=Priority.replay)
     await store.feed_replays()
     shown = await store.get_replay(ordered.id)
     assert shown is not None
@@ -318,24 +318,24 @@ async def test_a_chart(ground: Ground, store: Store) -> None:
 
 async def test_a_watermark_is_told_once(ground: Ground, store: Store) -> None:
     assert await store.crossings() == {}
-    assert not await store.cross("dead", False)
-    assert await store.cross("dead", True)
-    assert not await store.cross("dead", True)
-    assert await store.cross("oldest_due", True)
+    assert not await store.mark_watermark("dead", False)
+    assert await store.mark_watermark("dead", True)
+    assert not await store.mark_watermark("dead", True)
+    assert await store.mark_watermark("oldest_due", True)
     since = (await store.crossings())["dead"]
     ground.forward(100)
-    assert not await store.cross("dead", True)
+    assert not await store.mark_watermark("dead", True)
     assert await store.crossings() == {"dead": since, "oldest_due": (await store.crossings())["oldest_due"]}
-    assert await store.cross("dead", False)
-    assert not await store.cross("dead", False)
+    assert await store.mark_watermark("dead", False)
+    assert not await store.mark_watermark("dead", False)
     assert list(await store.crossings()) == ["oldest_due"]
-    assert await store.cross("dead", True)
+    assert await store.mark_watermark("dead", True)
 
 
 @pytest.mark.parametrize("crossed", [True, False])
 async def test_a_watermark_is_told_to_exactly_one(store: Store, crossed: bool) -> None:
-    await store.cross("dead", not crossed)
-    news = await asyncio.gather(*[store.cross("dead", crossed) for _ in range(6)])
+    await store.mark_watermark("dead", not crossed)
+    news = await asyncio.gather(*[store.mark_watermark("dead", crossed) for _ in range(6)])
     assert sorted(news) == [False] * 5 + [True]
 
 

@@ -21,7 +21,7 @@ from oncehook.model import (
     Settle,
     Settled,
     Settlement,
-    Turn,
+    Priority,
 )
 from oncehook.store.base import Store
 from oncehook.store.postgres import PostgresStore
@@ -174,9 +174,9 @@ async def test_other_lines_of_the_same_text_are_none_of_its_business(store: Stor
 async def test_who_lost_its_lease_gets_no_next(ground: Ground, store: Store) -> None:
     """R25-R27: it settles nothing, and the line is as it was."""
     made = await deliver(store, "s", "s")
-    lost = await take_one(store, lease=10.0, trust=9)
+    lost = await take_one(store, lease=10.0, crash_tolerance=9)
     ground.forward(11)
-    holder = await take_one(store, trust=9)
+    holder = await take_one(store, crash_tolerance=9)
     settled = await go_on(store, lost)
     assert (settled.ours, list(settled.next)) == (set(), [])
     assert await statuses(store, made) == ["leased", "pending"]
@@ -319,12 +319,12 @@ async def test_a_crash_is_of_the_one_under_way_alone(ground: Ground, store: Stor
         (made[1], lost.fence, 1, WORKER)
     ]
     assert deaths(ground, lost) == (1, 0)
-    alone = await take_one(store, turn=Turn.suspect)
+    alone = await take_one(store, priority=Priority.quarantined)
     assert (alone.delivery_id, alone.attempt, alone.deaths) == (made[1], 1, 0)
     assert await is_untouched(store, made[2])
     await settle(store, done(alone))
     given = await following(store, await take_one(store))
-    assert (given.delivery_id, given.attempt, given.deaths, given.turn) == (made[3], 1, 0, Turn.live)
+    assert (given.delivery_id, given.attempt, given.deaths, given.priority) == (made[3], 1, 0, Priority.live)
     assert await statuses(store, made) == ["done", "done", "done", "leased"]
 
 
@@ -332,45 +332,45 @@ async def test_crashes_are_not_handed_on(ground: Ground, store: Store) -> None:
     """R36: the next begins with a clean sheet, whatever became of the one before it."""
     made = await deliver(store, "s", "s")
     for crashes in (1, 2, 3):
-        await take_one(store, lease=10.0, trust=9)
+        await take_one(store, lease=10.0, crash_tolerance=9)
         ground.forward(11)
-        lease = await take_one(store, lease=10.0, trust=9)
+        lease = await take_one(store, lease=10.0, crash_tolerance=9)
         assert deaths(ground, lease) == (2 * crashes - 1, 0)
         ground.forward(11)
-    lease = await take_one(store, lease=10.0, trust=9)
+    lease = await take_one(store, lease=10.0, crash_tolerance=9)
     given = await following(store, lease, 10.0)
-    assert (given.delivery_id, given.attempt, given.deaths, given.turn) == (made[1], 1, 0, Turn.live)
+    assert (given.delivery_id, given.attempt, given.deaths, given.priority) == (made[1], 1, 0, Priority.live)
     assert deaths(ground, given) == (0, 0)
     ground.forward(11)
-    assert ids(await take(store, trust=1)) == [made[1]], "its first crash"
+    assert ids(await take(store, crash_tolerance=1)) == [made[1]], "its first crash"
 
 
 async def test_the_next_is_held_for_its_own_time(ground: Ground, store: Store) -> None:
     """R29: at least five sixths of what was asked for, however much of the first one's time is over."""
     made = await deliver(store, *["s"] * 5)
     ground.stand_still()
-    lease = await take_one(store, lease=60.0, trust=9)
+    lease = await take_one(store, lease=60.0, crash_tolerance=9)
     for _ in range(3):
         ground.forward(49)
-        assert await take(store, trust=9) == []
+        assert await take(store, crash_tolerance=9) == []
         lease = await following(store, lease, 60.0)
     assert lease.delivery_id == made[3]
     ground.forward(49)
-    assert await take(store, trust=9) == []
+    assert await take(store, crash_tolerance=9) == []
     ground.forward(12)
-    taken = await take_one(store, trust=9)
+    taken = await take_one(store, crash_tolerance=9)
     assert (taken.delivery_id, taken.attempt) == (made[3], 1)
 
 
 async def test_a_heartbeat_keeps_the_next(ground: Ground, store: Store) -> None:
     """R32: the former fence prolongs nothing any more."""
     await deliver(store, "s", "s")
-    first = await take_one(store, lease=100.0, trust=9)
+    first = await take_one(store, lease=100.0, crash_tolerance=9)
     given = await following(store, first, 100.0)
     for _ in range(3):
         ground.forward(80)
         assert await asyncio.to_thread(store.renew, [first, given]) == {given.fence}
-        assert await take(store, trust=9) == []
+        assert await take(store, crash_tolerance=9) == []
     assert await is_the_end(store, given)
 
 
@@ -492,10 +492,10 @@ async def test_a_bulk_replay_waits_for_its_turn(store: Store) -> None:
     assert await store.feed_replays() == 2
     assert await is_the_end(store, dataclasses.replace(lease, more=True))
     assert await take(store) == []
-    lease = await take_one(store, turn=Turn.replay)
+    lease = await take_one(store, priority=Priority.replay)
     assert (lease.delivery_id, lease.run) == (made[0], 2)
     lease = await following(store, lease)
-    assert (lease.delivery_id, lease.run, lease.turn) == (made[1], 2, Turn.replay)
+    assert (lease.delivery_id, lease.run, lease.priority) == (made[1], 2, Priority.replay)
     assert await is_the_end(store, lease)
     await store.feed_replays()
     shown = await store.get_replay(ordered.id)

@@ -23,11 +23,11 @@ class Scripted:
 
     kind, address = "handler", "tests"
 
-    def __init__(self, name: str = "crm", number: int = 1, *, trust: int = 0, **terms: object) -> None:
+    def __init__(self, name: str = "crm", number: int = 1, *, crash_tolerance: int = 0, **terms: object) -> None:
         self.name = name
-        self.number = number
+        self.id = number
         self.terms = Terms(**{"lease": FOREVER, "timeout": FOREVER, **terms})  # type: ignore[arg-type]
-        self.trust = trust
+        self.crash_tolerance = crash_tolerance
         self.begun: list[Lease] = []
         """All that ever began, in order."""
         self.running: dict[bytes, asyncio.Future[Result]] = {}

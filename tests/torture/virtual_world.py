@@ -231,7 +231,7 @@ class World:
         await self.store.open()
         numbers = await self.store.register_names(["orders"], [place.destination.name for place in self.places])
         for place in self.places:
-            place.destination.number = numbers.destinations[place.destination.name]
+            place.destination.id = numbers.destinations[place.destination.name]
         await self._hire()
         watch = asyncio.create_task(self._watch())
         async with asyncio.TaskGroup() as group:
@@ -298,11 +298,11 @@ class World:
 
     def _record(self, key: str, subject: str | None) -> None:
         chosen = self.dice.sample(self.places, self.dice.randint(1, len(self.places)))
-        to = [(place.destination.name, place.destination.number) for place in chosen]
+        to = [(place.destination.name, place.destination.id) for place in chosen]
         made = item(key, subject=subject, to=to)
         for place in chosen:
             self.orders[place.destination.name, key] = Order(place, subject)
-            assert delivery_id(made.event_id, place.destination.number)
+            assert delivery_id(made.event_id, place.destination.id)
             if subject is not None:
                 self.lines[place.destination.name, subject].append(key)
         self.store.record(intake(made))
@@ -320,12 +320,12 @@ class World:
                 await self._pause(self.dice.choice(self.places))
 
     async def _pause(self, place: Place) -> None:
-        await self.store.pause(place.destination.number, "world", "to see")
+        await self.store.pause(place.destination.id, "world", "to see")
         self.note("pause", place.destination.name)
         place.paused_from = self.loop.moment
         await asyncio.sleep(self.dice.uniform(0.0, 3.0))
         place.paused_from = LONG
-        await self.store.resume(place.destination.number, "world")
+        await self.store.resume(place.destination.id, "world")
         place.failures, place.last_failed, place.open_until = 0, None, 0.0  # its breaker starts anew
 
     async def _watch(self) -> None:
@@ -342,7 +342,7 @@ class World:
                     place.due_since = None
 
     async def _is_due(self, place: Place) -> bool:
-        worker, number = self.worker, place.destination.number
+        worker, number = self.worker, place.destination.id
         if worker is None or worker._stopping or worker._room() < 1:
             return False
         if worker._places[number].room(1) < 1:

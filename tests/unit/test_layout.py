@@ -17,12 +17,12 @@ class Shelf:
     """A destination of somebody's own: it keeps what it is given."""
 
     kind = "shelf"
-    trust = 0
+    crash_tolerance = 0
     address = "the shelf"
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.number = 0
+        self.id = 0
         self.terms = Terms()
         self.kept: list[bytes] = []
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TRUST: Final = 3
+CRASH_TOLERANCE: Final = 3
 """Crashes of the process that are not held against a delivery: its code runs elsewhere."""
 
 _SOONEST, _LATEST = 0.05, 1.0
@@ -64,13 +64,13 @@ class CeleryDestination:
     """See `Destination`."""
 
     kind = "celery"
-    trust = TRUST
+    crash_tolerance = CRASH_TOLERANCE
 
     def __init__(
         self, task: str, app: Celery, *, name: str | None = None, finished: bool = False, terms: Terms | None = None
     ) -> None:
         self.name = name or task
-        self.number = 0
+        self.id = 0
         self.terms = terms or Terms()
         self.address = task
         self._app = app

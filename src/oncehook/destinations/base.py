@@ -59,10 +59,10 @@ class Destination(Protocol):
     """One place events are sent to."""
 
     name: str
-    number: int
-    """Its number in the store; given when the inbox starts."""
+    id: int
+    """Its id in the store; assigned when the inbox starts."""
     terms: Terms
-    trust: int
+    crash_tolerance: int
     """Crashes of the process that are not held against a delivery (see LeaseRequest.trust)."""
     kind: str
     """`handler`, `http`, `sender`, or an integration's own word (`celery`), as it is shown."""

@@ -28,7 +28,7 @@ from oncehook.verify.standard import signer
 if TYPE_CHECKING:
     from oncehook.outbound.client import Outbound
 
-TRUST: Final = 3
+CRASH_TOLERANCE: Final = 3
 """Crashes of the process that are not held against a delivery: sending bytes has hardly ever ended a process."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -56,7 +56,7 @@ class HttpDestination:
     """A web address to which events are sent."""
 
     kind = "http"
-    trust = TRUST
+    crash_tolerance = CRASH_TOLERANCE
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class HttpDestination:
         `outbound` brings rules and connections of its own; then `allow_private` and `ca` say nothing.
         """
         self.name = name
-        self.number = 0
+        self.id = 0
         self.terms = terms or Terms()
         self._url = read_url(url)
         self.address = f"POST {shown_url(self._url, is_secret=is_secret)}"

@@ -42,7 +42,7 @@ from oncehook.model import (
     ReplayPlan,
     ReplayState,
     SchemaState,
-    Seen,
+    PlanSnapshot,
     Settled,
     Settlement,
     StoredArrival,
@@ -76,7 +76,7 @@ KEPT_REJECTIONS = 1000
 
 
 @dataclass(slots=True, frozen=True)
-class Numbers:
+class NameIds:
     """The small numbers that stand for names in the store. A number is never given twice."""
 
     sources: Mapping[str, int]
@@ -267,10 +267,10 @@ class Store(Protocol):
     async def close(self) -> None:
         """Commit what was taken in, refuse what was not, and let go of the database."""
 
-    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         """Give every name its number, once and for ever."""
 
-    def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         """The same on a thread, also where the store was never opened (PostgreSQL). Raises StoreUnavailable."""
 
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
@@ -299,7 +299,7 @@ class Store(Protocol):
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
         """Add to the bounded ring of rejections, and to the counters: (source number, what) -> how many."""
 
-    async def remember(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+    async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
         """Take keys as seen elsewhere, for `keep` seconds from now: what arrives with one is a duplicate, whatever its
         body (`UNSEEN`). Returns how many were not known; a known one is left alone. Audited as `import`.
         """
@@ -324,7 +324,7 @@ class Store(Protocol):
         Nothing of a paused destination or one whose breaker is open; one delivery, as a probe, when the breaker is half
         open (its time has passed), and then the breaker stays closed to others for `want.probe` seconds.
         A row whose lease has run out is taken over, after a `crashed` attempt is written and the attempt given back. A
-        row that crashed more often than `want.trust` is not given out but set aside for `Turn.suspect`, due at once;
+        row that crashed more often than `want.trust` is not given out but set aside for `Priority.suspect`, due at once;
         leased with that turn it runs alone, and a crash then is a death of its own (DESIGN.md 8.3).
         `worker`: who asks, to be named in case it lets a lease run out.
         """
@@ -391,7 +391,7 @@ class Store(Protocol):
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
         """Make a delivery that waits for its next attempt due now. Raises NotFound, or NotWaiting."""
 
-    async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
+    async def discard(self, filter: Filter, actor: str, reason: str, seen: PlanSnapshot | None = None) -> int:
         """Close dead letters without replay; a held subject goes on. Returns how many; others are left alone.
 
         With `seen`, only those that were dead by then; raises PlanChanged when these are more than were seen (some
@@ -534,7 +534,7 @@ class Store(Protocol):
     async def roll_up(self) -> int:
         """Fold counters older than two days from minutes into days; sums never change. Returns rows removed."""
 
-    async def cross(self, name: str, crossed: bool) -> bool:
+    async def mark_watermark(self, name: str, crossed: bool) -> bool:
         """Note that a watermark is crossed, or back; says whether that is news, to exactly one caller."""
 
     async def invalidate_leases(self) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from oncehook.errors import NotFound, NotWaiting, PlanChanged
-from oncehook.model import Filter, Kind, Seen, new_id, show_id
+from oncehook.model import Filter, Kind, PlanSnapshot, new_id, show_id
 from oncehook.store.audit import changed_settings
 from oncehook.store.postgres.look import REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, TOGETHER, means_nothing, parameters
@@ -104,7 +104,7 @@ class Acts(Reader):
             raise NotWaiting("This delivery does not wait for its next attempt.")
         self.made_due()
 
-    async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
+    async def discard(self, filter: Filter, actor: str, reason: str, seen: PlanSnapshot | None = None) -> int:
         if means_nothing(filter):
             return 0
         by = None if seen is None else seen.at
@@ -132,7 +132,7 @@ class Acts(Reader):
         await self.execute(_RESUME, [destination_id, actor])
         self.made_due()
 
-    async def remember(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+    async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
         meant = list(dict.fromkeys(hashes))  # one statement may touch a row once
         asked = [Ids(meant), Ids([new_id() for _ in meant]), source_id, keep, storable(actor)]
         async with self.connection() as connection:

@@ -34,7 +34,7 @@ from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
     Notice,
-    Numbers,
+    NameIds,
     Pending,
     Taker,
     Transaction,
@@ -321,19 +321,19 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
 
     # -- house ---------------------------------------------------------------------------------
 
-    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         async with self.connection() as connection:
             await connection.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
-            numbers = Numbers(
+            numbers = NameIds(
                 dict(await opening.rows(connection, _SOURCES)), dict(await opening.rows(connection, _DESTINATIONS))
             )
         self._source_names.update({number: name for name, number in numbers.sources.items()})
         return numbers
 
-    def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         with opening.blocking_session(self._here) as cursor:
             cursor.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
-            return Numbers(dict(cursor.execute(_SOURCES).fetchall()), dict(cursor.execute(_DESTINATIONS).fetchall()))
+            return NameIds(dict(cursor.execute(_SOURCES).fetchall()), dict(cursor.execute(_DESTINATIONS).fetchall()))
 
     async def ping(self) -> None:
         await self.execute("UPDATE marks SET value = value + 1 WHERE name = 'ping'")

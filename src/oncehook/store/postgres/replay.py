@@ -26,7 +26,7 @@ from oncehook.model import (
     ReplayPlan,
     ReplayState,
     StoredReplay,
-    Turn,
+    Priority,
     show_id,
 )
 from oncehook.store.base import Notice
@@ -159,7 +159,7 @@ class Replays(Reader):
         if len(meant) != 1:
             raise NotFound("One delivery is replayed at once, by its id.")
         [delivery_id] = meant
-        asked = [Ids([delivery_id]), Turn.live.value, Id(replay_id), order.force, _options(order), REPLAY_PAUSE]
+        asked = [Ids([delivery_id]), Priority.live.value, Id(replay_id), order.force, _options(order), REPLAY_PAUSE]
         if not await rows(connection, REPLAY, asked):
             await _say_why_not(connection, delivery_id, order.force)
         await connection.execute(
@@ -212,7 +212,7 @@ class Replays(Reader):
     async def _feed_batch(
         self, connection: Connection, replay_id: bytes, batch: Sequence[bytes], options: int, force: bool
     ) -> int:
-        asked = [Ids(batch), Turn.replay.value, Id(replay_id), force, options, REPLAY_PAUSE]
+        asked = [Ids(batch), Priority.replay.value, Id(replay_id), force, options, REPLAY_PAUSE]
         fed = [row[0] for row in await rows(connection, REPLAY, asked)]
         # NULL stands for no array at all: then all of them are left out
         await connection.execute(_FED, [Id(replay_id), Ids(batch), Ids(fed)])

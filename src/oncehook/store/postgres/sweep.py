@@ -194,7 +194,7 @@ class Sweep(Reader):
     async def roll_up(self) -> int:
         return int((await self.rows(_ROLL_UP))[0][0])
 
-    async def cross(self, name: str, crossed: bool) -> bool:
+    async def mark_watermark(self, name: str, crossed: bool) -> bool:
         async with self.connection() as connection:
             if crossed:
                 done = await connection.execute(

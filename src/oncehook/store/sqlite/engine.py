@@ -28,7 +28,7 @@ from oncehook.model import (
     ReplayCommand,
     ReplayState,
     SchemaState,
-    Seen,
+    PlanSnapshot,
     Settle,
     Settled,
     Settlement,
@@ -42,7 +42,7 @@ from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
     Notice,
-    Numbers,
+    NameIds,
     Pending,
     Reserved,
     Taker,
@@ -57,7 +57,7 @@ from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import erase, opening, recipients, replay, sessions, settle, sweep, work
 from oncehook.store.sqlite.audit import note_settings, write_audit
 from oncehook.store.sqlite.hold import Hold
-from oncehook.store.sqlite.intake import Micros, count, remember, to_micros
+from oncehook.store.sqlite.intake import Micros, count, import_keys, to_micros
 from oncehook.store.sqlite.look import moment, numbers
 from oncehook.store.sqlite.show import WorkReader
 from oncehook.store.sqlite.writer import Writer
@@ -161,9 +161,9 @@ class SqliteStore(WorkReader):
 
         await self._writer.call(write)
 
-    async def remember(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+    async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
         def write(connection: sqlite3.Connection, now: Micros) -> int:
-            added = remember(connection, now, source_id, hashes, keep)
+            added = import_keys(connection, now, source_id, hashes, keep)
             name = connection.execute("SELECT name FROM sources WHERE id = ?", (source_id,)).fetchone()[0]
             write_audit(connection, now, actor, "import", name, {"keys": len(hashes), "new": added})
             return added
@@ -283,7 +283,7 @@ class SqliteStore(WorkReader):
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
         await self._writer.call(lambda c, now: replay.retry_now(c, now, delivery_id, actor), wakes=True)
 
-    async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
+    async def discard(self, filter: Filter, actor: str, reason: str, seen: PlanSnapshot | None = None) -> int:
         ids = await self.read(lambda c: replay.dead_ones(c, filter, decrypts=self.cipher.has_keys))
         return await self._writer.call(lambda c, now: replay.discard(c, now, ids, actor, reason, seen), wakes=True)
 
@@ -323,10 +323,10 @@ class SqliteStore(WorkReader):
 
     # -- house -----------------------------------------------------------------------------------
 
-    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         source_names, destination_names = list(sources), list(destinations)
 
-        def write(connection: sqlite3.Connection, now: Micros) -> Numbers:
+        def write(connection: sqlite3.Connection, now: Micros) -> NameIds:
             connection.executemany("INSERT OR IGNORE INTO sources (name) VALUES (?)", [(n,) for n in source_names])
             connection.executemany(
                 "INSERT OR IGNORE INTO destinations (name) VALUES (?)", [(n,) for n in destination_names]
@@ -340,7 +340,7 @@ class SqliteStore(WorkReader):
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
         await self._writer.call(lambda c, now: recipients.note(c, now, addresses))
 
-    def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         raise _no_transaction()
 
     async def register_worker(self, worker: StoredWorker) -> None:
@@ -358,8 +358,8 @@ class SqliteStore(WorkReader):
     async def roll_up(self) -> int:
         return await self._writer.call(sweep.roll_up)
 
-    async def cross(self, name: str, crossed: bool) -> bool:
-        return await self._writer.call(lambda c, now: sweep.cross(c, now, name, crossed))
+    async def mark_watermark(self, name: str, crossed: bool) -> bool:
+        return await self._writer.call(lambda c, now: sweep.mark_watermark(c, now, name, crossed))
 
     async def invalidate_leases(self) -> int:
         ended = await self._writer.call(sweep.invalidate_leases, wakes=True)

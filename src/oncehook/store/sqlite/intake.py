@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncehook.model import Intake, Item, Mark, Outcome, Turn, Verdict, new_id
+from oncehook.model import Intake, Item, Mark, Outcome, Priority, Verdict, new_id
 from oncehook.store.base import UNSEEN, Reserved, bind
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import copies
@@ -418,7 +418,7 @@ class Group:
             return True
         fronts.add(subject_key)
         found = self.connection.execute(FRONT, (subject_key,)).fetchone()
-        if found is not None and found[0] == Turn.replay:  # live work waits behind no bulk replay
+        if found is not None and found[0] == Priority.replay:  # live work waits behind no bulk replay
             self.connection.execute("UPDATE heads SET turn = 0 WHERE subject_key = ?", (subject_key,))
             self.made_due.add(found[1])
         return found is not None
@@ -429,7 +429,7 @@ def _first(item: Item) -> Known:
     return Known(item.event_id, item.body_hash, 0, 1, None, None)
 
 
-def remember(connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float) -> int:
+def import_keys(connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float) -> int:
     """Take keys as seen elsewhere; how many were new. They stand for no arrival of ours yet: `copies` is 0."""
     until = now + int(keep * 1_000_000)
     rows = [(hash_, new_id(), UNSEEN, source_id, 0, now, now, until) for hash_ in dict.fromkeys(hashes)]

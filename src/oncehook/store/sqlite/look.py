@@ -19,7 +19,7 @@ from oncehook import clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
 from oncehook.store.audit import check_chain
-from oncehook.store.base import KEPT_ARRIVALS, Numbers
+from oncehook.store.base import KEPT_ARRIVALS, NameIds
 from oncehook.store.checks import Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import bodies
@@ -96,7 +96,7 @@ class Reader:
             self._connections.append(connection)
         return connection
 
-    async def numbers(self) -> Numbers:
+    async def numbers(self) -> NameIds:
         """The numbers of all names that have one."""
         return await self.read(numbers)
 
@@ -143,9 +143,9 @@ class Reader:
         return await self.read(lambda c: [*_check(c), *encryption(c.execute(_KEY_IDS), self.cipher)])
 
 
-def numbers(connection: sqlite3.Connection) -> Numbers:
+def numbers(connection: sqlite3.Connection) -> NameIds:
     """The numbers of all names that have one."""
-    return Numbers(
+    return NameIds(
         dict(connection.execute("SELECT name, id FROM sources")),
         dict(connection.execute("SELECT name, id FROM destinations")),
     )

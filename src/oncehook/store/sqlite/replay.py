@@ -24,9 +24,9 @@ from oncehook.model import (
     Options,
     ReplayCommand,
     ReplayState,
-    Seen,
+    PlanSnapshot,
     StoredReplay,
-    Turn,
+    Priority,
     show_id,
 )
 from oncehook.store.sqlite import find
@@ -105,7 +105,7 @@ class Replaying:
         else:
             single = self._single(order)
             self._insert(replay_id, order, [single.id])
-            self._run(single, replay_id, Turn.live, order.fresh_id)
+            self._run(single, replay_id, Priority.live, order.fresh_id)
             self.connection.execute("UPDATE replay_items SET fed_at = ? WHERE replay_id = ?", (self.now, replay_id))
         self._write()
         return _told(self.connection, replay_id)
@@ -191,7 +191,7 @@ class Replaying:
                 (replay_id, delivery_id),
             )
             return False
-        self._run(standing, replay_id, Turn.replay, bool(options & Options.fresh_id))
+        self._run(standing, replay_id, Priority.replay, bool(options & Options.fresh_id))
         self.connection.execute(
             "UPDATE replay_items SET fed_at = ? WHERE replay_id = ? AND delivery_id = ?",
             (self.now, replay_id, delivery_id),
@@ -203,22 +203,22 @@ class Replaying:
 
     # -- a new run -----------------------------------------------------------------------------------
 
-    def _run(self, d: Standing, replay_id: bytes, turn: Turn, fresh_id: bool) -> None:
+    def _run(self, d: Standing, replay_id: bytes, priority: Priority, fresh_id: bool) -> None:
         """One more run: at its place when it is a held head, else at the tail of its subject."""
         line = d.subject_key or d.id
         options = d.options & ~Options.fresh_id | (Options.fresh_id if fresh_id else 0)
         row = self.connection.execute("SELECT delivery_id FROM heads WHERE subject_key = ?", (line,)).fetchone()
         head_id = None if row is None else row[0]
         if head_id == d.id:
-            self._wake_held(line, options, replay_id, turn)
+            self._wake_held(line, options, replay_id, priority)
             seq, behind = d.seq, None
         else:
             self.seq += 1
             seq, behind = self.seq, head_id is not None
             if behind:
-                self._join(line, turn)
+                self._join(line, priority)
             else:
-                self._lead(line, d, options, replay_id, turn)
+                self._lead(line, d, options, replay_id, priority)
         self.connection.execute(
             "UPDATE deliveries SET status = 'pending', run = run + 1, attempts = 0, seq = ?2, options = ?3,"
             " behind = coalesce(?4, behind), replay_id = ?5, last_replay_at = ?6, settled_at = NULL, note = NULL,"
@@ -229,24 +229,24 @@ class Replaying:
         self.counts[0, d.destination_id, "pending"] += 1
         self.counts[0, d.destination_id, "replays"] += 1
 
-    def _wake_held(self, line: bytes, options: int, replay_id: bytes, turn: Turn) -> None:
+    def _wake_held(self, line: bytes, options: int, replay_id: bytes, priority: Priority) -> None:
         self.connection.execute(
             "UPDATE heads SET due_at = ?2, run = run + 1, attempts = 0, crashes = 0, deaths = 0, options = ?3,"
             " replay_id = ?4, turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?5) END WHERE subject_key = ?1",
-            (line, self.now, options, replay_id, turn),
+            (line, self.now, options, replay_id, priority),
         )
 
-    def _join(self, line: bytes, turn: Turn) -> None:
+    def _join(self, line: bytes, priority: Priority) -> None:
         self.connection.execute(
             "UPDATE heads SET turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?2) END WHERE subject_key = ?1",
-            (line, turn),
+            (line, priority),
         )
 
-    def _lead(self, line: bytes, d: Standing, options: int, replay_id: bytes, turn: Turn) -> None:
+    def _lead(self, line: bytes, d: Standing, options: int, replay_id: bytes, priority: Priority) -> None:
         self.connection.execute(
             "INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, seq, run, options,"
             " replay_id) VALUES (?,?,?,?,?,?,?,?,?,?)",
-            (line, d.destination_id, turn, self.now, d.id, d.event_id, self.seq, d.run + 1, options, replay_id),
+            (line, d.destination_id, priority, self.now, d.id, d.event_id, self.seq, d.run + 1, options, replay_id),
         )
 
     def _write(self) -> None:
@@ -312,7 +312,7 @@ def retry_now(connection: sqlite3.Connection, now: Micros, delivery_id: bytes, a
 
 
 def discard(
-    connection: sqlite3.Connection, now: Micros, ids: Sequence[bytes], actor: str, reason: str, seen: Seen | None
+    connection: sqlite3.Connection, now: Micros, ids: Sequence[bytes], actor: str, reason: str, seen: PlanSnapshot | None
 ) -> int:
     """Close those of these that are dead letters, and were so when they were seen; a held subject goes on."""
     by = NEVER if seen is None else micros_at(seen.at)

@@ -23,7 +23,7 @@ from oncehook.model import (
     Settled,
     Settlement,
     Streak,
-    Turn,
+    Priority,
     is_crash,
     streaks,
     was_tried,
@@ -98,7 +98,7 @@ RANKS: Final = Insert(
 class Head:
     """A leased row of `heads`, as it stands."""
 
-    __slots__ = ("attempts", "carries", "fence", "id", "options", "replay_id", "row", "run", "seq", "turn", "upto")
+    __slots__ = ("attempts", "carries", "fence", "id", "options", "priority", "replay_id", "row", "run", "seq", "upto")
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Head:
         seq: int,
         attempts: int,
         upto: int,
-        turn: int,
+        priority: int,
         replay_id: bytes | None,
         options: int,
         carries: bytes | None,
@@ -122,7 +122,7 @@ class Head:
         self.attempts = attempts
         self.upto = upto
         # What ran alone and lived is no longer suspect.
-        self.turn = int(Turn.live) if turn == Turn.suspect else turn
+        self.priority = int(Priority.live) if priority == Priority.quarantined else priority
         self.replay_id = replay_id
         self.options = options
         self.carries = carries
@@ -188,11 +188,11 @@ class SettlementBatcher:
     def _lease_next(self) -> list[Lease]:
         """Lease what comes next where that was asked for, unless a bulk replay comes after live work."""
         wanted = []
-        for row, turn in self.promoted.items():
+        for row, priority in self.promoted.items():
             settlement, head = self.over[row]
             destination_id = settlement.lease.destination_id
-            if settlement.take_next is not None and turn == head.turn:
-                wanted.append((row, LeaseRequest(destination_id, 1, settlement.take_next, Turn(turn))))
+            if settlement.take_next is not None and priority == head.priority:
+                wanted.append((row, LeaseRequest(destination_id, 1, settlement.take_next, Priority(priority))))
             else:
                 self.made_due.add(destination_id)
         if not wanted:
@@ -211,22 +211,22 @@ class SettlementBatcher:
         if settlement.commit is not None:
             run_effect(self.connection, settlement)
         if settlement.what is Settle.release:
-            turn = settlement.lease.turn if settlement.lease.turn is Turn.suspect else head.turn
-            self._put_back(settlement, head, head.attempts - 1, turn)
+            priority = settlement.lease.priority if settlement.lease.priority is Priority.quarantined else head.priority
+            self._put_back(settlement, head, head.attempts - 1, priority)
         elif settlement.what is Settle.retry:
             self._retry(settlement, head)
         else:
             self._finish(settlement, head)
 
-    def _put_back(self, settlement: Settlement, head: Head, attempts: int, turn: int) -> None:
-        self.later.append((head.row, self.now + micros(settlement.wait), attempts, turn))
+    def _put_back(self, settlement: Settlement, head: Head, attempts: int, priority: int) -> None:
+        self.later.append((head.row, self.now + micros(settlement.wait), attempts, priority))
         if not settlement.wait:
             self.made_due.add(settlement.lease.destination_id)
 
     def _retry(self, settlement: Settlement, head: Head) -> None:
         self._note_attempt(settlement, head, settlement.lease.delivery_id, settlement.lease.run)
         error = _error(settlement)
-        self._put_back(settlement, head, head.attempts, head.turn)
+        self._put_back(settlement, head, head.attempts, head.priority)
         for delivery_id in {head.id, settlement.lease.delivery_id}:
             self.failed.append(
                 (delivery_id, head.attempts, head.fence, settlement.category, settlement.evidence.status, error)
@@ -250,7 +250,7 @@ class SettlementBatcher:
         self.counts[0, lease.destination_id, status] += len(ended)
         self.counts[0, lease.destination_id, "succeeded" if settlement.what is Settle.done else "died"] += 1
         if is_hold:
-            self.later.append((head.row, NEVER, head.attempts if tried else head.attempts - 1, head.turn))
+            self.later.append((head.row, NEVER, head.attempts if tried else head.attempts - 1, head.priority))
         else:
             self.over[head.row] = (settlement, head)
         if settlement.what is Settle.done and settlement.note != "stale":

@@ -188,7 +188,7 @@ def roll_up(connection: sqlite3.Connection, now: Micros) -> int:
     return connection.execute("DELETE FROM counters WHERE minute < ?1 AND minute % ?2 <> 0", (before, DAY)).rowcount
 
 
-def cross(connection: sqlite3.Connection, now: Micros, name: str, crossed: bool) -> bool:
+def mark_watermark(connection: sqlite3.Connection, now: Micros, name: str, crossed: bool) -> bool:
     """Note that a watermark is crossed, or back; says whether that is news."""
     if crossed:
         changed = connection.execute("INSERT OR IGNORE INTO crossings (name, since) VALUES (?,?)", (name, now)).rowcount

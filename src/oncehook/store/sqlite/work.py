@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from oncehook.model import COVERED, AttemptOutcome, Expired, Lease, LeaseRequest, Mark, Options, Outlook, Turn
+from oncehook.model import COVERED, AttemptOutcome, Expired, Lease, LeaseRequest, Mark, Options, Outlook, Priority
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite.intake import Insert, Micros, Update, count
 from oncehook.store.sqlite.look import moment
@@ -179,7 +179,7 @@ class Leasing:
         leases: list[Lease] = []
         # Rows that are prolonged or set aside leave the front of the queue: look again, so that they starve nobody.
         while (room := limit - len(leases)) > 0:
-            found = self.connection.execute(DUE, (want.destination_id, want.turn, self.now, room)).fetchall()
+            found = self.connection.execute(DUE, (want.destination_id, want.priority, self.now, room)).fetchall()
             leases += [lease for row in found if (lease := self._take(want, *row)) is not None]
             self._write()
             if len(found) < room:
@@ -240,7 +240,7 @@ class Leasing:
             # company any of them may have been the one (DESIGN.md 8.3).
             self._note_crash(want.destination_id, carries or head_id, fence, attempts, leased_at, worker)
             attempts, crashes, deaths = attempts - 1, crashes + 1, deaths + alone
-            if crashes > want.trust and want.turn is not Turn.suspect:
+            if crashes > want.crash_tolerance and want.priority is not Priority.quarantined:
                 self.aside.append((row, self.now, attempts, crashes, deaths))
                 return None
         carried, upto = (None, 0)
@@ -250,7 +250,7 @@ class Leasing:
             run, replay_id, *event = self.connection.execute(CARRIED, (row, carried)).fetchone()
         self.fence += 1
         until = self.now + max(micros(want.lease), 1)
-        is_alone = want.turn is Turn.suspect
+        is_alone = want.priority is Priority.quarantined
         held = (self.fence, until, self.now, attempts + 1, crashes, deaths, is_alone, carried, upto, self.worker)
         self.taken.append((row, *held))
         self.heartbeats.begin(self.fence, until)
@@ -265,7 +265,7 @@ class Leasing:
             run,
             attempts + 1,
             deaths,
-            want.turn,
+            want.priority,
             Options(options),
             replay_id,
             want.lease,
@@ -337,21 +337,21 @@ def next_due(
     connection: sqlite3.Connection, now: Micros, destination_ids: Sequence[int], since: Micros | None = None
 ) -> Outlook:
     """Tell which of these have something to be leased now, and when the next will; see `Store.outlook`."""
-    due: dict[Turn, set[int]] = {turn: set() for turn in Turn}
+    due: dict[Priority, set[int]] = {priority: set() for priority in Priority}
     first = NEVER
     for destination_id in destination_ids:
         paused_at, open_until, *turns = connection.execute(OUTLOOK, (destination_id,)).fetchone()
         if paused_at is not None:
             continue
-        for turn, due_at in zip(Turn, turns, strict=True):
+        for priority, due_at in zip(Priority, turns, strict=True):
             due_from = max(NEVER if due_at is None else due_at, open_until or 0)
             if due_from <= now:
-                due[turn].add(destination_id)
+                due[priority].add(destination_id)
             else:
                 first = min(first, due_from)
     if since is not None:
-        for destination_id, turn in connection.execute(BECAME_DUE, (since, now)):
-            due[Turn(turn)].add(destination_id)
-        due[Turn.live].update(row[0] for row in connection.execute(BECAME_OPEN, (since, now)))
+        for destination_id, priority in connection.execute(BECAME_DUE, (since, now)):
+            due[Priority(priority)].add(destination_id)
+        due[Priority.live].update(row[0] for row in connection.execute(BECAME_OPEN, (since, now)))
     due_in = None if first >= NEVER else (first - now) / SECOND
-    return Outlook(due[Turn.live], due[Turn.replay], due[Turn.suspect], due_in, None if since is None else moment(now))
+    return Outlook(due[Priority.live], due[Priority.replay], due[Priority.quarantined], due_in, None if since is None else moment(now))
