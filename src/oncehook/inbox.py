@@ -26,7 +26,7 @@ from oncehook.destinations.receivers import ReceiverName
 from oncehook.destinations.sender import SenderDestination, Unsure
 from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
-from oncehook.model import Arrival, Check, Headers, Item, Planned, StoredWorker, digest
+from oncehook.model import Arrival, Check, EventId, Headers, Item, Planned, StoredWorker, digest
 from oncehook.observe import Observer
 from oncehook.secret import Secret
 from oncehook.settings import Config, DestinationConfig, Loaded, Names, RetentionConfig, build, load
@@ -524,7 +524,7 @@ class Inbox(Layout):
     def _as_worker(self) -> StoredWorker | None:
         return None if self._worker is None else self._worker.as_stored(self._started_at)
 
-    async def _revive(self, event_id: bytes) -> None:
+    async def _revive(self, event_id: EventId) -> None:
         """A copy of an event came, and its source says that a copy brings dead letters back (R22)."""
         await self.admin.revive(event_id, actor="sender", reason="a copy arrived")
 

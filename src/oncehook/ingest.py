@@ -35,9 +35,9 @@ from oncehook.model import (
     MOST_HOPS,
     Arrival,
     Emission,
+    EventId,
     Intake,
     Item,
-    Kind,
     Mark,
     Outcome,
     Verdict,
@@ -46,7 +46,6 @@ from oncehook.model import (
     new_id,
     pack_head,
     read_hops,
-    show_id,
 )
 from oncehook.routes import Planner
 from oncehook.rules import Reading, RuleContext, bounded, key_text
@@ -131,20 +130,20 @@ class Emitter:
         intake = self._intake(said)
         (verdict,) = await self._store.record(intake).future
         self._tell(said, intake, verdict)
-        return show_id(Kind.event, verdict.event_id)
+        return str(verdict.event_id)
 
     async def emit_in(self, tx: Any, said: Draft) -> str:
         """Keep it if, and when, the caller's transaction commits."""
         if said.source not in self._numbers:  # on a connection of its own: also where this inbox was never started
             await asyncio.to_thread(self._enroll_blocking, [said.source])
         (verdict,) = await self._store.record_in(tx, self._intake(said))
-        return show_id(Kind.event, verdict.event_id)
+        return str(verdict.event_id)
 
     def emit_in_blocking(self, tx: Any, said: Draft) -> str:
         """The same, on a thread."""
         self._enroll_blocking([said.source])
         (verdict,) = self._store.record_in_blocking(tx, self._intake(said))
-        return show_id(Kind.event, verdict.event_id)
+        return str(verdict.event_id)
 
     async def emissions(self, drafts: Sequence[Draft]) -> list[Emission]:
         """What a handler has emitted, to be settled with its delivery."""
@@ -193,7 +192,7 @@ class Emitter:
         return Emission(intake, lambda verdict: self._tell(said, intake, verdict))
 
     def _tell(self, said: Draft, intake: Intake, verdict: Verdict) -> None:
-        ids = [show_id(Kind.event, verdict.event_id)]
+        ids = [str(verdict.event_id)]
         seconds = clock.perf() - said.at
         self._observer.arrival(said.source, [verdict.outcome], seconds, len(said.body), intake.items, ids)
 
@@ -212,7 +211,7 @@ RETRY_AFTER: Final = (b"retry-after", b"5")
 JSON: Final = (b"content-type", b"application/json")
 
 
-Revive = Callable[[bytes], Awaitable[None]]
+Revive = Callable[[EventId], Awaitable[None]]
 """Brings back what ended as a dead letter of this event, where its source asks for it."""
 
 
@@ -478,7 +477,7 @@ class Receiver:
 
     def _acknowledge(self, begun: Begun, verdicts: Sequence[Verdict]) -> Receipt:
         source, parts, items = begun.source, begun.parts, begun.items
-        ids = [show_id(Kind.event, verdict.event_id) for verdict in verdicts]
+        ids = [str(verdict.event_id) for verdict in verdicts]
         outcomes: list[str] = [verdict.outcome for verdict in verdicts]
         if parts == 1:
             outcome = verdicts[0].outcome

@@ -21,16 +21,15 @@ from oncehook import query
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest
 from oncehook.model import (
+    DeliveryId,
     DeliveryStatus,
     Filter,
-    Kind,
+    IdT,
     Level,
+    PlanSnapshot,
     Preview,
     ReplayPlan,
-    PlanSnapshot,
     StoredDelivery,
-    read_id,
-    show_id,
     subject_hash,
 )
 
@@ -225,7 +224,7 @@ def ended(filter: Filter, now: datetime) -> Filter:
     return replace(filter, until=now.replace(microsecond=0) + timedelta(seconds=2))
 
 
-def some_ids(ids: Sequence[bytes], filter: Filter) -> tuple[bytes, ...]:
+def some_ids(ids: Sequence[DeliveryId], filter: Filter) -> tuple[DeliveryId, ...]:
     """Deliveries that are named one by one, each once. None at all is no way of saying "all"."""
     if filter.ids is not None:
         raise BadRequest("The deliveries are named twice, in `ids` and in the query.")
@@ -234,10 +233,10 @@ def some_ids(ids: Sequence[bytes], filter: Filter) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def some_id(kind: Kind, text: str) -> bytes:
+def some_id(kind: type[IdT], text: str) -> IdT:
     """The id that a person wrote."""
     try:
-        return read_id(kind, text)
+        return kind.parse(text)
     except ValueError:
         raise BadRequest(f"{text[:40]!r} is no id.", hint="Ids begin with evt_ or dlv_ and have 32 digits.") from None
 
@@ -256,9 +255,9 @@ def command(wish: ReplayRequest) -> str:
 
 def _subject_of(filter: Filter) -> list[str]:
     if filter.ids is not None and filter == Filter(ids=filter.ids):
-        return [show_id(Kind.delivery, one) for one in filter.ids]
+        return [str(one) for one in filter.ids]
     if filter.event_id is not None and filter == Filter(event_id=filter.event_id, destination=filter.destination):
-        named = [show_id(Kind.event, filter.event_id)]
+        named = [str(filter.event_id)]
         return named if filter.destination is None else [*named, "--to", filter.destination]
     return ["--query", query.fixed(filter)]
 

@@ -250,7 +250,7 @@ class Source:
         """Return what a person wrote in an event, as one short line; None where there is nothing to be read."""
         if self.preview is None or len(event.body) > LONGEST_BODY:
             return None
-        method, target, pairs = unpack_head(event.head or b"")
+        method, target, pairs = unpack_head(event.request_head)
         path, _, query = target.partition("?")
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         arrival = Arrival(self.name, headers, event.body, query.encode("latin-1"), method, path)

@@ -36,11 +36,11 @@ from oncehook.model import (
     Expired,
     Lease,
     LeaseRequest,
+    Priority,
     Settle,
     Settled,
     Settlement,
     StoredWorker,
-    Priority,
 )
 from oncehook.store.base import Store
 
@@ -286,10 +286,10 @@ class SettlementBatcher:
         except Exception as error:
             self._failed(group, error)
             return
-        following = {lease.line: lease for lease in settled.next}
+        following = {lease.queue_key: lease for lease in settled.next}
         for one in group:
             if one.lease.fence in settled.ours:
-                self._worker.settled(one, following.get(one.lease.line), asked_at)
+                self._worker.settled(one, following.get(one.lease.queue_key), asked_at)
                 for emission in one.emits:
                     emission.committed()
             else:
@@ -673,7 +673,7 @@ class Worker:
                 self._due[want.priority][want.destination_id] = None
             raise
         self._gathers_until = began + GATHER if len(leases) < LITTLE else 0.0
-        came = Counter((lease.destination_id, lease.priority) for lease in leases)
+        came = Counter((lease.delivery.destination_id, lease.priority) for lease in leases)
         for want in wants:
             if came[want.destination_id, want.priority] >= want.limit:
                 self._due[want.priority][want.destination_id] = None
@@ -688,7 +688,7 @@ class Worker:
         finally:
             self._keep_places(wants, -1)
         for lease in leases:
-            self._places[lease.destination_id].take()
+            self._places[lease.delivery.destination_id].take()
             self._begin(lease, asked_at, clock.steady())
         return leases
 
@@ -767,7 +767,7 @@ class Worker:
 
     def _begin(self, lease: Lease, asked_at: float, began: float) -> None:
         """Begin an attempt in a place that is taken for it. `asked_at`: from when on the lease is surely ours."""
-        place = self._places[lease.destination_id]
+        place = self._places[lease.delivery.destination_id]
         faults.point("after_lease")
         if self._stopping or clock.steady() >= asked_at + lease.seconds * HELD_SURELY:
             # This process slept: what may be somebody else's by now is not begun (R33).
@@ -845,7 +845,7 @@ class Worker:
         self.heartbeat.let_go(lease)
         if done.what is Settle.retry:
             self._look_in(done.wait)
-        place = self._places[lease.destination_id]
+        place = self._places[lease.delivery.destination_id]
         if following is not None and (kept := self._kept.pop(lease.fence, None)) is not None:
             # A lease that goes on is prolonged only when a sixth of it is over.
             self._begin(following, asked_at - following.seconds / BEATS, kept.began)
@@ -857,7 +857,7 @@ class Worker:
     def lost(self, lease: Lease) -> None:
         """Forget a lease that belongs to somebody else by now; nothing was changed."""
         self.heartbeat.let_go(lease)
-        place = self._places[lease.destination_id]
+        place = self._places[lease.delivery.destination_id]
         self._free_kept(place, lease)
         self._observer.lease_lost(place.destination, lease)
 
@@ -871,7 +871,7 @@ class Worker:
 
     def destination_of(self, lease: Lease) -> Destination:
         """Return whom a lease is for."""
-        return self._places[lease.destination_id].destination
+        return self._places[lease.delivery.destination_id].destination
 
     def _lost_by_thread(self, lease: Lease) -> None:
         """The heartbeat says that a lease is lost, or may be in a moment: what works on it must stop (R33)."""

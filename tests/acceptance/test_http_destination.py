@@ -27,11 +27,12 @@ from oncehook.categories import Rules
 from oncehook.destinations.base import Destination, Result, Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Category, Lease, Mark, Options, Priority, pack_head
+from oncehook.model import Arrival, Category, Lease, Options, Priority, pack_head
 from oncehook.outbound.addresses import Network
 from oncehook.outbound.client import Outbound
 from oncehook.verify.standard import StandardWebhooks
 from tests import certificates
+from tests.leases import make_lease
 
 SECRET, OLD_SECRET = b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", b"whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 EVENT = bytes.fromhex("0199a4e80a007000800000000000") + b"\0\0"
@@ -123,36 +124,11 @@ async def sink() -> AsyncIterator[Sink]:
         yield made
 
 
+JSON = ("content-type", "application/json; charset=utf-8")
+
+
 def lease(**changes: Any) -> Lease:
-    given = Lease(
-        line=b"l" * 16,
-        delivery_id=EVENT,
-        head_id=EVENT,
-        destination_id=1,
-        fence=1,
-        run=1,
-        attempt=1,
-        deaths=0,
-        priority=Priority.live,
-        options=Options.none,
-        replay_id=None,
-        seconds=10.0,
-        event_id=EVENT,
-        source_id=1,
-        source="orders",
-        type="order.paid",
-        key="k",
-        subject="42",
-        received_at=datetime(2026, 1, 1, tzinfo=UTC),
-        event_at=None,
-        marks=Mark.none,
-        rank=None,
-        rank_scope=None,
-        highest_rank=None,
-        head=head(("content-type", "application/json; charset=utf-8")),
-        body=BODY,
-    )
-    return replace(given, **changes)
+    return make_lease(EVENT, **{"subject": "42", "request_head": head(JSON), "body": BODY, **changes})
 
 
 def head(*headers: tuple[str, str]) -> bytes:
@@ -245,7 +221,7 @@ async def test_it_signs_as_the_scheme_does(sink: Sink, monkeypatch: pytest.Monke
 
 
 async def test_without_a_secret_there_is_no_signature_and_without_a_subject_no_subject(sink: Sink) -> None:
-    await attempt(sink, lease(subject=None, head=head()))
+    await attempt(sink, lease(subject=None, request_head=head()))
     headers = sink.seen[0].headers
     assert not {"webhook-signature", "oncehook-subject", "oncehook-replay"} & set(headers)
     assert headers["webhook-id"] == EVENT_ID
@@ -314,7 +290,9 @@ async def test_only_listed_headers_are_passed_on(sink: Sink) -> None:
         ("x-other", "not listed"),
     )
     listed = ["X-GitHub-Event", "X-Twice", "X-Hop", "X-Token", "X-Utf8", "X-Latin", "X-Bad", "X-Team", "X-Absent"]
-    await attempt(sink, lease(head=arrived), forward_headers=[*listed, "User-Agent"], headers={"X-Team": "ours"})
+    await attempt(
+        sink, lease(request_head=arrived), forward_headers=[*listed, "User-Agent"], headers={"X-Team": "ours"}
+    )
     headers = sink.seen[0].headers
     assert headers["content-type"] == "text/plain"
     assert headers["x-github-event"] == "push"

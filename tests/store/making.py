@@ -11,7 +11,9 @@ from typing import Any, Protocol
 from oncehook.model import (
     Breaker,
     Category,
+    DeliveryId,
     DeliveryStatus,
+    EventDetails,
     Evidence,
     Filter,
     Intake,
@@ -22,15 +24,13 @@ from oncehook.model import (
     Options,
     Outcome,
     Planned,
+    Priority,
     ReplayCommand,
     Settle,
     Settlement,
     StoredDelivery,
-    StoredEvent,
     StoredReplay,
-    Priority,
     Verdict,
-    delivery_id,
     digest,
     key_hash,
     new_id,
@@ -79,7 +79,7 @@ def item(
         marks=marks,
         deliveries=[
             Planned(
-                delivery_id(event_id, number),
+                DeliveryId.of(event_id, number),
                 number,
                 None if subject is None else subject_key(name, source, subject),
                 int(options),
@@ -116,7 +116,7 @@ def outcomes(verdicts: Sequence[Verdict]) -> list[Outcome]:
     return [verdict.outcome for verdict in verdicts]
 
 
-async def event_of(store: Store, verdict: Verdict) -> StoredEvent:
+async def event_of(store: Store, verdict: Verdict) -> EventDetails:
     event = await store.get_event(verdict.event_id)
     assert event is not None
     return event
@@ -193,7 +193,7 @@ async def take_one(store: Store, **about: Any) -> Lease:
 
 
 def ids(leases: Sequence[Lease]) -> list[bytes]:
-    return [lease.delivery_id for lease in leases]
+    return [lease.delivery.id for lease in leases]
 
 
 def done(lease: Lease, **about: Any) -> Settlement:
@@ -242,7 +242,7 @@ async def finish(store: Store, **about: Any) -> list[bytes]:
 async def dead_letters(store: Store, *subjects: str | None, **about: Any) -> list[bytes]:
     """Deliveries that have given up, in order of commit."""
     made = await deliver(store, *subjects, **about)
-    while leases := [lease for lease in await take(store, to=made[0][-1]) if lease.delivery_id in made]:
+    while leases := [lease for lease in await take(store, to=made[0][-1]) if lease.delivery.id in made]:
         await settle(store, *[dead(lease) for lease in leases])
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from oncehook.model import DEATHS, Lease, Options, Settle, Priority
+from oncehook.model import DEATHS, Lease, Options, Priority, Settle
 
 Line = tuple[int, str | bytes]
 """A destination, and a subject or a delivery of its own."""
@@ -93,25 +93,25 @@ class Model:
         return sum(head.leased and head.due_at <= self.now for head in self.heads.values())
 
     def take(self, lease: Lease) -> None:
-        work = self.works[lease.delivery_id]
+        work = self.works[lease.delivery.id]
         head = self.heads[work.line]
         head.leased, head.fence, head.due_at = True, lease.fence, self.now + LEASE
         head.alone = head.priority is Priority.quarantined
         work.attempts += 1
 
     def holds(self, lease: Lease) -> bool:
-        work = self.works.get(lease.delivery_id)
+        work = self.works.get(lease.delivery.id)
         head = self.heads.get(work.line) if work else None
         return head is not None and head.leased and head.fence == lease.fence
 
     def is_overtaken(self, lease: Lease) -> bool:
         """Whether its delivery is leased to somebody else."""
-        work = self.works.get(lease.delivery_id)
+        work = self.works.get(lease.delivery.id)
         head = self.heads.get(work.line) if work else None
-        return head is not None and head.leased and head.queue[0] == lease.delivery_id and head.fence != lease.fence
+        return head is not None and head.leased and head.queue[0] == lease.delivery.id and head.fence != lease.fence
 
     def settle(self, lease: Lease, what: Settle) -> None:
-        work = self.works[lease.delivery_id]
+        work = self.works[lease.delivery.id]
         head = self.heads[work.line]
         head.leased = head.alone = False
         if what is Settle.release:

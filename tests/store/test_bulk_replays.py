@@ -11,12 +11,12 @@ from oncehook.model import (
     DeliveryStatus,
     Filter,
     Options,
+    Priority,
     ReplayCommand,
     ReplayState,
     Settle,
     Settlement,
     Trigger,
-    Priority,
     new_id,
 )
 from oncehook.store.base import Store
@@ -114,7 +114,7 @@ async def dead_letters_beside(store: Store) -> bytes:
     leases = await take(store)
     await settle(
         store,
-        *[dead(one) if one.delivery_id == made else Settlement(one, Settle.release, 9999) for one in leases],
+        *[dead(one) if one.delivery.id == made else Settlement(one, Settle.release, 9999) for one in leases],
     )
     return made
 
@@ -151,10 +151,10 @@ async def test_a_bulk_replay_is_fed_in_order_and_behind_live_traffic(store: Stor
     assert await statuses(store, made) == ["dead"] * 4
     assert await store.feed_replays() == 4
     live = await deliver_one(store, "t")
-    assert (await take_one(store)).delivery_id == live
+    assert (await take_one(store)).delivery.id == live
     lease = await take_one(store, priority=Priority.replay)
-    assert (lease.delivery_id, lease.priority, lease.run) == (made[0], Priority.replay, 2)
-    assert (lease.replay_id, lease.trigger) == (ordered.id, Trigger.bulk_replay)
+    assert (lease.delivery.id, lease.priority, lease.delivery.run) == (made[0], Priority.replay, 2)
+    assert (lease.delivery.replay_id, lease.trigger) == (ordered.id, Trigger.bulk_replay)
     await settle(store, done(lease))
     assert await finish(store, priority=Priority.replay) == made[1:]
 
@@ -178,7 +178,7 @@ async def test_a_replay_joins_the_tail_of_a_live_subject(store: Store) -> None:
     order = []
     for _ in range(3):
         [lease] = [*await take(store), *await take(store, priority=Priority.replay)]
-        order.append(lease.delivery_id)
+        order.append(lease.delivery.id)
         await settle(store, done(lease))
     assert order == [*live, made]
 
@@ -273,7 +273,7 @@ async def test_coalesced_ones_of_a_replay_are_done_too(store: Store) -> None:
     ordered = await replay_all(store, DEAD)
     assert await store.feed_replays() == 3
     lease = await take_one(store, priority=Priority.replay)
-    assert (lease.head_id, lease.delivery_id) == (made[0], made[2])
+    assert (lease.front_id, lease.delivery.id) == (made[0], made[2])
     await settle(store, done(lease))
     await store.feed_replays()
     shown = await progress(store, ordered)
@@ -286,7 +286,7 @@ async def test_what_has_moved_since_is_left_out(ground: Ground, store: Store) ->
     ordered = await replay_all(store, DEAD)
     await replay(store, made[0])
     await replay(store, made[1])
-    [lease] = [lease for lease in await take(store) if lease.delivery_id == made[1]]
+    [lease] = [lease for lease in await take(store) if lease.delivery.id == made[1]]
     await settle(store, dead(lease))
     assert await store.feed_replays() == 2
     assert [(await look(store, one)).run for one in made] == [2, 2, 2, 2]
@@ -302,7 +302,7 @@ async def test_a_retry_of_a_replayed_one_stays_behind_live_traffic(store: Store)
     await store.feed_replays()
     await settle(store, retry(await take_one(store, priority=Priority.replay)))
     assert await take(store) == []
-    assert (await take_one(store, priority=Priority.replay)).attempt == 2
+    assert (await take_one(store, priority=Priority.replay)).delivery.attempt == 2
 
 
 # -- many: steer ---------------------------------------------------------------------------------
@@ -370,7 +370,7 @@ async def test_a_bulk_replay_goes_on_after_a_restart(ground: Ground) -> None:
         assert await store.feed_replays() == 5
         assert await store.feed_replays() == 0
         rest = await finish(store, priority=Priority.replay, crash_tolerance=9)
-        assert sorted([first.delivery_id, *rest]) == made
+        assert sorted([first.delivery.id, *rest]) == made
         await store.feed_replays()
         shown = await progress(store, ordered)
         assert (shown.done, shown.skipped, shown.state) == (9, 0, ReplayState.done)

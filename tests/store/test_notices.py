@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from oncehook.model import Expired, LeaseRequest, Options, ReplayState, StoredReplay, Priority, event_of
+from oncehook.model import Expired, LeaseRequest, Options, Priority, ReplayState, StoredReplay
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -55,7 +55,7 @@ async def test_a_lease_that_is_set_aside_is_told_once(ground: Ground, store: Sto
     ground.forward(11)
     for _ in range(3):
         assert await store.lease([LeaseRequest(1, 10, 10.0)], "second:2:b") == []
-    assert expired == [Expired(made, event_of(made), 1, fence, 1, 1, "first:1:a")]
+    assert expired == [Expired(made, made.event_id, 1, fence, 1, 1, "first:1:a")]
     assert await lease_as(store, "second:2:b", priority=Priority.quarantined) > fence
     assert len(expired) == 1, "to run it alone takes nothing over"
 
@@ -92,7 +92,7 @@ async def test_of_a_coalesced_line_it_names_what_was_carried(
     fence = await lease_as(store, "first")
     ground.forward(11)
     assert await take(store) == []
-    assert expired == [Expired(made[2], event_of(made[2]), 1, fence, 1, 1, "first")]
+    assert expired == [Expired(made[2], made[2].event_id, 1, fence, 1, 1, "first")]
 
 
 async def test_a_suspect_that_dies_alone_is_told_each_time(

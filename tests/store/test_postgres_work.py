@@ -18,20 +18,19 @@ from oncehook.model import (
     DeliveryStatus,
     Engine,
     Filter,
+    Id,
     Lease,
     LeaseRequest,
     Options,
+    Priority,
     Settle,
     Settlement,
-    Priority,
-    event_of,
     new_id,
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, heartbeat, notify, opening, show
 from oncehook.store.postgres.matching import parameters
-from oncehook.store.postgres.wire import Id
 from oncehook.worker import BEATS
 from tests.store.conftest import failed_checks
 from tests.store.making import (
@@ -129,7 +128,7 @@ async def test_a_list_that_finds_nothing_says_how_far_it_looked(place: Place, mo
             pages += 1
         assert (pages, [one.id for one in page.items]) == (3, [scarce])
     events = await store.find_events(Filter(type="scarce"))
-    assert (list(events.items), events.next) == ([], event_of(made[15]))
+    assert (list(events.items), events.next) == ([], made[15].event_id)
 
 
 # -- races -------------------------------------------------------------------------------------
@@ -268,7 +267,13 @@ async def test_one_probe_for_all_processes(place: Place) -> None:
     [[probe]] = [leases for leases in found if leases]
     assert await stores[1].lease(wants) == []
     await settle(stores[2], Settlement(probe, Settle.done, breaker=breaker))
-    assert sum(len(leases) for leases in await asyncio.gather(*[take(stores[1], priority=priority) for priority in Priority])) == 19
+    assert (
+        sum(
+            len(leases)
+            for leases in await asyncio.gather(*[take(stores[1], priority=priority) for priority in Priority])
+        )
+        == 19
+    )
 
 
 async def test_who_probes_keeps_nobody_waiting(place: Place) -> None:
@@ -314,7 +319,7 @@ async def test_work_and_arrivals_from_all_sides(place: Place) -> None:
             priority += 1
             ends = [retry(one) if (priority + n) % 5 == 0 else done(one) for n, one in enumerate(leases)]
             await settle(store, *ends)
-            order.extend(one.lease.delivery_id for one in ends if one.what is Settle.done)
+            order.extend(one.lease.delivery.id for one in ends if one.what is Settle.done)
 
     workers = [asyncio.create_task(work(store)) for store in stores for _ in range(2)]
     await asyncio.gather(*[arrive(store) for store in stores])

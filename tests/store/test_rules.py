@@ -37,10 +37,10 @@ from oncehook.model import (
     Lease,
     LeaseRequest,
     Outcome,
+    Priority,
     Settle,
     Settlement,
     StoredDelivery,
-    Priority,
     new_id,
 )
 from oncehook.store.base import Store
@@ -141,8 +141,8 @@ class Rules(RuleBasedStateMachine):
         expected = self.model.lease(destination, priority)
         self.house.seen["taken over"] += lost - self.model.lost_leases()
         given = self.run(self.store.lease([LeaseRequest(destination, 50, LEASE, priority)]))
-        assert {lease.delivery_id for lease in given} == expected
-        assert len({lease.line for lease in given}) == len({lease.fence for lease in given}) == len(given)
+        assert {lease.delivery.id for lease in given} == expected
+        assert len({lease.queue_key for lease in given}) == len({lease.fence for lease in given}) == len(given)
         fences = [lease.fence for lease in given]
         assert all(fence > self.highest_fence for fence in fences)
         self.highest_fence = max([self.highest_fence, *fences])
@@ -150,13 +150,13 @@ class Rules(RuleBasedStateMachine):
             self.take(lease)
 
     def take(self, lease: Lease) -> None:
-        work = self.model.works[lease.delivery_id]
-        if lease.run == 1 and work.number not in self.firsts.setdefault(work.line, []):
+        work = self.model.works[lease.delivery.id]
+        if lease.delivery.run == 1 and work.number not in self.firsts.setdefault(work.line, []):
             self.firsts[work.line].append(work.number)
         self.model.take(lease)
         head = self.model.heads[work.line]
-        assert (lease.run, lease.attempt, lease.deaths) == (work.run, work.attempts, head.deaths)
-        assert lease.event_id == work.event
+        assert (lease.delivery.run, lease.delivery.attempt, lease.deaths) == (work.run, work.attempts, head.deaths)
+        assert lease.event.id == work.event
         self.leases.append(lease)
 
     @precondition(lambda self: self.leases)
@@ -166,7 +166,7 @@ class Rules(RuleBasedStateMachine):
         kept = self.run(asyncio.to_thread(self.store.renew, [lease]))
         assert kept == ({lease.fence} if self.model.holds(lease) else set())
         if kept:
-            self.model.heads[self.model.works[lease.delivery_id].line].due_at = self.model.now + LEASE
+            self.model.heads[self.model.works[lease.delivery.id].line].due_at = self.model.now + LEASE
 
     @rule(destination=DESTINATIONS)
     def work_off(self, destination: int) -> None:
@@ -280,7 +280,9 @@ class Rules(RuleBasedStateMachine):
     @rule(destination=DESTINATIONS)
     def pause_and_resume(self, destination: int) -> None:
         self.run(self.store.pause(destination, "ann", "why"))
-        assert self.run(self.store.lease([LeaseRequest(destination, 50, LEASE, priority) for priority in Priority])) == []
+        assert (
+            self.run(self.store.lease([LeaseRequest(destination, 50, LEASE, priority) for priority in Priority])) == []
+        )
         self.run(self.store.resume(destination, "ann"))
 
     @rule(later=st.booleans())

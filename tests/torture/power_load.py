@@ -65,7 +65,7 @@ async def _receive(store: SqliteStore, tap: Tap, keys: list[str], chance: random
 async def _work(store: SqliteStore, tap: Tap, most: int) -> None:
     leases = await take(store, most)
     ours = (await store.settle([done(lease) for lease in leases])).ours
-    tap.ack([], [lease.delivery_id for lease in leases if lease.fence in ours])
+    tap.ack([], [lease.delivery.id for lease in leases if lease.fence in ours])
 
 
 def settings(synchronous: str) -> Callable[[Path, Cipher], sqlite3.Connection]:

@@ -294,7 +294,7 @@ def completion_by_id_only() -> None:
     def trusting(self: settle.SettlementBatcher, settlements: Sequence[Settlement]) -> dict[bytes, settle.Head]:
         heads = look(self, settlements)
         for settlement in settlements:
-            if (head := heads.get(settlement.lease.line)) is not None:
+            if (head := heads.get(settlement.lease.queue_key)) is not None:
                 settlement.lease.fence = head.fence
         return heads
 
@@ -315,7 +315,7 @@ def reaper_by_id_only() -> None:
                 "UPDATE heads SET leased = 0, due_at = ? WHERE delivery_id = ?", (self.now, head_id)
             )
         given = give(self, wants)
-        ends.update({lease.head_id: self.now + work.micros(lease.seconds) for lease in given})
+        ends.update({lease.front_id: self.now + work.micros(lease.seconds) for lease in given})
         return given
 
     work.Leasing.lease = reaping  # type: ignore[method-assign]
@@ -395,7 +395,7 @@ def replay_by_insert() -> None:
         kind, key, key_hash, subject, body_hash = columns
         event_id = model.new_id()
         item = Item(event_id, kind, key, key_hash, 30 * DAY, subject, body, body_hash)
-        item.deliveries = [Planned(model.delivery_id(event_id, d.destination_id), d.destination_id, d.subject_key)]
+        item.deliveries = [Planned(model.DeliveryId.of(event_id, d.destination_id), d.destination_id, d.subject_key)]
         again = Intake(event_id, source_id, head, [item], None)
         group = Group(self.connection, self.now, self.seq, [again], Cipher())
         group.write()

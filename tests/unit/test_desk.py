@@ -14,7 +14,7 @@ from oncehook import human, query, retry
 from oncehook.destinations.base import Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
-from oncehook.model import DeliveryStatus, Filter, Level, ReplayPlan, PlanSnapshot
+from oncehook.model import DeliveryStatus, Filter, Level, PlanSnapshot, ReplayPlan
 from oncehook.replay import ReplayRequest, build_plan, command, decode_token, encode_token, ended, show_rate
 from oncehook.reports import MASK, request_of, schedule, span
 from oncehook.upkeep import Limits, measure

@@ -31,7 +31,7 @@ class Shelf:
     async def close(self) -> None: ...
 
     async def attempt(self, lease: Lease) -> Result:
-        self.kept.append(lease.body)
+        self.kept.append(lease.event.body)
         return WELL
 
 

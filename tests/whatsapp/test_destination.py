@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,10 +11,11 @@ from oncehook.categories import Rules
 from oncehook.destinations.base import Result, Terms
 from oncehook.destinations.sender import SenderDestination, Unsure
 from oncehook.errors import ConfigError
-from oncehook.model import ANSWER_KEPT, Category, Lease, Mark, Options, Priority
+from oncehook.model import ANSWER_KEPT, Category, Lease, Options, Priority
 from oncehook.whatsapp.messages import Media, Text
 from oncehook.whatsapp.outgoing import Preview, subject_of, type_of
 from oncehook.whatsapp.sender import Reason, SendFailed, Sent
+from tests.leases import make_lease
 from tests.whatsapp.phone import HANG, Phone, busy, closed, silent
 
 EVENT_ID = "evt_0199a4e80a0070008000000000000000"
@@ -23,14 +23,8 @@ BODY = b'{"to": "+55 11 99999-0001", "text": "On its way"}'
 
 
 def lease(body: bytes = BODY, *, priority: Priority = Priority.live, options: Options = Options.none) -> Lease:
-    event = bytes.fromhex(EVENT_ID[4:])
-    moment = datetime(2026, 11, 16, tzinfo=UTC)
-    return Lease(
-        line=event, delivery_id=event, head_id=event, destination_id=1, fence=1, run=2, attempt=1, deaths=0, priority=priority,
-        options=options, replay_id=None, seconds=10.0, event_id=event, source_id=1, source="answers",
-        type="message.text", key="k", subject=None, received_at=moment, event_at=None, marks=Mark.none, rank=None,
-        rank_scope=None, highest_rank=None, head=b"", body=body,
-    )  # fmt: skip
+    event_id = bytes.fromhex(EVENT_ID[4:])
+    return make_lease(event_id, source="answers", body=body, run=2, options=options, priority=priority)
 
 
 async def attempt(
@@ -147,7 +141,9 @@ async def test_with_unsure_dead_nothing_is_sent_after_a_crash() -> None:
     await destination.open()
     result = await destination.attempt(lease(priority=Priority.quarantined))
     assert (result.category, phone.given) == (Category.permanent, [])
-    assert destination.crash_tolerance == 0, "so that whatever was under way when a process died comes back as a suspect"
+    assert destination.crash_tolerance == 0, (
+        "so that whatever was under way when a process died comes back as a suspect"
+    )
 
 
 @pytest.mark.parametrize("unsure", ["retry", "dead"])

@@ -96,7 +96,7 @@ def settlement(terms: Terms, lease: Lease, result: Result, duration: float, *, t
             take_next=terms.lease if take_next else None,
         )
     policy = result.retry or terms.retry
-    wait = None if result.category is Category.permanent else _wait(policy, lease.attempt, result)
+    wait = None if result.category is Category.permanent else _wait(policy, lease.delivery.attempt, result)
     return Settlement(
         lease,
         Settle.dead if wait is None else Settle.retry,

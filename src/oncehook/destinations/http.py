@@ -18,7 +18,7 @@ from oncehook.destinations.base import Result, Terms
 from oncehook.destinations.receivers import ReceiverName, receiver_of
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.model import ANSWER_KEPT, Category, Evidence, Kind, Lease, hops_of, show_id, unpack_head
+from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, hops_of, unpack_head
 from oncehook.outbound import Answer, Unanswered
 from oncehook.outbound.addresses import Network
 from oncehook.outbound.urls import read_url, secret_parts, shown_url
@@ -117,7 +117,7 @@ class HttpDestination:
         assert self._outbound is not None
         try:
             headers = self._headers_for(lease)
-            answer = await self._outbound.post(self._url, headers, lease.body, within=self.terms.timeout)
+            answer = await self._outbound.post(self._url, headers, lease.event.body, within=self.terms.timeout)
         except Unanswered as error:
             return Result(
                 error.category, Evidence(error=str(error)), retry=self._retry_while_unready(self._why_unready(error))
@@ -138,27 +138,27 @@ class HttpDestination:
         timestamp = str(int(clock.now()))
         headers = {
             "user-agent": "oncehook",
-            **self._from_request(lease.head),
+            **self._from_request(lease.event.request_head),
             **self._headers,
             "webhook-id": sent_id,
             "webhook-timestamp": timestamp,
             "Idempotency-Key": sent_id,
-            "Oncehook-Attempt": str(lease.attempt),
-            "Oncehook-Run": str(lease.run),
+            "Oncehook-Attempt": str(lease.delivery.attempt),
+            "Oncehook-Run": str(lease.delivery.run),
             "Oncehook-Trigger": lease.trigger.value,
-            "Oncehook-Source": header_text(lease.source),
-            "Oncehook-Hops": str(hops_of(lease.head) + 1),
+            "Oncehook-Source": header_text(lease.event.source),
+            "Oncehook-Hops": str(hops_of(lease.event.request_head) + 1),
         }
         if self.trace_headers is not None:
             headers |= self.trace_headers()
         if self._signers:
             headers["webhook-signature"] = " ".join(
-                sign(sent_id.encode(), timestamp.encode(), lease.body).decode() for sign in self._signers
+                sign(sent_id.encode(), timestamp.encode(), lease.event.body).decode() for sign in self._signers
             )
-        if lease.subject is not None:
-            headers["Oncehook-Subject"] = header_text(lease.subject)
-        if lease.replay_id is not None:
-            headers["Oncehook-Replay"] = show_id(Kind.replay, lease.replay_id)
+        if lease.event.subject is not None:
+            headers["Oncehook-Subject"] = header_text(lease.event.subject)
+        if lease.delivery.replay_id is not None:
+            headers["Oncehook-Replay"] = str(lease.delivery.replay_id)
         return headers
 
     def _from_request(self, head: bytes) -> dict[str, str]:

@@ -73,7 +73,7 @@ class SenderDestination:
             # With no trust, whatever was under way in a process that died comes back as a suspect, and only that.
             return _permanent(_DIED)
         try:
-            message = read_message(lease.body)
+            message = read_message(lease.event.body)
             # The sender keeps to its own limit, and knows better than we what an end in the middle means.
             async with asyncio.timeout(self.terms.timeout + GRACE) as limit:
                 sent = await self.sender.attempt(message, id=outward_id(lease))

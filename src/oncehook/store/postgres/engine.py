@@ -33,8 +33,8 @@ from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
-    Notice,
     NameIds,
+    Notice,
     Pending,
     Taker,
     Transaction,
@@ -301,7 +301,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
                     self.made_due([destination_id])
         for one in settlements:
             if one.pause is not None and one.lease.fence in answer.fences:
-                await self.pause(one.lease.destination_id, "oncehook", one.pause)
+                await self.pause(one.lease.delivery.destination_id, "oncehook", one.pause)
 
     async def record_in(self, tx: Any, intake: Intake) -> list[Verdict]:
         return await borrowed.record(tx, intake, self._here, self.cipher)

@@ -12,7 +12,14 @@ from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
-from oncehook.model import EraseOrder, Erasure, last_delivery_of, needle, subject_hash, without_mention
+from oncehook.model import (
+    EraseOrder,
+    Erasure,
+    last_delivery_of,
+    needle,
+    subject_hash,
+    without_mention,
+)
 from oncehook.store.base import UNSEEN
 from oncehook.store.sqlite.audit import kept, write_audit
 from oncehook.store.sqlite.copies import CHAINS

@@ -13,7 +13,16 @@ from typing import Any, Final
 
 from oncehook import clock
 from oncehook.errors import QueryTooWide
-from oncehook.model import OF_EVENT, DeliveryStatus, Filter, StoredDelivery, last_delivery_of
+from oncehook.model import (
+    EVENT_BYTES,
+    DeliveryId,
+    DeliveryStatus,
+    EventId,
+    Filter,
+    ReplayId,
+    StoredDelivery,
+    last_delivery_of,
+)
 from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
 from oncehook.store.sqlite import bodies
 from oncehook.store.sqlite.intake import to_micros
@@ -242,7 +251,7 @@ def ask_deliveries(connection: sqlite3.Connection, filter: Filter, before: bytes
     low, high = _bounds(connection, filter, before)
     if filter.event_id is not None:
         low, high = max(low, filter.event_id), min(high, last_delivery_of(filter.event_id) + b"\x00")
-    values |= {"low": low, "low_event": low[:OF_EVENT], "high": high, "looked_at": LOOKED_AT}
+    values |= {"low": low, "low_event": low[:EVENT_BYTES], "high": high, "looked_at": LOOKED_AT}
     if filter.event_id is not None:
         return Question("all", values)
     return Question(_way(filter) or ("subject" if filter.subject is not None else "all"), values)
@@ -393,8 +402,8 @@ def shown(row: tuple[Any, ...]) -> StoredDelivery:
     is_under_way = bool(leased) and id_ in (head_id, carries)
     is_next = id_ == head_id or is_under_way
     return StoredDelivery(
-        id=id_,
-        event_id=event_id,
+        id=DeliveryId(id_),
+        event_id=EventId(event_id),
         source=source,
         destination=destination,
         type=type_,
@@ -411,7 +420,7 @@ def shown(row: tuple[Any, ...]) -> StoredDelivery:
         received_at=moment(received_at),
         settled_at=moment_or_none(settled_at),
         last_replay_at=moment_or_none(last_replay_at),
-        replay_id=replay_id,
+        replay_id=replay_id and ReplayId(replay_id),
         reason=reason,
-        blocked_by=None if is_next else head_id,
+        blocked_by=None if is_next or head_id is None else DeliveryId(head_id),
     )

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncehook.model import Intake, Item, Mark, Outcome, Priority, Verdict, new_id
+from oncehook.model import EventId, Intake, Item, Mark, Outcome, Priority, Verdict, new_id
 from oncehook.store.base import UNSEEN, Reserved, bind
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import copies
@@ -254,7 +254,7 @@ class Group:
                 firsts[item.proof] = (stands, item.key_hash)
                 rows.append((item.proof, stands, item.key_hash, self.now + int(item.keep * 1_000_000)))
             elif verdict is None and (item.key_hash is None or item.key_hash != first[1]):
-                item.same_as = first[0]
+                item.same_as = EventId(first[0])
                 item.marks |= Mark.same_body
         PROOFS(self.connection, rows)
 
@@ -312,7 +312,7 @@ class Group:
         for item, intake in later:
             differs = item.body_hash != stands.body_hash != UNSEEN
             outcome = Outcome.conflict if differs else Outcome.duplicate
-            self.verdicts[id(item)] = Verdict(outcome, stands.event_id)
+            self.verdicts[id(item)] = Verdict(outcome, EventId(stands.event_id))
             self.counts[intake.source_id, 0, outcome] += 1
             split = intake.raw is not None
             self.seq += 1
@@ -429,7 +429,9 @@ def _first(item: Item) -> Known:
     return Known(item.event_id, item.body_hash, 0, 1, None, None)
 
 
-def import_keys(connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float) -> int:
+def import_keys(
+    connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float
+) -> int:
     """Take keys as seen elsewhere; how many were new. They stand for no arrival of ours yet: `copies` is 0."""
     until = now + int(keep * 1_000_000)
     rows = [(hash_, new_id(), UNSEEN, source_id, 0, now, now, until) for hash_ in dict.fromkeys(hashes)]

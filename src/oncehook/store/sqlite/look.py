@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from oncehook import clock
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
+from oncehook.model import MARKS, ArrivalId, Check, EventDetails, EventId, Figures, Outcome, Rejection, StoredArrival
 from oncehook.store.audit import check_chain
 from oncehook.store.base import KEPT_ARRIVALS, NameIds
 from oncehook.store.checks import Tally, conservation, encryption
@@ -30,13 +30,21 @@ from oncehook.store.sqlite.intake import MINUTE, Micros
 T = TypeVar("T")
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-_EVENT: Final = """
-SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head), e.body,
-       e.batch_id, coalesce(c.n, 1), e.rank, e.rank_scope, e.same_as
+EVENT_COLUMNS: Final = """
+       e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
+       coalesce(e.head, b.head, x''), e.body
+"""
+_EVENT: Final = (
+    "SELECT"
+    + EVENT_COLUMNS
+    + """
+       , e.batch_id, coalesce(c.n, 1), e.same_as
 FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN copies c ON c.event_id = e.id
+WHERE e.id = ?
 """
+)
 
 # A held head is rightly dead; every other head is pending, and none of its line comes before it.
 MISPLACED: Final = """
@@ -100,9 +108,14 @@ class Reader:
         """The numbers of all names that have one."""
         return await self.read(numbers)
 
-    async def get_event(self, event_id: bytes) -> StoredEvent | None:
-        rows = await self.read(lambda c: c.execute(_EVENT + "WHERE e.id = ?", (event_id,)).fetchall())
-        return self.cipher.read_event(_event(rows[0])) if rows else None
+    async def get_event(self, event_id: bytes) -> EventDetails | None:
+        row = await self.read(lambda c: c.execute(_EVENT, (event_id,)).fetchone())
+        if row is None:
+            return None
+        *columns, batch_id, copies, same_as = row
+        batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
+        event = EventDetails(*convert_event(columns), batch_id=batch_id, copies=copies, same_as=same_as)
+        return self.cipher.read_event(event)
 
     def now(self) -> Micros:
         """The time by which windows are measured. Who only reads has no better one than this machine's."""
@@ -110,7 +123,12 @@ class Reader:
 
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
         rows = await self.read(lambda c: c.execute(KEPT, (event_id, KEPT_ARRIVALS)).fetchall())
-        kept = [StoredArrival(r[0], r[1], Outcome(r[2]), moment(r[3]), r[4], r[5], r[6]) for r in rows]
+        kept = [
+            StoredArrival(
+                ArrivalId(id_), EventId(of), Outcome(outcome), moment(at), head, body, batch and ArrivalId(batch)
+            )
+            for id_, of, outcome, at, head, body, batch in rows
+        ]
         return [self.cipher.read_arrival(one) for one in kept]
 
     async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
@@ -207,21 +225,10 @@ def moment_or_none(micros: int | None) -> datetime | None:
     return None if micros is None else moment(micros)
 
 
-def _event(row: tuple[Any, ...]) -> StoredEvent:
-    return StoredEvent(
-        id=row[0],
-        source=row[1],
-        type=row[2],
-        key=row[3],
-        subject=row[4],
-        received_at=moment(row[5]),
-        event_at=None if row[6] is None else moment(row[6]),
-        marks=Mark(row[7]),
-        head=row[8] or b"",
-        body=row[9],
-        batch_id=row[10],
-        copies=row[11],
-        rank=row[12],
-        rank_scope=row[13],
-        same_as=row[14],
-    )
+def convert_event(columns: list[Any]) -> list[Any]:
+    """Convert EVENT_COLUMNS, in place, to the fields of a StoredEvent."""
+    columns[0] = EventId(columns[0])
+    columns[6] = moment(columns[6])
+    columns[7] = moment_or_none(columns[7])
+    columns[8] = MARKS[columns[8]]
+    return columns

@@ -19,15 +19,15 @@ from oncehook.model import (
     NOTHING_TO_REPLAY,
     NOTHING_TO_REPLAY_HINT,
     REPLAY_PAUSE,
+    DeliveryId,
     Filter,
-    Kind,
     Options,
-    ReplayCommand,
-    ReplayState,
     PlanSnapshot,
-    StoredReplay,
     Priority,
-    show_id,
+    ReplayCommand,
+    ReplayId,
+    ReplayState,
+    StoredReplay,
 )
 from oncehook.store.sqlite import find
 from oncehook.store.sqlite.audit import kept, write_audit
@@ -156,7 +156,7 @@ class Replaying:
             ),
         )
         ITEMS(self.connection, [(replay_id, n, delivery_id) for n, delivery_id in enumerate(meant, 1)])
-        target = show_id(Kind.replay, replay_id)
+        target = str(ReplayId(replay_id))
         write_audit(self.connection, self.now, order.actor, "replay", target, order.audited(len(meant)))
 
     # -- feeding -----------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def steer(
         "UPDATE replays SET state = ?2, next_at = max(next_at, ?3), finished_at = ?4 WHERE id = ?1",
         (replay_id, state, now, finished_at),
     )
-    write_audit(connection, now, actor, _ACTS[state], show_id(Kind.replay, replay_id), {})
+    write_audit(connection, now, actor, _ACTS[state], str(ReplayId(replay_id)), {})
     return _told(connection, replay_id)
 
 
@@ -308,11 +308,16 @@ def retry_now(connection: sqlite3.Connection, now: Micros, delivery_id: bytes, a
     ).rowcount
     if status != "pending" or not changed:
         raise NotWaiting("It is tried just now, waits behind another, or is finished.")
-    write_audit(connection, now, actor, "retry", show_id(Kind.delivery, delivery_id), {})
+    write_audit(connection, now, actor, "retry", str(DeliveryId(delivery_id)), {})
 
 
 def discard(
-    connection: sqlite3.Connection, now: Micros, ids: Sequence[bytes], actor: str, reason: str, seen: PlanSnapshot | None
+    connection: sqlite3.Connection,
+    now: Micros,
+    ids: Sequence[bytes],
+    actor: str,
+    reason: str,
+    seen: PlanSnapshot | None,
 ) -> int:
     """Close those of these that are dead letters, and were so when they were seen; a held subject goes on."""
     by = NEVER if seen is None else micros_at(seen.at)
@@ -332,7 +337,7 @@ def discard(
     if dead:
         go_on(connection, now, over)
         count(connection, now, counts)
-        target = show_id(Kind.delivery, dead[0][0]) if len(dead) == 1 else f"{len(dead)} deliveries"
+        target = str(DeliveryId(dead[0][0])) if len(dead) == 1 else f"{len(dead)} deliveries"
         write_audit(connection, now, actor, "discard", target, {"reason": reason, "count": len(dead)})
     return len(dead)
 

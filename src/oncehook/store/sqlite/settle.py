@@ -19,11 +19,11 @@ from oncehook.model import (
     Lease,
     LeaseRequest,
     Options,
+    Priority,
     Settle,
     Settled,
     Settlement,
     Streak,
-    Priority,
     is_crash,
     streaks,
     was_tried,
@@ -166,9 +166,9 @@ class SettlementBatcher:
         ours: list[Settlement] = []
         for settlement in settlements:
             lease = settlement.lease
-            head = heads.get(lease.line)
-            if head is not None and (head.id, head.fence) == (lease.head_id, lease.fence):
-                del heads[lease.line]  # a lease ends once
+            head = heads.get(lease.queue_key)
+            if head is not None and (head.id, head.fence) == (lease.front_id, lease.fence):
+                del heads[lease.queue_key]  # a lease ends once
                 ours.append(settlement)
                 self._settle(settlement, head)
         self._write()
@@ -182,7 +182,7 @@ class SettlementBatcher:
                 self.made_due.add(destination_id)
         for settlement in ours:
             if settlement.pause is not None:
-                pause(self.connection, self.now, settlement.lease.destination_id, "oncehook", settlement.pause)
+                pause(self.connection, self.now, settlement.lease.delivery.destination_id, "oncehook", settlement.pause)
         return Settled({settlement.lease.fence for settlement in ours}, self._lease_next())
 
     def _lease_next(self) -> list[Lease]:
@@ -190,7 +190,7 @@ class SettlementBatcher:
         wanted = []
         for row, priority in self.promoted.items():
             settlement, head = self.over[row]
-            destination_id = settlement.lease.destination_id
+            destination_id = settlement.lease.delivery.destination_id
             if settlement.take_next is not None and priority == head.priority:
                 wanted.append((row, LeaseRequest(destination_id, 1, settlement.take_next, Priority(priority))))
             else:
@@ -199,12 +199,14 @@ class SettlementBatcher:
             return []
         leases = Leasing(*(self.connection, self.now, self.heartbeats, self.cipher), self.worker).lease_heads(wanted)
         if len(leases) < len(wanted):  # held back: until when, a worker must look
-            self.made_due |= {want.destination_id for _, want in wanted} - {lease.destination_id for lease in leases}
+            self.made_due |= {want.destination_id for _, want in wanted} - {
+                lease.delivery.destination_id for lease in leases
+            }
         return leases
 
     def _heads(self, settlements: Sequence[Settlement]) -> dict[bytes, Head]:
         """The leased rows among those that are named, by their line."""
-        lines = list({settlement.lease.line for settlement in settlements})
+        lines = list({settlement.lease.queue_key for settlement in settlements})
         return {line: Head(row, *columns) for row, line, *columns in HELD(self.connection, lines)}
 
     def _settle(self, settlement: Settlement, head: Head) -> None:
@@ -221,23 +223,23 @@ class SettlementBatcher:
     def _put_back(self, settlement: Settlement, head: Head, attempts: int, priority: int) -> None:
         self.later.append((head.row, self.now + micros(settlement.wait), attempts, priority))
         if not settlement.wait:
-            self.made_due.add(settlement.lease.destination_id)
+            self.made_due.add(settlement.lease.delivery.destination_id)
 
     def _retry(self, settlement: Settlement, head: Head) -> None:
-        self._note_attempt(settlement, head, settlement.lease.delivery_id, settlement.lease.run)
+        self._note_attempt(settlement, head, settlement.lease.delivery.id, settlement.lease.delivery.run)
         error = _error(settlement)
         self._put_back(settlement, head, head.attempts, head.priority)
-        for delivery_id in {head.id, settlement.lease.delivery_id}:
+        for delivery_id in {head.id, settlement.lease.delivery.id}:
             self.failed.append(
                 (delivery_id, head.attempts, head.fence, settlement.category, settlement.evidence.status, error)
             )
-        self.counts[0, settlement.lease.destination_id, "retry"] += 1
+        self.counts[0, settlement.lease.delivery.destination_id, "retry"] += 1
 
     def _finish(self, settlement: Settlement, head: Head) -> None:
         lease, status = settlement.lease, settlement.what.value
         is_hold = settlement.what is Settle.dead and bool(head.options & Options.hold)
         # Held is the head alone: the attempt is its own then, whatever it carried.
-        finisher, run = (head.id, head.run) if is_hold else (lease.delivery_id, lease.run)
+        finisher, run = (head.id, head.run) if is_hold else (lease.delivery.id, lease.delivery.run)
         tried = was_tried(settlement)
         if tried:
             self._note_attempt(settlement, head, finisher, run)
@@ -246,9 +248,9 @@ class SettlementBatcher:
         ended = [(finisher, self._replay_of(lease, head, finisher)), *covered]
         self.coalesced += [(id_, status, self.now, finisher) for id_, _ in covered]
         self.replayed += [(replay_id, id_, status) for id_, replay_id in ended if replay_id is not None]
-        self.counts[0, lease.destination_id, "pending"] -= len(ended)
-        self.counts[0, lease.destination_id, status] += len(ended)
-        self.counts[0, lease.destination_id, "succeeded" if settlement.what is Settle.done else "died"] += 1
+        self.counts[0, lease.delivery.destination_id, "pending"] -= len(ended)
+        self.counts[0, lease.delivery.destination_id, status] += len(ended)
+        self.counts[0, lease.delivery.destination_id, "succeeded" if settlement.what is Settle.done else "died"] += 1
         if is_hold:
             self.later.append((head.row, NEVER, head.attempts if tried else head.attempts - 1, head.priority))
         else:
@@ -257,7 +259,7 @@ class SettlementBatcher:
             self._raise_rank(lease)
 
     def _replay_of(self, lease: Lease, head: Head, delivery_id: bytes) -> bytes | None:
-        return head.replay_id if delivery_id == head.id else lease.replay_id
+        return head.replay_id if delivery_id == head.id else lease.delivery.replay_id
 
     def _note_attempt(self, settlement: Settlement, head: Head, delivery_id: bytes, run: int) -> None:
         evidence = settlement.evidence
@@ -287,15 +289,17 @@ class SettlementBatcher:
         if head.carries is None:
             return []
         if head.options & Options.coalesce_any:
-            found = self.connection.execute(COVERED_OF_ANY, (lease.line, head.seq, head.upto)).fetchall()
+            found = self.connection.execute(COVERED_OF_ANY, (lease.queue_key, head.seq, head.upto)).fetchall()
         else:
-            found = self.connection.execute(COVERED_OF_TYPE, (lease.line, head.seq, head.upto, lease.type)).fetchall()
-        return [(head.id, head.replay_id), *[row for row in found if row[0] != lease.delivery_id]]
+            found = self.connection.execute(
+                COVERED_OF_TYPE, (lease.queue_key, head.seq, head.upto, lease.event.type)
+            ).fetchall()
+        return [(head.id, head.replay_id), *[row for row in found if row[0] != lease.delivery.id]]
 
     def _raise_rank(self, lease: Lease) -> None:
-        scope = lease.subject if lease.rank_scope is None else lease.rank_scope
-        if lease.options & Options.latest_wins and lease.rank is not None and scope is not None:
-            self.ranks.append((lease.destination_id, lease.source_id, scope, lease.rank, self.now))
+        scope = lease.event.subject if lease.event.rank_scope is None else lease.event.rank_scope
+        if lease.delivery.options & Options.latest_wins and lease.event.rank is not None and scope is not None:
+            self.ranks.append((lease.delivery.destination_id, lease.event.source_id, scope, lease.event.rank, self.now))
 
     def _write(self) -> None:
         connection = self.connection
@@ -305,7 +309,7 @@ class SettlementBatcher:
         COALESCED(connection, self.coalesced)
         LATER(connection, self.later)
         RANKS(connection, self.ranks)
-        over = [(one.lease.line, row, head.seq) for row, (one, head) in self.over.items()]
+        over = [(one.lease.queue_key, row, head.seq) for row, (one, head) in self.over.items()]
         self.promoted = go_on(connection, self.now, over)
         self.replays_done = note_replayed(connection, self.now, self.replayed)
         count(connection, self.now, self.counts)

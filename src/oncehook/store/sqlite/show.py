@@ -18,7 +18,9 @@ from oncehook.model import (
     Audited,
     Category,
     Cause,
+    DeliveryId,
     DeliveryStatus,
+    EventId,
     Evidence,
     Filter,
     Level,
@@ -27,13 +29,13 @@ from oncehook.model import (
     Mark,
     Outlook,
     Page,
+    ReplayId,
     ReplayPlan,
     ReplayState,
     StoredAttempt,
     StoredDelivery,
     StoredReplay,
     StoredWorker,
-    event_of,
     last_delivery_of,
 )
 from oncehook.store.checks import LEVELS
@@ -238,7 +240,7 @@ class WorkReader(Reader):
 
 def get_delivery(connection: sqlite3.Connection, delivery_id: bytes) -> StoredDelivery | None:
     """One delivery."""
-    page = _find_deliveries(connection, Filter(ids=[delivery_id]), None, 1)
+    page = _find_deliveries(connection, Filter(ids=[DeliveryId(delivery_id)]), None, 1)
     return page.items[0] if page.items else None
 
 
@@ -273,7 +275,7 @@ def _find_events(connection: sqlite3.Connection, filter: Filter, before: bytes |
         if len(found) <= limit:
             far = connection.execute(find.FAR_EVENT[asked.way], asked.values).fetchone()
     listed = [_listed(connection, row) for row in found]
-    return _page(listed, limit, None if far is None else event_of(far[0]))
+    return _page(listed, limit, None if far is None else DeliveryId(far[0]).event_id)
 
 
 def _events_of(connection: sqlite3.Connection, asked: find.Question, ids: Sequence[bytes]) -> Iterator[tuple[Any, ...]]:
@@ -306,7 +308,7 @@ def _listed(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedEvent
     id_, source, type_, key, subject, received_at, event_at, marks, size, copies = row
     deliveries = connection.execute(DELIVERIES_OF_EVENT, (id_, last_delivery_of(id_))).fetchall()
     return ListedEvent(
-        id=id_,
+        id=EventId(id_),
         source=source,
         type=type_,
         key=key,
@@ -317,7 +319,14 @@ def _listed(connection: sqlite3.Connection, row: tuple[Any, ...]) -> ListedEvent
         size=size,
         copies=copies,
         deliveries=[
-            ListedDelivery(one, name, DeliveryStatus.leased if leased else DeliveryStatus(status), note, run, replay_id)
+            ListedDelivery(
+                DeliveryId(one),
+                name,
+                DeliveryStatus.leased if leased else DeliveryStatus(status),
+                note,
+                run,
+                replay_id and ReplayId(replay_id),
+            )
             for one, name, status, note, run, replay_id, leased in deliveries
         ],
     )
@@ -344,7 +353,7 @@ def _attempt(
     answer: bytes | None,
 ) -> StoredAttempt:
     return StoredAttempt(
-        delivery_id,
+        DeliveryId(delivery_id),
         fence,
         run,
         n,
@@ -384,7 +393,7 @@ def _causes(rows: Sequence[tuple[Any, ...]]) -> list[Cause]:
     for destination, status, error, reason, settled_at, id_ in rows:
         groups[destination, _cause(status, error, reason)].append((settled_at, id_))
     causes = [
-        Cause(destination, cause, len(ones), moment(min(ones)[0]), moment(max(ones)[0]), max(ones)[1])
+        Cause(destination, cause, len(ones), moment(min(ones)[0]), moment(max(ones)[0]), DeliveryId(max(ones)[1]))
         for (destination, cause), ones in groups.items()
     ]
     return sorted(causes, key=lambda cause: (-cause.count, cause.destination, cause.cause))
@@ -454,7 +463,7 @@ def _replay(
     skipped: int,
 ) -> StoredReplay:
     return StoredReplay(
-        id=id_,
+        id=ReplayId(id_),
         state=ReplayState(state),
         about=json.loads(about),
         actor=actor,

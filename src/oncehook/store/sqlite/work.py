@@ -13,20 +13,31 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
-from oncehook.model import COVERED, AttemptOutcome, Expired, Lease, LeaseRequest, Mark, Options, Outlook, Priority
+from oncehook.model import (
+    COVERED,
+    OPTIONS,
+    AttemptOutcome,
+    DeliveryId,
+    EventId,
+    Expired,
+    Lease,
+    LeasedDelivery,
+    LeaseRequest,
+    Options,
+    Outlook,
+    Priority,
+    ReplayId,
+    StoredEvent,
+)
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite.intake import Insert, Micros, Update, count
-from oncehook.store.sqlite.look import moment
+from oncehook.store.sqlite.look import EVENT_COLUMNS, convert_event, moment
 
 NEVER: Final = 1 << 62
 """Due at this moment: held until somebody replays or discards the dead letter at the head."""
 
 SECOND: Final = 1_000_000
 
-_EVENT_COLUMNS: Final = """
-       e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
-       r.rank, coalesce(e.head, b.head), e.body
-"""
 _EVENT_TABLES: Final = """
 JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
@@ -36,16 +47,16 @@ LEFT JOIN ranks r ON h.options & 4 AND r.destination_id = h.destination_id AND r
 _HEADS: Final = (
     "SELECT h.rowid, h.subject_key, h.delivery_id, h.leased, h.fence, h.run, h.attempts, h.crashes, h.deaths, h.alone,"
     " h.options, h.replay_id, h.carries, h.leased_at, h.seq, h.worker, EXISTS (SELECT 1 FROM deliveries d"
-    " WHERE d.subject_key = h.subject_key AND d.behind AND d.status = 'pending' AND d.seq > h.seq),"
-    + _EVENT_COLUMNS
+    " WHERE d.subject_key = h.subject_key AND d.behind AND d.status = 'pending' AND d.seq > h.seq), r.rank,"
+    + EVENT_COLUMNS
     + "FROM heads h JOIN events e ON e.id = h.event_id"
     + _EVENT_TABLES
 )
 DUE: Final = _HEADS + "WHERE h.destination_id = ? AND h.turn = ? AND h.due_at <= ? ORDER BY h.due_at LIMIT ?"
 HEAD: Final = _HEADS + "WHERE h.rowid = ?"
 CARRIED: Final = (
-    "SELECT d.run, d.replay_id,"
-    + _EVENT_COLUMNS
+    "SELECT d.run, d.replay_id, r.rank,"
+    + EVENT_COLUMNS
     + "FROM heads h JOIN deliveries d ON d.id = ?2 JOIN events e ON e.id = d.event_id"
     + _EVENT_TABLES
     + "WHERE h.rowid = ?1"
@@ -164,7 +175,7 @@ class Leasing:
             limit, is_probe = self._allowed(want)
             if limit and not is_probe:
                 found = self.connection.execute(HEAD, (row,)).fetchone()
-                if (lease := self._take(want, *found)) is not None:
+                if (lease := self._take(want, found)) is not None:
                     leases.append(lease)
         self._write()
         self._note_fence()
@@ -180,7 +191,7 @@ class Leasing:
         # Rows that are prolonged or set aside leave the front of the queue: look again, so that they starve nobody.
         while (room := limit - len(leases)) > 0:
             found = self.connection.execute(DUE, (want.destination_id, want.priority, self.now, room)).fetchall()
-            leases += [lease for row in found if (lease := self._take(want, *row)) is not None]
+            leases += [lease for row in found if (lease := self._take(want, row)) is not None]
             self._write()
             if len(found) < room:
                 break
@@ -209,28 +220,9 @@ class Leasing:
             statement(self.connection, rows)
             rows.clear()
 
-    def _take(
-        self,
-        want: LeaseRequest,
-        row: int,
-        line: bytes,
-        head_id: bytes,
-        leased: int,
-        fence: int,
-        run: int,
-        attempts: int,
-        crashes: int,
-        deaths: int,
-        alone: int,
-        options: int,
-        replay_id: bytes | None,
-        carries: bytes | None,
-        leased_at: Micros,
-        seq: int,
-        worker: str | None,
-        more: int,
-        *event: Any,
-    ) -> Lease | None:
+    def _take(self, want: LeaseRequest, found: tuple[Any, ...]) -> Lease | None:
+        row, queue_key, front_id, leased, fence, run, attempts, crashes, deaths, alone, options, *rest = found
+        replay_id, carries, leased_at, seq, worker, more, highest_rank, *event = rest
         if leased:
             until = self.heartbeats.until(fence)
             if until > self.now:
@@ -238,51 +230,41 @@ class Leasing:
                 return None
             # Its holder is gone. The attempt is given back, and only a crash while it ran alone is held against it: in
             # company any of them may have been the one (DESIGN.md 8.3).
-            self._note_crash(want.destination_id, carries or head_id, fence, attempts, leased_at, worker)
+            self._note_crash(want.destination_id, carries or front_id, fence, attempts, leased_at, worker)
             attempts, crashes, deaths = attempts - 1, crashes + 1, deaths + alone
             if crashes > want.crash_tolerance and want.priority is not Priority.quarantined:
                 self.aside.append((row, self.now, attempts, crashes, deaths))
                 return None
         carried, upto = (None, 0)
         if more and options & (Options.coalesce_type | Options.coalesce_any):
-            carried, upto = self._newest(line, seq, options, event[3])
+            carried, upto = self._newest(queue_key, seq, options, event[3])
         if carried is not None:
-            run, replay_id, *event = self.connection.execute(CARRIED, (row, carried)).fetchone()
+            run, replay_id, highest_rank, *event = self.connection.execute(CARRIED, (row, carried)).fetchone()
         self.fence += 1
         until = self.now + max(micros(want.lease), 1)
         is_alone = want.priority is Priority.quarantined
         held = (self.fence, until, self.now, attempts + 1, crashes, deaths, is_alone, carried, upto, self.worker)
         self.taken.append((row, *held))
         self.heartbeats.begin(self.fence, until)
-        event_id, source_id, source, type_, key, subject, received_at, event_at, marks, *rest = event
-        rank, rank_scope, highest_rank, head, body = rest
-        lease = Lease(
-            line,
-            carried or head_id,
-            head_id,
+        front = DeliveryId(front_id)
+        delivery = LeasedDelivery(
+            front if carried is None else DeliveryId(carried),
             want.destination_id,
-            self.fence,
             run,
             attempts + 1,
+            OPTIONS[options],
+            replay_id and ReplayId(replay_id),
+        )
+        lease = Lease(
+            delivery,
+            StoredEvent(*convert_event(event)),
+            queue_key,
+            front,
+            self.fence,
             deaths,
             want.priority,
-            Options(options),
-            replay_id,
             want.lease,
-            event_id,
-            source_id,
-            source,
-            type_,
-            key,
-            subject,
-            moment(received_at),
-            None if event_at is None else moment(event_at),
-            Mark(marks),
-            rank,
-            rank_scope,
             highest_rank,
-            head or b"",
-            body,
             bool(more),
         )
         return self.cipher.read_lease(lease)
@@ -297,15 +279,15 @@ class Leasing:
         )
         self.counts[0, destination_id, "crashed"] += 1
         self.heartbeats.end([fence])
-        self.expired.append(Expired(delivery_id, event_id, destination_id, fence, run, n, worker))
+        self.expired.append(Expired(DeliveryId(delivery_id), EventId(event_id), destination_id, fence, run, n, worker))
 
-    def _newest(self, line: bytes, seq: int, options: int, type_: str) -> tuple[bytes | None, int]:
+    def _newest(self, queue_key: bytes, seq: int, options: int, type_: str) -> tuple[bytes | None, int]:
         """Find the delivery that a coalesced attempt carries, if not the head, and the last number that it covers."""
         if options & Options.coalesce_any:
-            found = self.connection.execute(LAST_COVERED, (line, seq, COVERED)).fetchone()
-            found = found or self.connection.execute(NEWEST_OF_ANY, (line, seq)).fetchone()
+            found = self.connection.execute(LAST_COVERED, (queue_key, seq, COVERED)).fetchone()
+            found = found or self.connection.execute(NEWEST_OF_ANY, (queue_key, seq)).fetchone()
         else:
-            found = self.connection.execute(NEWEST_OF_TYPE, (line, seq, COVERED, type_)).fetchone()
+            found = self.connection.execute(NEWEST_OF_TYPE, (queue_key, seq, COVERED, type_)).fetchone()
         return found or (None, 0)
 
 
@@ -354,4 +336,10 @@ def next_due(
             due[Priority(priority)].add(destination_id)
         due[Priority.live].update(row[0] for row in connection.execute(BECAME_OPEN, (since, now)))
     due_in = None if first >= NEVER else (first - now) / SECOND
-    return Outlook(due[Priority.live], due[Priority.replay], due[Priority.quarantined], due_in, None if since is None else moment(now))
+    return Outlook(
+        due[Priority.live],
+        due[Priority.replay],
+        due[Priority.quarantined],
+        due_in,
+        None if since is None else moment(now),
+    )
