@@ -18,7 +18,7 @@ from oncehook.store.base import Store
 from oncehook.store.cipher import MAGIC, Cipher
 from oncehook.store.postgres import PostgresStore, matching
 from oncehook.store.postgres import show as postgres_show
-from oncehook.store.sqlite import find
+from oncehook.store.sqlite import read
 from tests.store.conftest import Ground, PostgresGround, SqliteGround
 from tests.store.making import (
     CRM,
@@ -323,7 +323,7 @@ async def test_a_replay_and_a_discard_mean_what_encrypted_bodies_say(
 async def test_a_page_looks_into_so_many_bytes_and_says_how_far_it_came(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (find, postgres_show):
+    for module in (read, postgres_show):
         monkeypatch.setattr(module, "LOOKED_INTO", 3000)
     async with opened(ground, NEW) as store:
         wanted = await deliver_one(store, "s", body=body(1))
@@ -346,7 +346,7 @@ async def walk(look: Callable[..., Any], asked: Filter) -> list[list[bytes]]:
 async def test_what_would_decrypt_too_much_is_refused(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
-    for module in (find, matching):
+    for module in (read, matching):
         monkeypatch.setattr(module, name, most)
     asked = parse("body.n:1", NOW)
     async with opened(ground, NEW) as store:

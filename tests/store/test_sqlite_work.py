@@ -32,7 +32,8 @@ from oncehook.model import (
 )
 from oncehook.store import migrate
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import SqliteStore, find, opening, reserve
+from oncehook.store.sqlite import SqliteStore, connection, read
+from oncehook.store.sqlite.connection import connect
 from tests.store.conftest import SqliteGround, failed_checks
 from tests.store.making import (
     CRM,
@@ -201,7 +202,7 @@ async def test_a_store_of_the_first_version_is_brought_along(tmp_path: Path) -> 
     first = migrate.migrations(SqliteStore.engine)[0]
     event_id = new_id()
     mine = DeliveryId.of(event_id, 1)
-    with closing(opening.connect(path, Cipher())) as connection:
+    with closing(connect(path, Cipher())) as connection:
         connection.execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY, name TEXT, applied_at INTEGER)")
         connection.executescript(first.sql)
         connection.execute("INSERT INTO migrations VALUES (1, ?, 0)", (first.name,))
@@ -251,7 +252,7 @@ async def test_replays_and_arrivals_draw_from_one_sequence(inbox: SqliteStore) -
 async def test_a_page_says_how_far_it_looked(inbox: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     scarce = await deliver_one(inbox, "s", type_="scarce")
     await deliver(inbox, *[None] * 25)
-    monkeypatch.setattr(find, "LOOKED_AT", 10)
+    monkeypatch.setattr(read, "LOOKED_AT", 10)
     for one_page in (inbox.find_deliveries, inbox.find_events):
         found, sizes, before = [], [], None
         while True:
@@ -450,8 +451,8 @@ async def test_what_ends_a_program_does_not_end_the_writer(ledger: SqliteStore) 
 
 async def test_the_reserve_is_there(inbox: SqliteStore) -> None:
     about = inbox.path.with_name("inbox.db-reserve").stat()
-    assert (about.st_size, stat.S_IMODE(about.st_mode)) == (reserve.SIZE, 0o600)
-    assert about.st_blocks * 512 >= reserve.SIZE
+    assert (about.st_size, stat.S_IMODE(about.st_mode)) == (connection.SIZE, 0o600)
+    assert about.st_blocks * 512 >= connection.SIZE
 
 
 async def test_on_a_full_disk_pruning_goes_on_and_intake_waits(
