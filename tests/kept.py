@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from oncehook.model import Filter, StoredEvent
+from oncehook.model import EventDetails, Filter
 from oncehook.store.base import Store
 
 
-async def kept_events(store: Store, source: str | None = None, limit: int = 1000) -> list[StoredEvent]:
+async def kept_events(store: Store, source: str | None = None, limit: int = 1000) -> list[EventDetails]:
     """Events as they are kept, newest first."""
     page = await store.find_events(Filter(source=source), limit=limit)
     found = [await store.get_event(listed.id) for listed in page.items]

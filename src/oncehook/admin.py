@@ -37,31 +37,33 @@ from oncehook.model import (
     NOTHING_TO_REPLAY,
     NOTHING_TO_REPLAY_HINT,
     REPLAY_PAUSE,
+    ArrivalId,
     Audited,
     Cause,
+    DeliveryId,
     DeliveryStatus,
+    EventDetails,
+    EventId,
     Figures,
     Filter,
-    Kind,
     Level,
     ListedEvent,
     Outcome,
     Page,
+    PlanSnapshot,
     Preview,
     Rejection,
     ReplayCommand,
+    ReplayId,
     ReplayState,
-    Seen,
     StoredArrival,
     StoredAttempt,
     StoredDelivery,
     StoredEvent,
     StoredReplay,
     StoredWorker,
-    destination_of,
     key_hash,
     new_id,
-    show_id,
 )
 from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, ended, some_id, some_ids
 from oncehook.reports import (
@@ -227,9 +229,9 @@ class Admin:
         if not self.sees_payloads:
             raise PayloadsHidden
 
-    async def _note_view(self, event_id: bytes) -> None:
+    async def _note_view(self, event_id: EventId) -> None:
         if self._viewer is not None and self.sees_payloads:
-            await self._notes.view(self._viewer, show_id(Kind.event, event_id))
+            await self._notes.view(self._viewer, str(event_id))
 
     async def note_refused(self, target: str, code: str) -> None:
         """Write down that something was refused to whoever looks here."""
@@ -261,15 +263,18 @@ class Admin:
         """Events that match, newest first."""
         return await self._store.find_events(self._within(filter), before=before, limit=limit)
 
-    async def event(self, event_id: bytes) -> ShownEvent:
+    async def event(self, event_id: EventId) -> ShownEvent:
         """One event with its deliveries."""
         event = await self._event(event_id)
         deliveries = await self._store.find_deliveries(Filter(event_id=event_id), limit=1000)
-        request, source = self._shown(await self._head(event.head, event.batch_id)), self._sources.get(event.source)
+        request, source = (
+            self._shown(await self._head(event.request_head, event.batch_id)),
+            self._sources.get(event.source),
+        )
         await self._note_view(event_id)
         size = len(event.body)
         if not self.sees_payloads:
-            event = replace(event, body=b"", head=b"")
+            event = event.without_payload()
         return ShownEvent(
             event,
             request,
@@ -279,22 +284,22 @@ class Admin:
             size,
         )
 
-    async def body(self, event_id: bytes) -> bytes:
+    async def body(self, event_id: EventId) -> bytes:
         """The bytes as they are kept."""
         event = await self._event(event_id)
         self._check_payloads()
         await self._note_view(event_id)
         return event.body
 
-    async def arrivals(self, event_id: bytes) -> list[ShownArrival]:
+    async def arrivals(self, event_id: EventId) -> list[ShownArrival]:
         """Every time it came that is still known, oldest first: the first one is the event itself."""
         event = await self._event(event_id)
-        request = self._shown(await self._head(event.head, event.batch_id))
-        first = ShownArrival(event.batch_id or event.id, Outcome.accepted, event.received_at, request, False)
+        request = self._shown(await self._head(event.request_head, event.batch_id))
+        first = ShownArrival(event.batch_id or ArrivalId(event.id), Outcome.accepted, event.received_at, request, False)
         return [first, *[await self._arrival(later) for later in await self._store.arrivals_of(event_id)]]
 
     async def _arrival(self, later: StoredArrival) -> ShownArrival:
-        request = self._shown(await self._head(later.head, later.batch_id))
+        request = self._shown(await self._head(later.request_head, later.batch_id))
         differs = later.outcome is Outcome.conflict if later.unreadable else later.body is not None
         return ShownArrival(later.id, later.outcome, later.at, request, differs)
 
@@ -303,14 +308,14 @@ class Admin:
         request = request_of(head)
         return request if self.sees_payloads else without_values(request)
 
-    async def _event(self, event_id: bytes) -> StoredEvent:
+    async def _event(self, event_id: EventId) -> EventDetails:
         event = await self._store.get_event(event_id)
         if event is None or not self._sees(event.source):
             copies = await self._store.arrivals_of(event_id) if event is None and self.scope is None else ()
             raise NotFound("There is no such event, or no longer.", hint=reports.ONLY_A_KEY if copies else "")
         return event
 
-    async def _head(self, head: bytes | None, batch_id: bytes | None) -> bytes:
+    async def _head(self, head: bytes | None, batch_id: ArrivalId | None) -> bytes:
         if head is not None or batch_id is None:
             return head or b""
         batch = await self._store.batch_body(batch_id)
@@ -322,20 +327,20 @@ class Admin:
         """Deliveries that match, newest first."""
         return await self._store.find_deliveries(self._within(filter), before=before, limit=limit)
 
-    async def delivery(self, delivery_id: bytes) -> StoredDelivery:
+    async def delivery(self, delivery_id: DeliveryId) -> StoredDelivery:
         """One delivery."""
         delivery = await self._store.get_delivery(delivery_id)
         if delivery is None or not self._sees(delivery.source):
             raise NotFound("There is no such delivery, or no longer.")
         return delivery
 
-    async def attempts(self, delivery_id: bytes) -> list[StoredAttempt]:
+    async def attempts(self, delivery_id: DeliveryId) -> list[StoredAttempt]:
         """Every attempt of a delivery, oldest first."""
         await self.delivery(delivery_id)
         attempts = await self._store.attempts_of(delivery_id)
         return attempts if self.sees_payloads else [one.without_answer() for one in attempts]
 
-    async def neighbours(self, delivery_id: bytes) -> list[StoredDelivery]:
+    async def neighbours(self, delivery_id: DeliveryId) -> list[StoredDelivery]:
         """Deliveries of the same subject around this one, in order."""
         await self.delivery(delivery_id)
         return await self._store.subject_of(delivery_id)
@@ -364,7 +369,7 @@ class Admin:
                 found[delivery.id] = seen
         return found
 
-    async def _readable(self, event_id: bytes) -> StoredEvent | None:
+    async def _readable(self, event_id: EventId) -> StoredEvent | None:
         """Return an event, unless it is gone or cannot be decrypted: a plan shows what it can."""
         with suppress(Undecryptable):
             return await self._store.get_event(event_id)
@@ -392,13 +397,13 @@ class Admin:
         """Dead letters by destination and cause."""
         return await self._store.causes(destination, None if self.scope is None else sorted(self.scope))
 
-    async def retry(self, delivery_id: bytes, *, actor: str) -> StoredDelivery:
+    async def retry(self, delivery_id: DeliveryId, *, actor: str) -> StoredDelivery:
         """Make a delivery that waits for its next attempt due now."""
         await self._check_seen(delivery_id)
         await self._store.retry_now(delivery_id, actor)
         return await self.delivery(delivery_id)
 
-    async def discard(self, delivery_id: bytes, *, actor: str, reason: str = "") -> StoredDelivery:
+    async def discard(self, delivery_id: DeliveryId, *, actor: str, reason: str = "") -> StoredDelivery:
         """Close one dead letter without replay. Asked again, it is simply still discarded."""
         _check_reason(reason)
         closed = await self._store.discard(self._within(Filter(ids=(delivery_id,))), actor, reason)
@@ -407,7 +412,9 @@ class Admin:
             raise NotWaiting(f"Only a dead letter can be discarded; this one is {delivery.status}.")
         return delivery
 
-    async def discard_matching(self, filter: Filter, *, actor: str, reason: str, seen: Seen | None = None) -> int:
+    async def discard_matching(
+        self, filter: Filter, *, actor: str, reason: str, seen: PlanSnapshot | None = None
+    ) -> int:
         """Close all dead letters that match; others are left alone. With `seen`, none that nobody has been shown."""
         _check_reason(reason)
         if not reason.strip():
@@ -428,7 +435,7 @@ class Admin:
 
     async def replay_one(
         self,
-        delivery_id: bytes,
+        delivery_id: DeliveryId,
         *,
         actor: str,
         force: bool = False,
@@ -441,12 +448,12 @@ class Admin:
         wish = ReplayRequest(Filter(ids=(delivery_id,)), force, fresh_id)
         return await self._make(wish, actor, reason, request_key, bulk=False)
 
-    async def _check_seen(self, delivery_id: bytes) -> None:
+    async def _check_seen(self, delivery_id: DeliveryId) -> None:
         """Raise NotFound for a delivery that this viewer does not see; who sees all waits for no question more."""
         if self.scope is not None:
             await self.delivery(delivery_id)
 
-    async def revive(self, event_id: bytes, *, actor: str, reason: str) -> None:
+    async def revive(self, event_id: EventId, *, actor: str, reason: str) -> None:
         """Deliver an event's dead letters again, those that were replayed a moment ago left out."""
         page = await self._store.find_deliveries(Filter(event_id=event_id, status=DeliveryStatus.dead))
         for delivery in page.items:
@@ -457,7 +464,7 @@ class Admin:
         self,
         text: str = "",
         *,
-        ids: Sequence[bytes] | None = None,
+        ids: Sequence[DeliveryId] | None = None,
         destination: str | None = None,
         until: str | None = None,
         force: bool = False,
@@ -479,17 +486,17 @@ class Admin:
         _check_meant(meant)
         return ReplayRequest(ended(meant, self._now()), force, fresh_id, rate)
 
-    async def named(self, texts: Sequence[str]) -> list[bytes]:
+    async def named(self, texts: Sequence[str]) -> list[DeliveryId]:
         """The deliveries that ids of deliveries and events stand for. Raises NotFound for an event that has none."""
-        found: list[bytes] = []
+        found: list[DeliveryId] = []
         for text in texts:
-            if text.startswith(f"{Kind.event}_"):
-                deliveries = await self.deliveries(Filter(event_id=some_id(Kind.event, text)), limit=1000)
+            if text.startswith(EventId.prefix):
+                deliveries = await self.deliveries(Filter(event_id=some_id(EventId, text)), limit=1000)
                 if not deliveries.items:
                     raise NotFound(f"{text[:40]} has no delivery, or is no longer there.")
                 found += [delivery.id for delivery in deliveries.items]
             else:
-                found.append(some_id(Kind.delivery, text))
+                found.append(some_id(DeliveryId, text))
         return found
 
     async def plan(self, wish: ReplayRequest) -> Plan:
@@ -512,7 +519,7 @@ class Admin:
             raise NotReplayable(NOTHING_TO_REPLAY, hint=NOTHING_TO_REPLAY_HINT)
         return await self._make(wish, actor, reason, request_key, expected=expected)
 
-    def planned(self, token: str) -> tuple[ReplayRequest, Seen]:
+    def planned(self, token: str) -> tuple[ReplayRequest, PlanSnapshot]:
         """The wish that a plan was made for, and how many it has shown when."""
         return decode_token(token, self._now())
 
@@ -541,7 +548,7 @@ class Admin:
             about={**wish.about(), **more},
             noted={**wish.without_subject().about(), **more},
         )
-        made = await self._store.make_replay(new_id(), order)
+        made = await self._store.make_replay(ReplayId(new_id()), order)
         if bulk:
             self._nudge()
         return made
@@ -557,8 +564,8 @@ class Admin:
         if wish.filter.destination is not None:
             return [wish.filter.destination]
         if wish.filter.ids:  # read off the ids: a copy that revives its event waits for this
-            names = {one.number: one.name for one in self._whole._destinations.values()}
-            numbers = {destination_of(one, names) for one in wish.filter.ids}
+            names = {one.id: one.name for one in self._whole._destinations.values()}
+            numbers = {one.destination_id for one in wish.filter.ids}
             return [name for number, name in names.items() if number in numbers]
         return list((await self._store.plan_replay(self._within(wish.filter), force=wish.force)).by_destination)
 
@@ -572,14 +579,14 @@ class Admin:
         sources = replay.about.get("sources")
         return self.scope is None or (isinstance(sources, list) and self.scope.issuperset(sources))
 
-    async def replay(self, replay_id: bytes) -> StoredReplay:
+    async def replay(self, replay_id: ReplayId) -> StoredReplay:
         """One replay and how far it is."""
         replay = await self._store.get_replay(replay_id)
         if replay is None or not self._sees_replay(replay):
             raise NotFound("There is no such replay, or no longer.")
         return replay
 
-    async def steer(self, replay_id: bytes, state: ReplayState, *, actor: str) -> StoredReplay:
+    async def steer(self, replay_id: ReplayId, state: ReplayState, *, actor: str) -> StoredReplay:
         """Pause it, let it run on, or abort it."""
         if self.scope is not None:
             await self.replay(replay_id)
@@ -603,7 +610,7 @@ class Admin:
         """Take keys as seen elsewhere: what arrives with one is a duplicate. Returns how many were new."""
         if (found := self._sources.get(source)) is None:
             raise NotFound(f'There is no source "{source[:60]}".')
-        return await self._store.remember(found.number, [key_hash(source, one) for one in keys], found.keep, actor)
+        return await self._store.import_keys(found.id, [key_hash(source, one) for one in keys], found.keep, actor)
 
     async def destinations(self) -> list[ShownDestination]:
         """Every destination: whom it reaches, on what terms, and how it stands."""
@@ -625,13 +632,13 @@ class Admin:
         """Hold a destination back; its deliveries wait, nothing is lost."""
         _check_reason(reason)
         self.check_own(name)
-        await self._store.pause(self._destination(name).number, actor, reason)
+        await self._store.pause(self._destination(name).id, actor, reason)
         return await self.destination(name)
 
     async def resume(self, name: str, *, actor: str) -> ShownDestination:
         """Let a destination go on."""
         self.check_own(name)
-        await self._store.resume(self._destination(name).number, actor)
+        await self._store.resume(self._destination(name).id, actor)
         return await self.destination(name)
 
     def _destination(self, name: str) -> Destination:
@@ -780,7 +787,7 @@ class Admin:
         known = self._whole._destinations
         return {name: known[name].kind for name in destinations if name in known}
 
-    async def arrival_body(self, event_id: bytes, arrival_id: bytes) -> bytes | None:
+    async def arrival_body(self, event_id: EventId, arrival_id: ArrivalId) -> bytes | None:
         """The body of a later arrival, where it differs from the event's own."""
         await self._event(event_id)
         self._check_payloads()

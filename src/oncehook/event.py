@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from oncehook import payload
 from oncehook.errors import ConfigError
 from oncehook.ingest import Draft, draft
-from oncehook.model import Kind, Lease, Mark, Options, Trigger, hops_of, show_id, unpack_head
+from oncehook.model import Lease, Mark, Options, Trigger, hops_of, unpack_head
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.incoming import IncomingMessage
@@ -24,8 +24,8 @@ Effect = Callable[[Any], object]
 
 def outward_id(lease: Lease) -> str:
     """The id under which a receiver sees this event: its own, or one of this run, where a fresh one was asked for."""
-    own = show_id(Kind.event, lease.event_id)
-    return f"{own}.{lease.run}" if Options.fresh_id in lease.options else own
+    own = str(lease.event.id)
+    return f"{own}.{lease.delivery.run}" if Options.fresh_id in lease.delivery.options else own
 
 
 class Event:
@@ -49,53 +49,53 @@ class Event:
     @property
     def id(self) -> str:
         """`evt_…`"""
-        return show_id(Kind.event, self._lease.event_id)
+        return str(self._lease.event.id)
 
     @property
     def source(self) -> str:
         """Where it came from."""
-        return self._lease.source
+        return self._lease.event.source
 
     @property
     def type(self) -> str:
         """What happened, in the sender's words."""
-        return self._lease.type
+        return self._lease.event.type
 
     @property
     def key(self) -> str | None:
         """What makes two arrivals the same event; None: it had none."""
-        return self._lease.key
+        return self._lease.event.key
 
     @property
     def subject(self) -> str | None:
         """The object it is about: events of one subject come one at a time, in order."""
-        return self._lease.subject
+        return self._lease.event.subject
 
     @property
     def received_at(self) -> datetime:
         """When it was accepted, by the store's clock."""
-        return self._lease.received_at
+        return self._lease.event.received_at
 
     @property
     def event_at(self) -> datetime | None:
         """When it happened, by the sender's word."""
-        return self._lease.event_at
+        return self._lease.event.event_at
 
     @property
     def marks(self) -> Mark:
         """What is odd about it, if anything."""
-        return self._lease.marks
+        return self._lease.event.marks
 
     @property
     def body(self) -> bytes:
         """The bytes as received; of a batch, the sender's own envelope around this one item."""
-        return self._lease.body
+        return self._lease.event.body
 
     @property
     def headers(self) -> list[tuple[str, str]]:
         """Names in lower case, in the order received, duplicates kept."""
         if self._headers is None:
-            self._headers = unpack_head(self._lease.head)[2]
+            self._headers = unpack_head(self._lease.event.request_head)[2]
         return self._headers
 
     def header(self, name: str) -> str | None:
@@ -135,27 +135,27 @@ class Event:
     @property
     def delivery_id(self) -> str:
         """`dlv_…`: this event for this destination."""
-        return show_id(Kind.delivery, self._lease.delivery_id)
+        return str(self._lease.delivery.id)
 
     @property
     def attempt(self) -> int:
         """Its number within this run, from 1."""
-        return self._lease.attempt
+        return self._lease.delivery.attempt
 
     @property
     def run(self) -> int:
         """1, and one more for each replay."""
-        return self._lease.run
+        return self._lease.delivery.run
 
     @property
     def replay(self) -> bool:
         """Whether a person or program asked for it again."""
-        return self._lease.replay_id is not None
+        return self._lease.delivery.replay_id is not None
 
     @property
     def replay_id(self) -> str | None:
         """`rpl_…`, when it is a replay."""
-        return None if self._lease.replay_id is None else show_id(Kind.replay, self._lease.replay_id)
+        return None if self._lease.delivery.replay_id is None else str(self._lease.delivery.replay_id)
 
     @property
     def trigger(self) -> Trigger:
@@ -196,7 +196,7 @@ class Event:
             raise ConfigError("This attempt is over: nothing can be emitted in it any more.")
         if key is None:
             key = f"{self.idempotency_key}/{self.destination}/{len(self._drafts) + 1}"
-        self._drafts.append(draft(source, type, payload, key, subject, hops_of(self._lease.head)))
+        self._drafts.append(draft(source, type, payload, key, subject, hops_of(self._lease.event.request_head)))
 
     def finish(self) -> list[Draft]:
         """The handler has returned: what it has emitted. For its destination."""

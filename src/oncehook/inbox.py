@@ -25,14 +25,14 @@ from oncehook.destinations.http import HttpDestination
 from oncehook.destinations.receivers import ReceiverName
 from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
-from oncehook.model import Arrival, Check, Headers, Item, Planned, StoredWorker, digest
+from oncehook.model import Arrival, Check, EventId, Headers, Item, Planned, StoredWorker, digest
 from oncehook.observe import Observer
 from oncehook.secret import Secret
 from oncehook.settings import Config, DestinationConfig, Loaded, Names, RetentionConfig, build, load
 from oncehook.settings.build import Encrypt, SecretValue, TermSettings
 from oncehook.settings.twice import Twice
 from oncehook.sources import Source, Splitter
-from oncehook.store.base import Numbers, Store
+from oncehook.store.base import NameIds, Store
 from oncehook.upkeep import Sweep
 from oncehook.verify import Verify
 from oncehook.whatsapp.destination import SenderDestination, Unsure
@@ -343,13 +343,13 @@ class Layout:
         """Give every name its number where nobody has started this inbox: in a view, say, beside a worker elsewhere."""
         if not self.is_started and self._numbered != len(self.routes):
             self._check_routes()
-            self._take_numbers(self.store.enroll_blocking(self.sources, self.destinations))
+            self._take_numbers(self.store.register_names_blocking(self.sources, self.destinations))
 
-    def _take_numbers(self, numbers: Numbers) -> None:
-        self._routes_by_source = build.numbered(numbers, self.sources, self.destinations, self.routes)
+    def _take_numbers(self, numbers: NameIds) -> None:
+        self._routes_by_source = build.assign_ids(numbers, self.sources, self.destinations, self.routes)
         self._numbered = len(self.routes)
         self.observer.volumes = {
-            one.name: (one.number, one.volume) for one in self.sources.values() if one.volume is not None
+            one.name: (one.id, one.volume) for one in self.sources.values() if one.volume is not None
         }
 
 
@@ -432,7 +432,7 @@ class Inbox(Layout):
             self._receiver = build(self.sources, self.store, self._deliveries, self.observer, self._revive)
             self._sweep = self._new_sweep(works=work)
             if at_work:
-                await self.store.note_recipients({d.number: digest(d.address.encode()) for d in at_work})
+                await self.store.note_recipients({d.id: digest(d.address.encode()) for d in at_work})
                 at_work = at_work if self.traces is None else [self.traces.destination(d) for d in at_work]
                 self._worker = Worker(self.store, at_work, self.observer, concurrency=concurrency)
                 self.observer.worker = self._worker.id
@@ -449,7 +449,7 @@ class Inbox(Layout):
         return Sweep(
             self.store,
             self.observer,
-            keep_events={s.number: s.keep_events for s in self.sources.values() if s.keep_events is not None},
+            keep_events={s.id: s.keep_events for s in self.sources.values() if s.keep_events is not None},
             otherwise=self.retention.keep_events,
             measure=self.admin.watermarks,
             works_for=self.destinations if works else None,
@@ -524,7 +524,7 @@ class Inbox(Layout):
     def _as_worker(self) -> StoredWorker | None:
         return None if self._worker is None else self._worker.as_stored(self._started_at)
 
-    async def _revive(self, event_id: bytes) -> None:
+    async def _revive(self, event_id: EventId) -> None:
         """A copy of an event came, and its source says that a copy brings dead letters back (R22)."""
         await self.admin.revive(event_id, actor="sender", reason="a copy arrived")
 

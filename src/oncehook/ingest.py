@@ -35,9 +35,9 @@ from oncehook.model import (
     MOST_HOPS,
     Arrival,
     Emission,
+    EventId,
     Intake,
     Item,
-    Kind,
     Mark,
     Outcome,
     Verdict,
@@ -46,7 +46,6 @@ from oncehook.model import (
     new_id,
     pack_head,
     read_hops,
-    show_id,
 )
 from oncehook.routes import Planner
 from oncehook.rules import Reading, RuleContext, bounded, key_text
@@ -131,20 +130,20 @@ class Emitter:
         intake = self._intake(said)
         (verdict,) = await self._store.record(intake).future
         self._tell(said, intake, verdict)
-        return show_id(Kind.event, verdict.event_id)
+        return str(verdict.event_id)
 
     async def emit_in(self, tx: Any, said: Draft) -> str:
         """Keep it if, and when, the caller's transaction commits."""
         if said.source not in self._numbers:  # on a connection of its own: also where this inbox was never started
             await asyncio.to_thread(self._enroll_blocking, [said.source])
         (verdict,) = await self._store.record_in(tx, self._intake(said))
-        return show_id(Kind.event, verdict.event_id)
+        return str(verdict.event_id)
 
     def emit_in_blocking(self, tx: Any, said: Draft) -> str:
         """The same, on a thread."""
         self._enroll_blocking([said.source])
         (verdict,) = self._store.record_in_blocking(tx, self._intake(said))
-        return show_id(Kind.event, verdict.event_id)
+        return str(verdict.event_id)
 
     async def emissions(self, drafts: Sequence[Draft]) -> list[Emission]:
         """What a handler has emitted, to be settled with its delivery."""
@@ -164,7 +163,7 @@ class Emitter:
 
     def _enroll_blocking(self, sources: Iterable[str]) -> None:
         if new := self._unknown(sources):
-            self._numbers |= self._store.enroll_blocking(new, []).sources
+            self._numbers |= self._store.register_names_blocking(new, []).sources
 
     def _unknown(self, sources: Iterable[str]) -> list[str]:
         return [source for source in sources if source not in self._numbers]
@@ -193,7 +192,7 @@ class Emitter:
         return Emission(intake, lambda verdict: self._tell(said, intake, verdict))
 
     def _tell(self, said: Draft, intake: Intake, verdict: Verdict) -> None:
-        ids = [show_id(Kind.event, verdict.event_id)]
+        ids = [str(verdict.event_id)]
         seconds = clock.perf() - said.at
         self._observer.arrival(said.source, [verdict.outcome], seconds, len(said.body), intake.items, ids)
 
@@ -212,7 +211,7 @@ RETRY_AFTER: Final = (b"retry-after", b"5")
 JSON: Final = (b"content-type", b"application/json")
 
 
-Revive = Callable[[bytes], Awaitable[None]]
+Revive = Callable[[EventId], Awaitable[None]]
 """Brings back what ended as a dead letter of this event, where its source asks for it."""
 
 
@@ -465,7 +464,7 @@ class Receiver:
             raw = source.body_masking(raw if source.redaction is None else source.redaction(raw, payload.MISSING))
         head = source.masking(pack_head(arrival, source.masked, source.scheme.masked_query))
         arrival_id = new_id() if split else items[0].event_id
-        pending = self._store.record(Intake(arrival_id, source.number, head, items, raw))
+        pending = self._store.record(Intake(arrival_id, source.id, head, items, raw))
         self._patience.watch(pending, source.budget)
         return pending
 
@@ -478,7 +477,7 @@ class Receiver:
 
     def _acknowledge(self, begun: Begun, verdicts: Sequence[Verdict]) -> Receipt:
         source, parts, items = begun.source, begun.parts, begun.items
-        ids = [show_id(Kind.event, verdict.event_id) for verdict in verdicts]
+        ids = [str(verdict.event_id) for verdict in verdicts]
         outcomes: list[str] = [verdict.outcome for verdict in verdicts]
         if parts == 1:
             outcome = verdicts[0].outcome

@@ -12,12 +12,12 @@ import operator
 import re
 import threading
 import unicodedata
-from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from enum import Enum, IntEnum, IntFlag, StrEnum
 from hashlib import blake2b
-from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Self, TypeVar, get_args
 from urllib.parse import unquote_to_bytes
 
 import msgspec
@@ -50,26 +50,83 @@ Headers = Sequence[tuple[bytes, bytes]]
 # -- ids ---------------------------------------------------------------------------------------
 
 
-class Kind(StrEnum):
-    """What an id stands for; the prefix it carries outside the program."""
+class Id(bytes):
+    """Sixteen bytes that print with the prefix of what they name: `evt_0199a4e8…`.
 
-    event = "evt"
-    delivery = "dlv"
-    attempt = "att"
-    arrival = "arr"
-    replay = "rpl"
+    A subclass of `bytes`, so that ids are stored, compared and hashed at the cost of bytes. To make one costs 0.1 µs.
+    """
 
+    __slots__ = ()
+    prefix: ClassVar[str] = ""
+
+    def __str__(self) -> str:
+        return self.prefix + self.hex()
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `str` prints; dashes are ignored. Raises ValueError for anything else."""
+        if not text.startswith(cls.prefix):
+            raise ValueError(f"not an id of this kind ({cls.prefix}…): {text!r}")
+        value = bytes.fromhex(text[len(cls.prefix) :].replace("-", ""))
+        if len(value) != 16:
+            raise ValueError(f"not an id: {text!r}")
+        return cls(value)
+
+
+class EventId(Id):
+    __slots__ = ()
+    prefix = "evt_"
+
+
+class DeliveryId(Id):
+    """The id of an event with the id of a destination in its last three bytes: room for 16 million destinations.
+
+    So all deliveries of an event are one range of the primary key, and an id tells its event and its destination.
+    """
+
+    __slots__ = ()
+    prefix = "dlv_"
+
+    @classmethod
+    def of(cls, event_id: bytes, destination_id: int) -> DeliveryId:
+        return cls(event_id[:EVENT_BYTES] + destination_id.to_bytes(16 - EVENT_BYTES))
+
+    @property
+    def event_id(self) -> EventId:
+        return EventId(self[:EVENT_BYTES] + bytes(16 - EVENT_BYTES))
+
+    @property
+    def destination_id(self) -> int:
+        return int.from_bytes(self[EVENT_BYTES:])
+
+
+class AttemptId(Id):
+    """The first half of the delivery's id, and the fence."""
+
+    __slots__ = ()
+    prefix = "att_"
+
+
+class ArrivalId(Id):
+    __slots__ = ()
+    prefix = "arr_"
+
+
+class ReplayId(Id):
+    __slots__ = ()
+    prefix = "rpl_"
+
+
+IdT = TypeVar("IdT", bound=Id)
+EVENT_BYTES: Final = 13
+"""How much of a delivery's id is its event's."""
 
 _id_lock = threading.Lock()
 _last_tick = 0
 
 
-def new_id() -> bytes:
-    """Make a UUIDv7 whose last three bytes are zero, greater than every one made before by this process.
-
-    The three bytes are room for a destination's number: a delivery's id is its event's id with that number
-    in them, so all deliveries of an event are one range of the primary key.
-    """
+def new_id() -> EventId:
+    """Make a UUIDv7 whose last three bytes are zero (see DeliveryId), greater than all made before by this process."""
     global _last_tick
     with _id_lock:
         # 48 bits of milliseconds and 12 bits that count within one
@@ -78,7 +135,7 @@ def new_id() -> bytes:
             tick = _last_tick + 1
         _last_tick = tick
     high = (tick >> 12) << 16 | 0x7000 | (tick & 0xFFF)
-    return (high << 64 | 0x2 << 62 | clock.random_bits(38) << 24).to_bytes(16)
+    return EventId((high << 64 | 0x2 << 62 | clock.random_bits(38) << 24).to_bytes(16))
 
 
 def start_ids_anew() -> None:
@@ -88,45 +145,9 @@ def start_ids_anew() -> None:
         _last_tick = 0
 
 
-OF_EVENT: Final = 13
-"""Bytes that the ids of an event and of its deliveries share; the number of the destination is in the rest."""
-
-
-def delivery_id(event_id: bytes, destination_id: int) -> bytes:
-    """The id of this event's delivery to this destination."""
-    return event_id[:OF_EVENT] + destination_id.to_bytes(16 - OF_EVENT)
-
-
-def event_of(delivery_id: bytes) -> bytes:
-    """The id of the event that a delivery is about."""
-    return delivery_id[:OF_EVENT] + bytes(16 - OF_EVENT)
-
-
-def last_delivery_of(event_id: bytes) -> bytes:
+def last_delivery_of(event_id: bytes) -> DeliveryId:
     """Return the highest id that a delivery of this event can have."""
-    return event_id[:OF_EVENT] + b"\xff" * (16 - OF_EVENT)
-
-
-def destination_of(delivery_id: bytes, known: Container[int]) -> int | None:
-    """Return the number of the destination that a delivery goes to, if it is known. Older ids have two bytes for it."""
-    numbers = (int.from_bytes(delivery_id[at:]) for at in (OF_EVENT, 14))
-    return next((number for number in numbers if number in known), None)
-
-
-def show_id(kind: Kind, value: bytes) -> str:
-    """The text people see: `evt_` and 32 hexadecimal digits."""
-    return kind + "_" + value.hex()  # not formatted: to format an enum's member takes longer than the rest
-
-
-def read_id(kind: Kind, text: str) -> bytes:
-    """The 16 bytes behind `evt_…`; raises ValueError for anything else. Dashes are forgiven."""
-    prefix, _, digits = text.partition("_")
-    if prefix != kind:
-        raise ValueError(f"not an id of this kind ({kind}_…): {text!r}")
-    value = bytes.fromhex(digits.replace("-", ""))
-    if len(value) != 16:
-        raise ValueError(f"not an id: {text!r}")
-    return value
+    return DeliveryId(event_id[:EVENT_BYTES] + b"\xff" * (16 - EVENT_BYTES))
 
 
 def digest(*parts: bytes) -> bytes:
@@ -182,6 +203,10 @@ class Mark(IntFlag):
     """What its sender signed had come before, under another key: the sender repeats itself, or somebody else does."""
 
 
+MARKS: Final = tuple(Mark(value) for value in range(32))
+"""Every combination, because a flag is found by its value faster in a tuple than by a call."""
+
+
 class Outcome(StrEnum):
     """What became of an arrival."""
 
@@ -198,7 +223,7 @@ class Outcome(StrEnum):
 class Planned(msgspec.Struct, gc=False):
     """A delivery to be made if its event turns out to be new."""
 
-    id: bytes
+    id: DeliveryId
     destination_id: int
     subject_key: bytes | None
     options: int = 0
@@ -208,7 +233,7 @@ class Planned(msgspec.Struct, gc=False):
 class Item(msgspec.Struct, gc=False):
     """One event that an arrival would make: most arrivals hold one, a batch holds several."""
 
-    event_id: bytes
+    event_id: EventId
     type: str
     key: str | None
     key_hash: bytes | None
@@ -226,14 +251,14 @@ class Item(msgspec.Struct, gc=False):
     """Stands for what was signed, where a captured request could come back under another key."""
     is_bound: bool = False
     """What was signed is one event whatever its key: the key under which it came first counts."""
-    same_as: bytes | None = None
+    same_as: EventId | None = None
     """The event that came with the same proof before, under another key; the store says so."""
 
 
 class Intake(msgspec.Struct, gc=False):
     """What one verified arrival asks the store to keep, in one commit."""
 
-    arrival_id: bytes
+    arrival_id: Id
     """Of an arrival with one item, the id of the event it would make: one is as fresh as the other."""
     source_id: int
     headers: bytes
@@ -247,7 +272,7 @@ class Verdict(msgspec.Struct, gc=False):
     """What the store decided about one item."""
 
     outcome: Outcome
-    event_id: bytes
+    event_id: EventId
     """The event that stands: this item's own, or the first one with its key."""
 
 
@@ -311,11 +336,11 @@ def hops_of(head: bytes) -> int:
 # -- what is kept ------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, frozen=True)
-class StoredEvent:
-    """An event as it is kept."""
+class StoredEvent(msgspec.Struct, frozen=True, gc=False):
+    """An event as it is kept, with all that an attempt needs of it."""
 
-    id: bytes
+    id: EventId
+    source_id: int
     source: str
     type: str
     key: str | None
@@ -323,14 +348,23 @@ class StoredEvent:
     received_at: datetime
     event_at: datetime | None
     marks: Mark
-    head: bytes
+    rank: int | None
+    rank_scope: str | None
+    request_head: bytes
+    """Request line and headers: see `unpack_head`."""
     body: bytes
-    batch_id: bytes | None
+
+    def without_payload(self) -> Self:
+        return msgspec.structs.replace(self, request_head=b"", body=b"")
+
+
+class EventDetails(StoredEvent, frozen=True, gc=False, kw_only=True):
+    """An event with what is known about its arrivals."""
+
+    batch_id: ArrivalId | None
     copies: int
     """How often it arrived in all; 1 when nothing came again."""
-    rank: int | None = None
-    rank_scope: str | None = None
-    same_as: bytes | None = None
+    same_as: EventId | None
     """The event in which the same signed body came before, under another key."""
 
 
@@ -338,15 +372,15 @@ class StoredEvent:
 class StoredArrival:
     """A later arrival of an event that was already there."""
 
-    id: bytes
+    id: ArrivalId
     """Of the event that it would have made."""
-    event_id: bytes
+    event_id: EventId
     outcome: Outcome
     at: datetime
-    head: bytes | None
+    request_head: bytes | None
     body: bytes | None
     """Kept only when it differs from the event's own."""
-    batch_id: bytes | None = None
+    batch_id: ArrivalId | None = None
     unreadable: Undecryptable | None = None
     """Why there is neither head nor body."""
 
@@ -563,12 +597,12 @@ RESULT_KEPT = 16384
 """Bytes of a handler's result, as JSON, up to which it is kept whole."""
 
 
-class Turn(IntEnum):
+class Priority(IntEnum):
     """Whose turn it is: live work first, bulk replay behind it, what may have killed a worker alone."""
 
     live = 0
     replay = 1
-    suspect = 2
+    quarantined = 2
 
 
 class Options(IntFlag):
@@ -585,6 +619,10 @@ class Options(IntFlag):
     """When it goes dead, its successors wait until it is replayed or discarded."""
     fresh_id = 16
     """This run is sent under a new id, for receivers that deduplicate."""
+
+
+OPTIONS: Final = tuple(Options(value) for value in range(32))
+"""Every combination, as MARKS."""
 
 
 class DeliveryStatus(StrEnum):
@@ -636,57 +674,48 @@ class LeaseRequest:
     limit: int
     lease: float
     """Seconds."""
-    turn: Turn = Turn.live
-    trust: int = 0
+    priority: Priority = Priority.live
+    crash_tolerance: int = 0
     """Crashes after which it must run alone: none for a handler, whose code runs in our process; some for HTTP."""
     probe: float = 30.0
     """Seconds until the next probe, when this lease is the one probe of a destination whose breaker is half open."""
 
 
-@dataclass(slots=True)
-class Lease:
-    """A worker's right, for a limited time, to make the next attempt of one delivery."""
+class LeasedDelivery(msgspec.Struct, frozen=True, gc=False):
+    """The delivery that an attempt is for: of a coalesced queue, the newest that the attempt covers."""
 
-    line: bytes
-    """The subject's row in `heads`; where there is no subject, the delivery's own id."""
-    delivery_id: bytes
-    """The delivery this attempt is for: of a coalesced line, the newest that it covers."""
-    head_id: bytes
-    """The delivery at the head of the line; the same, unless coalesced."""
+    id: DeliveryId
     destination_id: int
-    fence: int
     run: int
     attempt: int
     """Its number within the run, from 1."""
-    deaths: int
-    """Crashes while it ran alone. At DEATHS it is given out only to be settled dead."""
-    turn: Turn
     options: Options
-    replay_id: bytes | None
+    replay_id: ReplayId | None
+
+
+class Lease(msgspec.Struct, gc=False):
+    """A worker's right, for a limited time, to make the next attempt of one delivery."""
+
+    delivery: LeasedDelivery
+    event: StoredEvent
+    queue_key: bytes
+    """The subject's row in `heads`; where there is no subject, the delivery's own id."""
+    front_id: DeliveryId
+    """The delivery at the front of the queue; `delivery.id`, unless coalesced."""
+    fence: int
+    deaths: int
+    """Crashes while it ran alone. At DEATHS it is leased only to be settled as dead."""
+    priority: Priority
     seconds: float
-    """For how long, from the moment it was given."""
-    event_id: bytes
-    source_id: int
-    source: str
-    type: str
-    key: str | None
-    subject: str | None
-    received_at: datetime
-    event_at: datetime | None
-    marks: Mark
-    rank: int | None
-    rank_scope: str | None
-    highest_rank: int | None
+    """For how long, from the moment it was leased."""
+    highest_rank: int | None = None
     """The highest rank delivered in its scope so far, where the latest wins; else None."""
-    head: bytes
-    """Of the request: see `unpack_head`."""
-    body: bytes
     more: bool = False
-    """Something waited behind it when it was given."""
+    """Something was queued behind it when it was leased."""
     failing: bool = False
     """Failures were counted against its destination then: a success takes them off."""
     unreadable: str | None = None
-    """Why head and body are missing: they cannot be decrypted. It is given out to be settled as a failure."""
+    """Why request head and body are missing: they cannot be decrypted. It is leased to be settled as a failure."""
     is_settling: bool = False
     """Its handler's own transaction settles it: the row is locked until the commit, and needs no heartbeat."""
 
@@ -704,59 +733,47 @@ class Lease:
         more: bool,
     ) -> Lease:
         """Make the lease on a delivery that was leased in the commit which kept it."""
-        return cls(
-            line=planned.subject_key or planned.id,
-            delivery_id=planned.id,
-            head_id=planned.id,
-            destination_id=planned.destination_id,
-            fence=fence,
-            run=1,
-            attempt=1,
-            deaths=0,
-            turn=Turn.live,
-            options=Options(planned.options),
-            replay_id=None,
-            seconds=seconds,
-            event_id=item.event_id,
-            source_id=intake.source_id,
-            source=source,
-            type=item.type,
-            key=item.key,
-            subject=item.subject,
-            received_at=received_at,
-            event_at=item.event_at,
-            marks=item.marks,
-            rank=item.rank,
-            rank_scope=item.rank_scope,
-            highest_rank=None,
-            head=intake.headers,
-            body=item.body,
-            more=more,
+        delivery = LeasedDelivery(planned.id, planned.destination_id, 1, 1, OPTIONS[planned.options], None)
+        event = StoredEvent(
+            item.event_id,
+            intake.source_id,
+            source,
+            item.type,
+            item.key,
+            item.subject,
+            received_at,
+            item.event_at,
+            item.marks,
+            item.rank,
+            item.rank_scope,
+            intake.headers,
+            item.body,
         )
+        queue_key = planned.subject_key or planned.id
+        return cls(delivery, event, queue_key, planned.id, fence, 0, Priority.live, seconds, more=more)
 
     @property
     def is_stale(self) -> bool:
         """Whether a higher rank has overtaken it. What a person asks for again is never stale."""
-        return (
-            self.run == 1 and self.rank is not None and self.highest_rank is not None and self.rank < self.highest_rank
-        )
+        rank, highest = self.event.rank, self.highest_rank
+        return self.delivery.run == 1 and rank is not None and highest is not None and rank < highest
 
     @property
     def trigger(self) -> Trigger:
         """Why this attempt is made."""
-        if self.attempt > 1:
+        if self.delivery.attempt > 1:
             return Trigger.retry
-        if self.replay_id is None:
+        if self.delivery.replay_id is None:
             return Trigger.initial
-        return Trigger.bulk_replay if self.turn is Turn.replay else Trigger.replay
+        return Trigger.bulk_replay if self.priority is Priority.replay else Trigger.replay
 
 
 @dataclass(slots=True, frozen=True)
 class Expired:
     """A lease that ran out before its holder settled it, and was taken over: the holder died, hung, or is cut off."""
 
-    delivery_id: bytes
-    event_id: bytes
+    delivery_id: DeliveryId
+    event_id: EventId
     destination_id: int
     fence: int
     run: int
@@ -774,7 +791,7 @@ class Outlook:
     """Destinations that have something live to be leased now."""
     replay: Collection[int] = ()
     """Destinations that have a bulk replay's delivery to be leased now."""
-    suspect: Collection[int] = ()
+    quarantined: Collection[int] = ()
     """Destinations that have a delivery to be leased now which must run alone."""
     due_in: float | None = None
     """Seconds until the next delivery of the destinations that were asked about may be leased; None when there is none.
@@ -785,7 +802,7 @@ class Outlook:
     @property
     def is_due(self) -> bool:
         """Whether anything may be leased now."""
-        return bool(self.live or self.replay or self.suspect)
+        return bool(self.live or self.replay or self.quarantined)
 
 
 # -- settling ----------------------------------------------------------------------------------
@@ -882,7 +899,7 @@ class Settled:
 def is_over(settlement: Settlement) -> bool:
     """Tell whether it finishes the head of its line, so that the line goes on; a held dead letter stays the head."""
     if settlement.what is Settle.dead:
-        return not settlement.lease.options & Options.hold
+        return not settlement.lease.delivery.options & Options.hold
     return settlement.what is Settle.done
 
 
@@ -913,12 +930,12 @@ def streaks(settlements: Sequence[Settlement]) -> dict[int, Streak]:
     for settlement in settlements:
         if settlement.breaker is None or settlement.what is Settle.release:
             continue
-        streak = found.setdefault(settlement.lease.destination_id, Streak(settlement.breaker))
+        streak = found.setdefault(settlement.lease.delivery.destination_id, Streak(settlement.breaker))
         if settlement.what is Settle.done:
             streak.reset, streak.failures, streak.last_failed = True, 0, None
-        elif streak.last_failed != settlement.lease.delivery_id:
+        elif streak.last_failed != settlement.lease.delivery.id:
             streak.failures += 1
-            streak.last_failed = settlement.lease.delivery_id
+            streak.last_failed = settlement.lease.delivery.id
     return found
 
 
@@ -938,9 +955,9 @@ class Page(Generic[T]):
 class Filter:
     """What a list or a replay is about. Everything that is given must hold."""
 
-    ids: Sequence[bytes] | None = None
+    ids: Sequence[DeliveryId] | None = None
     """Deliveries by their own ids."""
-    event_id: bytes | None = None
+    event_id: EventId | None = None
     source: str | None = None
     sources: Sequence[str] | None = None
     """Only events of these: what somebody may see of what they ask for. No word of a query."""
@@ -958,7 +975,7 @@ class Filter:
     attempts_below: int | None = None
     is_replayed: bool | None = None
     """True: only those that a replay has run again."""
-    replay_id: bytes | None = None
+    replay_id: ReplayId | None = None
     since: datetime | None = None
     """Received at or after."""
     until: datetime | None = None
@@ -973,7 +990,7 @@ class Filter:
 class StoredAttempt:
     """One try, as it is kept."""
 
-    delivery_id: bytes
+    delivery_id: DeliveryId
     fence: int
     run: int
     n: int
@@ -984,9 +1001,8 @@ class StoredAttempt:
     evidence: Evidence
 
     @property
-    def id(self) -> bytes:
-        """16 bytes that stand for it: where its delivery's id begins, and its fence."""
-        return self.delivery_id[:8] + self.fence.to_bytes(8)
+    def id(self) -> AttemptId:
+        return AttemptId(self.delivery_id[:8] + self.fence.to_bytes(8))
 
     @property
     def result(self) -> bytes | None:
@@ -1003,8 +1019,8 @@ class StoredAttempt:
 class StoredDelivery:
     """A delivery as it is shown."""
 
-    id: bytes
-    event_id: bytes
+    id: DeliveryId
+    event_id: EventId
     source: str
     destination: str
     type: str
@@ -1024,10 +1040,10 @@ class StoredDelivery:
     received_at: datetime
     settled_at: datetime | None
     last_replay_at: datetime | None
-    replay_id: bytes | None
+    replay_id: ReplayId | None
     reason: str | None
     """Why it was discarded, or why it is dead without an attempt to blame (`crash`)."""
-    blocked_by: bytes | None = None
+    blocked_by: DeliveryId | None = None
     """The delivery at the head of its subject, when that is another one."""
 
     @property
@@ -1039,12 +1055,12 @@ class StoredDelivery:
 class ListedDelivery(NamedTuple):
     """A delivery beside its event in a list."""
 
-    id: bytes
+    id: DeliveryId
     destination: str
     status: DeliveryStatus
     note: str | None
     run: int
-    replay_id: bytes | None
+    replay_id: ReplayId | None
     """The latest replay that has run it again."""
 
     @property
@@ -1056,7 +1072,7 @@ class ListedDelivery(NamedTuple):
 class ListedEvent:
     """An event in a list: without its body, with what became of it."""
 
-    id: bytes
+    id: EventId
     source: str
     type: str
     key: str | None
@@ -1079,7 +1095,7 @@ class Cause:
     count: int
     first_at: datetime
     last_at: datetime
-    sample: bytes
+    sample: DeliveryId
     """The latest of them."""
 
 
@@ -1191,7 +1207,7 @@ class ReplayCommand:
 class StoredReplay:
     """A replay as it is kept: what was asked, and how far it is."""
 
-    id: bytes
+    id: ReplayId
     state: ReplayState
     about: Mapping[str, object]
     actor: str
@@ -1210,7 +1226,7 @@ class StoredReplay:
 
 
 @dataclass(slots=True, frozen=True)
-class Seen:
+class PlanSnapshot:
     """What somebody has been shown, and says yes to."""
 
     count: int

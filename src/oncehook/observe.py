@@ -22,20 +22,7 @@ from oncehook import __version__, clock, model
 from oncehook.destinations.base import Destination
 from oncehook.errors import Rejected, SignatureInvalid, StoreUnavailable
 from oncehook.logs import plain, ration
-from oncehook.model import (
-    Arrival,
-    Expired,
-    Item,
-    Kind,
-    Lease,
-    Mark,
-    Outcome,
-    Rejection,
-    Settle,
-    Settlement,
-    StoredReplay,
-    show_id,
-)
+from oncehook.model import Arrival, Expired, Item, Lease, Mark, Outcome, Rejection, Settle, Settlement, StoredReplay
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS
 from oncehook.upkeep import Watermark
@@ -281,7 +268,7 @@ class Observer:
             if item.marks:
                 fields["marks"] = [mark.name for mark in item.marks]
             if item.same_as is not None:
-                fields["same_body_as"] = show_id(Kind.event, item.same_as)
+                fields["same_body_as"] = str(item.same_as)
         elif items:
             fields |= {"outcomes": dict(collections.Counter(map(str, outcomes))), "event_ids": ids}
         self.audience.publish("arrival", fields)
@@ -294,7 +281,7 @@ class Observer:
         # An unknown source's name is a stranger's text: never a label, and never as it came.
         name = "unknown" if source is None else source.name
         self._arrivals.add(name, "rejected")
-        self._counts[0 if source is None else source.number, "rejected"] += 1
+        self._counts[0 if source is None else source.id, "rejected"] += 1
         reason = error.reason if isinstance(error, SignatureInvalid) else error.code
         asked, size = plain(arrival.source[:63]), len(arrival.body)
         self._rejections.append(Rejection(asked, clock.now_utc(), error.code, reason, arrival.peer, size))
@@ -348,10 +335,10 @@ class Observer:
         self._attempts.add(name, outcome)
         self._durations.add(name, settled.duration)
         if settled.what is Settle.done:
-            self._latencies.add((lease.source, name), max(clock.now() - lease.received_at.timestamp(), 0.0))
+            self._latencies.add((lease.event.source, name), max(clock.now() - lease.event.received_at.timestamp(), 0.0))
         elif settled.what is Settle.dead:
             self._deaths.add(name)
-        if lease.replay_id is not None and settled.what is not Settle.retry:
+        if lease.delivery.replay_id is not None and settled.what is not Settle.retry:
             self._replayed.add(name, outcome)
         level = _LEVELS[settled.what]
         if level == logging.DEBUG and self.verbose:
@@ -365,10 +352,10 @@ class Observer:
         """Somebody else works on it by now; what this worker had to say was refused."""
         self._lost.add(destination.name)
         fields: dict[str, object] = {
-            "source": lease.source,
+            "source": lease.event.source,
             "destination": destination.name,
-            "event_id": show_id(Kind.event, lease.event_id),
-            "delivery_id": show_id(Kind.delivery, lease.delivery_id),
+            "event_id": str(lease.event.id),
+            "delivery_id": str(lease.delivery.id),
             "fence": lease.fence,
             "worker": self.worker,
         }
@@ -381,8 +368,8 @@ class Observer:
             "destination": destination.name,
             "attempt": expired.attempt,
             "run": expired.run,
-            "event_id": show_id(Kind.event, expired.event_id),
-            "delivery_id": show_id(Kind.delivery, expired.delivery_id),
+            "event_id": str(expired.event_id),
+            "delivery_id": str(expired.delivery_id),
             "fence": expired.fence,
             "former_worker": expired.worker,
             "worker": self.worker,
@@ -392,7 +379,7 @@ class Observer:
     def replay_over(self, replay: StoredReplay) -> None:
         """A replay is done, or was aborted."""
         fields: dict[str, object] = {
-            "replay_id": show_id(Kind.replay, replay.id),
+            "replay_id": str(replay.id),
             "state": str(replay.state),
             "planned": replay.planned,
             "done": replay.done,
@@ -485,26 +472,26 @@ def _of(counted: Mapping[tuple[str, ...], int], outcome: str) -> collections.Cou
 def _told(destination: str, settled: Settlement, worker: str | None) -> dict[str, object]:
     lease = settled.lease
     fields: dict[str, object] = {
-        "source": lease.source,
-        "type": lease.type,
+        "source": lease.event.source,
+        "type": lease.event.type,
         "destination": destination,
         "outcome": str(settled.what),
-        "attempt": lease.attempt,
-        "run": lease.run,
+        "attempt": lease.delivery.attempt,
+        "run": lease.delivery.run,
         "duration_s": round(settled.duration, 6),
         "category": settled.category and str(settled.category),
         "status": settled.evidence.status,
         "error": settled.evidence.error,
         "note": settled.note,
-        "key": lease.key,
-        "subject": lease.subject,
+        "key": lease.event.key,
+        "subject": lease.event.subject,
         "worker": worker,
-        "event_id": show_id(Kind.event, lease.event_id),
-        "delivery_id": show_id(Kind.delivery, lease.delivery_id),
-        "replay_id": lease.replay_id and show_id(Kind.replay, lease.replay_id),
+        "event_id": str(lease.event.id),
+        "delivery_id": str(lease.delivery.id),
+        "replay_id": lease.delivery.replay_id and str(lease.delivery.replay_id),
     }
     if settled.what is Settle.retry:
         fields["again_in_s"] = round(settled.wait, 3)
     else:
-        fields |= {"attempts": lease.attempt, "final_status": str(settled.what)}
+        fields |= {"attempts": lease.delivery.attempt, "final_status": str(settled.what)}
     return {name: value for name, value in fields.items() if value is not None}

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeVar
 
 from oncehook.errors import ConfigError, QueryInvalid
 from oncehook.human import seconds
-from oncehook.model import SIGNS, Category, Clause, DeliveryStatus, Filter, Kind, read_id, show_id
+from oncehook.model import SIGNS, Category, Clause, DeliveryId, DeliveryStatus, EventId, Filter, IdT, ReplayId
 from oncehook.payload import MAX_DEPTH
 
 LONGEST: Final = 32_768
@@ -199,7 +199,7 @@ def _code(reading: _Reading, word: str, value: str) -> None:
     reading.put("code", value.lower(), word)
 
 
-def _id(name: str, kind: Kind) -> Reader:
+def _id(name: str, kind: type[IdT]) -> Reader:
     def read(reading: _Reading, word: str, value: str) -> None:
         reading.put(name, _known_id(kind, word, value), word)
 
@@ -208,22 +208,22 @@ def _id(name: str, kind: Kind) -> Reader:
 
 def _delivery(reading: _Reading, word: str, value: str) -> None:
     """`id:` may be repeated, and means any of them; an event's id is understood too."""
-    if value.startswith(f"{Kind.event}_"):
-        reading.put("event_id", _known_id(Kind.event, word, value), word)
+    if value.startswith(EventId.prefix):
+        reading.put("event_id", _known_id(EventId, word, value), word)
     else:
-        reading.ids.append(_known_id(Kind.delivery, word, value))
+        reading.ids.append(_known_id(DeliveryId, word, value))
 
 
 def _read_any_id(reading: _Reading, value: str) -> None:
-    _read(reading, "replay" if value.startswith(f"{Kind.replay}_") else "id", value)
+    _read(reading, "replay" if value.startswith(ReplayId.prefix) else "id", value)
 
 
-def _known_id(kind: Kind, word: str, value: str) -> bytes:
+def _known_id(kind: type[IdT], word: str, value: str) -> IdT:
     try:
-        return read_id(kind, value)
+        return kind.parse(value)
     except ValueError:
         raise QueryInvalid(
-            f"{word}:{value[:40]} is no id.", hint=f"It begins with {kind}_ and has 32 digits."
+            f"{word}:{value[:40]} is no id.", hint=f"It begins with {kind.prefix} and has 32 digits."
         ) from None
 
 
@@ -263,8 +263,8 @@ _READERS: Final[Mapping[str, Reader]] = {
     "category": _choice("category", list(Category), Category),
     "note": _choice("note", NOTES),
     "is": _choice("is_replayed", IS, lambda said: said == "replayed"),
-    "replay": _id("replay_id", Kind.replay),
-    "event": _id("event_id", Kind.event),
+    "replay": _id("replay_id", ReplayId),
+    "event": _id("event_id", EventId),
     "id": _delivery,
     "since": _moment("since"),
     "until": _moment("until"),
@@ -291,7 +291,7 @@ def _said(filter: Filter, name: str) -> Iterator[str]:
             yield f"attempts:<{value}"
         return
     if name == "ids":
-        yield from (f"id:{show_id(Kind.delivery, one)}" for one in value)
+        yield from (f"id:{one}" for one in value)
     elif name == "body":
         yield from map(_said_clause, value)
     elif name == "attempts_above":
@@ -299,9 +299,9 @@ def _said(filter: Filter, name: str) -> Iterator[str]:
     elif name == "is_replayed":
         yield "is:replayed"
     elif name == "event_id":
-        yield f"event:{show_id(Kind.event, value)}"
+        yield f"event:{value}"
     elif name == "replay_id":
-        yield f"replay:{show_id(Kind.replay, value)}"
+        yield f"replay:{value}"
     elif name == "text":
         yield value if _is_plain_text(value) else _quoted(value)
     elif isinstance(value, datetime):

@@ -21,16 +21,15 @@ from oncehook import query
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest
 from oncehook.model import (
+    DeliveryId,
     DeliveryStatus,
     Filter,
-    Kind,
+    IdT,
     Level,
+    PlanSnapshot,
     Preview,
     ReplayPlan,
-    Seen,
     StoredDelivery,
-    read_id,
-    show_id,
     subject_hash,
 )
 
@@ -169,7 +168,7 @@ def build_plan(
     workers of other processes have."""
     counts = counted.by_destination
     return Plan(
-        token=encode_token(wish, Seen(counted.total, counted.at)),
+        token=encode_token(wish, PlanSnapshot(counted.total, counted.at)),
         wish=wish,
         total=counted.total,
         recipients=[
@@ -225,7 +224,7 @@ def ended(filter: Filter, now: datetime) -> Filter:
     return replace(filter, until=now.replace(microsecond=0) + timedelta(seconds=2))
 
 
-def some_ids(ids: Sequence[bytes], filter: Filter) -> tuple[bytes, ...]:
+def some_ids(ids: Sequence[DeliveryId], filter: Filter) -> tuple[DeliveryId, ...]:
     """Deliveries that are named one by one, each once. None at all is no way of saying "all"."""
     if filter.ids is not None:
         raise BadRequest("The deliveries are named twice, in `ids` and in the query.")
@@ -234,10 +233,10 @@ def some_ids(ids: Sequence[bytes], filter: Filter) -> tuple[bytes, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def some_id(kind: Kind, text: str) -> bytes:
+def some_id(kind: type[IdT], text: str) -> IdT:
     """The id that a person wrote."""
     try:
-        return read_id(kind, text)
+        return kind.parse(text)
     except ValueError:
         raise BadRequest(f"{text[:40]!r} is no id.", hint="Ids begin with evt_ or dlv_ and have 32 digits.") from None
 
@@ -256,9 +255,9 @@ def command(wish: ReplayRequest) -> str:
 
 def _subject_of(filter: Filter) -> list[str]:
     if filter.ids is not None and filter == Filter(ids=filter.ids):
-        return [show_id(Kind.delivery, one) for one in filter.ids]
+        return [str(one) for one in filter.ids]
     if filter.event_id is not None and filter == Filter(event_id=filter.event_id, destination=filter.destination):
-        named = [show_id(Kind.event, filter.event_id)]
+        named = [str(filter.event_id)]
         return named if filter.destination is None else [*named, "--to", filter.destination]
     return ["--query", query.fixed(filter)]
 
@@ -284,13 +283,13 @@ class _Token(msgspec.Struct, array_like=True, frozen=True):
     at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-def encode_token(wish: ReplayRequest, seen: Seen) -> str:
+def encode_token(wish: ReplayRequest, seen: PlanSnapshot) -> str:
     """The token that stands for a plan."""
     token = _Token(2, query.fixed(wish.filter), wish.force, wish.fresh_id, wish.rate, seen.count, seen.at)
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")
 
 
-def decode_token(token: str, now: datetime) -> tuple[ReplayRequest, Seen]:
+def decode_token(token: str, now: datetime) -> tuple[ReplayRequest, PlanSnapshot]:
     """The wish that a token stands for, and what its plan has shown.
 
     It grants nothing: its holder needs the right all the same.
@@ -303,7 +302,7 @@ def decode_token(token: str, now: datetime) -> tuple[ReplayRequest, Seen]:
         raise _not_a_plan() from None
     if held.version != 2 or held.total < 0 or (held.rate is not None and held.rate <= 0):
         raise _not_a_plan()
-    return wish, Seen(held.total, held.at)
+    return wish, PlanSnapshot(held.total, held.at)
 
 
 def _not_a_plan() -> BadRequest:

@@ -14,14 +14,15 @@ from typing import Final, Literal
 
 from oncehook.destinations.base import Destination
 from oncehook.model import (
+    ArrivalId,
     Breaker,
     DeliveryStatus,
+    EventDetails,
     Figures,
     Level,
     Outcome,
     SchemaState,
     StoredDelivery,
-    StoredEvent,
     StoredWorker,
     unpack_head,
 )
@@ -83,7 +84,7 @@ def _is_credential(name: str) -> bool:
 class ShownEvent:
     """An event with everything about it but its body."""
 
-    event: StoredEvent
+    event: EventDetails
     request: Request
     deliveries: Sequence[StoredDelivery]
     body_authenticated: bool | None
@@ -105,7 +106,7 @@ class ShownEvent:
 class ShownArrival:
     """One time that an event came."""
 
-    id: bytes
+    id: ArrivalId
     outcome: Outcome
     at: datetime
     request: Request

@@ -16,7 +16,7 @@ from typing import Final
 
 from oncehook import rules
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Item, Options, Planned, delivery_id, subject_key
+from oncehook.model import Arrival, DeliveryId, Item, Options, Planned, subject_key
 
 Test = Callable[[str], bool]
 Planner = Callable[[Arrival, Item], Sequence[Planned]]
@@ -86,7 +86,7 @@ def plan(routes: Sequence[Route], arrival: Arrival, item: Item) -> list[Planned]
         if route.destination_id not in planned and route.matches(arrival, item):
             line = None if item.subject is None else subject_key(route.destination, arrival.source, item.subject)
             planned[route.destination_id] = Planned(
-                delivery_id(item.event_id, route.destination_id), route.destination_id, line, int(route.options)
+                DeliveryId.of(item.event_id, route.destination_id), route.destination_id, line, int(route.options)
             )
     return list(planned.values())
 

@@ -21,7 +21,18 @@ from oncehook import clock
 from oncehook.destinations.base import Destination
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest, ConfigError, NotFound, Rejected, TestedTooSoon
-from oncehook.model import Arrival, Kind, Lease, Mark, Options, Trigger, Turn, new_id, show_id
+from oncehook.model import (
+    Arrival,
+    DeliveryId,
+    Lease,
+    LeasedDelivery,
+    Mark,
+    Options,
+    Priority,
+    StoredEvent,
+    Trigger,
+    new_id,
+)
 from oncehook.rules import Spec
 from oncehook.sources import Sample, Source
 from oncehook.store.base import Store
@@ -231,8 +242,6 @@ class Sampled:
 class _Test(Lease):
     """What a test hands to a destination; nothing in the store stands behind it."""
 
-    __slots__ = ()
-
     @property
     def trigger(self) -> Trigger:
         return Trigger.test
@@ -344,34 +353,10 @@ def _lease(destination: str) -> Lease:
         "type": TYPE,
         "message": "A test from oncehook. Nothing happened, and nothing needs to be done.",
         "destination": destination,
-        "id": show_id(Kind.event, event_id),
+        "id": str(event_id),
         "sent_at": clock.now_utc().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
-    return _Test(
-        line=event_id,
-        delivery_id=event_id,
-        head_id=event_id,
-        destination_id=0,
-        fence=0,
-        run=1,
-        attempt=1,
-        deaths=0,
-        turn=Turn.live,
-        options=Options.none,
-        replay_id=None,
-        seconds=0.0,
-        event_id=event_id,
-        source_id=0,
-        source="oncehook",
-        type=TYPE,
-        key=None,
-        subject=None,
-        received_at=clock.now_utc(),
-        event_at=None,
-        marks=Mark.none,
-        rank=None,
-        rank_scope=None,
-        highest_rank=None,
-        head=_HEAD,
-        body=msgspec.json.encode(said),
-    )
+    now, body = clock.now_utc(), msgspec.json.encode(said)
+    event = StoredEvent(event_id, 0, "oncehook", TYPE, None, None, now, None, Mark.none, None, None, _HEAD, body)
+    delivery = LeasedDelivery(DeliveryId(event_id), 0, 1, 1, Options.none, None)
+    return _Test(delivery, event, event_id, delivery.id, fence=0, deaths=0, priority=Priority.live, seconds=0.0)

@@ -214,7 +214,7 @@ class Source:
     """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
     own: Rule | Asked | None = None
     """Where in what is signed an id or a time of its own stands."""
-    number: int = 0
+    id: int = 0
     """What stands for its name in the store; given at start."""
 
     @property
@@ -250,7 +250,7 @@ class Source:
         """Return what a person wrote in an event, as one short line; None where there is nothing to be read."""
         if self.preview is None or len(event.body) > LONGEST_BODY:
             return None
-        method, target, pairs = unpack_head(event.head or b"")
+        method, target, pairs = unpack_head(event.request_head)
         path, _, query = target.partition("?")
         headers = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs]
         arrival = Arrival(self.name, headers, event.body, query.encode("latin-1"), method, path)

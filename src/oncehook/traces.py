@@ -22,7 +22,7 @@ from oncehook.destinations.base import Destination, Result
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.ingest import Begun, Receipt, Receiver
-from oncehook.model import Arrival, Kind, Lease, Verdict, show_id, unpack_head
+from oncehook.model import Arrival, Lease, Verdict, unpack_head
 from oncehook.sources import Source
 
 if TYPE_CHECKING:
@@ -125,25 +125,25 @@ class Traces:
             SYSTEM: "oncehook",
             OPERATION_NAME: "process",
             OPERATION_TYPE: "process",
-            MESSAGE_ID: show_id(Kind.event, lease.event_id),
-            MESSAGE_SIZE: len(lease.body),
-            SOURCE: lease.source,
-            EVENT_TYPE: lease.type,
+            MESSAGE_ID: str(lease.event.id),
+            MESSAGE_SIZE: len(lease.event.body),
+            SOURCE: lease.event.source,
+            EVENT_TYPE: lease.event.type,
             DESTINATION: destination.name,
-            DELIVERY_ID: show_id(Kind.delivery, lease.delivery_id),
-            ATTEMPT: lease.attempt,
-            RUN: lease.run,
+            DELIVERY_ID: str(lease.delivery.id),
+            ATTEMPT: lease.delivery.attempt,
+            RUN: lease.delivery.run,
             TRIGGER: lease.trigger.value,
         }
-        if lease.replay_id is not None:
-            about[REPLAY_ID] = show_id(Kind.replay, lease.replay_id)
+        if lease.delivery.replay_id is not None:
+            about[REPLAY_ID] = str(lease.delivery.replay_id)
         span = self._tracer.start_span(
             f"process {destination.name}",
             # A trace of its own: it may be days after the arrival, and there may be many of them.
             context=self._nothing,
             kind=self._api.SpanKind.CONSUMER,
             attributes=about,
-            links=self._links(lease.head),
+            links=self._links(lease.event.request_head),
         )
         with self._api.use_span(span, end_on_exit=True, record_exception=False, set_status_on_exception=False):
             yield span
@@ -202,7 +202,7 @@ class _TracedReceiver(Receiver):
         else:
             verdicts = decided.result()
             outcome = next((v.outcome for v in verdicts if v.outcome == "accepted"), verdicts[0].outcome)
-            self._traces.end_receive(span, outcome, [show_id(Kind.event, v.event_id) for v in verdicts])
+            self._traces.end_receive(span, outcome, [str(v.event_id) for v in verdicts])
 
 
 class _TracedDestination:
@@ -211,8 +211,8 @@ class _TracedDestination:
     def __init__(self, destination: Destination, traces: Traces) -> None:
         self._destination = destination
         self._traces = traces
-        self.name, self.number = destination.name, destination.number
-        self.terms, self.trust = destination.terms, destination.trust
+        self.name, self.id = destination.name, destination.id
+        self.terms, self.crash_tolerance = destination.terms, destination.crash_tolerance
         self.kind, self.address = destination.kind, destination.address
         self.is_cancellable: bool = getattr(destination, "is_cancellable", True)
 

@@ -140,7 +140,7 @@ class Erasing:
             return None
         if (source := self._sources.get(name)) is None:
             raise NotFound(f'There is no source "{name[:60]}".')
-        return source.number
+        return source.id
 
 
 def _check_reason(reason: str, subject: str) -> None:
@@ -290,7 +290,7 @@ class Sweep:
         self._observer.watermarks(marks)
         known: Mapping[str, datetime] = await self._store.crossings()
         for mark in marks:
-            if mark.crossed != (mark.name in known) and await self._store.cross(mark.name, mark.crossed):
+            if mark.crossed != (mark.name in known) and await self._store.mark_watermark(mark.name, mark.crossed):
                 self._observer.watermark(mark)
 
 

@@ -36,11 +36,11 @@ from oncehook.model import (
     Expired,
     Lease,
     LeaseRequest,
+    Priority,
     Settle,
     Settled,
     Settlement,
     StoredWorker,
-    Turn,
 )
 from oncehook.store.base import Store
 
@@ -286,10 +286,10 @@ class SettlementBatcher:
         except Exception as error:
             self._failed(group, error)
             return
-        following = {lease.line: lease for lease in settled.next}
+        following = {lease.queue_key: lease for lease in settled.next}
         for one in group:
             if one.lease.fence in settled.ours:
-                self._worker.settled(one, following.get(one.lease.line), asked_at)
+                self._worker.settled(one, following.get(one.lease.queue_key), asked_at)
                 for emission in one.emits:
                     emission.committed()
             else:
@@ -447,7 +447,7 @@ class Worker:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{clock.random_bytes(3).hex()}"
         self._store = store
         self._observer = observer
-        self._places = {d.number: _Place(d) for d in destinations}
+        self._places = {d.id: _Place(d) for d in destinations}
         self._concurrency = concurrency
         self._attempts: dict[int, _UnderWay] = {}
         """By fence."""
@@ -460,13 +460,13 @@ class Worker:
         self._woken = asyncio.Event()
         self._stopping = False
         self._main: asyncio.Task[None] | None = None
-        self._due: dict[Turn, dict[int, None]] = {Turn.live: {}, Turn.replay: {}}
+        self._due: dict[Priority, dict[int, None]] = {Priority.live: {}, Priority.replay: {}}
         """Destinations that may have something to be leased, the one that waits longest first."""
         self._reserved = 0
         """Places that are kept for leases that are being asked for, and for arrivals on their way to the store."""
         self._is_alone = False
         """A suspect is run, or is to be: nothing else may begin."""
-        self._suspects: set[int] = set()
+        self._quarantined: set[int] = set()
         """Destinations that have something to be run alone."""
         self._rounds = 0
         self._looked_at = -LONGEST_REST
@@ -535,7 +535,7 @@ class Worker:
         if destination_ids is None:
             self._look_at = 0.0
         else:
-            self._due[Turn.live].update(dict.fromkeys(n for n in destination_ids if n in self._places))
+            self._due[Priority.live].update(dict.fromkeys(n for n in destination_ids if n in self._places))
         self._woken.set()
 
     @property
@@ -588,7 +588,7 @@ class Worker:
         self._woken.clear()
         if clock.steady() >= self._look_at:
             await self._look()
-        if self._suspects and clock.steady() >= self._alone_after:
+        if self._quarantined and clock.steady() >= self._alone_after:
             await self._run_alone()
         wants = self._wants()
         if wants and (pause := self._gathers_until - clock.steady()) > 0:
@@ -604,7 +604,7 @@ class Worker:
     def _rest(self) -> float:
         now = clock.steady()
         waits = [self._look_at - now]
-        if self._suspects:
+        if self._quarantined:
             waits.append(max(self._alone_after - now, 0.002))
         places = [self._places[n] for due in self._due.values() for n in due]
         waits += [wait for place in places if (wait := place.allowed_in()) is not None]
@@ -620,10 +620,10 @@ class Worker:
         self._order = rest + asked
         next_due = await self._store.next_due(asked, self._since)
         self._since = next_due.looked_at
-        for turn, found in ((Turn.live, next_due.live), (Turn.replay, next_due.replay)):
-            self._due[turn].update(dict.fromkeys(n for n in found if n in self._places))
-        self._suspects.difference_update(asked)
-        self._suspects.update(n for n in next_due.suspect if n in self._places)
+        for priority, found in ((Priority.live, next_due.live), (Priority.replay, next_due.replay)):
+            self._due[priority].update(dict.fromkeys(n for n in found if n in self._places))
+        self._quarantined.difference_update(asked)
+        self._quarantined.update(n for n in next_due.quarantined if n in self._places)
         if next_due.due_in is not None:
             self._look_in(next_due.due_in)
 
@@ -658,25 +658,25 @@ class Worker:
         kept = 0
         if replay:
             kept = room if not live else max(room // REPLAY_SHARE, int(self._rounds % REPLAY_SHARE == 0))
-        shares = ((room - kept, Turn.live), (kept, Turn.replay))
-        return [_want(destination, share, turn) for share, turn in shares if share]
+        shares = ((room - kept, Priority.live), (kept, Priority.replay))
+        return [_want(destination, share, priority) for share, priority in shares if share]
 
     async def _take(self, wants: Sequence[LeaseRequest]) -> None:
         """Lease, and forget that something is due where less came than was wanted."""
         for want in wants:  # before it is asked: what becomes due meanwhile is noted anew
-            self._due[want.turn].pop(want.destination_id, None)
+            self._due[want.priority].pop(want.destination_id, None)
         began = clock.steady()
         try:
             leases = await self._lease(wants)
         except BaseException:
             for want in wants:
-                self._due[want.turn][want.destination_id] = None
+                self._due[want.priority][want.destination_id] = None
             raise
         self._gathers_until = began + GATHER if len(leases) < LITTLE else 0.0
-        came = Counter((lease.destination_id, lease.turn) for lease in leases)
+        came = Counter((lease.delivery.destination_id, lease.priority) for lease in leases)
         for want in wants:
-            if came[want.destination_id, want.turn] >= want.limit:
-                self._due[want.turn][want.destination_id] = None
+            if came[want.destination_id, want.priority] >= want.limit:
+                self._due[want.priority][want.destination_id] = None
             else:  # nothing more is due, or it is held back: until when, the store knows
                 self._look_in(self._looked_at + LOOK_PAUSE - clock.steady())
 
@@ -688,7 +688,7 @@ class Worker:
         finally:
             self._keep_places(wants, -1)
         for lease in leases:
-            self._places[lease.destination_id].take()
+            self._places[lease.delivery.destination_id].take()
             self._begin(lease, asked_at, clock.steady())
         return leases
 
@@ -702,7 +702,7 @@ class Worker:
 
     def reserve(self, destination_id: int) -> float | None:
         place = self._places.get(destination_id)
-        if place is None or self._is_alone or self._stopping or destination_id in self._due[Turn.live]:
+        if place is None or self._is_alone or self._stopping or destination_id in self._due[Priority.live]:
             return None  # what waits longer comes first
         if not place.room(self._room()) or self._settling.is_behind():
             return None
@@ -737,12 +737,12 @@ class Worker:
             return
         started = clock.steady()
         # In turn: a destination full of suspects must not starve the others.
-        number = min((n for n in self._suspects if n > self._last_alone), default=min(self._suspects))
+        number = min((n for n in self._quarantined if n > self._last_alone), default=min(self._quarantined))
         self._last_alone = number
-        if await self._lease([_want(self._places[number].destination, 1, Turn.suspect)]):
+        if await self._lease([_want(self._places[number].destination, 1, Priority.quarantined)]):
             await self._quiet()
         else:
-            self._suspects.discard(number)
+            self._quarantined.discard(number)
             self._look_at = 0.0
         self._alone_after = clock.steady() + (clock.steady() - started)
 
@@ -767,7 +767,7 @@ class Worker:
 
     def _begin(self, lease: Lease, asked_at: float, began: float) -> None:
         """Begin an attempt in a place that is taken for it. `asked_at`: from when on the lease is surely ours."""
-        place = self._places[lease.destination_id]
+        place = self._places[lease.delivery.destination_id]
         faults.point("after_lease")
         if self._stopping or clock.steady() >= asked_at + lease.seconds * HELD_SURELY:
             # This process slept: what may be somebody else's by now is not begun (R33).
@@ -819,7 +819,7 @@ class Worker:
         """Tell whether the next delivery of the subject is to follow at once: its share of time is not used up."""
         return (
             lease.more
-            and lease.turn is not Turn.suspect
+            and lease.priority is not Priority.quarantined
             and not (self._is_alone or self._stopping)
             and clock.steady() < under_way.began + SHARE
             and place.allowed_in() is None
@@ -845,7 +845,7 @@ class Worker:
         self.heartbeat.let_go(lease)
         if done.what is Settle.retry:
             self._look_in(done.wait)
-        place = self._places[lease.destination_id]
+        place = self._places[lease.delivery.destination_id]
         if following is not None and (kept := self._kept.pop(lease.fence, None)) is not None:
             # A lease that goes on is prolonged only when a sixth of it is over.
             self._begin(following, asked_at - following.seconds / BEATS, kept.began)
@@ -857,7 +857,7 @@ class Worker:
     def lost(self, lease: Lease) -> None:
         """Forget a lease that belongs to somebody else by now; nothing was changed."""
         self.heartbeat.let_go(lease)
-        place = self._places[lease.destination_id]
+        place = self._places[lease.delivery.destination_id]
         self._free_kept(place, lease)
         self._observer.lease_lost(place.destination, lease)
 
@@ -871,7 +871,7 @@ class Worker:
 
     def destination_of(self, lease: Lease) -> Destination:
         """Return whom a lease is for."""
-        return self._places[lease.destination_id].destination
+        return self._places[lease.delivery.destination_id].destination
 
     def _lost_by_thread(self, lease: Lease) -> None:
         """The heartbeat says that a lease is lost, or may be in a moment: what works on it must stop (R33)."""
@@ -886,9 +886,9 @@ class Worker:
             under_way.task.cancel()
 
 
-def _want(destination: Destination, limit: int, turn: Turn) -> LeaseRequest:
+def _want(destination: Destination, limit: int, priority: Priority) -> LeaseRequest:
     terms = destination.terms
-    return LeaseRequest(destination.number, limit, terms.lease, turn, destination.trust, terms.breaker.open)
+    return LeaseRequest(destination.id, limit, terms.lease, priority, destination.crash_tolerance, terms.breaker.open)
 
 
 def _ends_by_itself(destination: Destination) -> bool:

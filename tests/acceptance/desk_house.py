@@ -48,7 +48,7 @@ class Place:
     address: str
     kind: str = "http"
     terms: Terms = field(default_factory=Terms)
-    trust: int = 0
+    crash_tolerance: int = 0
 
     async def open(self) -> None: ...
 

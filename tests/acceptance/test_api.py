@@ -20,16 +20,18 @@ from oncehook import clock
 from oncehook.cli.replay import plan_lines
 from oncehook.model import (
     Category,
+    DeliveryId,
     EraseOrder,
+    EventId,
     Evidence,
     Filter,
-    Kind,
-    Seen,
+    Id,
+    PlanSnapshot,
+    ReplayId,
     Settle,
     Settlement,
     StoredWorker,
     new_id,
-    show_id,
 )
 from oncehook.replay import decode_token, encode_token
 from oncehook.upkeep import Limits
@@ -76,11 +78,11 @@ async def either(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 def dlv(value: bytes) -> str:
-    return show_id(Kind.delivery, value)
+    return str(value)
 
 
 def evt(value: bytes) -> str:
-    return show_id(Kind.event, value[:14] + b"\0\0")
+    return str(value[:14] + b"\0\0")
 
 
 # -- events and deliveries ---------------------------------------------------------------------
@@ -247,7 +249,7 @@ async def test_a_strangers_text_is_only_compared(either: House, query: str) -> N
     ],
 )
 async def test_what_is_not_there_is_not_found(house: House, path: str) -> None:
-    ids = {kind.value: show_id(kind, new_id()) for kind in Kind}
+    ids = {kind.prefix[:3]: str(kind(new_id())) for kind in Id.__subclasses__()}
     assert await house.refused("GET", path.format(**ids)) == (404, "not_found")
 
 
@@ -351,7 +353,7 @@ async def test_what_is_not_finished_is_never_replayed(either: House) -> None:
     assert await either.refused("POST", done, {}) == (409, "not_replayable")
     await either.post(done, {"force": True})
     await either.post(f"/deliveries/{dlv(found['discarded'][0])}/replay")
-    missing = show_id(Kind.delivery, new_id())
+    missing = str(new_id())
     assert await either.refused("POST", f"/deliveries/{missing}/replay", {}) == (404, "not_found")
 
 
@@ -420,7 +422,7 @@ async def test_retry_makes_a_waiting_delivery_due(house: House) -> None:
     assert datetime.fromisoformat(shown["due_at"]) <= datetime.now(UTC) + timedelta(seconds=1)
     assert await finish(house.store) == [made]
     assert await house.refused("POST", f"/deliveries/{dlv(made)}/retry") == (409, "not_waiting")
-    missing = show_id(Kind.delivery, new_id())
+    missing = str(new_id())
     assert await house.refused("POST", f"/deliveries/{missing}/retry") == (404, "not_found")
 
 
@@ -432,7 +434,7 @@ async def test_a_dead_letter_is_discarded_with_its_reason(house: House) -> None:
     assert (shown["status"], shown["reason"]) == ("discarded", "a test order")
     assert (await house.post(path, {}))["status"] == "discarded"  # a double click
     assert await house.refused("POST", f"/deliveries/{dlv(pending)}/discard", {}) == (409, "not_waiting")
-    missing = show_id(Kind.delivery, new_id())
+    missing = str(new_id())
     assert await house.refused("POST", f"/deliveries/{missing}/discard", {}) == (404, "not_found")
 
 
@@ -463,7 +465,7 @@ async def test_a_discard_by_plan_closes_what_was_shown(either: House) -> None:
     others = await either.post("/replays/plan", {"query": "to:crm"})
     assert await either.refused("POST", path, {**order, "plan": others["plan"]}) == (400, "bad_request")
     wish, seen = decode_token(plan["plan"], clock.now_utc())
-    fewer = encode_token(wish, Seen(1, seen.at))  # one was dead by then that was not seen
+    fewer = encode_token(wish, PlanSnapshot(1, seen.at))  # one was dead by then that was not seen
     assert await either.refused("POST", path, {**order, "plan": fewer}) == (409, "plan_changed")
     assert await statuses(either.store, [*made, *later]) == ["dead"] * 3
     assert await either.post(path, order) == {"discarded": 2}
@@ -651,10 +653,10 @@ async def test_a_body_is_searched_by_what_it_says(either: House) -> None:
     await dead_letters(either.store, None, body=b"no JSON: amount 2000")
     for query, answer in (("body.data.amount:>1000", [large]), ("status:dead body.data.amount:<=900", [small])):
         found = await either.get(f"/deliveries?query={quote(query)}")
-        assert [one["id"] for one in found["items"]] == [show_id(Kind.delivery, one) for one in answer]
+        assert [one["id"] for one in found["items"]] == [str(one) for one in answer]
         assert len((await either.get(f"/events?query={quote(query)}"))["items"]) == 1
     plan = await either.post("/replays/plan", {"query": "body.data.amount:>1000"})
-    assert (plan["total"], plan["sample"][0]["id"]) == (1, show_id(Kind.delivery, large))
+    assert (plan["total"], plan["sample"][0]["id"]) == (1, str(large))
     assert "body.data.amount:>1000" in plan["command"]
     started = await either.post("/replays", {"plan": plan["plan"]})
     assert (await either.get(f"/replays/{started['replay_id']}"))["planned"] == 1
@@ -669,7 +671,7 @@ async def test_a_replay_is_paused_resumed_and_aborted(either: House) -> None:
     assert (await either.post(f"{path}/resume"))["state"] == "running"
     assert (await either.post(f"{path}/abort"))["state"] == "aborted"
     assert await either.refused("POST", f"{path}/resume") == (409, "not_waiting")
-    missing = show_id(Kind.replay, new_id())
+    missing = str(new_id())
     assert await either.refused("POST", f"/replays/{missing}/abort") == (404, "not_found")
 
 
@@ -856,8 +858,8 @@ async def test_it_works_below_any_prefix(house: House) -> None:
 
 
 def address(path: str) -> str:
-    kind = {"events": Kind.event, "deliveries": Kind.delivery, "replays": Kind.replay}.get(path.split("/")[1])
-    return path.replace("{id}", show_id(kind, new_id()) if kind else "").replace("{name}", "crm")
+    kind = {"events": EventId, "deliveries": DeliveryId, "replays": ReplayId}.get(path.split("/")[1])
+    return path.replace("{id}", str(new_id()) if kind else "").replace("{name}", "crm")
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: f"{e.method} {e.path}")

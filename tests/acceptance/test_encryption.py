@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.model import DeliveryStatus, Filter, Kind, read_id, show_id
+from oncehook.model import DeliveryStatus, EventId, Filter
 from oncehook.settings import load
 from oncehook.settings.build import Encrypt
 from oncehook.store.cipher import Cipher
@@ -45,7 +45,7 @@ async def test_a_handler_gets_what_was_sent_and_the_store_holds_nothing_of_it(en
     async with inbox.running():
         event_id = await inbox.emit("app", "order.paid", {"card": "c4nary"}, key="1")
         await inbox.drain()
-        shown = await inbox.admin.event(read_id(Kind.event, event_id))
+        shown = await inbox.admin.event(EventId.parse(event_id))
     assert seen == [b'{"card":"c4nary"}'] == [shown.event.body]
     held = [bytes(body) for (body,) in engine.rows("SELECT body FROM events UNION ALL SELECT answer FROM attempts")]
     assert len(held) == 2
@@ -66,7 +66,7 @@ async def test_a_key_that_is_missing_fails_that_delivery_and_no_other(engine: En
         async with asyncio.timeout(60):  # an open breaker would hold the other one up for an hour
             await inbox.drain()
         page = await inbox.admin.deliveries(Filter())
-        by_event = {show_id(Kind.event, one.event_id): one for one in page.items}
+        by_event = {str(one.event_id): one for one in page.items}
         levels = await inbox.admin.levels()
     assert seen == [b'{"n":2}']
     assert by_event[fine].status is DeliveryStatus.done
@@ -90,7 +90,7 @@ async def test_settings_name_the_key(engine: Engine, tmp_path: Path, form: str) 
     inbox = Inbox.from_loaded(loaded)
     async with inbox.running(work=False):
         event_id = await inbox.emit("app", "order.paid", {"card": "c4nary"}, key="1")
-        assert (await inbox.admin.body(read_id(Kind.event, event_id))) == b'{"card":"c4nary"}'
+        assert (await inbox.admin.body(EventId.parse(event_id))) == b'{"card":"c4nary"}'
     [(body,)] = engine.rows("SELECT body FROM events")
     assert b"c4nary" not in bytes(body)
 
@@ -104,7 +104,7 @@ async def test_the_api_says_what_cannot_be_decrypted(tmp_path: Path) -> None:
         conflict = item("k2", body=b'{"n": 4}')
         await keep(house.store, conflict)
     async with desk_house(tmp_path, cipher=Cipher([OLD])) as house:
-        lost_id, fine_id = show_id(Kind.event, lost.event_id), show_id(Kind.event, fine.event_id)
+        lost_id, fine_id = str(lost.event_id), str(fine.event_id)
         assert len((await house.get("/events"))["items"]) == 2
         for path in (f"/events/{lost_id}", f"/events/{lost_id}/body", f"/events/{lost_id}/arrivals"):
             assert await house.refused("GET", path) == (409, "undecryptable")
@@ -113,7 +113,7 @@ async def test_the_api_says_what_cannot_be_decrypted(tmp_path: Path) -> None:
         assert (await house.ask("GET", f"/events/{fine_id}/body")).body == b'{"n": 3}'
         arrivals = (await house.get(f"/events/{fine_id}/arrivals"))["items"]
         assert [one["outcome"] for one in arrivals] == ["accepted", "conflict"]
-        arrival_id = show_id(Kind.arrival, conflict.event_id)
+        arrival_id = str(conflict.event_id)
         assert await house.refused("GET", f"/events/{fine_id}/arrivals/{arrival_id}/body") == (409, "undecryptable")
         assert [one["status"] for one in (await house.get("/deliveries"))["items"]] == ["pending", "pending"]
 

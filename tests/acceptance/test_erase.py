@@ -67,7 +67,7 @@ async def test_one_request_erases_so_many_and_the_next_goes_on(house: House, mon
 async def test_what_cannot_be_meant_is_refused(house: House, body: dict[str, str], answer: tuple[int, str]) -> None:
     await deliver(house.store, "cus_42")
     assert await house.refused("POST", "/erase", body, role="admin") == answer
-    assert (await take_one(house.store)).subject == "cus_42"
+    assert (await take_one(house.store)).event.subject == "cus_42"
 
 
 async def test_a_reason_may_hold_the_digits_of_a_short_subject(house: House) -> None:

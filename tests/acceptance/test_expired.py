@@ -102,7 +102,7 @@ async def test_a_destination_full_of_suspects_starves_nobody(engine: Engine) -> 
         for name, many in (("first", 6), ("second", 6), ("last", 1)):
             for n in range(many):
                 await gone.emit(name, "t", {}, key=str(n))
-        wants = [LeaseRequest(destination.number, 10, 0.2) for destination in gone.destinations.values()]
+        wants = [LeaseRequest(destination.id, 10, 0.2) for destination in gone.destinations.values()]
         assert len(await gone.store.lease(wants, "gone")) == 13
     await asyncio.sleep(0.3)
     heir = shop()
@@ -134,7 +134,7 @@ async def test_a_suspect_runs_alone_beside_hot_subjects(engine: Engine) -> None:
     gone = shop()
     async with gone.running(work=False):
         await gone.emit("orders", "t", {}, key="suspect", subject="suspect")
-        wants = [LeaseRequest(destination.number, 10, 0.2) for destination in gone.destinations.values()]
+        wants = [LeaseRequest(destination.id, 10, 0.2) for destination in gone.destinations.values()]
         assert len(await gone.store.lease(wants, "gone")) == 1
         for n in range(300):
             await gone.emit("orders", "t", {}, key=str(n), subject=f"hot{n % 3}")

@@ -13,7 +13,7 @@ import pytest
 
 from oncehook import Category, Event, GiveUp, Inbox
 from oncehook.errors import ConfigError
-from oncehook.model import RESULT_KEPT, DeliveryStatus, Filter, Kind, StoredDelivery, read_id
+from oncehook.model import RESULT_KEPT, DeliveryStatus, EventId, Filter, StoredDelivery
 from oncehook.web.answers import attempt
 from tests.acceptance.conftest import Engine
 
@@ -37,7 +37,7 @@ async def work_off(inbox: Inbox) -> StoredDelivery:
     async with inbox.running():
         event_id = await inbox.emit("app", "order.paid", {"id": 1}, key="1", subject="o1")
         await inbox.drain()
-        page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
+        page = await inbox.store.find_deliveries(Filter(event_id=EventId.parse(event_id)))
     (delivery,) = page.items
     return delivery
 
@@ -180,7 +180,7 @@ async def result_of_one(inbox: Inbox) -> Any:
     async with inbox.running():
         event_id = await inbox.emit("app", "order.paid", {"id": 1}, key="1", subject="o1")
         await inbox.drain()
-        page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
+        page = await inbox.store.find_deliveries(Filter(event_id=EventId.parse(event_id)))
         [made] = await inbox.store.attempts_of(page.items[0].id)
     assert page.items[0].status is DeliveryStatus.done
     told = attempt(made)

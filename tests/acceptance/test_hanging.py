@@ -70,7 +70,7 @@ async def test_others_are_worked_off_beside_a_handler_that_hangs(engine: Engine,
     inbox.on("app", "hang", timeout="0.2s", lease="1s", retry=["1h"])(hang if blocking else swallow)
     async with inbox.running(work=False):  # somebody dies with one of ours in hand
         await inbox.emit("app", "ship", {}, key="suspect")
-        await inbox.store.lease([LeaseRequest(inbox.destinations["ship"].number, 1, 0.2)], "gone")
+        await inbox.store.lease([LeaseRequest(inbox.destinations["ship"].id, 1, 0.2)], "gone")
     again = Inbox(engine.url)
     again.on("app", "ship")(ship)
     again.on("app", "hang", timeout="0.2s", lease="1s", retry=["1h"])(hang if blocking else swallow)

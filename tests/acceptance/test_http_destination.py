@@ -29,9 +29,10 @@ from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.http_client.addresses import Network
 from oncehook.http_client.client import HttpClient
-from oncehook.model import Arrival, Category, Lease, Mark, Options, Turn, pack_head
+from oncehook.model import Arrival, Category, Lease, Options, Priority, pack_head
 from oncehook.verify.standard import StandardWebhooks
 from tests import certificates
+from tests.leases import make_lease
 
 SECRET, OLD_SECRET = b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", b"whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 EVENT = bytes.fromhex("0199a4e80a007000800000000000") + b"\0\0"
@@ -45,7 +46,7 @@ LOOPBACK = [ip_network("127.0.0.1/32")]
 
 
 @dataclass
-class Seen:
+class PlanSnapshot:
     """One request as it came over the wire."""
 
     line: str
@@ -59,7 +60,7 @@ class Seen:
         return dict(self.pairs)
 
 
-Behaviour = Callable[[Seen, asyncio.StreamWriter], Awaitable[None]]
+Behaviour = Callable[[PlanSnapshot, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
@@ -68,7 +69,7 @@ class Sink:
 
     port: int = 0
     says: bytes | Behaviour = OK
-    seen: list[Seen] = field(default_factory=list)
+    seen: list[PlanSnapshot] = field(default_factory=list)
     connections: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -86,12 +87,12 @@ class Sink:
         writer.close()
 
 
-async def read_request(reader: asyncio.StreamReader) -> Seen:
+async def read_request(reader: asyncio.StreamReader) -> PlanSnapshot:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").removesuffix("\r\n\r\n")
     line, *lines = head.split("\r\n")
     pairs = [(name.lower(), value) for name, _, value in (text.partition(": ") for text in lines)]
     length = next(int(value) for name, value in pairs if name == "content-length")
-    return Seen(line, pairs, await reader.readexactly(length))
+    return PlanSnapshot(line, pairs, await reader.readexactly(length))
 
 
 @asynccontextmanager
@@ -123,36 +124,11 @@ async def sink() -> AsyncIterator[Sink]:
         yield made
 
 
+JSON = ("content-type", "application/json; charset=utf-8")
+
+
 def lease(**changes: Any) -> Lease:
-    given = Lease(
-        line=b"l" * 16,
-        delivery_id=EVENT,
-        head_id=EVENT,
-        destination_id=1,
-        fence=1,
-        run=1,
-        attempt=1,
-        deaths=0,
-        turn=Turn.live,
-        options=Options.none,
-        replay_id=None,
-        seconds=10.0,
-        event_id=EVENT,
-        source_id=1,
-        source="orders",
-        type="order.paid",
-        key="k",
-        subject="42",
-        received_at=datetime(2026, 1, 1, tzinfo=UTC),
-        event_at=None,
-        marks=Mark.none,
-        rank=None,
-        rank_scope=None,
-        highest_rank=None,
-        head=head(("content-type", "application/json; charset=utf-8")),
-        body=BODY,
-    )
-    return replace(given, **changes)
+    return make_lease(EVENT, **{"subject": "42", "request_head": head(JSON), "body": BODY, **changes})
 
 
 def head(*headers: tuple[str, str]) -> bytes:
@@ -245,7 +221,7 @@ async def test_it_signs_as_the_scheme_does(sink: Sink, monkeypatch: pytest.Monke
 
 
 async def test_without_a_secret_there_is_no_signature_and_without_a_subject_no_subject(sink: Sink) -> None:
-    await attempt(sink, lease(subject=None, head=head()))
+    await attempt(sink, lease(subject=None, request_head=head()))
     headers = sink.seen[0].headers
     assert not {"webhook-signature", "oncehook-subject", "oncehook-replay"} & set(headers)
     assert headers["webhook-id"] == EVENT_ID
@@ -257,7 +233,7 @@ async def test_without_a_secret_there_is_no_signature_and_without_a_subject_no_s
     [
         ({"attempt": 3}, ("3", "1", "retry")),
         ({"run": 2, "replay_id": b"r" * 16}, ("1", "2", "replay")),
-        ({"run": 2, "replay_id": b"r" * 16, "turn": Turn.replay}, ("1", "2", "bulk-replay")),
+        ({"run": 2, "replay_id": b"r" * 16, "turn": Priority.replay}, ("1", "2", "bulk-replay")),
         ({"run": 2, "attempt": 2, "replay_id": b"r" * 16}, ("2", "2", "retry")),
     ],
 )
@@ -314,7 +290,9 @@ async def test_only_listed_headers_are_passed_on(sink: Sink) -> None:
         ("x-other", "not listed"),
     )
     listed = ["X-GitHub-Event", "X-Twice", "X-Hop", "X-Token", "X-Utf8", "X-Latin", "X-Bad", "X-Team", "X-Absent"]
-    await attempt(sink, lease(head=arrived), forward_headers=[*listed, "User-Agent"], headers={"X-Team": "ours"})
+    await attempt(
+        sink, lease(request_head=arrived), forward_headers=[*listed, "User-Agent"], headers={"X-Team": "ours"}
+    )
     headers = sink.seen[0].headers
     assert headers["content-type"] == "text/plain"
     assert headers["x-github-event"] == "push"
@@ -372,7 +350,7 @@ async def test_a_body_arrives_as_it_was_received(sink: Sink, size: int) -> None:
 def test_it_is_a_destination_and_shows_no_secret() -> None:
     made = HttpDestination("sink", "https://example.org/in?token=hush-hush", headers={"Authorization": "hush-hush"})
     kept: Destination = made
-    assert (kept.kind, kept.trust, kept.name, kept.number) == ("http", 3, "sink", 0)
+    assert (kept.kind, kept.crash_tolerance, kept.name, kept.id) == ("http", 3, "sink", 0)
     assert kept.address == "POST https://example.org/in?token=…"
     assert "hush-hush" not in repr(made)
 
@@ -458,7 +436,7 @@ async def test_retry_after_in_seconds_and_as_a_date(sink: Sink, monkeypatch: pyt
 async def test_what_it_said_is_kept_up_to_4_kb(sink: Sink) -> None:
     poured = 0
 
-    async def pour(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def pour(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         nonlocal poured
         writer.write(b"HTTP/1.1 500 X\r\nTransfer-Encoding: chunked\r\n\r\n")
         while True:
@@ -502,7 +480,7 @@ async def test_nothing_is_decompressed(sink: Sink, encoding: bytes) -> None:
 async def test_our_own_credentials_do_not_come_back_into_the_store(sink: Sink) -> None:
     """S25: many receivers repeat the request in their answer."""
 
-    async def repeat(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def repeat(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         text = repr(seen.headers).encode() + b" hush-hush-token"
         writer.write(b"HTTP/1.1 400 X\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
 
@@ -536,11 +514,11 @@ async def test_cookies_do_not_last(sink: Sink) -> None:
 # -- one deadline over everything (R55) --------------------------------------------------------
 
 
-async def never(seen: Seen, writer: asyncio.StreamWriter) -> None:
+async def never(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
 
-async def drip_head(seen: Seen, writer: asyncio.StreamWriter) -> None:
+async def drip_head(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\n")
     while True:
         writer.write(b"X-A: b\r\n")
@@ -548,7 +526,7 @@ async def drip_head(seen: Seen, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.02)
 
 
-async def drip_body(seen: Seen, writer: asyncio.StreamWriter) -> None:
+async def drip_body(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n")
     while True:
         writer.write(b".")
@@ -580,7 +558,7 @@ async def test_a_drip_fed_body_ends_at_the_deadline_and_the_status_stands(sink: 
 
 
 async def test_a_status_stands_when_the_body_is_cut_off(sink: Sink) -> None:
-    async def cut(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def cut(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 X\r\nContent-Length: 100\r\n\r\nhalf")
         await writer.drain()
         writer.close()
@@ -666,7 +644,7 @@ async def test_a_name_that_leads_nowhere_is_transient() -> None:
     ],
 )
 async def test_nonsense_is_transient(sink: Sink, said: bytes, error: str) -> None:
-    async def say(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def say(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         await writer.drain()
         writer.close()
@@ -679,7 +657,7 @@ async def test_nonsense_is_transient(sink: Sink, said: bytes, error: str) -> Non
 
 
 async def test_a_kept_connection_that_was_just_closed_costs_no_attempt(sink: Sink) -> None:
-    async def rude(seen: Seen, writer: asyncio.StreamWriter) -> None:
+    async def rude(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         if len(sink.seen) == 2:  # the second request over the first connection
             writer.close()
         else:

@@ -91,4 +91,4 @@ async def test_a_handler_that_emits_does_not_begin_to_count_anew(inbox: Inbox) -
         await inbox.drain()
         await inbox.emit("plain", "t", {})
         events = [await inbox.store.get_event(one.id) for one in (await inbox.store.find_events(Filter())).items]
-    assert {one.source: hops_of(one.head) for one in events if one} == {"orders": 3, "onward": 3, "plain": 0}
+    assert {one.source: hops_of(one.request_head) for one in events if one} == {"orders": 3, "onward": 3, "plain": 0}

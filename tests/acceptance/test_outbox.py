@@ -18,7 +18,7 @@ import pytest
 
 from oncehook import Event, Inbox
 from oncehook.errors import ConfigError, MigrationNeeded, StoreUnavailable
-from oncehook.model import Filter, Kind, ReplayCommand, new_id, read_id
+from oncehook.model import EventId, Filter, ReplayCommand, new_id
 from tests.acceptance.conftest import Engine
 from tests.acceptance.outbox_app import make
 from tests.acceptance.test_crashes import end_leases
@@ -131,7 +131,7 @@ async def test_a_replay_emits_again_only_under_a_fresh_id(engine: Engine, inbox:
         named = [("o1", "named", None), ("o2", "named", None)]
         assert sorted(events_of(engine, "steps")) == sorted(first + named)
         for event_id, fresh_id in zip(ids, (False, True), strict=True):
-            page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
+            page = await inbox.store.find_deliveries(Filter(event_id=EventId.parse(event_id)))
             again = Filter(ids=[page.items[0].id])
             await inbox.store.make_replay(
                 new_id(), ReplayCommand(again, "me", force=True, fresh_id=fresh_id, bulk=False)

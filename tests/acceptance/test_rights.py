@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 
 from oncehook import admin, clock
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Evidence, Filter, Kind, Rejection, Settle, Settlement, event_of, show_id
+from oncehook.model import Evidence, Filter, Rejection, Settle, Settlement
 from oncehook.secret import Secret
 from oncehook.sessions import prove
 from oncehook.settings.tables import TokenConfig
@@ -71,16 +71,16 @@ class Rights:
 async def rights(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Rights]:
     async with desk_house(tmp_path, engine=request.param) as house:
         for number, source in enumerate(house.admin._sources.values(), 1):
-            source.number = number  # as `enrolled` gave them
+            source.id = number  # as `enrolled` gave them
         yield Rights(house, [])
 
 
 def dlv(delivery: bytes) -> str:
-    return show_id(Kind.delivery, delivery)
+    return str(delivery)
 
 
 def evt(delivery: bytes) -> str:
-    return show_id(Kind.event, event_of(delivery))
+    return str(delivery.event_id)
 
 
 async def dead_pair(rights: Rights) -> tuple[bytes, bytes]:
@@ -120,8 +120,8 @@ async def test_what_it_may_not_see_is_not_there(rights: Rights) -> None:
     """404 and not 403, alike in every word with what never was."""
     _, other = await dead_pair(rights)
     made = (await rights.ask(ADMIN, "POST", "/replays", {"query": "source:orders status:dead"})).json["replay_id"]
-    there = {"{id}": evt(other), "{arrival}": show_id(Kind.arrival, event_of(other)), "{name}": "orders"}
-    gone = {"{id}": evt(bytes(16)), "{arrival}": show_id(Kind.arrival, bytes(16)), "{name}": "nobody"}
+    there = {"{id}": evt(other), "{arrival}": str(other.event_id), "{name}": "orders"}
+    gone = {"{id}": evt(bytes(16)), "{arrival}": str(bytes(16)), "{name}": "nobody"}
     asked = 0
     for endpoint in ENDPOINTS:
         if "{" not in endpoint.path:
@@ -133,7 +133,7 @@ async def test_what_it_may_not_see_is_not_there(rights: Rights) -> None:
             if path.startswith("/deliveries"):
                 names = names | {"{id}": dlv(other) if names is there else dlv(bytes(16))}
             elif path.startswith("/replays"):
-                names = names | {"{id}": made if names is there else show_id(Kind.replay, bytes(16))}
+                names = names | {"{id}": made if names is there else str(bytes(16))}
             elif path.startswith("/destinations"):
                 names = names | {"{name}": "mail" if names is there else "nobody"}
             for place, value in names.items():
@@ -167,7 +167,7 @@ async def test_its_acts_reach_only_its_sources(rights: Rights) -> None:
     assert (await rights.ask(MINE, "POST", "/erase", forgets)).status == 400
     assert (await rights.ask(MINE, "POST", "/erase", forgets | {"source": "orders"})).status == 404
     assert (await rights.ask(MINE, "POST", "/erase", forgets | {"source": "payments"})).json["events"] == 1
-    assert (await rights.house.store.get_event(event_of(other))).subject == "s"  # type: ignore[union-attr]
+    assert (await rights.house.store.get_event(other.event_id)).subject == "s"  # type: ignore[union-attr]
 
 
 async def test_what_others_use_too_it_may_not_hold_back(rights: Rights) -> None:

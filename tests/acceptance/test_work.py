@@ -13,7 +13,7 @@ import pytest
 
 from oncehook import Event, GiveUp, Inbox, RetryLater, clock
 from oncehook.errors import ConfigError
-from oncehook.model import Category, DeliveryStatus, Filter, Kind, StoredAttempt, StoredDelivery, read_id
+from oncehook.model import Category, DeliveryStatus, EventId, Filter, StoredAttempt, StoredDelivery
 from tests.acceptance.conftest import Engine
 from tests.acceptance.sink import Request, Sink
 from tests.torture.fleet import until as block_until
@@ -32,7 +32,7 @@ async def inbox(engine: Engine) -> AsyncIterator[Inbox]:
 
 async def look(inbox: Inbox, event_id: str) -> tuple[StoredDelivery, list[StoredAttempt]]:
     """The one delivery of an event, and its attempts."""
-    page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
+    page = await inbox.store.find_deliveries(Filter(event_id=EventId.parse(event_id)))
     (delivery,) = page.items
     return delivery, await inbox.store.attempts_of(delivery.id)
 

@@ -20,7 +20,7 @@ from oncehook import clock
 from oncehook.claims import AsyncClaims, AsyncDedupLock, Claims, DedupLock, client
 from oncehook.claims import sqlite as sqlite_claims
 from oncehook.errors import ClaimLost, ConfigError, InProgress, StoreError, StoreUnavailable
-from oncehook.store.sqlite import opening
+from oncehook.store.sqlite import connection
 from tests.claims.conftest import shared_valkey
 from tests.servers import Postgres, free_port, shared_postgres
 
@@ -260,7 +260,7 @@ def test_a_deleted_file_is_a_lost_claim(tmp_path: Path) -> None:
 def test_a_network_file_system_is_refused_even_when_failing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "file_system", lambda folder: "nfs4")
+    monkeypatch.setattr(connection, "file_system", lambda folder: "nfs4")
     with Claims(f"sqlite:{tmp_path}/claims.db", fail_open=True) as claims:
         with pytest.raises(StoreError, match="network file system") as raised:
             claims.claim("k")

@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from oncehook.cli import api
-from oncehook.store.sqlite import SqliteStore, hold
-from oncehook.store.sqlite.hold import Hold, Holder, holder
+from oncehook.store.sqlite import SqliteStore, connection
+from oncehook.store.sqlite.connection import Hold, Holder, holder
 from tests.acceptance.test_desk_cli import Done, Sink, at_a_terminal
 from tests.cli.conftest import Process
 from tests.contrib.running import post
@@ -232,7 +232,7 @@ def after_a_look(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> N
             left.pop()()
         return seen
 
-    monkeypatch.setattr(hold, "holder", looked)
+    monkeypatch.setattr(connection, "holder", looked)
     monkeypatch.setattr(api, "SETTLED", 3600.0)  # however long it takes us
 
 

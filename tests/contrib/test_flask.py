@@ -30,7 +30,7 @@ from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.flask import init_app
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import Arrival
-from oncehook.store.sqlite.hold import holder
+from oncehook.store.sqlite.connection import holder
 from tests.contrib.running import ROOT, Database, Example, ask, database, post
 from tests.servers import Postgres
 

@@ -15,7 +15,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 from oncehook import Event, GiveUp, Inbox
 from oncehook.contrib.sqlalchemy import in_session, session_handler
 from oncehook.errors import ConfigError
-from oncehook.model import Category, DeliveryStatus, Filter, Kind, StoredDelivery, read_id
+from oncehook.model import Category, DeliveryStatus, EventId, Filter, StoredDelivery
 from tests.contrib.running import Database, Example, database, post
 
 __all__ = ["database"]
@@ -48,7 +48,7 @@ async def deliver(inbox: Inbox, *, key: str = "p1") -> StoredDelivery:
     """Emit one event, and look at its delivery when all is done."""
     event_id = await inbox.emit("app", "payment", {"id": key}, key=key)
     await inbox.drain()
-    page = await inbox.store.find_deliveries(Filter(event_id=read_id(Kind.event, event_id)))
+    page = await inbox.store.find_deliveries(Filter(event_id=EventId.parse(event_id)))
     return page.items[0]
 
 

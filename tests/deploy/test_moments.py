@@ -14,8 +14,9 @@ import pytest
 
 from oncehook import Event, GiveUp, Inbox
 from oncehook.logs import set_up_logging
-from oncehook.model import DeliveryStatus, Filter, Kind, Lease, Mark, Options, ReplayState, Turn, new_id, show_id
+from oncehook.model import DeliveryStatus, Filter, ReplayState
 from oncehook.upkeep import strays
+from tests.leases import make_lease
 
 ALWAYS = {"source", "outcome", "duration_s", "event_id", "key", "subject"}
 OF_ATTEMPTS = ALWAYS | {"destination", "delivery_id", "attempt", "run", "worker"}
@@ -63,7 +64,7 @@ async def test_every_moment_has_its_fields(tmp_path: Path, lines: io.StringIO) -
         assert all(line.keys() >= OF_ATTEMPTS for line in found), name
     assert [line["run"] for line in moments(lines, "delivery.dead") if "replay_id" in line] == [2]
     (over,) = moments(lines, "replay.done")
-    assert (over["level"], over["replay_id"], over["state"]) == ("info", show_id(Kind.replay, replay.id), "done")
+    assert (over["level"], over["replay_id"], over["state"]) == ("info", str(replay.id), "done")
     assert [over[name] for name in ("planned", "done", "dead", "skipped", "actor")] == [1, 0, 1, 0, "somebody"]
 
 
@@ -119,18 +120,14 @@ async def test_an_aborted_replay_says_so_once(tmp_path: Path, lines: io.StringIO
         replay = await inbox.admin.start_replay(inbox.admin.wish("status:dead"), actor="somebody")
         await inbox.admin.steer(replay.id, ReplayState.aborted, actor="somebody")
     (over,) = moments(lines, "replay.done")
-    assert (over["replay_id"], over["state"], over["planned"]) == (show_id(Kind.replay, replay.id), "aborted", 3)
+    assert (over["replay_id"], over["state"], over["planned"]) == (str(replay.id), "aborted", 3)
 
 
 def test_a_lost_lease_says_whose_it_was(lines: io.StringIO, tmp_path: Path) -> None:
     inbox = Inbox(f"sqlite:{tmp_path}/inbox.db")
     inbox.observer.worker = "host:1:abc"
     destination = inbox.destination("shop", url="http://127.0.0.1:1/", allow_private=True)
-    id_ = new_id()
-    lease = Lease(
-        id_, id_, id_, 1, 7, 1, 1, 0, Turn.live, Options.none, None, 10.0, id_, 1, "orders", "paid", "k", "s",
-        inbox._started_at, None, Mark.none, None, None, None, b"POST /", b"",
-    )  # fmt: skip
+    lease = make_lease(fence=7)
     inbox.observer.lease_lost(destination, lease)
     (line,) = moments(lines, "lease.lost")
     assert line.keys() >= {"source", "destination", "event_id", "delivery_id", "fence", "worker"}

@@ -20,7 +20,7 @@ from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from oncehook import Event, GiveUp, Inbox, traces
 from oncehook.errors import ConfigError, StoreUnavailable
-from oncehook.model import Kind, read_id, unpack_head
+from oncehook.model import EventId, unpack_head
 from oncehook.traces import Traces
 from tests.acceptance.conftest import make_engine
 from tests.acceptance.sink import Sink
@@ -233,9 +233,9 @@ async def test_the_senders_trace_is_kept_and_passed_on(
         async with plain.running():
             event_id = await receive(plain, **sent)
             await plain.drain()
-            event = await plain.store.get_event(read_id(Kind.event, event_id))
+            event = await plain.store.get_event(EventId.parse(event_id))
     assert event is not None
-    assert dict(unpack_head(event.head)[2]) == sent
+    assert dict(unpack_head(event.request_head)[2]) == sent
     headers = sink.requests[0].headers
     assert {name: headers[name] for name in ("traceparent", "tracestate", "baggage") if name in headers} == passed_on
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from oncehook import presets
 from oncehook.ingest import Receipt
-from oncehook.model import Arrival, Mark, StoredEvent
+from oncehook.model import Arrival, EventDetails, Mark
 from oncehook.sources import Odd, Reply, build
 from tests.presets.trial import URL, Trial, trial
 
@@ -64,7 +64,7 @@ def counts(receipt: Receipt) -> tuple[int, int, int]:
     return answer["accepted"], answer["duplicates"], answer["conflicts"]
 
 
-def is_unparsed(event: StoredEvent) -> bool:
+def is_unparsed(event: EventDetails) -> bool:
     return bool(event.marks & Mark.unparsed)
 
 

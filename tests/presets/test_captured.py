@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from oncehook import presets, samples
-from oncehook.model import Arrival, Kind, Mark, read_id
+from oncehook.model import Arrival, EventId, Mark
 from oncehook.sources import Source
 from tests.presets.test_every import SAMPLES, Running, running
 
@@ -85,7 +85,7 @@ async def test_an_unsigned_id_makes_another_event_that_is_marked(
         assert receipt.outcome == "accepted"
         [event] = await on.kept(receipt)
         assert Mark.same_body in event.marks
-        assert event.same_as == read_id(Kind.event, first.event_ids[0])
+        assert event.same_as == EventId.parse(first.event_ids[0])
         assert await same_bodies(on) == 1
         shown = await on.inbox.admin.event(event.id)
         assert (shown.body_authenticated, shown.key_authenticated) == (True, False)
@@ -116,7 +116,7 @@ async def test_two_reschedules_with_the_same_bytes_are_two_events(tmp_path: Path
         first, second = await on.take(on.sample("rescheduled")), await on.take(on.sample("rescheduled"))
         assert (first.outcome, second.outcome) == ("accepted", "accepted")
         [event] = await on.kept(second)
-        assert event.same_as == read_id(Kind.event, first.event_ids[0])
+        assert event.same_as == EventId.parse(first.event_ids[0])
 
 
 async def test_other_borders_between_the_fields_are_marked(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_other_borders_between_the_fields_are_marked(tmp_path: Path) -> No
         receipt = await on.take(replace(captured, body=body))
         assert receipt.outcome == "accepted", "what is signed is the same"
         [event] = await on.kept(receipt)
-        assert event.same_as == read_id(Kind.event, first.event_ids[0])
+        assert event.same_as == EventId.parse(first.event_ids[0])
 
 
 async def test_a_command_that_is_called_something_else_is_marked(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ async def test_a_command_that_is_called_something_else_is_marked(tmp_path: Path)
         first = await on.take(captured)
         receipt = await on.take(with_header(captured, b"content-type", b"text/plain"))
         [event] = await on.kept(receipt)
-        assert event.same_as == read_id(Kind.event, first.event_ids[0])
+        assert event.same_as == EventId.parse(first.event_ids[0])
 
 
 # -- PayPal --------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from oncehook import settings as configuration
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
-from oncehook.model import Arrival, Kind, Mark, StoredEvent, read_id
+from oncehook.model import Arrival, EventDetails, EventId, Mark
 from oncehook.sources import Preset, Reply, Source, build
 from oncehook.verify import DevelopmentKeys, development_keys
 
@@ -105,8 +105,8 @@ class Running:
     async def take(self, arrival: Arrival) -> Receipt:
         return await self.inbox.receive(arrival.source, arrival.headers, arrival.body, query=arrival.query)
 
-    async def kept(self, receipt: Receipt) -> list[StoredEvent]:
-        found = [await self.inbox.store.get_event(read_id(Kind.event, text)) for text in receipt.event_ids]
+    async def kept(self, receipt: Receipt) -> list[EventDetails]:
+        found = [await self.inbox.store.get_event(EventId.parse(text)) for text in receipt.event_ids]
         assert None not in found
         return [event for event in found if event is not None]
 

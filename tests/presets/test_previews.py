@@ -11,7 +11,7 @@ import pytest
 
 from oncehook import presets
 from oncehook.errors import ConfigError
-from oncehook.model import LONGEST_BODY, Arrival, Mark, StoredEvent, new_id, pack_head
+from oncehook.model import LONGEST_BODY, Arrival, EventDetails, Mark, new_id, pack_head
 from oncehook.sources import Source, build
 from oncehook.verify import Nothing
 
@@ -27,10 +27,12 @@ def source_of(name: str | None = None, **settings: Any) -> Source:
     return build(name or "plain", preset=preset, scheme=Nothing(), **{"key": "$.id", **given, **settings})
 
 
-def kept(body: bytes, *, header: tuple[bytes, bytes] = JSON, query: bytes = b"", batch: bool = False) -> StoredEvent:
+def kept(body: bytes, *, header: tuple[bytes, bytes] = JSON, query: bytes = b"", batch: bool = False) -> EventDetails:
     """An event as it stands in the store: of a part of a batch, the head is with the batch."""
     head = b"" if batch else pack_head(Arrival("x", [header], body, query, path="/in/x"))
-    return StoredEvent(new_id(), "x", "t", None, None, NOW, None, Mark.none, head, body, new_id() if batch else None, 1)
+    return EventDetails(
+        new_id(), "x", "t", None, None, NOW, None, Mark.none, head, body, new_id() if batch else None, 1
+    )
 
 
 def says(source: Source, body: object, **how: Any) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 from oncehook import clock, presets, samples
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
-from oncehook.model import Arrival, Kind, StoredEvent, read_id
+from oncehook.model import Arrival, EventDetails, EventId
 from oncehook.sources import Source, build
 from oncehook.verify import development_keys
 from tests.kept import kept_events
@@ -59,7 +59,7 @@ class Trial:
     async def send(self, body: object, *, at: float | None = None, **how: Any) -> Receipt:
         return await self.take(self.sign(self.draft(body, **how), at=at))
 
-    async def keep(self, body: object, **how: Any) -> StoredEvent:
+    async def keep(self, body: object, **how: Any) -> EventDetails:
         """Send what must be accepted as one event, and read it back."""
         receipt = await self.send(body, **how)
         assert (receipt.outcome, receipt.reply.status) == ("accepted", 200), receipt
@@ -69,11 +69,11 @@ class Trial:
     async def outcome(self, body: object, **how: Any) -> str:
         return (await self.send(body, **how)).outcome
 
-    async def kept(self, receipt: Receipt) -> list[StoredEvent]:
-        found = [await self.inbox.store.get_event(read_id(Kind.event, text)) for text in receipt.event_ids]
+    async def kept(self, receipt: Receipt) -> list[EventDetails]:
+        found = [await self.inbox.store.get_event(EventId.parse(text)) for text in receipt.event_ids]
         return [event for event in found if event is not None]
 
-    async def events(self) -> list[StoredEvent]:
+    async def events(self) -> list[EventDetails]:
         """All that is kept, oldest first."""
         return (await kept_events(self.inbox.store, self.source.name))[::-1]
 
@@ -99,7 +99,7 @@ async def trial(folder: Path, preset: str, **settings: Any) -> AsyncIterator[Tri
         yield Trial(inbox, source, folder)
 
 
-async def try_sample(folder: Path, preset: str, kind: str) -> list[StoredEvent]:
+async def try_sample(folder: Path, preset: str, kind: str) -> list[EventDetails]:
     """What holds for every sample of every preset; the events it made, with the batch's parts in their order.
 
     It is accepted and kept byte for byte, comes again as a duplicate, is refused after one byte changed, and the

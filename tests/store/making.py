@@ -11,7 +11,9 @@ from typing import Any, Protocol
 from oncehook.model import (
     Breaker,
     Category,
+    DeliveryId,
     DeliveryStatus,
+    EventDetails,
     Evidence,
     Filter,
     Intake,
@@ -22,21 +24,19 @@ from oncehook.model import (
     Options,
     Outcome,
     Planned,
+    Priority,
     ReplayCommand,
     Settle,
     Settlement,
     StoredDelivery,
-    StoredEvent,
     StoredReplay,
-    Turn,
     Verdict,
-    delivery_id,
     digest,
     key_hash,
     new_id,
     subject_key,
 )
-from oncehook.store.base import Numbers, Store
+from oncehook.store.base import NameIds, Store
 
 DAY = 86400.0
 HEAD = b"POST /in/orders\r\ncontent-type: application/json"
@@ -79,7 +79,7 @@ def item(
         marks=marks,
         deliveries=[
             Planned(
-                delivery_id(event_id, number),
+                DeliveryId.of(event_id, number),
                 number,
                 None if subject is None else subject_key(name, source, subject),
                 int(options),
@@ -116,16 +116,16 @@ def outcomes(verdicts: Sequence[Verdict]) -> list[Outcome]:
     return [verdict.outcome for verdict in verdicts]
 
 
-async def event_of(store: Store, verdict: Verdict) -> StoredEvent:
+async def event_of(store: Store, verdict: Verdict) -> EventDetails:
     event = await store.get_event(verdict.event_id)
     assert event is not None
     return event
 
 
-async def enrolled(store: Store) -> Numbers:
+async def enrolled(store: Store) -> NameIds:
     """Two sources and two destinations, with the numbers 1 and 2 each."""
     numbers = await store.register_names(["orders", "payments"], ["crm", "mail"])
-    assert numbers == Numbers({"orders": 1, "payments": 2}, {"crm": 1, "mail": 2})
+    assert numbers == NameIds({"orders": 1, "payments": 2}, {"crm": 1, "mail": 2})
     return numbers
 
 
@@ -177,12 +177,12 @@ async def take(
     *,
     to: int = 1,
     lease: float = 30.0,
-    turn: Turn = Turn.live,
-    trust: int = 0,
+    priority: Priority = Priority.live,
+    crash_tolerance: int = 0,
     probe: float = 30.0,
 ) -> list[Lease]:
     """Lease what may be leased of one destination."""
-    return await store.lease([LeaseRequest(to, limit, lease, turn, trust, probe)])
+    return await store.lease([LeaseRequest(to, limit, lease, priority, crash_tolerance, probe)])
 
 
 async def take_one(store: Store, **about: Any) -> Lease:
@@ -193,7 +193,7 @@ async def take_one(store: Store, **about: Any) -> Lease:
 
 
 def ids(leases: Sequence[Lease]) -> list[bytes]:
-    return [lease.delivery_id for lease in leases]
+    return [lease.delivery.id for lease in leases]
 
 
 def done(lease: Lease, **about: Any) -> Settlement:
@@ -242,7 +242,7 @@ async def finish(store: Store, **about: Any) -> list[bytes]:
 async def dead_letters(store: Store, *subjects: str | None, **about: Any) -> list[bytes]:
     """Deliveries that have given up, in order of commit."""
     made = await deliver(store, *subjects, **about)
-    while leases := [lease for lease in await take(store, to=made[0][-1]) if lease.delivery_id in made]:
+    while leases := [lease for lease in await take(store, to=made[0][-1]) if lease.delivery.id in made]:
         await settle(store, *[dead(lease) for lease in leases])
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from oncehook.model import DEATHS, Lease, Options, Settle, Turn
+from oncehook.model import DEATHS, Lease, Options, Priority, Settle
 
 Line = tuple[int, str | bytes]
 """A destination, and a subject or a delivery of its own."""
@@ -43,7 +43,7 @@ class Head:
     fence: int = 0
     leased: bool = False
     held: bool = False
-    turn: Turn = Turn.live
+    priority: Priority = Priority.live
     alone: bool = False
     deaths: int = 0
 
@@ -70,11 +70,11 @@ class Model:
         else:
             head.queue.append(work.id)
 
-    def lease(self, destination: int, turn: Turn) -> set[bytes]:
+    def lease(self, destination: int, priority: Priority) -> set[bytes]:
         """Who must be given out now. What is found leased has lost its holder: it is set aside, or dies alone."""
         given: set[bytes] = set()
         for line, head in self.heads.items():
-            if line[0] != destination or head.turn is not turn or head.held or head.due_at > self.now:
+            if line[0] != destination or head.priority is not priority or head.held or head.due_at > self.now:
                 continue
             work = self.works[head.queue[0]]
             if head.leased:
@@ -82,8 +82,8 @@ class Model:
                 work.attempts -= 1
                 head.deaths += head.alone
                 head.leased = head.alone = False
-                if turn is not Turn.suspect:
-                    head.turn, head.due_at = Turn.suspect, self.now
+                if priority is not Priority.quarantined:
+                    head.priority, head.due_at = Priority.quarantined, self.now
                     continue
             given.add(work.id)
         return given
@@ -93,25 +93,25 @@ class Model:
         return sum(head.leased and head.due_at <= self.now for head in self.heads.values())
 
     def take(self, lease: Lease) -> None:
-        work = self.works[lease.delivery_id]
+        work = self.works[lease.delivery.id]
         head = self.heads[work.line]
         head.leased, head.fence, head.due_at = True, lease.fence, self.now + LEASE
-        head.alone = head.turn is Turn.suspect
+        head.alone = head.priority is Priority.quarantined
         work.attempts += 1
 
     def holds(self, lease: Lease) -> bool:
-        work = self.works.get(lease.delivery_id)
+        work = self.works.get(lease.delivery.id)
         head = self.heads.get(work.line) if work else None
         return head is not None and head.leased and head.fence == lease.fence
 
     def is_overtaken(self, lease: Lease) -> bool:
         """Whether its delivery is leased to somebody else."""
-        work = self.works.get(lease.delivery_id)
+        work = self.works.get(lease.delivery.id)
         head = self.heads.get(work.line) if work else None
-        return head is not None and head.leased and head.queue[0] == lease.delivery_id and head.fence != lease.fence
+        return head is not None and head.leased and head.queue[0] == lease.delivery.id and head.fence != lease.fence
 
     def settle(self, lease: Lease, what: Settle) -> None:
-        work = self.works[lease.delivery_id]
+        work = self.works[lease.delivery.id]
         head = self.heads[work.line]
         head.leased = head.alone = False
         if what is Settle.release:
@@ -122,7 +122,7 @@ class Model:
             work.rows += 1
         else:
             work.attempts -= 1  # it was given out only to be ended
-        head.turn = Turn.live
+        head.priority = Priority.live
         if what is Settle.retry:
             head.due_at = self.now + WAIT
             return

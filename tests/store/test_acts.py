@@ -9,14 +9,12 @@ from oncehook.model import (
     Category,
     DeliveryStatus,
     Filter,
-    Kind,
     Options,
+    PlanSnapshot,
     ReplayState,
-    Seen,
     Settle,
     Settlement,
     new_id,
-    show_id,
 )
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
@@ -61,14 +59,14 @@ async def test_only_what_was_seen_is_discarded(ground: Ground, store: Store) -> 
     ground.forward(90)
     for one in (revived, again):
         await replay(store, one)
-    leases = {lease.delivery_id: lease for lease in await take(store)}
+    leases = {lease.delivery.id: lease for lease in await take(store)}
     await settle(store, dead(leases[late]), dead(leases[again]), done(leases[revived]))
-    seen = Seen(plan.total, plan.at)
+    seen = PlanSnapshot(plan.total, plan.at)
     assert seen.count == 3
     assert await store.discard(Filter(status=DeliveryStatus.dead), "ann", "old", seen) == 1
     assert await statuses(store, [stays, revived, again, late]) == ["discarded", "done", "dead", "dead"]
     [line] = await store.audit_log(limit=1)
-    assert (line.target, line.detail) == (show_id(Kind.delivery, stays), {"count": 1, "reason": "old"})
+    assert (line.target, line.detail) == (str(stays), {"count": 1, "reason": "old"})
 
 
 async def test_nothing_is_discarded_when_more_were_dead_by_then_than_were_seen(store: Store) -> None:
@@ -76,10 +74,10 @@ async def test_nothing_is_discarded_when_more_were_dead_by_then_than_were_seen(s
     made = await dead_letters(store, None, None)
     plan = await store.plan_replay(Filter(), force=False)
     with pytest.raises(PlanChanged, match="said 1, now it would be 2"):
-        await store.discard(Filter(), "ann", "old", Seen(1, plan.at))
+        await store.discard(Filter(), "ann", "old", PlanSnapshot(1, plan.at))
     assert await statuses(store, made) == ["dead", "dead"]
     assert [line.act for line in await store.audit_log()] == []
-    assert await store.discard(Filter(), "ann", "old", Seen(2, plan.at)) == 2
+    assert await store.discard(Filter(), "ann", "old", PlanSnapshot(2, plan.at)) == 2
     [line] = await store.audit_log(limit=1)
     assert (line.target, line.detail) == ("2 deliveries", {"count": 2, "reason": "old"})
 
@@ -91,7 +89,7 @@ async def test_retry_now(ground: Ground, store: Store) -> None:
     assert await take(store) == []
     await store.retry_now(made, "ann")
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.attempt, lease.run) == (made, 2, 1)
+    assert (lease.delivery.id, lease.delivery.attempt, lease.delivery.run) == (made, 2, 1)
     with pytest.raises(NotWaiting):
         await store.retry_now(made, "ann")
     with pytest.raises(NotWaiting):
@@ -129,8 +127,8 @@ async def test_every_act_leaves_its_line(store: Store) -> None:
     acts = ["replay", "replay", "pause", "resume", "abort", "discard", "retry", "pause", "resume", "login"]
     assert [line.act for line in lines] == acts
     assert all(line.target for line in lines)
-    replays = [show_id(Kind.replay, ordered.id), *[show_id(Kind.replay, bulk.id)] * 4]
-    deliveries = [show_id(Kind.delivery, three), show_id(Kind.delivery, one)]
+    replays = [str(ordered.id), *[str(bulk.id)] * 4]
+    deliveries = [str(three), str(one)]
     assert [line.target for line in lines] == [*replays, *deliveries, "mail", "mail", "dashboard"]
     assert [line.detail for line in lines] == [
         {"count": 1, "reason": "fixed", "bulk": False, "query": "id:one", "rate": None},

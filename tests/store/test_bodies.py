@@ -21,7 +21,7 @@ from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import matching
 from oncehook.store.postgres import show as postgres_show
-from oncehook.store.sqlite import bodies, find
+from oncehook.store.sqlite import read
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.conftest import Ground
 from tests.store.making import CRM, MAIL, dead_letters, deliver_one, finish, item, keep, replay_all, statuses
@@ -178,7 +178,7 @@ async def test_a_replay_and_a_discard_mean_what_the_body_says(store: Store) -> N
 
 async def test_large_bodies_are_looked_into_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that has looked into enough bytes says how far it came."""
-    for module in (find, postgres_show):
+    for module in (read, postgres_show):
         monkeypatch.setattr(module, "LOOKED_INTO", 2500)
     body = json.dumps({"n": 0, "fill": "x" * 980}).encode()
     small = await deliver_one(store, "s", body=b'{"n": 1}')
@@ -187,7 +187,7 @@ async def test_large_bodies_are_looked_into_page_by_page(store: Store, monkeypat
     for text in ("body.n:1", "body.n:1 subject:s", "body.n:1 status:pending", "body.n:1 source:orders"):
         for look in (store.find_events, store.find_deliveries):
             assert await pages(look, clauses(text)) == [[], [], [], [small[:14]]], (look.__name__, text)
-    monkeypatch.setattr(find, "LOOKED_INTO", 10)
+    monkeypatch.setattr(read, "LOOKED_INTO", 10)
     monkeypatch.setattr(postgres_show, "LOOKED_INTO", 10)
     assert len(await pages(store.find_events, clauses("body.n:0"))) >= 7  # one by one, and it ends
 
@@ -216,11 +216,11 @@ async def test_what_was_taken_out_is_not_found(ground: Ground, store: Store) -> 
 @pytest.fixture(scope="module")
 def sqlite_says() -> Iterator[Callable[[bytes, Clause], bool]]:
     with closing(sqlite3.connect(":memory:")) as connection:
-        bodies.teach(connection, Cipher())
+        read.teach(connection, Cipher())
 
         def says(body: bytes, *asked: Clause) -> bool:
-            text = "SELECT count(*) FROM (SELECT :body AS body, NULL AS id) e WHERE true " + bodies.SAYS
-            [(n,)] = connection.execute(text, {"body": body, "clauses": bodies.asked(asked)})
+            text = "SELECT count(*) FROM (SELECT :body AS body, NULL AS id) e WHERE true " + read.SAYS
+            [(n,)] = connection.execute(text, {"body": body, "clauses": read.asked(asked)})
             return bool(n)
 
         yield says
@@ -232,10 +232,10 @@ def test_python_is_asked_about_few() -> None:
 
     def says(body: bytes, asked: str) -> bool:
         told.append(body)
-        return bodies.says(body, asked)
+        return read.says(body, asked)
 
     with closing(sqlite3.connect(":memory:")) as connection:
-        bodies.teach(connection, Cipher())
+        read.teach(connection, Cipher())
         connection.create_function("body_says", 2, says, deterministic=True)
         connection.execute("CREATE TABLE events (body BLOB, id BLOB)")
         sent = [b'{"n": %d, "t": "%d"}' % (n, n) for n in range(100)] + [b"no JSON", b'{"n": "97"}']
@@ -249,7 +249,7 @@ def test_python_is_asked_about_few() -> None:
             Clause(("n", "t"), "=", "97"): 0,
         }.items():
             told.clear()
-            found = connection.execute("SELECT 1 FROM events e WHERE true " + bodies.SAYS, [bodies.asked([clause])])
+            found = connection.execute("SELECT 1 FROM events e WHERE true " + read.SAYS, [read.asked([clause])])
             assert len(found.fetchall()) <= len(told) == few, clause
 
 

@@ -64,7 +64,7 @@ async def test_one_stubborn_delivery_does_not_open_it(store: Store) -> None:
     for expected in (1, 1, 1, 1, 1):
         await settle(store, failed(await take_one(store), THREE))
         assert (await store.levels())["crm"].failures == expected
-    assert (await take_one(store)).attempt == 6
+    assert (await take_one(store)).delivery.attempt == 6
 
 
 async def test_a_success_starts_the_count_anew(store: Store) -> None:
@@ -92,7 +92,7 @@ async def test_what_says_nothing_about_the_destination_is_not_counted(store: Sto
 async def test_the_breakers_are_of_one_destination(store: Store) -> None:
     await open_breaker(store)
     other = await deliver_one(store, to=MAIL)
-    assert (await take_one(store, to=2)).delivery_id == other
+    assert (await take_one(store, to=2)).delivery.id == other
 
 
 async def test_half_open_gives_one_probe(ground: Ground, store: Store) -> None:

@@ -11,12 +11,12 @@ from oncehook.model import (
     DeliveryStatus,
     Filter,
     Options,
+    Priority,
     ReplayCommand,
     ReplayState,
     Settle,
     Settlement,
     Trigger,
-    Turn,
     new_id,
 )
 from oncehook.store.base import Store
@@ -94,8 +94,8 @@ async def test_what_was_planned_is_what_is_done(store: Store, force: bool) -> No
         fed += count
     assert fed == plan.total
     expected = [*found["dead"], *found["discarded"], *(found["done"] if force else [])]
-    assert sorted(await finish(store, turn=Turn.replay)) == sorted(expected)
-    assert sorted(await finish(store, turn=Turn.replay, to=2)) == sorted(found["dead of mail"])
+    assert sorted(await finish(store, priority=Priority.replay)) == sorted(expected)
+    assert sorted(await finish(store, priority=Priority.replay, to=2)) == sorted(found["dead of mail"])
     assert (await look(store, late)).status is DeliveryStatus.dead
     await store.feed_replays()
     ended = await progress(store, ordered)
@@ -114,7 +114,7 @@ async def dead_letters_beside(store: Store) -> bytes:
     leases = await take(store)
     await settle(
         store,
-        *[dead(one) if one.delivery_id == made else Settlement(one, Settle.release, 9999) for one in leases],
+        *[dead(one) if one.delivery.id == made else Settlement(one, Settle.release, 9999) for one in leases],
     )
     return made
 
@@ -147,16 +147,16 @@ async def test_a_request_key_makes_one_bulk_replay(store: Store) -> None:
 async def test_a_bulk_replay_is_fed_in_order_and_behind_live_traffic(store: Store) -> None:
     made = await dead_letters(store, *["s"] * 4)
     ordered = await replay_all(store, DEAD)
-    assert await take(store, turn=Turn.replay) == []
+    assert await take(store, priority=Priority.replay) == []
     assert await statuses(store, made) == ["dead"] * 4
     assert await store.feed_replays() == 4
     live = await deliver_one(store, "t")
-    assert (await take_one(store)).delivery_id == live
-    lease = await take_one(store, turn=Turn.replay)
-    assert (lease.delivery_id, lease.turn, lease.run) == (made[0], Turn.replay, 2)
-    assert (lease.replay_id, lease.trigger) == (ordered.id, Trigger.bulk_replay)
+    assert (await take_one(store)).delivery.id == live
+    lease = await take_one(store, priority=Priority.replay)
+    assert (lease.delivery.id, lease.priority, lease.delivery.run) == (made[0], Priority.replay, 2)
+    assert (lease.delivery.replay_id, lease.trigger) == (ordered.id, Trigger.bulk_replay)
     await settle(store, done(lease))
-    assert await finish(store, turn=Turn.replay) == made[1:]
+    assert await finish(store, priority=Priority.replay) == made[1:]
 
 
 async def test_live_work_does_not_wait_behind_a_replay_of_its_subject(store: Store) -> None:
@@ -174,11 +174,11 @@ async def test_a_replay_joins_the_tail_of_a_live_subject(store: Store) -> None:
     live = await deliver(store, "s", "s")
     await replay_all(store, DEAD)
     assert await store.feed_replays() == 1
-    assert await take(store, turn=Turn.replay) == []
+    assert await take(store, priority=Priority.replay) == []
     order = []
     for _ in range(3):
-        [lease] = [*await take(store), *await take(store, turn=Turn.replay)]
-        order.append(lease.delivery_id)
+        [lease] = [*await take(store), *await take(store, priority=Priority.replay)]
+        order.append(lease.delivery.id)
         await settle(store, done(lease))
     assert order == [*live, made]
 
@@ -189,7 +189,7 @@ async def test_held_heads_keep_their_places_in_a_bulk_replay(store: Store) -> No
     await replay_all(store, DEAD)
     assert await store.feed_replays() == 2
     order = []
-    while leases := [*await take(store), *await take(store, turn=Turn.replay)]:
+    while leases := [*await take(store), *await take(store, priority=Priority.replay)]:
         await settle(store, *[done(lease) for lease in leases])
         order += ids(leases)
     assert [one for one in order if one in made[:2]] == made[:2]
@@ -201,7 +201,7 @@ async def test_only_so_many_are_open_at_once(store: Store) -> None:
     ordered = await replay_all(store, DEAD)
     assert await store.feed_replays(open_at_most=4) == 4
     assert await store.feed_replays(open_at_most=4) == 0
-    leases = await take(store, turn=Turn.replay)
+    leases = await take(store, priority=Priority.replay)
     assert sorted(ids(leases)) == made[:4]
     assert await store.feed_replays(open_at_most=4) == 0
     await settle(store, *[done(lease) for lease in leases[:3]])
@@ -232,7 +232,7 @@ async def test_two_who_feed_feed_each_item_once(ground: Ground, store: Store) ->
     assert sum(counts) >= 10
     while await store.feed_replays():
         pass
-    assert sorted(await finish(store, turn=Turn.replay)) == made
+    assert sorted(await finish(store, priority=Priority.replay)) == made
     assert {(await look(store, one)).run for one in made} == {2}
     assert (await progress(store, ordered)).fed == 30
 
@@ -243,8 +243,8 @@ async def test_several_replays_run_at_once(store: Store) -> None:
     second = await replay_all(store, Filter(destination="mail"))
     while await store.feed_replays():
         pass
-    assert sorted(await finish(store, turn=Turn.replay)) == of_crm
-    assert await finish(store, turn=Turn.replay, to=2) == of_mail
+    assert sorted(await finish(store, priority=Priority.replay)) == of_crm
+    assert await finish(store, priority=Priority.replay, to=2) == of_mail
     await store.feed_replays()
     assert [(await progress(store, one)).state for one in (first, second)] == [ReplayState.done] * 2
     assert [one.id for one in (await store.find_replays()).items] == [second.id, first.id]
@@ -255,12 +255,12 @@ async def test_how_it_went_is_told(store: Store) -> None:
     ordered = await replay_all(store, DEAD, about={"query": "status:dead"}, reason="deploy")
     assert (ordered.about, ordered.reason, ordered.bulk) == ({"query": "status:dead"}, "deploy", True)
     await store.feed_replays()
-    leases = await take(store, turn=Turn.replay)
+    leases = await take(store, priority=Priority.replay)
     await settle(store, done(leases[0]), done(leases[1]), dead(leases[2]), retry(leases[3]))
     shown = await progress(store, ordered)
     assert (shown.planned, shown.fed, shown.done, shown.dead, shown.skipped) == (5, 5, 2, 1, 0)
     assert (shown.state, shown.finished_at) == (ReplayState.running, None)
-    await settle(store, done(leases[4]), dead((await take(store, turn=Turn.replay))[0]))
+    await settle(store, done(leases[4]), dead((await take(store, priority=Priority.replay))[0]))
     await store.feed_replays()
     shown = await progress(store, ordered)
     assert (shown.done, shown.dead, shown.state) == (3, 2, ReplayState.done)
@@ -272,8 +272,8 @@ async def test_coalesced_ones_of_a_replay_are_done_too(store: Store) -> None:
     assert await statuses(store, made) == ["dead"] * 3
     ordered = await replay_all(store, DEAD)
     assert await store.feed_replays() == 3
-    lease = await take_one(store, turn=Turn.replay)
-    assert (lease.head_id, lease.delivery_id) == (made[0], made[2])
+    lease = await take_one(store, priority=Priority.replay)
+    assert (lease.front_id, lease.delivery.id) == (made[0], made[2])
     await settle(store, done(lease))
     await store.feed_replays()
     shown = await progress(store, ordered)
@@ -286,11 +286,11 @@ async def test_what_has_moved_since_is_left_out(ground: Ground, store: Store) ->
     ordered = await replay_all(store, DEAD)
     await replay(store, made[0])
     await replay(store, made[1])
-    [lease] = [lease for lease in await take(store) if lease.delivery_id == made[1]]
+    [lease] = [lease for lease in await take(store) if lease.delivery.id == made[1]]
     await settle(store, dead(lease))
     assert await store.feed_replays() == 2
     assert [(await look(store, one)).run for one in made] == [2, 2, 2, 2]
-    assert sorted(await finish(store, turn=Turn.replay)) == made[2:]
+    assert sorted(await finish(store, priority=Priority.replay)) == made[2:]
     await store.feed_replays()
     shown = await progress(store, ordered)
     assert (shown.done, shown.skipped, shown.state) == (2, 2, ReplayState.done)
@@ -300,9 +300,9 @@ async def test_a_retry_of_a_replayed_one_stays_behind_live_traffic(store: Store)
     await dead_letters(store, None)
     await replay_all(store, DEAD)
     await store.feed_replays()
-    await settle(store, retry(await take_one(store, turn=Turn.replay)))
+    await settle(store, retry(await take_one(store, priority=Priority.replay)))
     assert await take(store) == []
-    assert (await take_one(store, turn=Turn.replay)).attempt == 2
+    assert (await take_one(store, priority=Priority.replay)).delivery.attempt == 2
 
 
 # -- many: steer ---------------------------------------------------------------------------------
@@ -314,13 +314,13 @@ async def test_pause_and_resume(store: Store) -> None:
     assert await store.feed_replays(open_at_most=2) == 2
     paused = await store.set_replay_state(ordered.id, ReplayState.paused, "ann")
     assert (paused.state, paused.fed) == (ReplayState.paused, 2)
-    assert len(await finish(store, turn=Turn.replay)) == 2
+    assert len(await finish(store, priority=Priority.replay)) == 2
     assert await store.feed_replays() == 0
     assert await statuses(store, made[2:]) == ["dead"] * 4
     running = await store.set_replay_state(ordered.id, ReplayState.running, "ann")
     assert running.state is ReplayState.running
     assert await store.feed_replays() == 4
-    assert len(await finish(store, turn=Turn.replay)) == 4
+    assert len(await finish(store, priority=Priority.replay)) == 4
     await store.feed_replays()
     assert (await progress(store, ordered)).state is ReplayState.done
 
@@ -334,7 +334,7 @@ async def test_abort(store: Store) -> None:
     assert aborted.state is ReplayState.aborted
     assert aborted.finished_at is not None
     assert await store.feed_replays() == 0
-    assert sorted(await finish(store, turn=Turn.replay)) == made[:2]
+    assert sorted(await finish(store, priority=Priority.replay)) == made[:2]
     assert await statuses(store, made) == ["done"] * 2 + ["dead"] * 4
     for state in (ReplayState.running, ReplayState.paused, ReplayState.aborted):
         with pytest.raises(NotWaiting):
@@ -346,7 +346,7 @@ async def test_what_is_over_cannot_be_steered(store: Store) -> None:
     await dead_letters(store, None)
     ordered = await replay_all(store, DEAD)
     await store.feed_replays()
-    await finish(store, turn=Turn.replay)
+    await finish(store, priority=Priority.replay)
     await store.feed_replays()
     with pytest.raises(NotWaiting):
         await store.set_replay_state(ordered.id, ReplayState.aborted, "ann")
@@ -360,17 +360,17 @@ async def test_a_bulk_replay_goes_on_after_a_restart(ground: Ground) -> None:
         made = await dead_letters(store, *[None] * 9)
         ordered = await replay_all(store, DEAD)
         assert await store.feed_replays(open_at_most=4) == 4
-        [first] = await take(store, 1, turn=Turn.replay, lease=10.0)
+        [first] = await take(store, 1, priority=Priority.replay, lease=10.0)
         await settle(store, done(first))
-        await take(store, 1, turn=Turn.replay, lease=10.0, trust=9)
+        await take(store, 1, priority=Priority.replay, lease=10.0, crash_tolerance=9)
     ground.forward(11)
     async with opened(ground) as store:
         shown = await progress(store, ordered)
         assert (shown.fed, shown.done, shown.state) == (4, 1, ReplayState.running)
         assert await store.feed_replays() == 5
         assert await store.feed_replays() == 0
-        rest = await finish(store, turn=Turn.replay, trust=9)
-        assert sorted([first.delivery_id, *rest]) == made
+        rest = await finish(store, priority=Priority.replay, crash_tolerance=9)
+        assert sorted([first.delivery.id, *rest]) == made
         await store.feed_replays()
         shown = await progress(store, ordered)
         assert (shown.done, shown.skipped, shown.state) == (9, 0, ReplayState.done)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from oncehook.model import AttemptOutcome, Filter, Options, Turn
+from oncehook.model import AttemptOutcome, Filter, Options, Priority
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -30,11 +30,11 @@ ANY = Options.coalesce_any
 async def test_one_attempt_covers_all_that_waits(store: Store) -> None:
     made = await deliver(store, *["s"] * 5, options=TYPE)
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.head_id, lease.attempt) == (made[-1], made[0], 1)
-    event = await store.get_event(lease.event_id)
+    assert (lease.delivery.id, lease.front_id, lease.delivery.attempt) == (made[-1], made[0], 1)
+    event = await store.get_event(lease.event.id)
     assert event is not None
     assert (await look(store, made[-1])).event_id == event.id
-    assert lease.body == event.body
+    assert lease.event.body == event.body
     await settle(store, done(lease))
     assert await statuses(store, made) == ["done"] * 5
     notes = [(await look(store, one)).note for one in made]
@@ -46,7 +46,7 @@ async def test_one_attempt_covers_all_that_waits(store: Store) -> None:
 async def test_a_lone_delivery_carries_itself(store: Store) -> None:
     [made] = await deliver(store, "s", options=TYPE)
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.head_id) == (made, made)
+    assert (lease.delivery.id, lease.front_id) == (made, made)
     await settle(store, done(lease))
     assert (await look(store, made)).note is None
 
@@ -54,7 +54,7 @@ async def test_a_lone_delivery_carries_itself(store: Store) -> None:
 async def test_without_the_option_nothing_is_covered(store: Store) -> None:
     made = await deliver(store, *["s"] * 3)
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.head_id) == (made[0], made[0])
+    assert (lease.delivery.id, lease.front_id) == (made[0], made[0])
     await settle(store, done(lease))
     assert await statuses(store, made) == ["done", "pending", "pending"]
 
@@ -67,14 +67,14 @@ async def test_without_a_subject_nothing_is_covered(store: Store) -> None:
 async def test_only_the_same_type(store: Store) -> None:
     made = [await deliver_one(store, "s", type_=kind, options=TYPE) for kind in ("a", "b", "a", "b", "c")]
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.type) == (made[2], "a")
+    assert (lease.delivery.id, lease.event.type) == (made[2], "a")
     await settle(store, done(lease))
     assert await statuses(store, made) == ["done", "pending", "done", "pending", "pending"]
     lease = await take_one(store)
-    assert (lease.head_id, lease.delivery_id, lease.type) == (made[1], made[3], "b")
+    assert (lease.front_id, lease.delivery.id, lease.event.type) == (made[1], made[3], "b")
     await settle(store, done(lease))
     lease = await take_one(store)
-    assert (lease.head_id, lease.delivery_id) == (made[4], made[4])
+    assert (lease.front_id, lease.delivery.id) == (made[4], made[4])
     await settle(store, done(lease))
     assert await statuses(store, made) == ["done"] * 5
 
@@ -82,7 +82,7 @@ async def test_only_the_same_type(store: Store) -> None:
 async def test_of_every_type(store: Store) -> None:
     made = [await deliver_one(store, "s", type_=kind, options=ANY) for kind in ("a", "b", "a", "c")]
     lease = await take_one(store)
-    assert (lease.head_id, lease.delivery_id, lease.type) == (made[0], made[3], "c")
+    assert (lease.front_id, lease.delivery.id, lease.event.type) == (made[0], made[3], "c")
     await settle(store, done(lease))
     assert await statuses(store, made) == ["done"] * 4
 
@@ -95,7 +95,7 @@ async def test_what_arrives_after_the_lease_causes_one_more_attempt(store: Store
     await settle(store, done(lease))
     assert await statuses(store, made + late) == ["done"] * 2 + ["pending"] * 3
     lease = await take_one(store)
-    assert (lease.head_id, lease.delivery_id) == (late[0], late[2])
+    assert (lease.front_id, lease.delivery.id) == (late[0], late[2])
     await settle(store, done(lease))
     assert await take(store) == []
     assert await statuses(store, made + late) == ["done"] * 5
@@ -117,8 +117,8 @@ async def test_a_later_attempt_covers_what_came_meanwhile(store: Store, later: o
     await settle(store, later(lease))  # type: ignore[operator]
     assert await statuses(store, made) == ["pending"] * 3
     lease = await take_one(store)
-    assert (lease.head_id, lease.delivery_id) == (made[0], made[2])
-    assert lease.attempt == (2 if later is retry else 1)
+    assert (lease.front_id, lease.delivery.id) == (made[0], made[2])
+    assert lease.delivery.attempt == (2 if later is retry else 1)
     await settle(store, done(lease))
     assert await statuses(store, made) == ["done"] * 3
 
@@ -138,7 +138,7 @@ async def test_dead_and_held_is_the_head_alone(store: Store) -> None:
     assert await take(store) == []
     await replay(store, made[0])
     lease = await take_one(store)
-    assert (lease.head_id, lease.delivery_id) == (made[0], made[2])
+    assert (lease.front_id, lease.delivery.id) == (made[0], made[2])
     await settle(store, done(lease))
     assert await statuses(store, made) == ["done"] * 3
 
@@ -151,8 +151,8 @@ async def test_a_crash_is_of_the_one_that_was_carried(ground: Ground, store: Sto
     assert [len(await store.attempts_of(one)) for one in made] == [0, 0, 1]
     [crashed] = await store.attempts_of(made[2])
     assert (crashed.outcome, crashed.fence) == (AttemptOutcome.crashed, lost.fence)
-    lease = await take_one(store, turn=Turn.suspect)
-    assert (lease.head_id, lease.delivery_id, lease.attempt) == (made[0], made[2], 1)
+    lease = await take_one(store, priority=Priority.quarantined)
+    assert (lease.front_id, lease.delivery.id, lease.delivery.attempt) == (made[0], made[2], 1)
     await settle(store, done(lease))
     assert await statuses(store, made) == ["done"] * 3
 
@@ -170,7 +170,7 @@ async def test_a_coalesced_one_can_be_replayed_by_order(store: Store) -> None:
     await settle(store, done(await take_one(store)))
     await replay(store, made[0], force=True)
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.run) == (made[0], 2)
+    assert (lease.delivery.id, lease.delivery.run) == (made[0], 2)
     await settle(store, done(lease))
     kept = await look(store, made[0])
     assert (kept.status, kept.note, kept.run) == ("done", None, 2)
@@ -181,4 +181,4 @@ async def test_a_new_subject_begins_after_a_coalesced_one(store: Store) -> None:
     await settle(store, done(await take_one(store)))
     [late] = await deliver(store, "s", options=TYPE)
     lease = await take_one(store)
-    assert (lease.head_id, lease.delivery_id) == (late, late)
+    assert (lease.front_id, lease.delivery.id) == (late, late)

@@ -12,13 +12,13 @@ import psycopg
 import pytest
 
 from oncehook.errors import QueryTooWide, Undecryptable
-from oncehook.model import Emission, Evidence, Filter, Intake, Outcome, Settle, Settlement, Turn
+from oncehook.model import Emission, Evidence, Filter, Intake, Outcome, Priority, Settle, Settlement
 from oncehook.query import parse
 from oncehook.store.base import Store
 from oncehook.store.cipher import MAGIC, Cipher
 from oncehook.store.postgres import PostgresStore, matching
 from oncehook.store.postgres import show as postgres_show
-from oncehook.store.sqlite import find
+from oncehook.store.sqlite import read
 from tests.store.conftest import Ground, PostgresGround, SqliteGround
 from tests.store.making import (
     CRM,
@@ -108,17 +108,17 @@ async def everything(store: Store) -> dict[str, Any]:
         "later": await store.arrivals_of(first.event_id),
         "later of part": await store.arrivals_of(part.event_id),
         "batch": await store.batch_body(split.arrival_id),
-        "leased": (lease.head, lease.body),
-        "attempts": await store.attempts_of(lease.delivery_id),
+        "leased": (lease.event.request_head, lease.event.body),
+        "attempts": await store.attempts_of(lease.delivery.id),
         "listed": (await store.find_events(Filter())).items,
     }
     assert seen["event"].body == body(1)
-    assert seen["event"].head == seen["part"].head == seen["emitted"].head == head
+    assert seen["event"].request_head == seen["part"].request_head == seen["emitted"].request_head == head
     assert (seen["part"].body, seen["emitted"].body) == (body(3), body(7))
     assert [one.body for one in seen["later"]] == [None, body(2), body(6), body(6), body(6)]
-    assert {one.head for one in seen["later"]} == {head}
+    assert {one.request_head for one in seen["later"]} == {head}
     [later] = seen["later of part"]
-    assert (later.head, later.body, later.batch_id) == (head, body(5), again.arrival_id)
+    assert (later.request_head, later.body, later.batch_id) == (head, body(5), again.arrival_id)
     assert seen["batch"] == (head, b"[c4nary-raw]")
     assert seen["leased"] == (head, body(1))
     assert [one.evidence.answer for one in seen["attempts"]] == [b"c4nary-answer", b"c4nary-ok"]
@@ -165,7 +165,7 @@ async def test_rows_of_every_age_are_read_side_by_side(ground: Ground) -> None:
     assert Cipher([OLD]).key_ids[0] in held.hex()
     assert Cipher([NEW]).key_ids[0] in held.hex()
     async with opened(ground, NEW, OLD) as store:
-        assert [lease.body for lease in await take(store)] == [body(n) for n in range(4)]
+        assert [lease.event.body for lease in await take(store)] == [body(n) for n in range(4)]
 
 
 async def test_a_missing_key_is_told_of_its_row_alone(ground: Ground) -> None:
@@ -185,13 +185,13 @@ async def test_a_missing_key_is_told_of_its_row_alone(ground: Ground) -> None:
         assert len((await store.find_events(Filter())).items) == 2
         assert [one.id for one in (await store.find_events(parse("body.n:>0", NOW))).items] == [fine.event_id]
         unreadable, readable = await store.arrivals_of(lost.event_id)
-        assert (unreadable.body, unreadable.head, readable.body) == (None, b"", body(4))
+        assert (unreadable.body, unreadable.request_head, readable.body) == (None, b"", body(4))
         assert isinstance(unreadable.unreadable, Undecryptable)
-        [attempt] = await store.attempts_of(lease.delivery_id)
+        [attempt] = await store.attempts_of(lease.delivery.id)
         assert attempt.evidence.answer is not None
         assert b"not given" in attempt.evidence.answer
-        leases = {one.event_id: one for one in await take(store)}
-        assert (leases[lost.event_id].body, leases[fine.event_id].body) == (b"", body(3))
+        leases = {one.event.id: one for one in await take(store)}
+        assert (leases[lost.event_id].event.body, leases[fine.event_id].event.body) == (b"", body(3))
         assert "not given" in str(leases[lost.event_id].unreadable)
         assert leases[fine.event_id].unreadable is None
         await settle(store, *[retry(one) for one in leases.values()])
@@ -199,7 +199,7 @@ async def test_a_missing_key_is_told_of_its_row_alone(ground: Ground) -> None:
         assert not check.ok
         assert f"{Cipher([OLD]).key_ids[0]} (not given)" in check.detail
     async with opened(ground, NEW, OLD) as store:
-        assert {one.body for one in await take(store)} == {body(1), body(3)}
+        assert {one.event.body for one in await take(store)} == {body(1), body(3)}
 
 
 async def test_doctor_tells_which_keys_are_needed(ground: Ground) -> None:
@@ -271,7 +271,7 @@ async def test_a_body_that_looks_encrypted_comes_back_as_it_was(ground: Ground) 
         async with opened(ground, *keys) as store:
             verdicts = await keep(store, *[item(body=one, to=[CRM]) for one in forged])
             assert [(await event_of(store, verdict)).body for verdict in verdicts] == forged
-            assert [lease.body for lease in await take(store)] == forged
+            assert [lease.event.body for lease in await take(store)] == forged
 
 
 # -- what bodies say -----------------------------------------------------------------------------
@@ -317,13 +317,13 @@ async def test_a_replay_and_a_discard_mean_what_encrypted_bodies_say(
         assert (await replay_all(store, parse("body.n:<2", NOW), expected=1)).planned == 1
         await store.feed_replays()
         assert await statuses(store, [one, two, three]) == ["pending", "dead", "discarded"]
-        assert (await take_one(store, turn=Turn.replay)).body == body(1)
+        assert (await take_one(store, priority=Priority.replay)).event.body == body(1)
 
 
 async def test_a_page_looks_into_so_many_bytes_and_says_how_far_it_came(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (find, postgres_show):
+    for module in (read, postgres_show):
         monkeypatch.setattr(module, "LOOKED_INTO", 3000)
     async with opened(ground, NEW) as store:
         wanted = await deliver_one(store, "s", body=body(1))
@@ -346,7 +346,7 @@ async def walk(look: Callable[..., Any], asked: Filter) -> list[list[bytes]]:
 async def test_what_would_decrypt_too_much_is_refused(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
-    for module in (find, matching):
+    for module in (read, matching):
         monkeypatch.setattr(module, name, most)
     asked = parse("body.n:1", NOW)
     async with opened(ground, NEW) as store:
@@ -373,10 +373,10 @@ async def test_a_replayed_delivery_is_decrypted_again(ground: Ground) -> None:
         [one] = await dead_letters(store, "s", body=body(1))
         await replay(store, one)
         lease = await take_one(store)
-        assert (lease.body, lease.run) == (body(1), 2)
+        assert (lease.event.body, lease.delivery.run) == (body(1), 2)
         await settle(store, done(lease))
         waiting = [await deliver_one(store, "t", body=body(n)) for n in (2, 3)]
-        assert (await store.settle([done(await take_one(store), take_next=30.0)])).next[0].body == body(3)
+        assert (await store.settle([done(await take_one(store), take_next=30.0)])).next[0].event.body == body(3)
         assert await statuses(store, waiting) == ["done", "leased"]
 
 
@@ -402,7 +402,7 @@ async def test_what_is_kept_in_a_foreign_transaction_is_encrypted(ground: Ground
         assert emission.verdict is not None
         kept = [(await event_of(store, one)).body for one in (first, second, emission.verdict)]
         assert kept == [body(1), body(2), body(4)]
-        [attempt] = await store.attempts_of(lease.delivery_id)
+        [attempt] = await store.attempts_of(lease.delivery.id)
         assert attempt.evidence.answer == b"c4nary-answer"
         await finish(store)
         assert CANARY not in raw_bytes(ground)

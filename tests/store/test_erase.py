@@ -106,9 +106,9 @@ async def test_nothing_of_the_subject_is_left(ground: Ground, store: Store) -> N
     assert await store.erasable(ORDER) == Erasure()
 
     event = await event_of(store, kept)
-    assert (event.body, event.head, event.key, event.subject) == (b"", b"", None, None)
+    assert (event.body, event.request_head, event.key, event.subject) == (b"", b"", None, None)
     assert (event.marks, event.type, event.copies) == (Mark.erased, "order.created", 3)
-    assert [(one.outcome, one.head) for one in await store.arrivals_of(event.id)] == [
+    assert [(one.outcome, one.request_head) for one in await store.arrivals_of(event.id)] == [
         (Outcome.conflict, b""),
         (Outcome.duplicate, b""),
     ]
@@ -154,7 +154,7 @@ async def test_split_requests_lose_their_raw_bytes(ground: Ground, store: Store)
     [theirs] = (await store.find_events(Filter(subject="other"))).items
     event = await store.get_event(theirs.id)
     assert event is not None
-    assert (event.head, event.body) == (b"POST /h2", b'{"id": 1}')
+    assert (event.request_head, event.body) == (b"POST /h2", b'{"id": 1}')
 
 
 # -- what is open ------------------------------------------------------------------------------
@@ -170,7 +170,7 @@ async def test_open_ones_are_discarded_and_the_books_balance(store: Store) -> No
     assert await take(store) == []
     assert await take(store, to=2) == []
     fresh = await deliver_one(store, CANARY)  # the line begins anew
-    assert (await take_one(store)).delivery_id == fresh
+    assert (await take_one(store)).delivery.id == fresh
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
@@ -198,12 +198,12 @@ async def test_an_attempt_that_carries_an_erased_one_is_void(store: Store) -> No
     head = await deliver_one(store, CANARY, options=Options.coalesce_any)
     await replay(store, old, force=True)  # joins the tail: its event is the oldest, and is erased first
     lease = await take_one(store)
-    assert (lease.head_id, lease.delivery_id) == (head, old)
+    assert (lease.front_id, lease.delivery.id) == (head, old)
     assert (await store.erase(ORDER, 1)).deliveries == 1
     assert await is_lost(store, done(lease))
     assert await statuses(store, [old, head]) == ["discarded", "pending"]
     again = await take_one(store)
-    assert (again.delivery_id, again.attempt) == (head, 1)
+    assert (again.delivery.id, again.delivery.attempt) == (head, 1)
     await settle(store, done(again))
 
 
@@ -242,7 +242,7 @@ async def test_a_replay_at_the_same_moment_gets_it_whole_or_not_at_all(store: St
     await finish(store)
 
     await asyncio.gather(erase(store, limit=1), replay_each(store, made), replay_each(store, made[::-1]))
-    assert [lease for lease in await take(store) if not lease.body] == []
+    assert [lease for lease in await take(store) if not lease.event.body] == []
     assert await erase(store) == Erasure()
     assert set(await statuses(store, made)) <= {"done", "discarded"}
 
@@ -283,7 +283,7 @@ async def test_a_replay_of_what_is_erased_ends(store: Store) -> None:
     await erase(store)
     await store.feed_replays()
     assert (await progress(store, bulk)).skipped == 2
-    await finish(store, turn=1)
+    await finish(store, priority=1)
     await store.feed_replays()
     ended = await progress(store, bulk)
     assert (ended.state, ended.done, ended.skipped) == (ReplayState.done, 1, 2)
@@ -334,7 +334,7 @@ async def test_the_files_themselves_forget(tmp_path: Path, monkeypatch: pytest.M
         one = item(f"{word.decode()}-key-{n}", subject=whose, body=body, to=[CRM])
         await keep(store, one, head=b"POST /in/orders?who=" + word)
     for error in ("canary-error at first" * 9, "canary-error", "no answer"):
-        await settle(store, *[retry(one, error=error) for one in await take(store) if one.subject == CANARY])
+        await settle(store, *[retry(one, error=error) for one in await take(store) if one.event.subject == CANARY])
     for n in range(30):
         await keep(store, item("canary-key-0", subject=CANARY, body=b"canary-copy %d " % n * 500))
     assert _mentions(tmp_path) > 0

@@ -120,13 +120,13 @@ async def test_a_lease_that_was_lost_begins_nothing(
     ground.stand_still()
     gate, observer = Gate(store, monkeypatch), Noted()
     made = await deliver(store, "s", "s")
-    crm = Scripted(trust=9)
+    crm = Scripted(crash_tolerance=9)
     async with working(store, crm, observer=observer) as worker:
         await crm.until_begun(made[0])
         crm.end(made[0])
         await gate.until_asked()
         await store.invalidate_leases()
-        holder = await take_one(store, trust=9)
+        holder = await take_one(store, crash_tolerance=9)
         gate.open.set()
         await until(lambda: observer.lost)
         await is_idle(worker)
@@ -154,9 +154,9 @@ async def test_a_process_that_slept_over_a_settlement_does_not_begin_the_next(
         finally:
             clock.forward(-55.0)
         (given_back,) = [one for one in gate.waiting if one.what is Settle.release]
-        assert given_back.lease.delivery_id == made[1]
+        assert given_back.lease.delivery.id == made[1]
         assert crm.begun[1].fence > given_back.lease.fence
-        assert crm.begun[1].attempt == 1
+        assert crm.begun[1].delivery.attempt == 1
         assert await store.attempts_of(made[1]) == []
         assert worker._room() == 999
 
@@ -168,11 +168,11 @@ async def test_a_retry_keeps_its_place(store: Store) -> None:
     """R43: what follows waits with it, also when the line went on without a break until then."""
     made = await deliver(store, *["s"] * 4)
     crm = Scripted()
-    crm.answers = lambda lease: AGAIN if lease.delivery_id == made[1] and lease.attempt < 3 else WELL
+    crm.answers = lambda lease: AGAIN if lease.delivery.id == made[1] and lease.delivery.attempt < 3 else WELL
     async with working(store, crm) as worker:
         await worker.drained()
     assert crm.order == [made[0], made[1], made[1], made[1], made[2], made[3]]
-    assert [lease.attempt for lease in crm.begun] == [1, 1, 2, 3, 1, 1]
+    assert [lease.delivery.attempt for lease in crm.begun] == [1, 1, 2, 3, 1, 1]
     assert crm.most == 1
 
 
@@ -180,7 +180,7 @@ async def test_a_dead_letter_that_is_held_stops_the_line(store: Store) -> None:
     """R43"""
     made = await deliver(store, *["s"] * 3, options=Options.hold)
     crm = Scripted()
-    crm.answers = lambda lease: DIES if lease.delivery_id == made[1] else WELL
+    crm.answers = lambda lease: DIES if lease.delivery.id == made[1] else WELL
     async with working(store, crm) as worker:
         await worker.drained()
         await is_idle(worker)
@@ -292,7 +292,7 @@ def slow(*destinations: Scripted, seconds: float) -> Iterator[list[int]]:
         nonlocal passed
         clock.forward(seconds)
         passed += seconds
-        order.append(lease.destination_id)
+        order.append(lease.delivery.destination_id)
         return WELL
 
     for one in destinations:
@@ -361,7 +361,7 @@ async def test_who_stops_gives_back_the_next_uncounted(
         assert (await look(store, made[0])).status is DeliveryStatus.done
         assert [await is_untouched(store, one) for one in made[1:]] == [True, True]
         lease = await take_one(store)
-        assert (lease.delivery_id, lease.attempt) == (made[1], 1)
+        assert (lease.delivery.id, lease.delivery.attempt) == (made[1], 1)
 
 
 async def test_who_stops_asks_for_no_next(ground: Ground, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

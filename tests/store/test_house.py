@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncehook.errors import MigrationNeeded, SchemaTooNew, StoreError
-from oncehook.store.base import Numbers, Store
+from oncehook.store.base import NameIds, Store
 from tests.store.conftest import Ground, failed_checks
 from tests.store.making import intake, item, keep, record
 
@@ -34,7 +34,7 @@ async def test_enrolling_again_uses_up_no_numbers(store: Store) -> None:
     for _ in range(50):
         await store.register_names(["orders", "payments"], ["crm", "mail"])
     numbers = await store.register_names(["new"], ["new"])
-    assert numbers == Numbers({"orders": 1, "payments": 2, "new": 3}, {"crm": 1, "mail": 2, "new": 3})
+    assert numbers == NameIds({"orders": 1, "payments": 2, "new": 3}, {"crm": 1, "mail": 2, "new": 3})
 
 
 # -- schema ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ async def outcome(store: Store, *items: Item) -> list[Outcome]:
 
 
 async def test_what_was_imported_is_a_duplicate_whatever_its_body(store: Store) -> None:
-    assert await store.remember(1, hashes("a", "b", "b"), 30 * DAY, "olga") == 2
+    assert await store.import_keys(1, hashes("a", "b", "b"), 30 * DAY, "olga") == 2
     assert await outcome(store, item("a", body=b"one")) == [Outcome.duplicate]
     assert await outcome(store, item("a", body=b"another")) == [Outcome.duplicate], "nobody knows the first body"
     assert await outcome(store, item("b", body=b"1"), item("b", body=b"2")) == [Outcome.duplicate] * 2
@@ -29,8 +29,8 @@ async def test_what_was_imported_is_a_duplicate_whatever_its_body(store: Store) 
 
 async def test_importing_again_changes_nothing(store: Store) -> None:
     [first] = await record(store, intake(item("known", body=b"x")))
-    assert await store.remember(1, hashes("known", "new"), DAY, "olga") == 1
-    assert await store.remember(1, hashes("known", "new"), DAY, "olga") == 0
+    assert await store.import_keys(1, hashes("known", "new"), DAY, "olga") == 1
+    assert await store.import_keys(1, hashes("known", "new"), DAY, "olga") == 0
     [again] = await record(store, intake(item("known", body=b"y")))
     assert (again.outcome, again.event_id) == (Outcome.conflict, first.event_id), "its body is known, and still counts"
     [line, _] = await store.audit_log()
@@ -38,7 +38,7 @@ async def test_importing_again_changes_nothing(store: Store) -> None:
 
 
 async def test_imported_keys_have_a_window_too(store: Store, ground: Ground) -> None:
-    assert await store.remember(1, hashes("a", "b"), 10.0, "olga") == 2
+    assert await store.import_keys(1, hashes("a", "b"), 10.0, "olga") == 2
     ground.forward(11)
-    assert await store.remember(1, hashes("a"), DAY, "olga") == 1, "what has lapsed is taken over"
+    assert await store.import_keys(1, hashes("a"), DAY, "olga") == 1, "what has lapsed is taken over"
     assert await outcome(store, item("a"), item("b")) == [Outcome.duplicate, Outcome.accepted]

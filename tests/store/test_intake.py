@@ -48,7 +48,7 @@ async def test_an_arrival_is_kept_as_it_came(store: Store) -> None:
         "k1",
         "42",
     )
-    assert (event.head, event.body, event.batch_id, event.copies) == (head, body, None, 1)
+    assert (event.request_head, event.body, event.batch_id, event.copies) == (head, body, None, 1)
     assert (event.event_at, event.rank, event.rank_scope) == (happened, 3, "m1")
     assert event.marks == Mark.unparsed | Mark.emitted
     assert event.received_at.tzinfo is not None
@@ -169,7 +169,7 @@ async def test_the_latest_copies_are_kept_and_all_are_counted(store: Store) -> N
         await record(store, one)
     kept = await store.arrivals_of(first.event_id)
     assert [arrival.id for arrival in kept] == [one.arrival_id for one in later[-KEPT_ARRIVALS:]]
-    assert [arrival.head for arrival in kept] == [one.headers for one in later[-KEPT_ARRIVALS:]]
+    assert [arrival.request_head for arrival in kept] == [one.headers for one in later[-KEPT_ARRIVALS:]]
     assert {arrival.outcome for arrival in kept} == {DUPLICATE}
     assert {arrival.body for arrival in kept} == {None}
     assert (await event_of(store, first)).copies == 46
@@ -210,7 +210,7 @@ async def test_the_events_of_a_split_request_share_its_head_and_raw_body(store: 
     first, second = await record(store, whole)
     for verdict, body in ((first, b"1"), (second, b"2")):
         event = await event_of(store, verdict)
-        assert (event.body, event.head, event.batch_id) == (body, b"POST /whole", whole.arrival_id)
+        assert (event.body, event.request_head, event.batch_id) == (body, b"POST /whole", whole.arrival_id)
     assert await store.batch_body(whole.arrival_id) == (b"POST /whole", b"[1, 2]")
 
 
@@ -229,7 +229,7 @@ async def test_a_split_request_that_comes_again(store: Store) -> None:
     assert outcomes(verdicts) == [DUPLICATE, CONFLICT, ACCEPTED]
     [copy] = await store.arrivals_of(verdicts[0].event_id)
     assert copy.id == again.items[0].event_id  # one of its own: two parts of a request may be copies of one event
-    assert (copy.batch_id, copy.head, copy.body) == (again.arrival_id, b"POST /again", None)
+    assert (copy.batch_id, copy.request_head, copy.body) == (again.arrival_id, b"POST /again", None)
     [conflict] = await store.arrivals_of(verdicts[1].event_id)
     assert conflict.body == b"x"
     assert await store.batch_body(again.arrival_id) == (b"POST /again", b"again")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -11,6 +10,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 
 import pytest
+from msgspec import structs
 
 from oncehook.model import (
     AttemptOutcome,
@@ -20,10 +20,10 @@ from oncehook.model import (
     LeaseRequest,
     Mark,
     Outlook,
+    Priority,
     Settle,
     Settlement,
     Trigger,
-    Turn,
     new_id,
 )
 from oncehook.store.base import Store
@@ -86,16 +86,26 @@ async def test_a_lease_tells_all_that_an_attempt_needs(store: Store) -> None:
     await record(store, intake(sent))
     lease = await take_one(store, lease=17.0)
     planned = sent.deliveries[0]
-    assert (lease.delivery_id, lease.head_id, lease.line) == (planned.id, planned.id, planned.subject_key)
-    assert (lease.destination_id, lease.run, lease.attempt, lease.deaths) == (1, 1, 1, 0)
-    assert (lease.turn, lease.options, lease.replay_id, lease.seconds) == (Turn.live, 0, None, 17.0)
-    assert (lease.event_id, lease.source_id, lease.source, lease.type) == (sent.event_id, 1, "orders", "order.paid")
-    assert (lease.key, lease.subject, lease.marks) == ("k7", "s", Mark.unparsed)
-    assert (lease.rank, lease.rank_scope, lease.highest_rank) == (3, "m1", None)
-    assert (lease.head, lease.body, lease.event_at) == (HEAD, b"\x00raw", None)
+    assert (lease.delivery.id, lease.front_id, lease.queue_key) == (planned.id, planned.id, planned.subject_key)
+    assert (lease.delivery.destination_id, lease.delivery.run, lease.delivery.attempt, lease.deaths) == (1, 1, 1, 0)
+    assert (lease.priority, lease.delivery.options, lease.delivery.replay_id, lease.seconds) == (
+        Priority.live,
+        0,
+        None,
+        17.0,
+    )
+    assert (lease.event.id, lease.event.source_id, lease.event.source, lease.event.type) == (
+        sent.event_id,
+        1,
+        "orders",
+        "order.paid",
+    )
+    assert (lease.event.key, lease.event.subject, lease.event.marks) == ("k7", "s", Mark.unparsed)
+    assert (lease.event.rank, lease.event.rank_scope, lease.highest_rank) == (3, "m1", None)
+    assert (lease.event.request_head, lease.event.body, lease.event.event_at) == (HEAD, b"\x00raw", None)
     event = await store.get_event(sent.event_id)
     assert event is not None
-    assert lease.received_at == event.received_at
+    assert lease.event.received_at == event.received_at
     assert lease.trigger is Trigger.initial
 
 
@@ -103,22 +113,24 @@ async def test_a_delivery_without_subject_is_a_line_of_its_own(store: Store) -> 
     [first, second] = await deliver(store, None, None)
     leases = await take(store)
     assert sorted(ids(leases)) == sorted([first, second])
-    assert {lease.line for lease in leases} == {first, second}
+    assert {lease.queue_key for lease in leases} == {first, second}
 
 
 async def test_an_item_of_a_split_request_comes_with_the_head_of_that_request(store: Store) -> None:
     split = [item(f"k{n}", to=[("crm", 1)], body=b"%d" % n) for n in range(2)]
     await record(store, intake(*split, raw=b"[0, 1]", head=b"POST /split"))
     leases = await take(store)
-    assert {lease.head for lease in leases} == {b"POST /split"}
-    assert {lease.body for lease in leases} == {b"0", b"1"}
+    assert {lease.event.request_head for lease in leases} == {b"POST /split"}
+    assert {lease.event.body for lease in leases} == {b"0", b"1"}
 
 
 async def test_each_want_gets_its_own(store: Store) -> None:
     await deliver(store, None, None, None)
     await deliver(store, None, None, to=MAIL)
     leases = await store.lease([LeaseRequest(1, 2, 10.0), LeaseRequest(2, 10, 20.0), LeaseRequest(1, 0, 10.0)])
-    assert sorted((lease.destination_id, lease.seconds) for lease in leases) == [(1, 10.0)] * 2 + [(2, 20.0)] * 2
+    assert (
+        sorted((lease.delivery.destination_id, lease.seconds) for lease in leases) == [(1, 10.0)] * 2 + [(2, 20.0)] * 2
+    )
     assert len(await take(store)) == 1
 
 
@@ -127,7 +139,7 @@ async def test_what_waits_longest_comes_first(ground: Ground, store: Store) -> N
     for _ in range(5):
         made.append(await deliver_one(store))
         ground.forward(1)
-    assert [(await take_one(store, limit=1)).delivery_id for _ in made] == made
+    assert [(await take_one(store, limit=1)).delivery.id for _ in made] == made
 
 
 async def test_a_leased_delivery_is_shown_as_leased(ground: Ground, store: Store) -> None:
@@ -185,7 +197,7 @@ async def test_every_lease_has_a_higher_fence(ground: Ground, store: Store) -> N
     await deliver(store, "a", None)
     highest = 0
     for after in (release, release, retry, None, retry):
-        leases = await take(store, lease=10.0, trust=9)
+        leases = await take(store, lease=10.0, crash_tolerance=9)
         assert len(leases) == 2
         fences = {lease.fence for lease in leases}
         assert len(fences) == 2
@@ -203,7 +215,7 @@ async def test_fences_rise_over_a_restart(ground: Ground) -> None:
         before = max(lease.fence for lease in await take(store, lease=1.0))
     ground.forward(2)
     async with opened(ground) as store:
-        assert all(lease.fence > before for lease in await take(store, trust=9))
+        assert all(lease.fence > before for lease in await take(store, crash_tolerance=9))
         await deliver_one(store)
         assert (await take_one(store)).fence > before
 
@@ -214,11 +226,11 @@ async def test_fences_rise_over_a_restart(ground: Ground) -> None:
 async def test_a_lease_that_ran_out_is_taken_over(ground: Ground, store: Store) -> None:
     """R29, R35: by the ordinary lease, with no configuration; the attempt is not used up, and the crash is told."""
     made = await deliver_one(store)
-    lost = await take_one(store, lease=10.0, trust=1)
-    assert await take(store, trust=1) == []
+    lost = await take_one(store, lease=10.0, crash_tolerance=1)
+    assert await take(store, crash_tolerance=1) == []
     ground.forward(10.5)
-    taken = await take_one(store, trust=1)
-    assert (taken.delivery_id, taken.attempt, taken.deaths, taken.turn) == (made, 1, 0, Turn.live)
+    taken = await take_one(store, crash_tolerance=1)
+    assert (taken.delivery.id, taken.delivery.attempt, taken.deaths, taken.priority) == (made, 1, 0, Priority.live)
     assert taken.fence > lost.fence
     [crashed] = await store.attempts_of(made)
     assert (crashed.outcome, crashed.fence, crashed.n, crashed.run) == (AttemptOutcome.crashed, lost.fence, 1, 1)
@@ -229,11 +241,11 @@ async def test_a_lease_is_taken_over_in_real_time(store: Store) -> None:
     """R29: nothing but waiting is needed; lease + 1 s is the promise, and what is due may be leased at once."""
     made = await deliver_one(store)
     began = time.monotonic()
-    await take_one(store, lease=0.2, trust=9)
+    await take_one(store, lease=0.2, crash_tolerance=9)
     next_due = await store.next_due([1])
     assert next_due.due_in is not None
     assert 0 <= next_due.due_in <= 0.2
-    while not (taken := await take(store, trust=9)):
+    while not (taken := await take(store, crash_tolerance=9)):
         await asyncio.sleep(0.01)
     assert ids(taken) == [made]
     assert time.monotonic() - began > 0.19, "not before its end; the server measures by a clock of its own"
@@ -243,9 +255,9 @@ async def test_a_taken_over_lease_gives_no_rights(ground: Ground, store: Store) 
     """R25-R27, R30: late success, failure, release and heartbeat of one who lost its lease change nothing."""
     made = await deliver_one(store, "s")
     behind = await deliver_one(store, "s")
-    zombie = await take_one(store, lease=10.0, trust=9)
+    zombie = await take_one(store, lease=10.0, crash_tolerance=9)
     ground.forward(11)
-    holder = await take_one(store, trust=9)
+    holder = await take_one(store, crash_tolerance=9)
     before = await look(store, made), await look(store, behind), await store.attempts_of(made), await store.levels()
     for late in (
         done(zombie),
@@ -258,7 +270,7 @@ async def test_a_taken_over_lease_gives_no_rights(ground: Ground, store: Store) 
     assert await renew(store, zombie) == set()
     after = await look(store, made), await look(store, behind), await store.attempts_of(made), await store.levels()
     assert after == before
-    assert await take(store, trust=9) == []
+    assert await take(store, crash_tolerance=9) == []
     assert await renew(store, holder) == {holder.fence}
     await settle(store, done(holder))
 
@@ -292,7 +304,7 @@ async def test_a_fence_without_its_line_is_no_right(store: Store) -> None:
     """R25: a settlement needs line, delivery and fence; a true fence on another's line is refused."""
     await deliver(store, "a", "b")
     [one, other] = await take(store)
-    forged = dataclasses.replace(one, line=other.line, delivery_id=other.delivery_id, head_id=other.head_id)
+    forged = structs.replace(one, queue_key=other.queue_key, delivery=other.delivery, front_id=other.front_id)
     assert await is_lost(store, done(forged))
     await settle(store, done(one), done(other))
 
@@ -301,13 +313,13 @@ async def test_after_a_restart_work_is_taken_over(ground: Ground) -> None:
     """R1, R29: SQLite at once, for the only process that could hold it is gone; PostgreSQL when the lease has ended."""
     async with opened(ground) as store:
         made = await deliver_one(store, "s")
-        lost = await take_one(store, lease=60.0, trust=1)
+        lost = await take_one(store, lease=60.0, crash_tolerance=1)
     async with opened(ground) as store:
         if ground.engine == "postgres":
-            assert await take(store, trust=1) == []
+            assert await take(store, crash_tolerance=1) == []
             ground.forward(61)
-        taken = await take_one(store, trust=1)
-        assert (taken.delivery_id, taken.attempt) == (made, 1)
+        taken = await take_one(store, crash_tolerance=1)
+        assert (taken.delivery.id, taken.delivery.attempt) == (made, 1)
         assert await outcomes(store, made) == [AttemptOutcome.crashed]
         assert await is_lost(store, done(lost))
         await settle(store, done(taken))
@@ -332,13 +344,13 @@ async def test_a_heartbeat_keeps_the_lease(ground: Ground, store: Store) -> None
 async def test_a_heartbeat_that_stops_loses_the_lease(ground: Ground, store: Store) -> None:
     """R34"""
     await deliver_one(store)
-    lease = await take_one(store, lease=100.0, trust=9)
+    lease = await take_one(store, lease=100.0, crash_tolerance=9)
     ground.forward(80)
     assert await renew(store, lease) == {lease.fence}
     ground.forward(40)
-    assert await take(store, trust=9) == []
+    assert await take(store, crash_tolerance=9) == []
     ground.forward(61)
-    taken = await take_one(store, trust=9)
+    taken = await take_one(store, crash_tolerance=9)
     assert taken.fence > lease.fence
     assert await renew(store, lease, taken) == {taken.fence}
 
@@ -365,7 +377,7 @@ async def test_those_that_are_kept_do_not_stand_in_the_way(ground: Ground, store
     assert await renew(store, *kept) == {lease.fence for lease in kept}
     ground.forward(40)
     late = await deliver_one(store)
-    assert (await take_one(store, limit=1)).delivery_id == late
+    assert (await take_one(store, limit=1)).delivery.id == late
     await settle(store, *[done(lease) for lease in kept])
 
 
@@ -381,18 +393,18 @@ async def test_attempts_count_when_leased_and_come_back_when_released(store: Sto
     made = await deliver_one(store)
     for expected in (1, 1, 1):
         lease = await take_one(store)
-        assert lease.attempt == expected
+        assert lease.delivery.attempt == expected
         assert (await look(store, made)).attempts == 1
         await settle(store, release(lease))
         assert (await look(store, made)).attempts == 0
     for expected in (1, 2, 3):
         lease = await take_one(store)
-        assert lease.attempt == expected
+        assert lease.delivery.attempt == expected
         assert lease.trigger is (Trigger.initial if expected == 1 else Trigger.retry)
         await settle(store, retry(lease))
     lease = await take_one(store)
     await settle(store, release(lease))
-    assert (await take_one(store)).attempt == 4
+    assert (await take_one(store)).delivery.attempt == 4
     assert [attempt.n for attempt in await store.attempts_of(made)] == [1, 2, 3]
 
 
@@ -401,7 +413,7 @@ async def test_a_released_delivery_may_have_to_wait(ground: Ground, store: Store
     await settle(store, release(await take_one(store), 20.0))
     assert await take(store) == []
     ground.forward(21)
-    assert (await take_one(store)).attempt == 1
+    assert (await take_one(store)).delivery.attempt == 1
 
 
 # -- held back ---------------------------------------------------------------------------------
@@ -413,7 +425,7 @@ async def test_a_paused_destination_gives_nothing(store: Store) -> None:
     await store.pause(1, "ann", "they moved")
     assert await take(store) == []
     assert (await store.next_due([1])).due_in is None
-    assert (await take_one(store, to=2)).delivery_id == other
+    assert (await take_one(store, to=2)).delivery.id == other
     level = (await store.levels())["crm"]
     assert (level.paused_by, level.paused_why, level.pending) == ("ann", "they moved", 1)
     assert level.paused_at is not None
@@ -463,7 +475,7 @@ async def test_what_has_become_due_since(ground: Ground, store: Store) -> None:
     ground.forward(1)
     await deliver_one(store, to=MAIL)
     second = await store.next_due([], first.looked_at)
-    assert (set(second.live), set(second.replay), set(second.suspect)) == ({2}, set(), set())
+    assert (set(second.live), set(second.replay), set(second.quarantined)) == ({2}, set(), set())
     ground.forward(100)
     third = await store.next_due([], second.looked_at)
     ground.forward(100)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncehook.errors import StoreUnavailable
-from oncehook.model import AttemptOutcome, Breaker, DeliveryStatus, Expired, Filter, Lease, Options, Outcome, Turn
+from oncehook.model import AttemptOutcome, Breaker, DeliveryStatus, Expired, Filter, Lease, Options, Outcome, Priority
 from oncehook.store.base import Store
 from oncehook.store.postgres import PostgresStore, notify
 from oncehook.store.sqlite import SqliteStore
@@ -91,14 +91,14 @@ async def test_an_arrival_is_leased_like_any_other(store: Store) -> None:
     assert outcomes(await keep(store, sent)) == [Outcome.accepted]
     [lease] = admin.begun
     made = sent.deliveries[0].id
-    assert (lease.delivery_id, lease.attempt, lease.seconds) == (made, 1, 17.0)
+    assert (lease.delivery.id, lease.delivery.attempt, lease.seconds) == (made, 1, 17.0)
     kept = await look(store, made)
     assert (kept.status, kept.attempts) == (DeliveryStatus.leased, 1)
     assert await take(store) == []
     await settle(store, release(lease))
     ordinary = await take_one(store, lease=17.0)
     assert ordinary.fence > lease.fence
-    assert dataclasses.replace(lease, fence=ordinary.fence) == ordinary
+    assert structs.replace(lease, fence=ordinary.fence) == ordinary
     await settle(store, done(ordinary))
     assert (admin.kept, admin.given_up) == (0, [])
 
@@ -109,15 +109,15 @@ async def test_of_a_split_request_only_the_first_of_each_subject_is_leased(store
     subjects = ["a", "b", "a", None, "a", "b", None]
     sent = [item(f"k{n}", subject=subject, to=[CRM], body=b"%d" % n) for n, subject in enumerate(subjects)]
     await record(store, intake(*sent, raw=b"[]", head=b"POST /split"))
-    assert [lease.body for lease in admin.begun] == [b"0", b"1", b"3", b"6"]
+    assert [lease.event.body for lease in admin.begun] == [b"0", b"1", b"3", b"6"]
     assert [lease.more for lease in admin.begun] == [True, True, False, False]
-    assert {lease.head for lease in admin.begun} == {b"POST /split"}
+    assert {lease.event.request_head for lease in admin.begun} == {b"POST /split"}
     assert len({lease.fence for lease in admin.begun}) == 4
     for n in (2, 4, 5):
         assert await is_untouched(store, sent[n].deliveries[0].id)
     assert await take(store) == []
     settled = await store.settle([done(admin.begun[0], take_next=30.0)], admin.id)
-    assert [lease.body for lease in settled.next] == [b"2"]
+    assert [lease.event.body for lease in settled.next] == [b"2"]
     assert (admin.kept, admin.given_up) == (0, [])
 
 
@@ -128,7 +128,7 @@ async def test_every_destination_has_its_own_place(store: Store) -> None:
     admin = Admin(store, only=1)
     sent = item("k", subject="s", to=[CRM, MAIL])
     await record(store, intake(sent))
-    assert [lease.destination_id for lease in admin.begun] == [1]
+    assert [lease.delivery.destination_id for lease in admin.begun] == [1]
     assert {2} in woken
     assert not any(1 in due for due in woken)
     assert ids(await take(store, to=2)) == [sent.deliveries[1].id]
@@ -158,7 +158,7 @@ async def test_without_a_worker_nothing_is_leased(store: Store) -> None:
 async def test_what_joins_a_subject_waits_behind_it(store: Store) -> None:
     """R42: whether its head is leased, waits for a retry, or is held."""
     first = await deliver(store, "a", "b", "c", options=Options.hold)
-    leases = {lease.subject: lease for lease in await take(store)}
+    leases = {lease.event.subject: lease for lease in await take(store)}
     await settle(store, release(leases["b"], 60.0), dead(leases["c"]))
     admin = Admin(store)
     behind = await deliver(store, "a", "b", "c")
@@ -181,7 +181,7 @@ async def test_live_work_that_joins_a_bulk_replay_is_not_leased(store: Store) ->
     assert (admin.begun, admin.kept) == ([], 0)
     assert {1} in woken
     lease = await take_one(store)
-    assert lease.delivery_id == made[0]
+    assert lease.delivery.id == made[0]
     await settle(store, done(lease))
     assert ids(await take(store)) == [late]
 
@@ -190,10 +190,10 @@ async def test_a_coalesced_line_begins_with_one_and_goes_on_with_the_rest(store:
     admin = Admin(store)
     made = await deliver(store, *["s"] * 4, options=Options.coalesce_any)
     [lease] = admin.begun
-    assert (lease.head_id, lease.delivery_id) == (made[0], made[0])
-    more = dataclasses.replace(lease, more=True)
+    assert (lease.front_id, lease.delivery.id) == (made[0], made[0])
+    more = structs.replace(lease, more=True)
     [rest] = (await store.settle([done(more, take_next=30.0)], admin.id)).next
-    assert (rest.head_id, rest.delivery_id) == (made[1], made[3])
+    assert (rest.front_id, rest.delivery.id) == (made[1], made[3])
     await settle(store, done(rest))
     assert await statuses(store, made) == ["done"] * 4
     assert [len(await store.attempts_of(one)) for one in made] == [1, 0, 0, 1]
@@ -209,7 +209,7 @@ async def test_where_the_latest_wins_nothing_is_leased(store: Store) -> None:
     late = await deliver_one(store, "s", rank=2, options=Options.latest_wins)
     assert admin.begun == []
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.is_stale) == (late, True)
+    assert (lease.delivery.id, lease.is_stale) == (late, True)
 
 
 # -- copies ------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ async def test_of_copies_in_one_group_only_the_winner_is_leased_once(store: Stor
         Outcome.accepted,
         Outcome.conflict,
     ]
-    assert [(lease.key, lease.body) for lease in admin.begun] == [("k", b"1"), ("k2", b"3")]
+    assert [(lease.event.key, lease.event.body) for lease in admin.begun] == [("k", b"1"), ("k2", b"3")]
     assert (admin.kept, admin.places) == (0, 98)
     assert await take(store) == []
     settled = await store.settle([done(one, take_next=30.0) for one in admin.begun], admin.id)
@@ -255,7 +255,7 @@ async def test_a_copy_of_what_is_known_is_not_leased(store: Store) -> None:
     ]
     decided = outcomes(await record(store, *[intake(one) for one in sent]))
     assert decided == [Outcome.duplicate, Outcome.conflict, *[Outcome.accepted] * 3]
-    begun = [lease.key for lease in admin.begun] + [lease.key for lease in await take(store)]
+    begun = [lease.event.key for lease in admin.begun] + [lease.event.key for lease in await take(store)]
     assert sorted(str(key) for key in begun) == ["else", "new"]
     assert (admin.kept, admin.places) == (0, 100 - len(admin.begun))
     assert await is_untouched(store, sent[3].deliveries[0].id)
@@ -343,8 +343,8 @@ async def test_a_process_that_dies_before_it_begins_is_followed_after_the_lease(
     [crashed] = await store.attempts_of(made[0])
     assert (crashed.outcome, crashed.fence, crashed.n) == (AttemptOutcome.crashed, lost.fence, 1)
     assert [(one.delivery_id, one.fence, one.worker) for one in expired] == [(made[0], lost.fence, admin.id)]
-    alone = await take_one(store, turn=Turn.suspect)
-    assert (alone.delivery_id, alone.attempt, alone.deaths) == (made[0], 1, 0)
+    alone = await take_one(store, priority=Priority.quarantined)
+    assert (alone.delivery.id, alone.delivery.attempt, alone.deaths) == (made[0], 1, 0)
     settled = await store.settle([done(lost, take_next=30.0)], admin.id)
     assert (settled.ours, list(settled.next)) == (set(), [])
     assert await is_untouched(store, made[1])
@@ -356,8 +356,8 @@ async def test_a_trusted_destination_takes_it_over_in_company(ground: Ground, st
     admin = Admin(store, seconds=10.0)
     made = await deliver_one(store)
     ground.forward(11)
-    taken = await take_one(store, trust=1)
-    assert (taken.delivery_id, taken.attempt, taken.turn) == (made, 1, Turn.live)
+    taken = await take_one(store, crash_tolerance=1)
+    assert (taken.delivery.id, taken.delivery.attempt, taken.priority) == (made, 1, Priority.live)
     assert taken.fence > admin.begun[0].fence
 
 
@@ -369,10 +369,10 @@ async def test_after_a_restart_what_was_leased_on_arrival_is_taken_over(ground: 
         assert ids(admin.begun) == [made]
     async with opened(ground) as store:
         if ground.engine == "postgres":
-            assert await take(store, trust=1) == []
+            assert await take(store, crash_tolerance=1) == []
             ground.forward(61)
-        taken = await take_one(store, trust=1)
-        assert (taken.delivery_id, taken.attempt) == (made, 1)
+        taken = await take_one(store, crash_tolerance=1)
+        assert (taken.delivery.id, taken.delivery.attempt) == (made, 1)
         assert taken.fence > admin.begun[0].fence
         await settle(store, done(taken))
 
@@ -385,7 +385,7 @@ async def test_a_heartbeat_keeps_what_was_leased_on_arrival(ground: Ground, stor
     for _ in range(3):
         ground.forward(80)
         assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
-        assert await take(store, trust=9) == []
+        assert await take(store, crash_tolerance=9) == []
     await settle(store, done(lease))
     assert (await look(store, made)).status is DeliveryStatus.done
 
@@ -539,22 +539,22 @@ async def test_what_waits_longer_comes_first(store: Store) -> None:
 
 async def test_a_suspect_is_alone_whatever_arrives(ground: Ground, store: Store) -> None:
     """DESIGN.md 8.3: what arrives while it runs waits until it has ended."""
-    suspect = await deliver_one(store)
+    quarantined = await deliver_one(store)
     await take_one(store, lease=10.0)
     ground.forward(11)
     assert await take(store) == []
     crm = Scripted()
     async with working(store, crm) as worker:
-        await crm.until_begun(suspect)
+        await crm.until_begun(quarantined)
         made = await deliver(store, None, "s", "s")
         assert [await is_untouched(store, one) for one in made] == [True] * 3
-        assert list(crm.running) == [suspect]
-        assert crm.begun[0].turn is Turn.suspect
-        crm.end(suspect)
+        assert list(crm.running) == [quarantined]
+        assert crm.begun[0].priority is Priority.quarantined
+        crm.end(quarantined)
         await crm.until_begun(*made[:2])
         crm.end_all()
         await worker.drained()
-    assert await statuses(store, [suspect, *made]) == ["done"] * 4
+    assert await statuses(store, [quarantined, *made]) == ["done"] * 4
 
 
 async def test_a_suspect_waits_for_what_follows_too(ground: Ground, store: Store) -> None:
@@ -564,15 +564,15 @@ async def test_a_suspect_waits_for_what_follows_too(ground: Ground, store: Store
     async with working(store, crm) as worker:
         hot = await deliver(store, *["hot"] * 3)
         await crm.until_begun(hot[0])
-        suspect = await _crashed_elsewhere(ground, store, worker)
+        quarantined = await _crashed_elsewhere(ground, store, worker)
         await until(lambda: worker._is_alone)
         crm.end(hot[0])
-        await crm.until_begun(suspect)
+        await crm.until_begun(quarantined)
         await worker._settling.caught_up()
-        assert list(crm.running) == [suspect]
+        assert list(crm.running) == [quarantined]
         crm.end_all()
         await worker.drained()
-    assert await statuses(store, [suspect, *hot]) == ["done"] * 4
+    assert await statuses(store, [quarantined, *hot]) == ["done"] * 4
 
 
 async def _crashed_elsewhere(ground: Ground, store: Store, worker: Worker) -> bytes:
@@ -599,7 +599,7 @@ async def test_who_stops_before_it_begins_gives_back_uncounted(store: Store) -> 
         assert crm.begun == []
         assert [await is_untouched(store, one) for one in made] == [True, True]
         lease = await take_one(store)
-        assert (lease.delivery_id, lease.attempt) == (made[0], 1)
+        assert (lease.delivery.id, lease.delivery.attempt) == (made[0], 1)
 
 
 class Stopping:
@@ -634,7 +634,7 @@ async def test_a_process_that_slept_does_not_begin(store: Store) -> None:
         assert ids(slept) == [made]
         [lease] = crm.begun
         assert lease.fence > slept[0].fence
-        assert lease.attempt == 1
+        assert lease.delivery.attempt == 1
         assert await store.attempts_of(made) == []
         crm.end_all()
         await worker.drained()
@@ -721,5 +721,5 @@ async def test_another_process_takes_over_what_this_one_was_given(place: Place) 
     await enrolled(there)
     async with working(there, crm, observer=observer):
         await crm.until_begun(made)
-        assert (crm.begun[0].attempt, crm.begun[0].turn) == (1, Turn.suspect)
+        assert (crm.begun[0].delivery.attempt, crm.begun[0].priority) == (1, Priority.quarantined)
         assert [one.worker for one in observer.expired] == [admin.id]

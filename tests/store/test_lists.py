@@ -110,7 +110,7 @@ class Zoo:
         self.replay_id = (await replay(store, add["replayed"])).id
         await settle(store, done(await take_one(store)))
         [verdict] = await keep(store, item("the-key", to=[CRM], subject="s7"))
-        add["leased"] = (await take_one(store)).delivery_id
+        add["leased"] = (await take_one(store)).delivery.id
         assert add["leased"][:14] == verdict.event_id[:14]
         add["pending"] = await deliver_one(store, "s5")
 

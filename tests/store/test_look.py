@@ -64,7 +64,7 @@ async def test_a_listed_event_says_the_same_as_a_single_one(store: Store) -> Non
     [listed] = (await store.find_events(Filter())).items
     event = await store.get_event(listed.id)
     assert event is not None
-    assert (event.key, event.subject, event.head, event.copies) == ("a", "s", b"POST /split", 2)
+    assert (event.key, event.subject, event.request_head, event.copies) == ("a", "s", b"POST /split", 2)
     assert (listed.key, listed.subject, listed.size, listed.copies) == ("a", "s", len(event.body), 2)
 
 
@@ -77,7 +77,7 @@ async def test_later_arrivals_come_oldest_first(ground: Ground, store: Store) ->
     arrivals = await store.arrivals_of(first.event_id)
     assert [arrival.id for arrival in arrivals] == [one.arrival_id for one in later]
     assert [arrival.at for arrival in arrivals] == sorted(arrival.at for arrival in arrivals)
-    assert [arrival.head for arrival in arrivals] == [b"a", b"b", b"a", b"c"]
+    assert [arrival.request_head for arrival in arrivals] == [b"a", b"b", b"a", b"c"]
     assert {arrival.event_id for arrival in arrivals} == {first.event_id}
     assert [arrival.outcome for arrival in arrivals] == [
         Outcome.duplicate,

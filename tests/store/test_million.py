@@ -11,12 +11,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from oncehook.model import DeliveryStatus, Filter, LeaseRequest, new_id
+from oncehook.model import DeliveryStatus, Filter, Id, LeaseRequest, new_id
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import opening, show
 from oncehook.store.postgres.lease import LEASE, lease_parameters
 from oncehook.store.postgres.matching import parameters
-from oncehook.store.postgres.wire import Id
 from tests.store.making import deliver
 from tests.store.place import Place
 from tests.store.test_postgres_plans import pages

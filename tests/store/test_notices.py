@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from oncehook.model import Expired, LeaseRequest, Options, ReplayState, StoredReplay, Turn, event_of
+from oncehook.model import Expired, LeaseRequest, Options, Priority, ReplayState, StoredReplay
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -38,7 +38,7 @@ def finished(store: Store) -> list[StoredReplay]:
     return told
 
 
-async def lease_as(store: Store, worker: str | None, **about: int | Turn) -> int:
+async def lease_as(store: Store, worker: str | None, **about: int | Priority) -> int:
     """The fence of the one lease that this worker gets."""
     [lease] = await store.lease([LeaseRequest(1, 10, 10.0, **about)], worker)  # type: ignore[arg-type]
     return lease.fence
@@ -55,8 +55,8 @@ async def test_a_lease_that_is_set_aside_is_told_once(ground: Ground, store: Sto
     ground.forward(11)
     for _ in range(3):
         assert await store.lease([LeaseRequest(1, 10, 10.0)], "second:2:b") == []
-    assert expired == [Expired(made, event_of(made), 1, fence, 1, 1, "first:1:a")]
-    assert await lease_as(store, "second:2:b", turn=Turn.suspect) > fence
+    assert expired == [Expired(made, made.event_id, 1, fence, 1, 1, "first:1:a")]
+    assert await lease_as(store, "second:2:b", priority=Priority.quarantined) > fence
     assert len(expired) == 1, "to run it alone takes nothing over"
 
 
@@ -64,7 +64,7 @@ async def test_each_lease_that_is_taken_over_is_told(ground: Ground, store: Stor
     made = await deliver_one(store)
     fences = []
     for worker in ("a", "b", None, "d"):
-        fences.append(await lease_as(store, worker, trust=99))
+        fences.append(await lease_as(store, worker, crash_tolerance=99))
         ground.forward(11)
     assert [(one.delivery_id, one.fence, one.attempt, one.worker) for one in expired] == [
         (made, fence, 1, worker) for fence, worker in zip(fences, ("a", "b", None), strict=False)
@@ -92,7 +92,7 @@ async def test_of_a_coalesced_line_it_names_what_was_carried(
     fence = await lease_as(store, "first")
     ground.forward(11)
     assert await take(store) == []
-    assert expired == [Expired(made[2], event_of(made[2]), 1, fence, 1, 1, "first")]
+    assert expired == [Expired(made[2], made[2].event_id, 1, fence, 1, 1, "first")]
 
 
 async def test_a_suspect_that_dies_alone_is_told_each_time(
@@ -103,9 +103,9 @@ async def test_a_suspect_that_dies_alone_is_told_each_time(
     ground.forward(11)
     assert await take(store) == []
     for worker in ("w1", "w2"):
-        fences.append(await lease_as(store, worker, turn=Turn.suspect))
+        fences.append(await lease_as(store, worker, priority=Priority.quarantined))
         ground.forward(11)
-    await take_one(store, turn=Turn.suspect)
+    await take_one(store, priority=Priority.quarantined)
     assert [(one.fence, one.worker) for one in expired] == list(zip(fences, ("w0", "w1", "w2"), strict=True))
 
 
@@ -129,7 +129,7 @@ async def test_a_replay_that_is_done_is_told_once(store: Store, finished: list[S
     await dead_letters(store, None, None, None)
     made = await replay_all(store)
     await store.feed_replays()
-    [first, second, third] = await take(store, turn=Turn.replay)
+    [first, second, third] = await take(store, priority=Priority.replay)
     await settle(store, done(first), done(second))
     await store.feed_replays()
     assert finished == [], "one is still under way"
@@ -154,7 +154,7 @@ async def test_a_replay_that_is_aborted_is_told_once(store: Store, finished: lis
     await dead_letters(store, None, None)
     made = await replay_all(store)
     await store.feed_replays(open_at_most=1)
-    lease = await take_one(store, turn=Turn.replay)
+    lease = await take_one(store, priority=Priority.replay)
     await store.set_replay_state(made.id, ReplayState.paused, "ann")
     await store.set_replay_state(made.id, ReplayState.running, "ann")
     assert finished == []
@@ -172,7 +172,7 @@ async def test_of_many_who_feed_one_tells(place: Place) -> None:
     await dead_letters(stores[0], *[None] * 5)
     await replay_all(stores[0])
     await stores[0].feed_replays()
-    await settle(stores[1], *[done(lease) for lease in await take(stores[1], turn=Turn.replay)])
+    await settle(stores[1], *[done(lease) for lease in await take(stores[1], priority=Priority.replay)])
     await asyncio.gather(*[store.feed_replays() for store in stores for _ in range(3)])
     await stores[0].feed_replays()
     assert [(one.done, one.state) for one in told] == [(5, ReplayState.done)]

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from oncehook.model import DeliveryStatus, Filter, Lease, Options, Turn
+from oncehook.model import DeliveryStatus, Filter, Lease, Options, Priority
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -39,7 +39,7 @@ async def test_one_by_one_in_order_of_commit(store: Store) -> None:
     made = await deliver(store, *["s"] * 5)
     for number, expected in enumerate(made):
         lease = await take_one(store)
-        assert lease.delivery_id == expected
+        assert lease.delivery.id == expected
         assert await take(store) == []
         shown = [await look(store, one) for one in made]
         assert [one.status for one in shown].count(DeliveryStatus.leased) == 1
@@ -69,7 +69,7 @@ async def test_subjects_do_not_wait_for_each_other(store: Store) -> None:
     made = await deliver(store, "a", "a", "b", "b", None, None)
     leases = await take(store)
     assert sorted(ids(leases)) == sorted([made[0], made[2], made[4], made[5]])
-    [of_b] = [lease for lease in leases if lease.subject == "b"]
+    [of_b] = [lease for lease in leases if lease.event.subject == "b"]
     await settle(store, done(of_b))
     assert ids(await take(store)) == [made[3]]
 
@@ -95,11 +95,11 @@ async def test_a_limit_does_not_break_the_order(store: Store) -> None:
 async def test_a_head_that_waits_holds_only_its_own_subject(ground: Ground, store: Store, later: object) -> None:
     """R43"""
     [head, behind, other] = await deliver(store, "a", "a", "b")
-    leases = {lease.delivery_id: lease for lease in await take(store)}
+    leases = {lease.delivery.id: lease for lease in await take(store)}
     await settle(store, later(leases[head], 50.0), done(leases[other]))  # type: ignore[operator]
     assert await take(store) == []
     more = await deliver_one(store, "b")
-    assert (await take_one(store)).delivery_id == more
+    assert (await take_one(store)).delivery.id == more
     ground.forward(51)
     assert await finish(store) == [head, behind]
 
@@ -120,8 +120,8 @@ async def test_a_crashed_head_keeps_its_place(ground: Ground, store: Store) -> N
     ground.forward(11)
     assert await take(store) == []
     made.append(await deliver_one(store, "s"))
-    alone = await take_one(store, turn=Turn.suspect)
-    assert alone.delivery_id == made[0]
+    alone = await take_one(store, priority=Priority.quarantined)
+    assert alone.delivery.id == made[0]
     assert await take(store) == []
     await settle(store, retry(alone))
     assert await finish(store) == made
@@ -131,10 +131,10 @@ async def test_a_head_that_crashed_with_its_process_keeps_its_place(ground: Grou
     """R45, over a restart."""
     async with opened(ground) as store:
         made = await deliver(store, *["s"] * 3)
-        await take_one(store, lease=10.0, trust=1)
+        await take_one(store, lease=10.0, crash_tolerance=1)
     ground.forward(11)
     async with opened(ground) as store:
-        assert await finish(store, trust=1) == made
+        assert await finish(store, crash_tolerance=1) == made
 
 
 # -- when the head dies ------------------------------------------------------------------------
@@ -145,7 +145,7 @@ async def test_a_dead_head_lets_its_successors_go_on(store: Store) -> None:
     made = await deliver(store, *["s"] * 3)
     await settle(store, dead(await take_one(store)))
     lease = await take_one(store)
-    assert lease.delivery_id == made[1]
+    assert lease.delivery.id == made[1]
     await replay(store, made[0])
     assert await take(store) == []
     await settle(store, done(lease))
@@ -199,7 +199,7 @@ async def test_a_held_head_that_is_replayed_keeps_its_place(store: Store) -> Non
     await settle(store, dead(await take_one(store)))
     await replay(store, made[0])
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.run, lease.attempt) == (made[0], 2, 1)
+    assert (lease.delivery.id, lease.delivery.run, lease.delivery.attempt) == (made[0], 2, 1)
     assert await take(store) == []
     await settle(store, done(lease))
     assert await finish(store) == made[1:]
@@ -242,10 +242,10 @@ async def test_the_options_are_those_of_each_delivery(store: Store) -> None:
     second = await deliver_one(store, "s", options=Options.hold)
     third = await deliver_one(store, "s")
     lease = await take_one(store)
-    assert lease.options == Options.none
+    assert lease.delivery.options == Options.none
     await settle(store, dead(lease))
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.options) == (second, Options.hold)
+    assert (lease.delivery.id, lease.delivery.options) == (second, Options.hold)
     await settle(store, dead(lease))
     assert await take(store) == []
     assert await statuses(store, [first, second, third]) == ["dead", "dead", "pending"]
@@ -279,5 +279,5 @@ async def test_who_has_no_subject_has_no_neighbours(store: Store) -> None:
 
 
 async def take_one_of(store: Store, delivery: bytes) -> Lease:
-    [lease] = [lease for lease in await take(store) if lease.delivery_id == delivery]
+    [lease] = [lease for lease in await take(store) if lease.delivery.id == delivery]
     return lease

@@ -79,7 +79,7 @@ async def test_what_is_emitted_is_there_when_the_delivery_is_done(store: Store) 
     assert one.verdict == Verdict(ACCEPTED, one.intake.items[0].event_id)
     assert (await event_of(store, one.verdict)).key == "k"
     lease = await take_one(store, to=2)
-    assert (lease.event_id, lease.source, lease.subject) == (one.verdict.event_id, "payments", "s")
+    assert (lease.event.id, lease.event.source, lease.event.subject) == (one.verdict.event_id, "payments", "s")
     figures = (await store.figures()).by_source["payments"]
     assert (figures["received"], figures["accepted"]) == (1, 1)
 
@@ -160,7 +160,7 @@ async def test_what_cannot_be_kept_fails_its_own_settlement(ground: Ground, stor
     """It is no trouble of the store: the attempt has failed, its neighbours have not."""
     made = await deliver(store, None, None)
     bad, good = await take(store)
-    taken = bad.event_id
+    taken = bad.event.id
     before = standing(ground)
     one = emitted("good")
     results = await asyncio.gather(
@@ -247,7 +247,7 @@ async def test_a_handlers_transaction_keeps_what_it_emits(place: Place, handle: 
     await handle(store, done(held, emits=[one, own]))
     await woken.wait()
     assert decided(one, own) == [ACCEPTED, ACCEPTED]
-    assert [lease.key for lease in [*await take(store, to=2), *await take(store, to=1)]] == ["k", "own"]
+    assert [lease.event.key for lease in [*await take(store, to=2), *await take(store, to=1)]] == ["k", "own"]
     assert failed_checks(await store.check()) == []
 
 
@@ -304,7 +304,7 @@ async def test_it_exists_when_the_callers_transaction_commits(place: Place) -> N
         [again] = await store.record_in(connection, intake(item("one", subject="s", to=[CRM])))
         assert again == Verdict(DUPLICATE, verdict.event_id)
         [verdict] = await store.record_in(connection, other)
-    assert [lease.key for lease in await take(store)] == ["one"]
+    assert [lease.event.key for lease in await take(store)] == ["one"]
     assert place.sql("SELECT count(*), sum(behind::integer) FROM deliveries") == [(2, 1)]
     assert failed_checks(await store.check()) == []
 
@@ -388,12 +388,12 @@ async def test_on_sqlite_nobody_lends_a_transaction(ground: Ground, store: Store
 async def test_names_get_the_same_numbers_from_a_store_that_is_not_open(place: Place) -> None:
     store = await place.open()
     closed = PostgresStore(place.url, schema=place.schema)
-    numbers = closed.enroll_blocking(["orders", "app"], ["crm", "shop"])
+    numbers = closed.register_names_blocking(["orders", "app"], ["crm", "shop"])
     assert numbers == await store.register_names(["app"], ["shop"])
     assert numbers.sources["orders"] == 1
     elsewhere = PostgresStore(place.url, schema=f"{place.schema}_not_there")
     with pytest.raises(StoreError, match="no tables"):
-        elsewhere.enroll_blocking(["orders"], [])
+        elsewhere.register_names_blocking(["orders"], [])
 
 
 async def test_connections_of_sqlalchemy(place: Place) -> None:

@@ -16,13 +16,14 @@ import pytest
 from oncehook.model import (
     Breaker,
     Category,
+    Id,
     Intake,
     Lease,
     LeaseRequest,
     Options,
+    Priority,
     Settle,
     Settlement,
-    Turn,
     new_id,
     streaks,
 )
@@ -33,7 +34,7 @@ from oncehook.store.postgres.intake import INTAKE, Rows
 from oncehook.store.postgres.lease import LEASE, OUTLOOK, RENEW, lease_parameters, renew_parameters
 from oncehook.store.postgres.replay import REPLAY
 from oncehook.store.postgres.settle import JUDGE, SETTLE, judge_parameters, settle_parameters
-from oncehook.store.postgres.wire import Connection, Id, Ids, Integers
+from oncehook.store.postgres.wire import Connection, Ids, Integers
 from tests.store.making import CRM, dead, deliver, intake, item, keep, record, settle, take, take_one
 from tests.store.place import Place
 
@@ -154,7 +155,7 @@ async def set_scene(store: PostgresStore, n: int) -> Scene:
         followed=await leased(*[f"followed-{n}-{k % 5}" for k in range(15)]),
         covering=await leased(*[f"covering-{n}-{k % 5}" for k in range(15)], options=Options.coalesce_type),
         failing=await leased(*[f"failing-{n}-{k}" for k in range(5)], rank=1, options=Options.latest_wins),
-        dead=[lease.delivery_id for lease in dying],
+        dead=[lease.delivery.id for lease in dying],
     )
 
 
@@ -178,12 +179,12 @@ CALLS: dict[str, tuple[str, Callable[[Scene], list[object]]]] = {
     ),
     "intake, joined": (
         INTAKE,
-        lambda s: arrivals(*[item(new_id().hex(), subject=s.followed[n].subject, to=[CRM]) for n in range(5)]),
+        lambda s: arrivals(*[item(new_id().hex(), subject=s.followed[n].event.subject, to=[CRM]) for n in range(5)]),
     ),
     "intake, copies": (INTAKE, lambda s: arrivals(*[item("known", subject="s", to=[CRM]) for _ in range(3)])),
     "lease": (
         LEASE,
-        lambda s: lease_parameters([LeaseRequest(1, 10, 30.0), LeaseRequest(1, 3, 30.0, Turn.replay)], 1, "w"),
+        lambda s: lease_parameters([LeaseRequest(1, 10, 30.0), LeaseRequest(1, 3, 30.0, Priority.replay)], 1, "w"),
     ),
     "renew": (RENEW, lambda s: list(renew_parameters([*s.plain, *s.followed]))),
     "outlook": (OUTLOOK, lambda s: [Integers([1, 2]), None]),
@@ -195,7 +196,7 @@ CALLS: dict[str, tuple[str, Callable[[Scene], list[object]]]] = {
     "settle, ranked": (SETTLE, lambda s: ends(s.failing, Settle.done)),
     "replay": (REPLAY, lambda s: [Ids(s.dead), 0, Id(new_id()), False, 0, 0.0]),
     "judge": (JUDGE, lambda s: list(judge_parameters(streaks(fails(s.failing))))),
-    "go on": (GO_ON, lambda s: [Ids([lease.line for lease in s.followed])]),
+    "go on": (GO_ON, lambda s: [Ids([lease.queue_key for lease in s.followed])]),
 }
 
 

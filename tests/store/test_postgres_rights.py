@@ -87,8 +87,8 @@ async def test_the_documented_rights_suffice(granted: Granted) -> None:
         assert (await store.erase(EraseOrder("7", actor="ann", reason="why", spelled="7"))).events == 1
         await store.prune({}, 0.0)
         await store.roll_up()
-        await store.cross("dead", True)
-        await store.remember(1, [b"k" * 16], 60.0, "ann")
+        await store.mark_watermark("dead", True)
+        await store.import_keys(1, [b"k" * 16], 60.0, "ann")
         await store.begin_session(StoredSession(b"h" * 32, "ann", "viewer", b""), 60.0)
         await store.end_session(b"h" * 32)
         await store.audit("ann", "act", "target", {})

@@ -224,7 +224,7 @@ async def test_a_handler_that_commits_by_itself(place: Place, ledger: Ledger, ha
         await handle(store, lost, [ledger.write("early"), "COMMIT"], done(lost))
     await handle(store, held, [ledger.write("late"), "COMMIT"], done(held))
     assert ledger.read() == ["early", "late"]
-    assert (await look(store, held.delivery_id)).status is DeliveryStatus.done
+    assert (await look(store, held.delivery.id)).status is DeliveryStatus.done
     await settle_next(store, ledger, handle)
 
 

@@ -18,20 +18,19 @@ from oncehook.model import (
     DeliveryStatus,
     Engine,
     Filter,
+    Id,
     Lease,
     LeaseRequest,
     Options,
+    Priority,
     Settle,
     Settlement,
-    Turn,
-    event_of,
     new_id,
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, heartbeat, notify, opening, show
 from oncehook.store.postgres.matching import parameters
-from oncehook.store.postgres.wire import Id
 from oncehook.worker import BEATS
 from tests.store.conftest import failed_checks
 from tests.store.making import (
@@ -129,7 +128,7 @@ async def test_a_list_that_finds_nothing_says_how_far_it_looked(place: Place, mo
             pages += 1
         assert (pages, [one.id for one in page.items]) == (3, [scarce])
     events = await store.find_events(Filter(type="scarce"))
-    assert (list(events.items), events.next) == ([], event_of(made[15]))
+    assert (list(events.items), events.next) == ([], made[15].event_id)
 
 
 # -- races -------------------------------------------------------------------------------------
@@ -262,13 +261,19 @@ async def test_one_probe_for_all_processes(place: Place) -> None:
     await settle(stores[0], failed((await take(stores[0], limit=1))[0], breaker))
     await asyncio.sleep(0.05)
     place.sql("UPDATE heads SET turn = get_byte(uuid_send(subject_key), 13) % 3 WHERE NOT leased")
-    wants = [LeaseRequest(1, 5, 30.0, turn) for turn in (Turn.live, Turn.replay, Turn.suspect)]
+    wants = [LeaseRequest(1, 5, 30.0, priority) for priority in (Priority.live, Priority.replay, Priority.quarantined)]
     found = await asyncio.gather(*[store.lease(wants) for store in stores for _ in range(4)])
     assert sum(len(leases) for leases in found) == 1
     [[probe]] = [leases for leases in found if leases]
     assert await stores[1].lease(wants) == []
     await settle(stores[2], Settlement(probe, Settle.done, breaker=breaker))
-    assert sum(len(leases) for leases in await asyncio.gather(*[take(stores[1], turn=turn) for turn in Turn])) == 19
+    assert (
+        sum(
+            len(leases)
+            for leases in await asyncio.gather(*[take(stores[1], priority=priority) for priority in Priority])
+        )
+        == 19
+    )
 
 
 async def test_who_probes_keeps_nobody_waiting(place: Place) -> None:
@@ -306,15 +311,15 @@ async def test_work_and_arrivals_from_all_sides(place: Place) -> None:
             assert all(isinstance(one, list) for one in await record_all(store, [intake(one) for one in items]))
 
     async def work(store: PostgresStore) -> None:
-        turn = 0
+        priority = 0
         while leases := await take(store, limit=7) or arriving:
             if isinstance(leases, bool):
                 await asyncio.sleep(0.001)
                 continue
-            turn += 1
-            ends = [retry(one) if (turn + n) % 5 == 0 else done(one) for n, one in enumerate(leases)]
+            priority += 1
+            ends = [retry(one) if (priority + n) % 5 == 0 else done(one) for n, one in enumerate(leases)]
             await settle(store, *ends)
-            order.extend(one.lease.delivery_id for one in ends if one.what is Settle.done)
+            order.extend(one.lease.delivery.id for one in ends if one.what is Settle.done)
 
     workers = [asyncio.create_task(work(store)) for store in stores for _ in range(2)]
     await asyncio.gather(*[arrive(store) for store in stores])
@@ -359,7 +364,7 @@ async def test_a_replay_leaves_a_head_alone_that_runs_already(place: Place) -> N
     assert await store.feed_replays() == 1
     assert await take(store) == []
     await settle(store, done(running))
-    assert ids(await take(store, turn=Turn.replay)) == [made[1]]
+    assert ids(await take(store, priority=Priority.replay)) == [made[1]]
     shown = await store.get_replay(ordered.id)
     assert shown is not None
     assert (shown.fed, shown.skipped) == (1, 1)

@@ -7,7 +7,17 @@ import asyncio
 import pytest
 
 from oncehook.errors import NotFound, NotReplayable, ReplayTooSoon
-from oncehook.model import AttemptOutcome, DeliveryStatus, Filter, Options, Outcome, ReplayState, Trigger, Turn, new_id
+from oncehook.model import (
+    AttemptOutcome,
+    DeliveryStatus,
+    Filter,
+    Options,
+    Outcome,
+    Priority,
+    ReplayState,
+    Trigger,
+    new_id,
+)
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -44,12 +54,17 @@ async def test_a_dead_letter_runs_again(store: Store) -> None:
     assert (waiting.replay_id, waiting.event_id, waiting.settled_at) == (ordered.id, before.event_id, None)
     assert waiting.last_replay_at is not None
     lease = await take_one(store)
-    assert (lease.delivery_id, lease.run, lease.attempt) == (made, 2, 1)
-    assert (lease.replay_id, lease.turn, lease.trigger) == (ordered.id, Turn.live, Trigger.replay)
-    assert lease.event_id == before.event_id
+    assert (lease.delivery.id, lease.delivery.run, lease.delivery.attempt) == (made, 2, 1)
+    assert (lease.delivery.replay_id, lease.priority, lease.trigger) == (ordered.id, Priority.live, Trigger.replay)
+    assert lease.event.id == before.event_id
     await settle(store, retry(lease))
     lease = await take_one(store)
-    assert (lease.run, lease.attempt, lease.trigger, lease.replay_id) == (2, 2, Trigger.retry, ordered.id)
+    assert (lease.delivery.run, lease.delivery.attempt, lease.trigger, lease.delivery.replay_id) == (
+        2,
+        2,
+        Trigger.retry,
+        ordered.id,
+    )
     await settle(store, done(lease))
     kept = await look(store, made)
     assert (kept.status, kept.run, kept.attempts) == (DeliveryStatus.done, 2, 2)
@@ -71,17 +86,17 @@ async def test_a_replay_is_never_refused_by_its_key(ground: Ground, store: Store
     lease = await take_one(store)
     await settle(store, dead(lease))
     rows = ground.sql("SELECT hash, event_id, body_hash, copies, expires_at FROM keys")
-    await replay(store, lease.delivery_id)
+    await replay(store, lease.delivery.id)
     assert ground.sql("SELECT hash, event_id, body_hash, copies, expires_at FROM keys") == rows
     assert ground.sql("SELECT count(*) FROM events") == [(1,)]
     assert ground.sql("SELECT count(*) FROM deliveries") == [(1,)]
     for _ in range(2):
         [verdict] = await keep(store, item("k", to=[CRM]))
-        assert (verdict.outcome, verdict.event_id) == (Outcome.duplicate, lease.event_id)
+        assert (verdict.outcome, verdict.event_id) == (Outcome.duplicate, lease.event.id)
     again = await take_one(store)
-    assert (again.delivery_id, again.key, again.run) == (lease.delivery_id, "k", 2)
+    assert (again.delivery.id, again.event.key, again.delivery.run) == (lease.delivery.id, "k", 2)
     await settle(store, done(again))
-    assert (await look(store, lease.delivery_id)).status is DeliveryStatus.done
+    assert (await look(store, lease.delivery.id)).status is DeliveryStatus.done
     [verdict] = await keep(store, item("k", to=[CRM]))
     assert verdict.outcome is Outcome.duplicate
     assert await take(store) == []
@@ -102,7 +117,7 @@ async def test_what_can_be_replayed(ground: Ground, store: Store) -> None:
     assert await store.discard(Filter(ids=[made]), "ann", "") == 1
     ground.forward(61)
     await replay(store, made)
-    assert (await take_one(store)).run == 3
+    assert (await take_one(store)).delivery.run == 3
 
 
 async def test_what_is_not_there_cannot_be_replayed(store: Store) -> None:
@@ -124,7 +139,7 @@ async def test_not_twice_within_a_minute(ground: Ground, store: Store) -> None:
     assert (await look(store, made)).status is DeliveryStatus.dead
     ground.forward(41)
     await replay(store, made)
-    assert (await take_one(store)).run == 3
+    assert (await take_one(store)).delivery.run == 3
 
 
 async def test_a_request_key_makes_one_replay(ground: Ground, store: Store) -> None:
@@ -162,11 +177,11 @@ async def test_a_fresh_id_is_of_this_run_only(ground: Ground, store: Store) -> N
     [made] = await dead_letters(store, "s", options=Options.hold)
     await replay(store, made, fresh_id=True)
     lease = await take_one(store)
-    assert lease.options == Options.fresh_id | Options.hold
+    assert lease.delivery.options == Options.fresh_id | Options.hold
     await settle(store, dead(lease))
     ground.forward(61)
     await replay(store, made)
-    assert (await take_one(store)).options == Options.hold
+    assert (await take_one(store)).delivery.options == Options.hold
 
 
 async def test_a_fresh_id_for_one_that_joins_the_tail(store: Store) -> None:
@@ -174,9 +189,9 @@ async def test_a_fresh_id_for_one_that_joins_the_tail(store: Store) -> None:
     await deliver_one(store, "s")
     await replay(store, made, fresh_id=True)
     lease = await take_one(store)
-    assert lease.options == Options.none
+    assert lease.delivery.options == Options.none
     await settle(store, done(lease))
-    assert (await take_one(store)).options == Options.fresh_id
+    assert (await take_one(store)).delivery.options == Options.fresh_id
 
 
 async def test_a_stale_or_overtaken_one_is_not_stale_when_a_person_asks_for_it(store: Store) -> None:
@@ -187,7 +202,7 @@ async def test_a_stale_or_overtaken_one_is_not_stale_when_a_person_asks_for_it(s
     assert (await look(store, made)).note == "stale"
     await replay(store, made, force=True)
     lease = await take_one(store)
-    assert (lease.run, lease.is_stale) == (2, False)
+    assert (lease.delivery.run, lease.is_stale) == (2, False)
     await settle(store, done(lease))
     assert (await look(store, made)).note is None
     await deliver_one(store, "s", rank=2, options=Options.latest_wins)
@@ -197,9 +212,9 @@ async def test_a_stale_or_overtaken_one_is_not_stale_when_a_person_asks_for_it(s
 async def test_a_lease_from_before_the_replay_gives_no_rights(ground: Ground, store: Store) -> None:
     """R26, R27: a zombie of the first run cannot settle the second."""
     made = await deliver_one(store)
-    zombie = await take_one(store, lease=10.0, trust=9)
+    zombie = await take_one(store, lease=10.0, crash_tolerance=9)
     ground.forward(11)
-    await settle(store, dead(await take_one(store, trust=9)))
+    await settle(store, dead(await take_one(store, crash_tolerance=9)))
     await replay(store, made)
     assert await is_lost(store, done(zombie))
     lease = await take_one(store)
@@ -214,14 +229,14 @@ async def test_crashes_of_an_earlier_run_are_forgiven(ground: Ground, store: Sto
     await take_one(store, lease=10.0)
     ground.forward(11)
     assert await take(store) == []
-    await take_one(store, lease=10.0, turn=Turn.suspect)
+    await take_one(store, lease=10.0, priority=Priority.quarantined)
     ground.forward(11)
-    lease = await take_one(store, turn=Turn.suspect)
+    lease = await take_one(store, priority=Priority.quarantined)
     assert lease.deaths == 1
     await settle(store, dead(lease))
     await replay(store, made)
     lease = await take_one(store)
-    assert (lease.deaths, lease.turn, lease.attempt, lease.run) == (0, Turn.live, 1, 2)
+    assert (lease.deaths, lease.priority, lease.delivery.attempt, lease.delivery.run) == (0, Priority.live, 1, 2)
 
 
 async def test_a_replay_waits_behind_what_runs(store: Store) -> None:
@@ -229,23 +244,23 @@ async def test_a_replay_waits_behind_what_runs(store: Store) -> None:
     [made] = await dead_letters(store, "s")
     running = await deliver_one(store, "s")
     lease = await take_one(store)
-    assert lease.delivery_id == running
+    assert lease.delivery.id == running
     await replay(store, made)
     assert await take(store) == []
     assert (await look(store, made)).blocked_by == running
     await settle(store, done(lease))
-    assert (await take_one(store)).delivery_id == made
+    assert (await take_one(store)).delivery.id == made
 
 
 async def test_a_replay_behind_a_suspect_does_not_free_it(ground: Ground, store: Store) -> None:
     [made] = await dead_letters(store, "s")
-    suspect = await deliver_one(store, "s")
+    quarantined = await deliver_one(store, "s")
     await take_one(store, lease=10.0)
     ground.forward(11)
     assert await take(store) == []
     await replay(store, made)
     assert await take(store) == []
-    assert (await take_one(store, turn=Turn.suspect)).delivery_id == suspect
+    assert (await take_one(store, priority=Priority.quarantined)).delivery.id == quarantined
 
 
 async def test_replays_are_counted(store: Store) -> None:

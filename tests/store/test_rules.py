@@ -37,10 +37,10 @@ from oncehook.model import (
     Lease,
     LeaseRequest,
     Outcome,
+    Priority,
     Settle,
     Settlement,
     StoredDelivery,
-    Turn,
     new_id,
 )
 from oncehook.store.base import Store
@@ -132,17 +132,17 @@ class Rules(RuleBasedStateMachine):
 
     # work
 
-    @rule(destination=DESTINATIONS, turn=st.sampled_from([Turn.live, Turn.live, Turn.suspect]))
-    def lease(self, destination: int, turn: Turn) -> None:
-        self.take_all(destination, turn)
+    @rule(destination=DESTINATIONS, priority=st.sampled_from([Priority.live, Priority.live, Priority.quarantined]))
+    def lease(self, destination: int, priority: Priority) -> None:
+        self.take_all(destination, priority)
 
-    def take_all(self, destination: int, turn: Turn) -> None:
+    def take_all(self, destination: int, priority: Priority) -> None:
         lost = self.model.lost_leases()
-        expected = self.model.lease(destination, turn)
+        expected = self.model.lease(destination, priority)
         self.house.seen["taken over"] += lost - self.model.lost_leases()
-        given = self.run(self.store.lease([LeaseRequest(destination, 50, LEASE, turn)]))
-        assert {lease.delivery_id for lease in given} == expected
-        assert len({lease.line for lease in given}) == len({lease.fence for lease in given}) == len(given)
+        given = self.run(self.store.lease([LeaseRequest(destination, 50, LEASE, priority)]))
+        assert {lease.delivery.id for lease in given} == expected
+        assert len({lease.queue_key for lease in given}) == len({lease.fence for lease in given}) == len(given)
         fences = [lease.fence for lease in given]
         assert all(fence > self.highest_fence for fence in fences)
         self.highest_fence = max([self.highest_fence, *fences])
@@ -150,13 +150,13 @@ class Rules(RuleBasedStateMachine):
             self.take(lease)
 
     def take(self, lease: Lease) -> None:
-        work = self.model.works[lease.delivery_id]
-        if lease.run == 1 and work.number not in self.firsts.setdefault(work.line, []):
+        work = self.model.works[lease.delivery.id]
+        if lease.delivery.run == 1 and work.number not in self.firsts.setdefault(work.line, []):
             self.firsts[work.line].append(work.number)
         self.model.take(lease)
         head = self.model.heads[work.line]
-        assert (lease.run, lease.attempt, lease.deaths) == (work.run, work.attempts, head.deaths)
-        assert lease.event_id == work.event
+        assert (lease.delivery.run, lease.delivery.attempt, lease.deaths) == (work.run, work.attempts, head.deaths)
+        assert lease.event.id == work.event
         self.leases.append(lease)
 
     @precondition(lambda self: self.leases)
@@ -166,11 +166,11 @@ class Rules(RuleBasedStateMachine):
         kept = self.run(asyncio.to_thread(self.store.renew, [lease]))
         assert kept == ({lease.fence} if self.model.holds(lease) else set())
         if kept:
-            self.model.heads[self.model.works[lease.delivery_id].line].due_at = self.model.now + LEASE
+            self.model.heads[self.model.works[lease.delivery.id].line].due_at = self.model.now + LEASE
 
     @rule(destination=DESTINATIONS)
     def work_off(self, destination: int) -> None:
-        self.take_all(destination, Turn.live)
+        self.take_all(destination, Priority.live)
         self.settle([lease for lease in self.leases if self.model.holds(lease)], Settle.done)
 
     @precondition(lambda self: self.leases)
@@ -219,11 +219,11 @@ class Rules(RuleBasedStateMachine):
     @rule(destination=DESTINATIONS, alone=st.booleans())
     def lapse(self, destination: int, alone: bool) -> None:
         """What is leased runs out, is found out, and is perhaps run alone."""
-        self.take_all(destination, Turn.live)
+        self.take_all(destination, Priority.live)
         self.forward(3)
-        self.take_all(destination, Turn.live)
+        self.take_all(destination, Priority.live)
         if alone:
-            self.take_all(destination, Turn.suspect)
+            self.take_all(destination, Priority.quarantined)
 
     @rule(steps=st.sampled_from([1, 3, 3, 10]))
     def let_time_pass(self, steps: int) -> None:
@@ -280,7 +280,9 @@ class Rules(RuleBasedStateMachine):
     @rule(destination=DESTINATIONS)
     def pause_and_resume(self, destination: int) -> None:
         self.run(self.store.pause(destination, "ann", "why"))
-        assert self.run(self.store.lease([LeaseRequest(destination, 50, LEASE, turn) for turn in Turn])) == []
+        assert (
+            self.run(self.store.lease([LeaseRequest(destination, 50, LEASE, priority) for priority in Priority])) == []
+        )
         self.run(self.store.resume(destination, "ann"))
 
     @rule(later=st.booleans())
@@ -454,7 +456,7 @@ def moves(rules: Rules, dice: random.Random) -> list[Callable[[], None]]:
     return [
         *[lambda: rules.receive(dice.choice(["a", "b", None]), dice.choice([(1,), (2,), (1, 2)]))] * 3,
         lambda: rules.receive_again(pick, dice.random() < 0.5),
-        *[lambda: rules.lease(destination, dice.choice([Turn.live, Turn.live, Turn.suspect]))] * 3,
+        *[lambda: rules.lease(destination, dice.choice([Priority.live, Priority.live, Priority.quarantined]))] * 3,
         lambda: rules.work_off(destination),
         lambda: rules.lapse(destination, dice.random() < 0.5),
         lambda: rules.let_time_pass(dice.choice([1, 3, 10])),
@@ -474,12 +476,12 @@ def test_the_rules_get_to_the_rare_places(house: House) -> None:
     walk: list[Callable[[], None]] = [
         lambda: rules.receive_again(0, False),
         lambda: rules.receive_again(0, True),
-        lambda: rules.lease(1, Turn.live),
+        lambda: rules.lease(1, Priority.live),
         rules.crash,
         lambda: rules.let_time_pass(3),
-        lambda: rules.lease(1, Turn.live),
-        *[lambda: rules.lease(1, Turn.suspect), lambda: rules.let_time_pass(3)] * DEATHS,
-        lambda: rules.lease(1, Turn.suspect),
+        lambda: rules.lease(1, Priority.live),
+        *[lambda: rules.lease(1, Priority.quarantined), lambda: rules.let_time_pass(3)] * DEATHS,
+        lambda: rules.lease(1, Priority.quarantined),
         lambda: rules.settle_some([4, 5, 6, 7], Settle.done),
         lambda: rules.settle_all(Settle.done),
         lambda: rules.discard(1),
@@ -487,7 +489,7 @@ def test_the_rules_get_to_the_rare_places(house: House) -> None:
         lambda: rules.retry_now(2),
         lambda: rules.work_off(1),
         lambda: rules.work_off(1),
-        lambda: rules.lease(2, Turn.live),
+        lambda: rules.lease(2, Priority.live),
         lambda: rules.settle_all(Settle.dead),
         *[lambda: rules.discard(1), lambda: rules.work_off(2)] * 3,
         lambda: rules.prune(True),

@@ -134,7 +134,7 @@ async def test_a_retry_waits(ground: Ground, store: Store) -> None:
     ground.forward(29)
     assert await take(store) == []
     ground.forward(2)
-    assert (await take_one(store)).attempt == 2
+    assert (await take_one(store)).delivery.attempt == 2
 
 
 async def test_a_retry_survives_a_restart_and_its_time_does_not_move(ground: Ground) -> None:
@@ -149,7 +149,7 @@ async def test_a_retry_survives_a_restart_and_its_time_does_not_move(ground: Gro
         assert await take(store) == []
         ground.forward(21)
         lease = await take_one(store)
-        assert (lease.delivery_id, lease.attempt) == (made, 2)
+        assert (lease.delivery.id, lease.delivery.attempt) == (made, 2)
 
 
 async def test_many_at_once(store: Store) -> None:
@@ -159,7 +159,7 @@ async def test_many_at_once(store: Store) -> None:
     assert len(leases) == 50
     makers: list[Any] = [done, retry, dead, release]
     await settle(store, *[makers[n % 4](lease) for n, lease in enumerate(leases)])
-    expected = {lease.delivery_id: ["done", "pending", "dead", "pending"][n % 4] for n, lease in enumerate(leases)}
+    expected = {lease.delivery.id: ["done", "pending", "dead", "pending"][n % 4] for n, lease in enumerate(leases)}
     assert await statuses(store, list(expected)) == list(expected.values())
     assert len({*await statuses(store, made)}) == 3
 
@@ -169,7 +169,7 @@ async def test_in_one_batch_the_lost_ones_do_not_harm_the_others(ground: Ground,
     [lost, other] = await take(store, lease=10.0)
     await settle(store, release(lost))
     assert (await store.settle([done(lost), done(other)])).ours == {other.fence}
-    assert (await take_one(store)).delivery_id == lost.delivery_id
+    assert (await take_one(store)).delivery.id == lost.delivery.id
 
 
 async def test_nothing_to_settle(store: Store) -> None:
@@ -301,16 +301,16 @@ async def test_effect_and_completion_commit_together(ground: Ground, store: Stor
     await commit_effect(ground, store, await take_one(store))
     assert effects(ground) == 1
     assert await statuses(store, [made, behind]) == ["done", "pending"]
-    assert (await take_one(store)).delivery_id == behind
+    assert (await take_one(store)).delivery.id == behind
 
 
 async def test_without_the_fence_there_is_no_effect(ground: Ground, store: Store) -> None:
     """R52"""
     ground.sql(f"CREATE TABLE {table(ground)} (n integer)")
     made = await deliver_one(store)
-    lost = await take_one(store, lease=10.0, trust=9)
+    lost = await take_one(store, lease=10.0, crash_tolerance=9)
     ground.forward(11)
-    holder = await take_one(store, trust=9)
+    holder = await take_one(store, crash_tolerance=9)
     with pytest.raises(LeaseLost):
         await commit_effect(ground, store, lost)
     assert effects(ground) == 0

@@ -19,8 +19,8 @@ from oncehook import clock
 from oncehook.errors import MigrationNeeded, StoreError, StoreHeld, StoreUnavailable
 from oncehook.model import Filter
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import SqliteStore, opening
-from oncehook.store.sqlite.hold import Hold, holder
+from oncehook.store.sqlite import SqliteStore, connection
+from oncehook.store.sqlite.connection import Hold, connect, disconnect, holder
 from tests.store.making import enrolled, intake, item
 
 
@@ -50,10 +50,10 @@ async def test_values_pass_as_they_are_and_nobodys_adapter_is_replaced(
     monkeypatch.setattr(sqlite3, "adapters", {(bytes, sqlite3.PrepareProtocol): mine})
     given: dict[type, object] = {}
     monkeypatch.setattr(sqlite3, "register_adapter", given.__setitem__)
-    opening.disconnect(opening.connect(tmp_path / "one.db", Cipher()))
+    disconnect(connect(tmp_path / "one.db", Cipher()))
     assert list(given) == [type(None)]
     monkeypatch.undo()
-    with closing(opening.connect(tmp_path / "two.db", Cipher())) as connection:
+    with closing(connect(tmp_path / "two.db", Cipher())) as connection:
         values = [b"", b"\x00\xff", None, bytearray(b"x"), "", 1, 0.5]
         assert [connection.execute("SELECT ?", (value,)).fetchone()[0] for value in values] == values
         same = b"not a copy"
@@ -63,9 +63,9 @@ async def test_values_pass_as_they_are_and_nobodys_adapter_is_replaced(
 async def test_an_old_library_is_named_at_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert "WAL-reset" in (opening.warn_of_old_library((3, 51, 2)) or "")
-    assert opening.warn_of_old_library((3, 51, 3)) is None
-    monkeypatch.setattr(opening, "warn_of_old_library", lambda: "SQLite 3.1.4 has the WAL-reset bug")
+    assert "WAL-reset" in (connection.warn_of_old_library((3, 51, 2)) or "")
+    assert connection.warn_of_old_library((3, 51, 3)) is None
+    monkeypatch.setattr(connection, "warn_of_old_library", lambda: "SQLite 3.1.4 has the WAL-reset bug")
     with caplog.at_level(logging.WARNING, "oncehook"):
         store = SqliteStore(tmp_path / "inbox.db")
         await store.open()
@@ -172,11 +172,11 @@ async def test_a_look_at_the_lock_does_not_keep_a_server_from_starting(
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"/dev/sda1 / ext4 rw 0 0\nserver:/x {tmp_path} {kind} rw 0 0\n")
-    assert opening.file_system(tmp_path, mounts) == kind
-    assert opening.file_system(tmp_path.parent, mounts) == "ext4"
-    monkeypatch.setattr(opening, "file_system", lambda folder: kind)
+    assert connection.file_system(tmp_path, mounts) == kind
+    assert connection.file_system(tmp_path.parent, mounts) == "ext4"
+    monkeypatch.setattr(connection, "file_system", lambda folder: kind)
     with pytest.raises(StoreError, match="network file system"):
-        opening.prepare_folder(tmp_path / "inbox.db")
+        connection.prepare_folder(tmp_path / "inbox.db")
 
 
 async def test_time_never_runs_backward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

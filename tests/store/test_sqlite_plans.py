@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import SqliteStore, bodies, find, replay, settle, show, sweep, work
+from oncehook.store.sqlite import SqliteStore, admin, queue, read, upkeep
 
 
 @pytest.fixture
@@ -24,46 +24,46 @@ async def inbox(tmp_path: Path) -> AsyncIterator[SqliteStore]:
 
 
 LEASING = {
-    "due": work.DUE,
-    "carried": work.CARRIED,
-    "head": work.HEAD,
-    "newest of any": work.NEWEST_OF_ANY,
-    "last covered": work.LAST_COVERED,
-    "take": work.TAKE.text,
-    "set aside": work.SET_ASIDE.text,
-    "prolong": work.PROLONG.text,
+    "due": queue.DUE,
+    "carried": queue.CARRIED,
+    "head": queue.HEAD,
+    "newest of any": queue.NEWEST_OF_ANY,
+    "last covered": queue.LAST_COVERED,
+    "take": queue.TAKE.text,
+    "set aside": queue.SET_ASIDE.text,
+    "prolong": queue.PROLONG.text,
 }
 SETTLING = {
-    "held": settle.HELD.text,
-    "gone": settle.GONE.text,
-    "finished": settle.FINISHED.text,
-    "failed": settle.FAILED.text,
-    "later": settle.LATER.text,
-    "next": settle.NEXT,
-    "promoted": settle.PROMOTED.text,
-    "covered of any": settle.COVERED_OF_ANY,
-    "covered of type": settle.COVERED_OF_TYPE,
-    "coalesced": settle.COALESCED.text,
-    "replayed": settle.REPLAYED.text,
-    "finish replay": settle.FINISH_REPLAY,
-    "newest of type": work.NEWEST_OF_TYPE,
-    "open items": replay.OPEN,
-    "standing": replay.STANDING,
+    "held": queue.HELD.text,
+    "gone": queue.GONE.text,
+    "finished": queue.FINISHED.text,
+    "failed": queue.FAILED.text,
+    "later": queue.LATER.text,
+    "next": queue.NEXT,
+    "promoted": queue.PROMOTED.text,
+    "covered of any": queue.COVERED_OF_ANY,
+    "covered of type": queue.COVERED_OF_TYPE,
+    "coalesced": queue.COALESCED.text,
+    "replayed": queue.REPLAYED.text,
+    "finish replay": queue.FINISH_REPLAY,
+    "newest of type": queue.NEWEST_OF_TYPE,
+    "open items": admin.OPEN,
+    "standing": admin.STANDING,
 }
 LOOKING = {
-    **{f"deliveries by {way}": text for way, text in find.SHOW_DELIVERIES.items()},
-    **{f"all deliveries by {way}": text for way, text in find.MEAN_DELIVERIES.items()},
-    **{f"events by {way}": text for way, text in find.LIST_EVENTS.items()},
-    **{f"far by {way}": text for way, text in find.FAR_DELIVERY.items()},
-    **{f"far events by {way}": text for way, text in find.FAR_EVENT.items()},
-    **{f"weight by {way}": text for way, text in find.WEIGH_DELIVERIES.items()},
-    **{f"weight of events by {way}": text for way, text in find.WEIGH_EVENTS.items()},
-    "attempts": show.ATTEMPTS,
-    "deliveries of an event": show.DELIVERIES_OF_EVENT,
-    "earlier": show.EARLIER,
-    "later": show.LATER,
-    "replay": show.REPLAY + "WHERE r.id = ?",
-    "old events": sweep.OLD_EVENTS,
+    **{f"deliveries by {way}": text for way, text in read.SHOW_DELIVERIES.items()},
+    **{f"all deliveries by {way}": text for way, text in read.MEAN_DELIVERIES.items()},
+    **{f"events by {way}": text for way, text in read.LIST_EVENTS.items()},
+    **{f"far by {way}": text for way, text in read.FAR_DELIVERY.items()},
+    **{f"far events by {way}": text for way, text in read.FAR_EVENT.items()},
+    **{f"weight by {way}": text for way, text in read.WEIGH_DELIVERIES.items()},
+    **{f"weight of events by {way}": text for way, text in read.WEIGH_EVENTS.items()},
+    "attempts": read.ATTEMPTS,
+    "deliveries of an event": read.DELIVERIES_OF_EVENT,
+    "earlier": read.EARLIER,
+    "later": read.LATER,
+    "replay": read.REPLAY + "WHERE r.id = ?",
+    "old events": upkeep.OLD_EVENTS,
 }
 # What may be walked from end to end: our own constants, what another step has bounded, and the few rows under way.
 WALKED = {"clause", "member", "walk", "v", "f", "w", "CONSTANT", "(subquery-", "1", "2", "3"}
@@ -79,7 +79,7 @@ class Anything(dict[str, Any]):
 def plan(store: SqliteStore, statement: str) -> list[str]:
     parameters: Any = Anything() if ":" in statement else [None] * (statement.count("?") + 12)
     with closing(sqlite3.connect(store.path)) as connection:
-        bodies.teach(connection, Cipher())
+        read.teach(connection, Cipher())
         for count in range(len(parameters) + 1) if isinstance(parameters, list) else [0]:
             try:
                 given = parameters[:count] if isinstance(parameters, list) else parameters
@@ -113,13 +113,13 @@ async def test_a_lease_sorts_nothing(inbox: SqliteStore, name: str) -> None:
 
 @pytest.mark.parametrize("way", ["all", "unfinished", "replay"])
 async def test_a_list_sorts_nothing(inbox: SqliteStore, way: str) -> None:
-    for text in (find.SHOW_DELIVERIES[way], find.LIST_EVENTS[way]):
+    for text in (read.SHOW_DELIVERIES[way], read.LIST_EVENTS[way]):
         assert not [step for step in plan(inbox, text) if "TEMP B-TREE" in step]
 
 
 async def test_who_asks_for_no_body_does_not_pay_for_it(inbox: SqliteStore) -> None:
     """Looking into bodies comes behind a plan that stays as it is, and is in no other."""
-    for texts in (find.SHOW_DELIVERIES, find.MEAN_DELIVERIES, find.LIST_EVENTS):
+    for texts in (read.SHOW_DELIVERIES, read.MEAN_DELIVERIES, read.LIST_EVENTS):
         for way in [way for way in texts if "body" not in way]:
             plain, saying = plan(inbox, texts[way]), plan(inbox, texts[f"{way}, body"])
             rest = iter(_NUMBERS.sub("", step) for step in saying)
@@ -129,9 +129,9 @@ async def test_who_asks_for_no_body_does_not_pay_for_it(inbox: SqliteStore) -> N
 
 async def test_what_is_not_finished_has_an_index_of_its_own(inbox: SqliteStore) -> None:
     """A dead letter among a million done ones is found without walking past them."""
-    for text in (find.SHOW_DELIVERIES, find.MEAN_DELIVERIES, find.LIST_EVENTS, find.FAR_DELIVERY):
+    for text in (read.SHOW_DELIVERIES, read.MEAN_DELIVERIES, read.LIST_EVENTS, read.FAR_DELIVERY):
         assert any("deliveries_unfinished (status=?" in step for step in plan(inbox, text["unfinished"]))
-    assert any("deliveries_unfinished (status=?" in step for step in plan(inbox, show.DEAD))
+    assert any("deliveries_unfinished (status=?" in step for step in plan(inbox, read.DEAD))
 
 
 async def test_the_plan_test_sees_a_scan(inbox: SqliteStore) -> None:
@@ -141,11 +141,11 @@ async def test_the_plan_test_sees_a_scan(inbox: SqliteStore) -> None:
 
 
 async def test_the_outlook_looks_at_the_front_of_each_queue(inbox: SqliteStore) -> None:
-    steps = plan(inbox, work.OUTLOOK)
+    steps = plan(inbox, queue.OUTLOOK)
     assert len([step for step in steps if "heads USING COVERING INDEX heads_due" in step]) == 3
     assert scanned(steps) == ["SCAN d"]  # the one that is asked about
 
 
 async def test_what_has_become_due_is_found_by_its_time(inbox: SqliteStore) -> None:
-    assert any("heads_next (due_at>?" in step for step in plan(inbox, work.BECAME_DUE))
-    assert any("destination_state_open (open_until>?" in step for step in plan(inbox, work.BECAME_OPEN))
+    assert any("heads_next (due_at>?" in step for step in plan(inbox, queue.BECAME_DUE))
+    assert any("destination_state_open (open_until>?" in step for step in plan(inbox, queue.BECAME_OPEN))

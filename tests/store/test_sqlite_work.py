@@ -15,24 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
+    DeliveryId,
     DeliveryStatus,
     Filter,
-    Lease,
     LeaseRequest,
     Options,
+    Priority,
     Settle,
     Settled,
     Settlement,
-    Turn,
-    delivery_id,
     new_id,
 )
 from oncehook.store import migrate
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import SqliteStore, find, opening, reserve
+from oncehook.store.sqlite import SqliteStore, connection, read
+from oncehook.store.sqlite.connection import connect
 from tests.store.conftest import SqliteGround, failed_checks
 from tests.store.making import (
     CRM,
@@ -105,7 +106,7 @@ async def test_a_blocked_loop_loses_no_lease(ground: SqliteGround, inbox: Sqlite
     thread.start()
     thread.join()  # the loop stands still, longer than the lease
     assert await take(inbox) == []  # the one without heartbeat is a suspect now
-    assert ids(await take(inbox, turn=Turn.suspect)) == [second.delivery_id]
+    assert ids(await take(inbox, priority=Priority.quarantined)) == [second.delivery.id]
     await settle_all(inbox, done(first))
     assert not (await inbox.settle([done(second)])).ours
 
@@ -116,17 +117,13 @@ async def test_renewed_leases_do_not_stand_in_the_way(ground: SqliteGround, inbo
     held = await take(inbox, lease=100.0)
     ground.forward(101)
     waiting = await deliver(inbox, None, None)
-    assert len(inbox.renew([Lease(**{**fields(lease), "seconds": 600.0}) for lease in held])) == 30
+    assert len(inbox.renew([structs.replace(lease, seconds=600.0) for lease in held])) == 30
     assert ids(await take(inbox, limit=1)) == waiting[:1]
     assert ids(await take(inbox, limit=5)) == waiting[1:]
     next_due = await inbox.next_due([1])
     assert next_due.due_in is not None
     assert next_due.due_in > 10
     await settle_all(inbox, *[done(lease) for lease in held])
-
-
-def fields(lease: Lease) -> dict[str, Any]:
-    return {name: getattr(lease, name) for name in Lease.__slots__}
 
 
 async def test_a_lease_that_is_over_is_forgotten(ground: SqliteGround, inbox: SqliteStore) -> None:
@@ -151,7 +148,7 @@ async def test_leases_nobody_waits_for_any_more_are_given_back(inbox: SqliteStor
         await asyncio.sleep(0.01)
     leases = await take(inbox)
     assert sorted(ids(leases)) == sorted(made)
-    assert [lease.attempt for lease in leases] == [1, 1]
+    assert [lease.delivery.attempt for lease in leases] == [1, 1]
     assert await inbox.attempts_of(made[0]) == []
 
 
@@ -176,12 +173,12 @@ async def test_work_is_taken_over_at_once_when_the_file_is_opened_again(inbox: S
     await heir.open()
     try:
         assert await take(heir) == []  # set aside: any of them may have killed the process
-        again = await take(heir, turn=Turn.suspect)
+        again = await take(heir, priority=Priority.quarantined)
         assert sorted(ids(again)) == sorted([made[0], made[2]])
         assert min(lease.fence for lease in again) > max(lease.fence for lease in leases)
         for lease in again:
-            assert lease.attempt == 1
-            assert [one.outcome for one in await heir.attempts_of(lease.delivery_id)] == ["crashed"]
+            assert lease.delivery.attempt == 1
+            assert [one.outcome for one in await heir.attempts_of(lease.delivery.id)] == ["crashed"]
         assert (await heir.settle([done(lease) for lease in leases])).ours == set()
         assert failed_checks(await heir.check()) == []
     finally:
@@ -204,8 +201,8 @@ async def test_a_store_of_the_first_version_is_brought_along(tmp_path: Path) -> 
     path = tmp_path / "inbox.db"
     first = migrate.migrations(SqliteStore.engine)[0]
     event_id = new_id()
-    mine = delivery_id(event_id, 1)
-    with closing(opening.connect(path, Cipher())) as connection:
+    mine = DeliveryId.of(event_id, 1)
+    with closing(connect(path, Cipher())) as connection:
         connection.execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY, name TEXT, applied_at INTEGER)")
         connection.executescript(first.sql)
         connection.execute("INSERT INTO migrations VALUES (1, ?, 0)", (first.name,))
@@ -229,7 +226,7 @@ async def test_a_store_of_the_first_version_is_brought_along(tmp_path: Path) -> 
     await store.open()
     try:
         lease = await take_one(store)
-        assert (lease.delivery_id, lease.options) == (mine, Options.none)
+        assert (lease.delivery.id, lease.delivery.options) == (mine, Options.none)
         await settle_all(store, done(lease))
         assert failed_checks(await store.check()) == []
     finally:
@@ -249,13 +246,13 @@ async def test_replays_and_arrivals_draw_from_one_sequence(inbox: SqliteStore) -
     numbers = [seq for (seq,) in rows(inbox, "SELECT seq FROM deliveries ORDER BY seq")]
     assert numbers == [2, 3, 4, 5]
     assert rows(inbox, "SELECT value FROM marks WHERE name = 'seq'") == [(5,)]
-    assert (await take_one(inbox)).delivery_id == second
+    assert (await take_one(inbox)).delivery.id == second
 
 
 async def test_a_page_says_how_far_it_looked(inbox: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     scarce = await deliver_one(inbox, "s", type_="scarce")
     await deliver(inbox, *[None] * 25)
-    monkeypatch.setattr(find, "LOOKED_AT", 10)
+    monkeypatch.setattr(read, "LOOKED_AT", 10)
     for one_page in (inbox.find_deliveries, inbox.find_events):
         found, sizes, before = [], [], None
         while True:
@@ -273,7 +270,7 @@ async def test_lists_hold_when_ids_run_ahead(inbox: SqliteStore) -> None:
     """R64: after a clock was set forward and back, ids say a later time than the store; nothing is missed for it."""
     ahead = (int.from_bytes(new_id()[:6]) + 86_400_000).to_bytes(6) + new_id()[6:]
     await keep(inbox, item(event_id=ahead, to=[CRM]))
-    early, late = delivery_id(ahead, 1), await deliver_one(inbox)
+    early, late = DeliveryId.of(ahead, 1), await deliver_one(inbox)
     border = (await look(inbox, late)).received_at
     assert [one.id for one in (await inbox.find_deliveries(Filter(until=border))).items] == [early]
     assert [one.id for one in (await inbox.find_deliveries(Filter(since=border))).items] == [late]
@@ -312,9 +309,9 @@ async def test_what_may_be_due_wakes(inbox: SqliteStore) -> None:
     lease = await take_one(inbox)
     assert not woken
     assert not await wakes(inbox.settle([retry(lease, 9999.0)]))  # whoever settles knows when it is due
-    assert await wakes(inbox.retry_now(lease.delivery_id, "ann"))
+    assert await wakes(inbox.retry_now(lease.delivery.id, "ann"))
     await settle_all(inbox, dead_end(await take_one(inbox)))
-    assert await wakes(replay_one(inbox, lease.delivery_id))
+    assert await wakes(replay_one(inbox, lease.delivery.id))
     assert await wakes(inbox.feed_replays())
     assert await wakes(inbox.resume(1, "ann"))
 
@@ -432,7 +429,7 @@ async def test_an_effect_that_rolls_everything_back_writes_nothing(ledger: Sqlit
         await ledger.settle([done(lease, commit=effect)])
     while ledger._writer.broken is not None:
         await asyncio.sleep(0.01)
-    assert await ledger.attempts_of(lease.delivery_id) == []
+    assert await ledger.attempts_of(lease.delivery.id) == []
     await settle_all(ledger, done(lease))
 
 
@@ -454,8 +451,8 @@ async def test_what_ends_a_program_does_not_end_the_writer(ledger: SqliteStore) 
 
 async def test_the_reserve_is_there(inbox: SqliteStore) -> None:
     about = inbox.path.with_name("inbox.db-reserve").stat()
-    assert (about.st_size, stat.S_IMODE(about.st_mode)) == (reserve.SIZE, 0o600)
-    assert about.st_blocks * 512 >= reserve.SIZE
+    assert (about.st_size, stat.S_IMODE(about.st_mode)) == (connection.SIZE, 0o600)
+    assert about.st_blocks * 512 >= connection.SIZE
 
 
 async def test_on_a_full_disk_pruning_goes_on_and_intake_waits(
@@ -521,7 +518,7 @@ async def test_large_rounds_are_whole(inbox: SqliteStore) -> None:
         chosen = [whats[(n + round_) % 4] if round_ < 6 else Settle.done for n in range(len(leases))]
         settlements = [Settlement(lease, what) for lease, what in zip(leases, chosen, strict=True)]
         assert (await inbox.settle(settlements)).ours == {lease.fence for lease in leases}
-        seen += [lease.delivery_id for lease, what in zip(leases, chosen, strict=True) if what in ("done", "dead")]
+        seen += [lease.delivery.id for lease, what in zip(leases, chosen, strict=True) if what in ("done", "dead")]
     assert sorted(seen) == sorted(made)
     assert rows(inbox, "SELECT count(*) FROM heads") == [(0,)]
     assert rows(inbox, "SELECT count(*) FROM deliveries WHERE status NOT IN ('done', 'dead')") == [(0,)]

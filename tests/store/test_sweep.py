@@ -13,10 +13,10 @@ from oncehook.model import (
     Filter,
     Options,
     Outcome,
+    Priority,
     Pruned,
     ReplayState,
     StoredWorker,
-    Turn,
 )
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
@@ -136,7 +136,7 @@ async def test_an_event_stays_while_one_of_its_deliveries_does(ground: Ground, s
     ground.forward(10 * DAY)
     assert not await prune(store)
     assert count(ground, "deliveries") == 2
-    assert await store.discard(Filter(ids=[lease.delivery_id]), "ann", "") == 1
+    assert await store.discard(Filter(ids=[lease.delivery.id]), "ann", "") == 1
     assert (await prune(store)).events == 1
     assert count(ground, "deliveries") == 0
 
@@ -226,7 +226,7 @@ async def test_a_replay_of_what_was_pruned_meanwhile(ground: Ground, store: Stor
     ordered = await replay_all(store, force=True, expected=2)
     await prune(store)
     await store.feed_replays()
-    await finish(store, turn=Turn.replay)
+    await finish(store, priority=Priority.replay)
     await store.feed_replays()
     shown = await store.get_replay(ordered.id)
     assert shown is not None
@@ -318,24 +318,24 @@ async def test_a_chart(ground: Ground, store: Store) -> None:
 
 async def test_a_watermark_is_told_once(ground: Ground, store: Store) -> None:
     assert await store.crossings() == {}
-    assert not await store.cross("dead", False)
-    assert await store.cross("dead", True)
-    assert not await store.cross("dead", True)
-    assert await store.cross("oldest_due", True)
+    assert not await store.mark_watermark("dead", False)
+    assert await store.mark_watermark("dead", True)
+    assert not await store.mark_watermark("dead", True)
+    assert await store.mark_watermark("oldest_due", True)
     since = (await store.crossings())["dead"]
     ground.forward(100)
-    assert not await store.cross("dead", True)
+    assert not await store.mark_watermark("dead", True)
     assert await store.crossings() == {"dead": since, "oldest_due": (await store.crossings())["oldest_due"]}
-    assert await store.cross("dead", False)
-    assert not await store.cross("dead", False)
+    assert await store.mark_watermark("dead", False)
+    assert not await store.mark_watermark("dead", False)
     assert list(await store.crossings()) == ["oldest_due"]
-    assert await store.cross("dead", True)
+    assert await store.mark_watermark("dead", True)
 
 
 @pytest.mark.parametrize("crossed", [True, False])
 async def test_a_watermark_is_told_to_exactly_one(store: Store, crossed: bool) -> None:
-    await store.cross("dead", not crossed)
-    news = await asyncio.gather(*[store.cross("dead", crossed) for _ in range(6)])
+    await store.mark_watermark("dead", not crossed)
+    news = await asyncio.gather(*[store.mark_watermark("dead", crossed) for _ in range(6)])
     assert sorted(news) == [False] * 5 + [True]
 
 
@@ -347,7 +347,7 @@ async def test_leases_of_a_restored_backup_are_void(store: Store) -> None:
     made = await deliver(store, None, "s", "s")
     waits = await deliver_one(store, "t")
     leases = await take(store, lease=3600.0)
-    [later] = [lease for lease in leases if lease.delivery_id == waits]
+    [later] = [lease for lease in leases if lease.delivery.id == waits]
     await settle(store, retry(later, 3600.0))
     held = [lease for lease in leases if lease is not later]
     assert await store.invalidate_leases() == 2
@@ -356,10 +356,10 @@ async def test_leases_of_a_restored_backup_are_void(store: Store) -> None:
         assert await is_lost(store, done(lease))
     again = await take(store)
     assert sorted(ids(again)) == sorted(made[:2])
-    assert [lease.attempt for lease in again] == [1, 1]
+    assert [lease.delivery.attempt for lease in again] == [1, 1]
     assert min(lease.fence for lease in again) > max(lease.fence for lease in leases) + 100_000
     for lease in again:
-        assert [attempt.outcome for attempt in await store.attempts_of(lease.delivery_id)] != [AttemptOutcome.crashed]
+        assert [attempt.outcome for attempt in await store.attempts_of(lease.delivery.id)] != [AttemptOutcome.crashed]
     assert await store.invalidate_leases() == 2
 
 

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from oncehook.errors import StoreError, StoreUnavailable
 from oncehook.model import (
@@ -18,10 +19,10 @@ from oncehook.model import (
     Filter,
     Lease,
     Options,
+    Priority,
     Settle,
     Settled,
     Settlement,
-    Turn,
 )
 from oncehook.store.base import Store
 from oncehook.store.postgres import PostgresStore
@@ -85,7 +86,7 @@ async def is_untouched(store: Store, delivery: bytes) -> bool:
 
 def deaths(ground: Ground, lease: Lease) -> tuple[int, int]:
     """Crashes and deaths that are held against the head of a line."""
-    line = lease.line.hex() if ground.engine == "postgres" else lease.line
+    line = lease.queue_key.hex() if ground.engine == "postgres" else lease.queue_key
     mark = "$1::text::uuid" if ground.engine == "postgres" else "?"
     [row] = ground.sql(f"SELECT crashes, deaths FROM heads WHERE subject_key = {mark}", line)
     return (row[0], row[1])
@@ -102,22 +103,22 @@ async def test_the_next_is_told_like_any_other_lease(store: Store) -> None:
     lease = await take_one(store)
     given = await following(store, lease, 17.0)
     assert given.fence > lease.fence
-    assert (given.attempt, given.deaths, given.seconds, given.more) == (1, 0, 17.0, True)
-    assert (await look(store, given.delivery_id)).attempts == 1
-    assert (await look(store, given.delivery_id)).status is DeliveryStatus.leased
+    assert (given.delivery.attempt, given.deaths, given.seconds, given.more) == (1, 0, 17.0, True)
+    assert (await look(store, given.delivery.id)).attempts == 1
+    assert (await look(store, given.delivery.id)).status is DeliveryStatus.leased
     await settle(store, release(given))
     ordinary = await take_one(store, lease=17.0)
-    assert dataclasses.replace(given, fence=ordinary.fence) == ordinary
+    assert structs.replace(given, fence=ordinary.fence) == ordinary
 
 
 async def test_a_subject_goes_on_in_the_order_of_commit_one_at_a_time(store: Store) -> None:
     """R42: nobody else gets any of it meanwhile, and in the end nothing is left of its line."""
     made = await deliver(store, *["s"] * 6)
     lease = await take_one(store)
-    order, fences = [lease.delivery_id], [lease.fence]
+    order, fences = [lease.delivery.id], [lease.fence]
     while (settled := await go_on(store, lease)).next:
         [lease] = settled.next
-        order.append(lease.delivery_id)
+        order.append(lease.delivery.id)
         fences.append(lease.fence)
         assert await take(store) == []
         assert (await statuses(store, made)).count("leased") == 1
@@ -133,23 +134,23 @@ async def test_what_arrives_meanwhile_comes_after_what_waits(store: Store) -> No
     lease = await take_one(store)
     made += await deliver(store, "s")
     lease = await following(store, lease)
-    assert lease.delivery_id == made[1]
+    assert lease.delivery.id == made[1]
     made += await deliver(store, "s")
     lease = await following(store, lease)
-    assert lease.delivery_id == made[2]
-    assert (await following(store, lease)).delivery_id == made[3]
+    assert lease.delivery.id == made[2]
+    assert (await following(store, lease)).delivery.id == made[3]
 
 
 async def test_many_subjects_go_on_in_one_commit(store: Store) -> None:
     """Each gets its own next, for its own time; who does not ask gets none."""
     made = await deliver(store, *[f"s{n % 20}" for n in range(40)])
-    firsts = {lease.subject: lease for lease in await take(store)}
+    firsts = {lease.event.subject: lease for lease in await take(store)}
     asked = {subject: None if n % 4 == 0 else 10.0 + n for n, subject in enumerate(firsts)}
     settled = await store.settle([done(one, take_next=asked[subject]) for subject, one in firsts.items()], WORKER)
     assert settled.ours == {one.fence for one in firsts.values()}
-    assert {one.subject: one.seconds for one in settled.next} == {s: n for s, n in asked.items() if n is not None}
-    assert {one.delivery_id for one in settled.next} < set(made[20:])
-    assert {one.subject for one in await take(store)} == {s for s, n in asked.items() if n is None}
+    assert {one.event.subject: one.seconds for one in settled.next} == {s: n for s, n in asked.items() if n is not None}
+    assert {one.delivery.id for one in settled.next} < set(made[20:])
+    assert {one.event.subject for one in await take(store)} == {s for s, n in asked.items() if n is None}
 
 
 async def test_without_a_subject_nothing_follows(store: Store) -> None:
@@ -164,7 +165,7 @@ async def test_other_lines_of_the_same_text_are_none_of_its_business(store: Stor
     await deliver(store, "s")
     await deliver(store, "s", to=MAIL)
     await deliver(store, "s", source="payments")
-    lease = next(one for one in await take(store) if one.source == "orders")
+    lease = next(one for one in await take(store) if one.event.source == "orders")
     assert await is_the_end(store, lease)
 
 
@@ -174,14 +175,14 @@ async def test_other_lines_of_the_same_text_are_none_of_its_business(store: Stor
 async def test_who_lost_its_lease_gets_no_next(ground: Ground, store: Store) -> None:
     """R25-R27: it settles nothing, and the line is as it was."""
     made = await deliver(store, "s", "s")
-    lost = await take_one(store, lease=10.0, trust=9)
+    lost = await take_one(store, lease=10.0, crash_tolerance=9)
     ground.forward(11)
-    holder = await take_one(store, trust=9)
+    holder = await take_one(store, crash_tolerance=9)
     settled = await go_on(store, lost)
     assert (settled.ours, list(settled.next)) == (set(), [])
     assert await statuses(store, made) == ["leased", "pending"]
     assert await is_untouched(store, made[1])
-    assert (await following(store, holder)).delivery_id == made[1]
+    assert (await following(store, holder)).delivery.id == made[1]
 
 
 async def test_who_settles_twice_gets_one_next(store: Store) -> None:
@@ -195,7 +196,7 @@ async def test_who_settles_twice_gets_one_next(store: Store) -> None:
 async def test_a_lost_one_takes_nobodys_next_away(store: Store) -> None:
     """In one group: it gets nothing, the other its own."""
     made = await deliver(store, "a", "b", "a", "b")
-    leases = {lease.subject: lease for lease in await take(store)}
+    leases = {lease.event.subject: lease for lease in await take(store)}
     await settle(store, release(leases["a"]))
     settled = await store.settle([done(one, take_next=30.0) for one in leases.values()], WORKER)
     assert settled.ours == {leases["b"].fence}
@@ -215,15 +216,15 @@ async def test_a_head_that_stays_gives_no_next(ground: Ground, store: Store, wha
     assert await is_untouched(store, made[1])
     ground.forward(31)
     again = await take_one(store)
-    assert (again.delivery_id, again.attempt) == (made[0], 2 if what is Settle.retry else 1)
-    assert (await following(store, again)).delivery_id == made[1]
+    assert (again.delivery.id, again.delivery.attempt) == (made[0], 2 if what is Settle.retry else 1)
+    assert (await following(store, again)).delivery.id == made[1]
 
 
 async def test_a_dead_letter_that_is_held_stops_the_line(store: Store) -> None:
     """R43: until it is discarded, whatever is asked for."""
     made = await deliver(store, "s", "s", "s", options=Options.hold)
     lease = await following(store, await take_one(store))
-    assert lease.delivery_id == made[1]
+    assert lease.delivery.id == made[1]
     settled = await store.settle([dataclasses.replace(dead(lease), take_next=30.0)], WORKER)
     assert (settled.ours, list(settled.next)) == ({lease.fence}, [])
     assert await take(store) == []
@@ -250,7 +251,7 @@ async def test_a_settlement_whose_effect_fails_gives_no_next(ground: Ground, sto
     assert await statuses(store, made) == ["leased", "pending"]
     assert await is_untouched(store, made[1])
     assert await take(store) == []
-    assert (await following(store, lease)).delivery_id == made[1]
+    assert (await following(store, lease)).delivery.id == made[1]
 
 
 async def test_a_settlement_that_was_cut_off_gives_no_next(place: Place) -> None:
@@ -267,7 +268,7 @@ async def test_a_settlement_that_was_cut_off_gives_no_next(place: Place) -> None
         other.rollback()
     assert await statuses(store, made) == ["leased", "pending"]
     assert await is_untouched(store, made[1])
-    assert (await following(store, lease)).delivery_id == made[1]
+    assert (await following(store, lease)).delivery.id == made[1]
     assert failed_checks(await store.check()) == []
 
 
@@ -284,7 +285,7 @@ async def test_effect_settlement_and_next_are_one_commit(ground: Ground, store: 
         ground.sql("CREATE TABLE effects (n integer)")
         about["commit"] = lambda connection: connection.execute("INSERT INTO effects VALUES (1)")
     given = await following(store, lease, **about)
-    assert given.delivery_id == made[1]
+    assert given.delivery.id == made[1]
     assert told.verdict is not None
     assert await store.get_event(told.verdict.event_id) is not None
     if ground.engine == "sqlite":
@@ -296,9 +297,9 @@ async def test_what_is_emitted_to_the_own_subject_comes_last(store: Store) -> No
     made = await deliver(store, "s", "s", source="payments")
     told = emitted("k", subject="s", to=[CRM])
     given = await following(store, await take_one(store), emits=[told])
-    assert given.delivery_id == made[1]
+    assert given.delivery.id == made[1]
     assert await take(store) == []
-    assert (await following(store, given)).delivery_id == told.intake.items[0].deliveries[0].id
+    assert (await following(store, given)).delivery.id == told.intake.items[0].deliveries[0].id
 
 
 # -- a holder that dies ------------------------------------------------------------------------
@@ -319,12 +320,12 @@ async def test_a_crash_is_of_the_one_under_way_alone(ground: Ground, store: Stor
         (made[1], lost.fence, 1, WORKER)
     ]
     assert deaths(ground, lost) == (1, 0)
-    alone = await take_one(store, turn=Turn.suspect)
-    assert (alone.delivery_id, alone.attempt, alone.deaths) == (made[1], 1, 0)
+    alone = await take_one(store, priority=Priority.quarantined)
+    assert (alone.delivery.id, alone.delivery.attempt, alone.deaths) == (made[1], 1, 0)
     assert await is_untouched(store, made[2])
     await settle(store, done(alone))
     given = await following(store, await take_one(store))
-    assert (given.delivery_id, given.attempt, given.deaths, given.turn) == (made[3], 1, 0, Turn.live)
+    assert (given.delivery.id, given.delivery.attempt, given.deaths, given.priority) == (made[3], 1, 0, Priority.live)
     assert await statuses(store, made) == ["done", "done", "done", "leased"]
 
 
@@ -332,45 +333,45 @@ async def test_crashes_are_not_handed_on(ground: Ground, store: Store) -> None:
     """R36: the next begins with a clean sheet, whatever became of the one before it."""
     made = await deliver(store, "s", "s")
     for crashes in (1, 2, 3):
-        await take_one(store, lease=10.0, trust=9)
+        await take_one(store, lease=10.0, crash_tolerance=9)
         ground.forward(11)
-        lease = await take_one(store, lease=10.0, trust=9)
+        lease = await take_one(store, lease=10.0, crash_tolerance=9)
         assert deaths(ground, lease) == (2 * crashes - 1, 0)
         ground.forward(11)
-    lease = await take_one(store, lease=10.0, trust=9)
+    lease = await take_one(store, lease=10.0, crash_tolerance=9)
     given = await following(store, lease, 10.0)
-    assert (given.delivery_id, given.attempt, given.deaths, given.turn) == (made[1], 1, 0, Turn.live)
+    assert (given.delivery.id, given.delivery.attempt, given.deaths, given.priority) == (made[1], 1, 0, Priority.live)
     assert deaths(ground, given) == (0, 0)
     ground.forward(11)
-    assert ids(await take(store, trust=1)) == [made[1]], "its first crash"
+    assert ids(await take(store, crash_tolerance=1)) == [made[1]], "its first crash"
 
 
 async def test_the_next_is_held_for_its_own_time(ground: Ground, store: Store) -> None:
     """R29: at least five sixths of what was asked for, however much of the first one's time is over."""
     made = await deliver(store, *["s"] * 5)
     ground.stand_still()
-    lease = await take_one(store, lease=60.0, trust=9)
+    lease = await take_one(store, lease=60.0, crash_tolerance=9)
     for _ in range(3):
         ground.forward(49)
-        assert await take(store, trust=9) == []
+        assert await take(store, crash_tolerance=9) == []
         lease = await following(store, lease, 60.0)
-    assert lease.delivery_id == made[3]
+    assert lease.delivery.id == made[3]
     ground.forward(49)
-    assert await take(store, trust=9) == []
+    assert await take(store, crash_tolerance=9) == []
     ground.forward(12)
-    taken = await take_one(store, trust=9)
-    assert (taken.delivery_id, taken.attempt) == (made[3], 1)
+    taken = await take_one(store, crash_tolerance=9)
+    assert (taken.delivery.id, taken.delivery.attempt) == (made[3], 1)
 
 
 async def test_a_heartbeat_keeps_the_next(ground: Ground, store: Store) -> None:
     """R32: the former fence prolongs nothing any more."""
     await deliver(store, "s", "s")
-    first = await take_one(store, lease=100.0, trust=9)
+    first = await take_one(store, lease=100.0, crash_tolerance=9)
     given = await following(store, first, 100.0)
     for _ in range(3):
         ground.forward(80)
         assert await asyncio.to_thread(store.renew, [first, given]) == {given.fence}
-        assert await take(store, trust=9) == []
+        assert await take(store, crash_tolerance=9) == []
     assert await is_the_end(store, given)
 
 
@@ -400,7 +401,7 @@ async def test_a_settlement_that_pauses_its_destination_ends_the_line(store: Sto
 async def test_an_open_breaker_gives_no_next(ground: Ground, store: Store) -> None:
     """R37: nor one that is half open, where one probe is given to whoever asks first."""
     made = await deliver(store, "s", "s", None)
-    leases = {lease.subject: lease for lease in await take(store)}
+    leases = {lease.event.subject: lease for lease in await take(store)}
     await settle(store, failed(leases[None], Breaker(failures=1, open=30.0)))
     ground.forward(31)
     assert await is_the_end(store, leases["s"])
@@ -411,7 +412,7 @@ async def test_an_open_breaker_gives_no_next(ground: Ground, store: Store) -> No
 async def test_a_breaker_that_opens_in_the_same_group_gives_no_next(ground: Ground, store: Store) -> None:
     """On PostgreSQL failures are told right after the commit: there what follows begins at most once more."""
     made = await deliver(store, "s", "s", "s", None)
-    leases = {lease.subject: lease for lease in await take(store)}
+    leases = {lease.event.subject: lease for lease in await take(store)}
     breaker = Breaker(failures=1, open=30.0)
     settled = await store.settle([done(leases["s"], take_next=30.0), failed(leases[None], breaker)], WORKER)
     if ground.engine == "sqlite":
@@ -428,7 +429,7 @@ async def test_a_worker_hears_of_what_it_could_not_take(store: Store) -> None:
     woken: list[set[int]] = []
     store.wake = lambda due: woken.append(set(due or ()))
     await deliver(store, "s", "s", None)
-    leases = {lease.subject: lease for lease in await take(store)}
+    leases = {lease.event.subject: lease for lease in await take(store)}
     woken.clear()
     breaker = Breaker(failures=1, open=30.0)
     well = done(leases["s"], take_next=30.0, breaker=breaker)
@@ -474,10 +475,10 @@ async def test_what_is_replayed_takes_its_turn_behind_what_waits(store: Store) -
     lease = await take_one(store)
     await replay(store, made[0])
     lease = await following(store, lease)
-    assert (lease.delivery_id, lease.run) == (made[2], 1)
+    assert (lease.delivery.id, lease.delivery.run) == (made[2], 1)
     lease = await following(store, lease)
-    assert (lease.delivery_id, lease.run, lease.attempt) == (made[0], 2, 1)
-    assert lease.replay_id is not None
+    assert (lease.delivery.id, lease.delivery.run, lease.delivery.attempt) == (made[0], 2, 1)
+    assert lease.delivery.replay_id is not None
     assert await is_the_end(store, lease)
     assert [one.run for one in await store.attempts_of(made[0])] == [1, 2]
 
@@ -490,12 +491,12 @@ async def test_a_bulk_replay_waits_for_its_turn(store: Store) -> None:
     lease = await take_one(store)
     ordered = await replay_all(store, Filter(status=DeliveryStatus.dead))
     assert await store.feed_replays() == 2
-    assert await is_the_end(store, dataclasses.replace(lease, more=True))
+    assert await is_the_end(store, structs.replace(lease, more=True))
     assert await take(store) == []
-    lease = await take_one(store, turn=Turn.replay)
-    assert (lease.delivery_id, lease.run) == (made[0], 2)
+    lease = await take_one(store, priority=Priority.replay)
+    assert (lease.delivery.id, lease.delivery.run) == (made[0], 2)
     lease = await following(store, lease)
-    assert (lease.delivery_id, lease.run, lease.turn) == (made[1], 2, Turn.replay)
+    assert (lease.delivery.id, lease.delivery.run, lease.priority) == (made[1], 2, Priority.replay)
     assert await is_the_end(store, lease)
     await store.feed_replays()
     shown = await store.get_replay(ordered.id)
@@ -511,13 +512,13 @@ async def test_the_rest_is_handed_over_as_one_attempt(store: Store, options: Opt
     """What waited at the first lease is covered by it, what came since by the next one, each once."""
     made = await deliver(store, *["s"] * 3, options=options)
     lease = await take_one(store)
-    assert (lease.head_id, lease.delivery_id) == (made[0], made[2])
+    assert (lease.front_id, lease.delivery.id) == (made[0], made[2])
     made += await deliver(store, *["s"] * 4, options=options)
     # a worker asks where it knows that something waits
-    given = await following(store, dataclasses.replace(lease, more=True))
-    assert (given.head_id, given.delivery_id, given.attempt) == (made[3], made[6], 1)
+    given = await following(store, structs.replace(lease, more=True))
+    assert (given.front_id, given.delivery.id, given.delivery.attempt) == (made[3], made[6], 1)
     assert await take(store) == []
-    assert given.event_id == (await look(store, made[6])).event_id
+    assert given.event.id == (await look(store, made[6])).event_id
     assert await is_the_end(store, given)
     assert await statuses(store, made) == ["done"] * 7
     assert [len(await store.attempts_of(one)) for one in made] == [0, 0, 1, 0, 0, 0, 1]
@@ -529,11 +530,11 @@ async def test_the_next_covers_its_own_type_alone(store: Store) -> None:
     kinds = ("a", "b", "a", "b", "c")
     made = [await deliver_one(store, "s", type_=kind, options=Options.coalesce_type) for kind in kinds]
     lease = await take_one(store)
-    assert (lease.type, lease.delivery_id) == ("a", made[2])
+    assert (lease.event.type, lease.delivery.id) == ("a", made[2])
     lease = await following(store, lease)
-    assert (lease.type, lease.head_id, lease.delivery_id, lease.more) == ("b", made[1], made[3], True)
+    assert (lease.event.type, lease.front_id, lease.delivery.id, lease.more) == ("b", made[1], made[3], True)
     lease = await following(store, lease)
-    assert (lease.type, lease.head_id, lease.delivery_id, lease.more) == ("c", made[4], made[4], False)
+    assert (lease.event.type, lease.front_id, lease.delivery.id, lease.more) == ("c", made[4], made[4], False)
     assert await is_the_end(store, lease)
     assert await statuses(store, made) == ["done"] * 5
 
@@ -541,9 +542,9 @@ async def test_the_next_covers_its_own_type_alone(store: Store) -> None:
 async def test_a_rank_that_was_just_delivered_overtakes_the_next(store: Store) -> None:
     made = [await deliver_one(store, "s", rank=rank, options=Options.latest_wins) for rank in (3, 1, 4)]
     lease = await following(store, await take_one(store))
-    assert (lease.delivery_id, lease.highest_rank, lease.is_stale) == (made[1], 3, True)
+    assert (lease.delivery.id, lease.highest_rank, lease.is_stale) == (made[1], 3, True)
     lease = await following(store, lease, note="stale")
-    assert (lease.delivery_id, lease.highest_rank, lease.is_stale) == (made[2], 3, False)
+    assert (lease.delivery.id, lease.highest_rank, lease.is_stale) == (made[2], 3, False)
     assert await is_the_end(store, lease)
     assert [(await look(store, one)).note for one in made] == [None, "stale", None]
 

@@ -23,11 +23,11 @@ class Scripted:
 
     kind, address = "handler", "tests"
 
-    def __init__(self, name: str = "crm", number: int = 1, *, trust: int = 0, **terms: object) -> None:
+    def __init__(self, name: str = "crm", number: int = 1, *, crash_tolerance: int = 0, **terms: object) -> None:
         self.name = name
-        self.number = number
+        self.id = number
         self.terms = Terms(**{"lease": FOREVER, "timeout": FOREVER, **terms})  # type: ignore[arg-type]
-        self.trust = trust
+        self.crash_tolerance = crash_tolerance
         self.begun: list[Lease] = []
         """All that ever began, in order."""
         self.running: dict[bytes, asyncio.Future[Result]] = {}
@@ -51,10 +51,10 @@ class Scripted:
                 await asyncio.sleep(0)
                 return self.answers(lease)
             ends: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-            self.running[lease.delivery_id] = ends
+            self.running[lease.delivery.id] = ends
             return await ends
         finally:
-            self.running.pop(lease.delivery_id, None)
+            self.running.pop(lease.delivery.id, None)
             self._under_way -= 1
 
     def end(self, *deliveries: bytes, result: Result = WELL) -> None:
@@ -69,7 +69,7 @@ class Scripted:
 
     @property
     def order(self) -> list[bytes]:
-        return [lease.delivery_id for lease in self.begun]
+        return [lease.delivery.id for lease in self.begun]
 
     async def until_begun(self, *deliveries: bytes) -> None:
         """Wait until these are under way."""

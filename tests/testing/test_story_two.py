@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from oncehook.inbox import Inbox
-from oncehook.model import Kind, show_id
 from oncehook.testing import TestInbox
 from oncehook.testing.standins import EvolutionApiStandIn, MetaStandIn, N8nStandIn, Tunnel
 from tests.acceptance.processes import Receiver
@@ -49,7 +48,7 @@ async def test_one_execution_on_attempt_two(inbox: TestInbox, cut: bool) -> None
         [delivery] = await inbox.deliveries("n8n")
         assert (delivery.status, delivery.attempts) == ("done", 2)
         assert execution.headers["oncehook-attempt"] == "2"
-        assert execution.headers["idempotency-key"] == show_id(Kind.event, delivery.event_id)
+        assert execution.headers["idempotency-key"] == str(delivery.event_id)
         assert execution.body["data"]["message"] == {"conversation": "Hi"}
 
 

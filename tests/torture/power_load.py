@@ -18,7 +18,7 @@ from typing import Final
 
 from oncehook.model import Outcome
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import SqliteStore, opening
+from oncehook.store.sqlite import SqliteStore, connection
 from tests.store.making import CRM, done, enrolled, intake, item, take
 from tests.torture.power_tap import Tap
 
@@ -65,12 +65,12 @@ async def _receive(store: SqliteStore, tap: Tap, keys: list[str], chance: random
 async def _work(store: SqliteStore, tap: Tap, most: int) -> None:
     leases = await take(store, most)
     ours = (await store.settle([done(lease) for lease in leases])).ours
-    tap.ack([], [lease.delivery_id for lease in leases if lease.fence in ours])
+    tap.ack([], [lease.delivery.id for lease in leases if lease.fence in ours])
 
 
 def settings(synchronous: str) -> Callable[[Path, Cipher], sqlite3.Connection]:
     """How the writer opens its file here: as ever, with more checkpoints, and perhaps a weaker promise."""
-    connect = opening.connect
+    connect = connection.connect
 
     def changed(path: Path, cipher: Cipher) -> sqlite3.Connection:
         connection = connect(path, cipher)
@@ -84,7 +84,7 @@ def settings(synchronous: str) -> Callable[[Path, Cipher], sqlite3.Connection]:
 
 def main(folder: Path, synchronous: str, seed: str) -> None:
     tap = Tap()
-    opening.connect = settings(synchronous)
+    connection.connect = settings(synchronous)
     asyncio.run(load(folder / "oncehook.db", tap, random.Random(seed)))
     (folder / "tape").write_bytes(pickle.dumps(tap.tape))
 

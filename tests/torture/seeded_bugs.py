@@ -32,7 +32,7 @@ from oncehook.store.base import Pending
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import lease as postgres_lease
 from oncehook.store.postgres import sweep as postgres_sweep
-from oncehook.store.sqlite import SqliteStore, opening, replay, settle, sweep, work
+from oncehook.store.sqlite import SqliteStore, admin, connection, queue, upkeep
 from oncehook.store.sqlite.intake import Group, Update
 from oncehook.store.sqlite.writer import Writer
 
@@ -221,7 +221,7 @@ def missing_key_ignored() -> None:
 @mistake("dedup forgotten at purge")
 def dedup_forgotten_at_purge() -> None:
     """The key goes with its event."""
-    forget = sweep._forget_event
+    forget = upkeep._forget_event
 
     def forgetting(connection: sqlite3.Connection, event_id: bytes, counts: Any) -> None:
         connection.execute("DELETE FROM keys WHERE event_id = ?", (event_id,))
@@ -266,14 +266,14 @@ def ack_before_commit() -> None:
 @mistake("synchronous=NORMAL")
 def synchronous_normal() -> None:
     """Twice as fast."""
-    connect = opening.connect
+    connect = connection.connect
 
     def faster(path: Path) -> sqlite3.Connection:
         connection = connect(path)
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
 
-    opening.connect = faster
+    connection.connect = faster
 
 
 @mistake("4xx on storage error")
@@ -289,36 +289,36 @@ def client_error_on_storage_error() -> None:
 @mistake("completion by id only")
 def completion_by_id_only() -> None:
     """UPDATE … WHERE id = ?"""
-    look = settle.SettlementBatcher._heads
+    look = queue.SettlementBatcher._heads
 
-    def trusting(self: settle.SettlementBatcher, settlements: Sequence[Settlement]) -> dict[bytes, settle.Head]:
+    def trusting(self: queue.SettlementBatcher, settlements: Sequence[Settlement]) -> dict[bytes, queue.Head]:
         heads = look(self, settlements)
         for settlement in settlements:
-            if (head := heads.get(settlement.lease.line)) is not None:
+            if (head := heads.get(settlement.lease.queue_key)) is not None:
                 settlement.lease.fence = head.fence
         return heads
 
-    settle.SettlementBatcher._heads = trusting  # type: ignore[method-assign]
+    queue.SettlementBatcher._heads = trusting  # type: ignore[method-assign]
     reword_function("settle", ("SELECT h.fence FROM", "SELECT i.fence FROM"), (" AND h.fence = i.fence AND", " AND"))
 
 
 @mistake("reaper by id only")
 def reaper_by_id_only() -> None:
     """A list of leases and when they end, made when they were given; who is on it then is set free, by its id."""
-    give = work.Leasing.lease
+    give = queue.Leasing.lease
     ends: dict[bytes, int] = {}
 
-    def reaping(self: work.Leasing, wants: Sequence[LeaseRequest]) -> list[Lease]:
+    def reaping(self: queue.Leasing, wants: Sequence[LeaseRequest]) -> list[Lease]:
         for head_id in [head_id for head_id, at in ends.items() if at <= self.now]:
             del ends[head_id]
             self.connection.execute(
                 "UPDATE heads SET leased = 0, due_at = ? WHERE delivery_id = ?", (self.now, head_id)
             )
         given = give(self, wants)
-        ends.update({lease.head_id: self.now + work.micros(lease.seconds) for lease in given})
+        ends.update({lease.front_id: self.now + queue.micros(lease.seconds) for lease in given})
         return given
 
-    work.Leasing.lease = reaping  # type: ignore[method-assign]
+    queue.Leasing.lease = reaping  # type: ignore[method-assign]
     reword_function("lease", ("AND h.due_at <= now()", "AND least(h.due_at, h.leased_at + interval '10 s') <= now()"))
 
 
@@ -327,20 +327,20 @@ def attempt_counted_at_completion() -> None:
     """What counts is written down when the attempt is over; of one that never is, nothing is."""
     at_lease = "line, fence, due_at, leased_at, attempts, crashes, deaths, alone, carries, upto, worker"
     everywhere(
-        work.TAKE,
+        queue.TAKE,
         Update(
             at_lease,
             "UPDATE heads SET leased = 1, fence = v.fence, due_at = v.due_at, leased_at = v.leased_at, alone = v.alone,"
             " carries = v.carries, upto = v.upto FROM v WHERE heads.rowid = v.line",
         ),
     )
-    make = settle.Head.__init__
+    make = queue.Head.__init__
 
-    def counting(self: settle.Head, *columns: Any) -> None:
+    def counting(self: queue.Head, *columns: Any) -> None:
         make(self, *columns)
         self.attempts += 1
 
-    settle.Head.__init__ = counting  # type: ignore[method-assign]
+    queue.Head.__init__ = counting  # type: ignore[method-assign]
     reword_function("lease", ("attempts = h.attempts + 1", "attempts = h.attempts"))
     reword_function(
         "take_over",
@@ -387,7 +387,7 @@ def worker_clock_for_expiry() -> None:
 def replay_by_insert() -> None:
     """The event once more, as if it had just come: with its key."""
 
-    def inserting(self: replay.Replaying, d: replay.Standing, *rest: Any) -> None:
+    def inserting(self: admin.Replaying, d: admin.Standing, *rest: Any) -> None:
         source_id, *columns, head, body = self.connection.execute(
             "SELECT source_id, type, key, key_hash, subject, body_hash, head, body FROM events WHERE id = ?",
             (d.event_id,),
@@ -395,13 +395,13 @@ def replay_by_insert() -> None:
         kind, key, key_hash, subject, body_hash = columns
         event_id = model.new_id()
         item = Item(event_id, kind, key, key_hash, 30 * DAY, subject, body, body_hash)
-        item.deliveries = [Planned(model.delivery_id(event_id, d.destination_id), d.destination_id, d.subject_key)]
+        item.deliveries = [Planned(model.DeliveryId.of(event_id, d.destination_id), d.destination_id, d.subject_key)]
         again = Intake(event_id, source_id, head, [item], None)
         group = Group(self.connection, self.now, self.seq, [again], Cipher())
         group.write()
         self.seq = group.seq
 
-    replay.Replaying._run = inserting  # type: ignore[method-assign]
+    admin.Replaying._run = inserting  # type: ignore[method-assign]
 
 
 # -- the way out -------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 from oncehook import Event, GiveUp, RetryLater
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.handler import HandlerDestination
-from oncehook.model import Breaker, Expired, Lease, Settle, Settlement, delivery_id
+from oncehook.model import Breaker, DeliveryId, Expired, Lease, Settle, Settlement
 from oncehook.retry import Policy
 from oncehook.worker import GRACE, POLL, Worker
 from tests.store.making import intake, item
@@ -184,41 +184,41 @@ class World:
     # -- as the worker's witness ---------------------------------------------------------------
 
     def attempted(self, destination: Destination, settled: Settlement) -> None:
-        lease, name = settled.lease, f"{destination.name} {settled.lease.key}"
-        order = self.orders[destination.name, lease.key or ""]
+        lease, name = settled.lease, f"{destination.name} {settled.lease.event.key}"
+        order = self.orders[destination.name, lease.event.key or ""]
         self.note(str(settled.what), name)
         if order.state != "ended":
             self.complain(f"{name} is settled while {order.state}")
         self._note_streak(order.place, settled)
         if settled.what is Settle.retry:
             self._check_wait(order, settled)
-            order.state, order.attempt, order.due = "retrying", lease.attempt + 1, order.ended + settled.wait
+            order.state, order.attempt, order.due = "retrying", lease.delivery.attempt + 1, order.ended + settled.wait
         else:
             order.state = "finished"
 
     def lease_lost(self, destination: Destination, lease: Lease) -> None:
-        self.complain(f"{destination.name} {lease.key}: its lease was lost though its worker lives (R32)")
+        self.complain(f"{destination.name} {lease.event.key}: its lease was lost though its worker lives (R32)")
 
     def lease_expired(self, destination: Destination, expired: Expired) -> None:
         self.note("expired", f"{destination.name} {expired.attempt}")
 
     def _check_wait(self, order: Order, settled: Settlement) -> None:
         retry = order.place.destination.terms.retry
-        longest = min(retry.cap, retry.base * retry.factor ** (settled.lease.attempt - 1))
+        longest = min(retry.cap, retry.base * retry.factor ** (settled.lease.delivery.attempt - 1))
         longest += 0.5 if retry.jitter == 0.5 else 0.0
         if not 0.0 <= settled.wait <= max(longest, min(4.0, retry.cap)):
             self.complain(f"a wait of {settled.wait}, and its policy says {longest} (R38)")
         later = self.lines[order.place.destination.name, order.subject] if order.subject else []
-        behind = later[later.index(settled.lease.key or "") + 1 :] if later else []
+        behind = later[later.index(settled.lease.event.key or "") + 1 :] if later else []
         if any(self.orders[order.place.destination.name, key].state != "waiting" for key in behind):
-            self.complain(f"{settled.lease.key} is tried again after its successor has begun (R43)")
+            self.complain(f"{settled.lease.event.key} is tried again after its successor has begun (R43)")
 
     def _note_streak(self, place: Place, settled: Settlement) -> None:
         if settled.what is Settle.done:
             place.failures, place.last_failed, place.open_until = 0, None, 0.0
             return
-        place.failures += settled.lease.delivery_id != place.last_failed
-        place.last_failed = settled.lease.delivery_id
+        place.failures += settled.lease.delivery.id != place.last_failed
+        place.last_failed = settled.lease.delivery.id
         breaker = place.destination.terms.breaker
         if place.failures >= breaker.failures:
             self.note("open", place.destination.name)
@@ -231,7 +231,7 @@ class World:
         await self.store.open()
         numbers = await self.store.register_names(["orders"], [place.destination.name for place in self.places])
         for place in self.places:
-            place.destination.number = numbers.destinations[place.destination.name]
+            place.destination.id = numbers.destinations[place.destination.name]
         await self._hire()
         watch = asyncio.create_task(self._watch())
         async with asyncio.TaskGroup() as group:
@@ -298,11 +298,11 @@ class World:
 
     def _record(self, key: str, subject: str | None) -> None:
         chosen = self.dice.sample(self.places, self.dice.randint(1, len(self.places)))
-        to = [(place.destination.name, place.destination.number) for place in chosen]
+        to = [(place.destination.name, place.destination.id) for place in chosen]
         made = item(key, subject=subject, to=to)
         for place in chosen:
             self.orders[place.destination.name, key] = Order(place, subject)
-            assert delivery_id(made.event_id, place.destination.number)
+            assert DeliveryId.of(made.event_id, place.destination.id)
             if subject is not None:
                 self.lines[place.destination.name, subject].append(key)
         self.store.record(intake(made))
@@ -320,12 +320,12 @@ class World:
                 await self._pause(self.dice.choice(self.places))
 
     async def _pause(self, place: Place) -> None:
-        await self.store.pause(place.destination.number, "world", "to see")
+        await self.store.pause(place.destination.id, "world", "to see")
         self.note("pause", place.destination.name)
         place.paused_from = self.loop.moment
         await asyncio.sleep(self.dice.uniform(0.0, 3.0))
         place.paused_from = LONG
-        await self.store.resume(place.destination.number, "world")
+        await self.store.resume(place.destination.id, "world")
         place.failures, place.last_failed, place.open_until = 0, None, 0.0  # its breaker starts anew
 
     async def _watch(self) -> None:
@@ -342,7 +342,7 @@ class World:
                     place.due_since = None
 
     async def _is_due(self, place: Place) -> bool:
-        worker, number = self.worker, place.destination.number
+        worker, number = self.worker, place.destination.id
         if worker is None or worker._stopping or worker._room() < 1:
             return False
         if worker._places[number].room(1) < 1:

@@ -11,7 +11,7 @@ from playwright.sync_api import Locator, Page, expect
 
 from oncehook import clock
 from oncehook.inbox import Inbox
-from oncehook.model import DeliveryStatus, Filter, Kind, ReplayState, StoredDelivery, read_id, show_id
+from oncehook.model import DeliveryStatus, EventId, Filter, ReplayState, StoredDelivery
 from oncehook.replay import encode_token
 from tests.ui.conftest import Enter
 from tests.ui.house import House
@@ -21,7 +21,7 @@ OURS = {"sec-fetch-site": "same-origin"}
 
 def delivery(house: House, event_id: str) -> StoredDelivery:
     """The one delivery of an order."""
-    (found,) = house.do(house.inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
+    (found,) = house.do(house.inbox.admin.deliveries(Filter(event_id=EventId.parse(event_id)))).items
     return found
 
 
@@ -92,7 +92,7 @@ def test_a_replayed_delivery_says_so_and_leads_to_the_run_that_followed(own_hous
         "href", re.compile(rf"/events/{order}\?tab=deliveries#run-2-dlv_")
     )
     page.locator("#detail").get_by_role("link", name="replayed").click()
-    expect(page).to_have_url(re.compile(rf"/replays#{show_id(Kind.replay, replay.id)}$"))
+    expect(page).to_have_url(re.compile(rf"/replays#{replay.id}$"))
     page.goto(f"{own_house.url}/events/{other}")
     expect(page.locator("#head")).not_to_contain_text("replayed")
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from oncehook.model import Kind, show_id
 from tests.npm import package
 from tests.servers import fresh_schema, shared_postgres
 from tests.ui.conftest import Enter, opened
@@ -36,7 +35,7 @@ PHONE = {"width": 390, "height": 844}
 def found(house: House, query: str) -> str:
     """The newest event that matches."""
     (event,) = house.do(house.inbox.admin.events(house.inbox.admin.read(query), limit=1)).items
-    return show_id(Kind.event, event.id)
+    return str(event.id)
 
 
 def views(house: House) -> dict[str, str]:

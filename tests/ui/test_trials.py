@@ -92,7 +92,7 @@ def test_a_plan_marks_a_recipient_that_has_moved(own_house: House, enter: Enter)
     own_house.order("moved", digital=True)
     own_house.settle()
     ship = own_house.inbox.destinations["ship"]
-    own_house.do(own_house.inbox.store.note_recipients({ship.number: digest(b"another address")}))
+    own_house.do(own_house.inbox.store.note_recipients({ship.id: digest(b"another address")}))
     page = enter(own_house)
     page.goto(own_house.url + "/dead")
     page.get_by_role("link", name="Replay all").click()

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from oncehook.inbox import Inbox
-from oncehook.model import DeliveryStatus, Filter, Kind, read_id
+from oncehook.model import DeliveryStatus, EventId, Filter
 from oncehook.testing.standins import MetaStandIn
 from oncehook.upkeep import Limits
 from oncehook.whatsapp import MetaCloud, Text
@@ -42,7 +42,7 @@ class SendingHouse(House):
         return event_id
 
     def status(self, event_id: str) -> DeliveryStatus:
-        (found,) = self.do(self.inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
+        (found,) = self.do(self.inbox.admin.deliveries(Filter(event_id=EventId.parse(event_id)))).items
         return found.status
 
 

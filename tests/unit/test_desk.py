@@ -14,7 +14,7 @@ from oncehook import human, query, retry
 from oncehook.destinations.base import Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
-from oncehook.model import DeliveryStatus, Filter, Level, ReplayPlan, Seen
+from oncehook.model import DeliveryStatus, Filter, Level, PlanSnapshot, ReplayPlan
 from oncehook.replay import ReplayRequest, build_plan, command, decode_token, encode_token, ended, show_rate
 from oncehook.reports import MASK, request_of, schedule, span
 from oncehook.upkeep import Limits, measure
@@ -34,9 +34,9 @@ EVENT, DELIVERY = b"\1" * 16, b"\2" * 16
         st.booleans(),
         st.none() | st.floats(0.001, 1000),
     ),
-    st.builds(Seen, st.integers(0, 10**9), st.datetimes(timezones=st.just(UTC))),
+    st.builds(PlanSnapshot, st.integers(0, 10**9), st.datetimes(timezones=st.just(UTC))),
 )
-def test_a_token_holds_the_whole_plan(wish: ReplayRequest, seen: Seen) -> None:
+def test_a_token_holds_the_whole_plan(wish: ReplayRequest, seen: PlanSnapshot) -> None:
     assert decode_token(encode_token(wish, seen), NOW) == (wish, seen)
 
 

@@ -17,12 +17,12 @@ class Shelf:
     """A destination of somebody's own: it keeps what it is given."""
 
     kind = "shelf"
-    trust = 0
+    crash_tolerance = 0
     address = "the shelf"
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.number = 0
+        self.id = 0
         self.terms = Terms()
         self.kept: list[bytes] = []
 
@@ -31,7 +31,7 @@ class Shelf:
     async def close(self) -> None: ...
 
     async def attempt(self, lease: Lease) -> Result:
-        self.kept.append(lease.body)
+        self.kept.append(lease.event.body)
         return WELL
 
 

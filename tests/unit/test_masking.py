@@ -11,7 +11,7 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from oncehook import Inbox, samples
-from oncehook.model import Arrival, Kind, StoredEvent, read_id
+from oncehook.model import Arrival, EventDetails, EventId
 from oncehook.secret import Masking
 from oncehook.verify import Basic, Hmac, Nothing, Token
 
@@ -69,8 +69,8 @@ def is_clean(data: bytes, secret: str) -> bool:
     return not any(form in data for form in (plain, escapes, ESCAPED.encode(), MIXED.encode(), percents))
 
 
-async def kept(inbox: Inbox, event_id: str) -> StoredEvent:
-    event = await inbox.store.get_event(read_id(Kind.event, event_id))
+async def kept(inbox: Inbox, event_id: str) -> EventDetails:
+    event = await inbox.store.get_event(EventId.parse(event_id))
     assert event is not None
     return event
 
@@ -128,9 +128,9 @@ async def test_a_signing_secret_is_kept_nowhere(tmp_path: Path, where: str) -> N
         event = await kept(inbox, receipt.event_ids[0])
         for one in (SECRET, old):
             assert spell(one).encode() not in event.body
-            assert one.encode() not in event.head
+            assert one.encode() not in event.request_head
             assert one.encode() not in on_disk(tmp_path)
-        assert quote(SECRET).encode() not in event.head
+        assert quote(SECRET).encode() not in event.request_head
 
 
 async def test_a_body_without_secrets_stays_as_it_came(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def test_who_wants_the_body_as_it_came_gets_it(tmp_path: Path) -> None:
         receipt = await inbox.receive("a", [(b"x-copy", TOKEN.encode())], body)
         event = await kept(inbox, receipt.event_ids[0])
         assert event.body == body
-        assert TOKEN.encode() not in event.head
+        assert TOKEN.encode() not in event.request_head
 
 
 async def test_raw_bytes_of_a_batch_are_masked(tmp_path: Path) -> None:

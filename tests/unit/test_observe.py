@@ -11,12 +11,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from tests.leases import make_lease
 
 from oncehook import __version__
 from oncehook.errors import Overloaded, SignatureInvalid, TooLarge
 from oncehook.inbox import Inbox
 from oncehook.logs import plain, set_up_logging
-from oncehook.model import Arrival, Expired, Item, Lease, Mark, Options, Settle, Settlement, Turn, new_id
+from oncehook.model import Arrival, Expired, Item, Lease, Mark, Settle, Settlement, new_id
 from oncehook.observe import Observer
 from oncehook.sources import build
 from oncehook.verify import Nothing
@@ -108,7 +109,7 @@ def test_a_strangers_text_never_becomes_a_label(observer: Observer) -> None:
 
 
 def test_rejections_are_gathered_until_they_are_written(observer: Observer) -> None:
-    SOURCE.number = 7
+    SOURCE.id = 7
     observer.rejected(Arrival("orders", [], b"12345", peer="192.0.2.1"), SOURCE, SignatureInvalid("stale"))
     observer.rejected(Arrival("orders", [], b"", peer="192.0.2.1"), SOURCE, TooLarge())
     observer.rejected(Arrival(EVIL * 100, [], b""), None, SignatureInvalid("unknown source"))
@@ -125,7 +126,7 @@ def test_rejections_are_gathered_until_they_are_written(observer: Observer) -> N
 
 
 def test_a_flood_of_rejections_is_bounded(observer: Observer) -> None:
-    SOURCE.number = 7
+    SOURCE.id = 7
     for _ in range(5000):
         observer.rejected(Arrival("orders", [], b""), SOURCE, SignatureInvalid())
     gathered, counts = observer.take_counts()
@@ -173,13 +174,7 @@ def test_one_json_line_for_what_somebody_may_have_to_act_on(observer: Observer, 
 
 
 def leased() -> Lease:
-    id_, now = new_id(), datetime.now(UTC)
-    return Lease(
-        id_, id_, id_, 1, fence=1, run=1, attempt=1, deaths=0, turn=Turn.live, options=Options.none, replay_id=None,
-        seconds=10.0, event_id=id_, source_id=1, source="orders", type="order.paid", key="k", subject=None,
-        received_at=now, event_at=None, marks=Mark.none, rank=None, rank_scope=None, highest_rank=None, head=b"",
-        body=b"",
-    )  # fmt: skip
+    return make_lease(received_at=datetime.now(UTC))
 
 
 def test_what_goes_well_is_told_in_sum(observer: Observer, stream: io.StringIO, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from oncehook.errors import FileUnsafe, StoreUnavailable
 from oncehook.private import make_private, open_private
 from oncehook.settings import development
 from oncehook.store.sqlite import SqliteStore
-from oncehook.store.sqlite.hold import Hold, holder
+from oncehook.store.sqlite.connection import Hold, holder
 
 STRANGER = 12_345
 

@@ -17,7 +17,7 @@ from oncehook import ingest
 from oncehook.errors import SignatureInvalid, StoreUnavailable
 from oncehook.inbox import Inbox
 from oncehook.ingest import is_direct
-from oncehook.model import Arrival, Mark, Outcome, StoredEvent, unpack_head
+from oncehook.model import Arrival, EventDetails, Mark, Outcome, unpack_head
 from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Reply, Source, build
 from oncehook.verify import Hmac, Nothing, Token
@@ -58,7 +58,7 @@ def said(receipt: ingest.Receipt) -> dict[str, Any]:
     return answer
 
 
-async def stored(inbox: Inbox) -> list[StoredEvent]:
+async def stored(inbox: Inbox) -> list[EventDetails]:
     """Oldest first."""
     return (await kept_events(inbox.store))[::-1]
 
@@ -472,7 +472,7 @@ async def test_the_path_is_kept_as_it_was_written(inbox: Inbox) -> None:
         await Talk(b"1", path="/open/\r\nX: 1").through(app)
         await Talk(b"2", path="/open/ä", raw_path=b"/open/%C3%A4").through(app)
         await Talk(b"3", path="/s3cret/more", raw_path=b"/s3cre%74/more").through(app)
-        targets = [unpack_head(event.head)[1] for event in await stored(inbox)]
+        targets = [unpack_head(event.request_head)[1] for event in await stored(inbox)]
         assert targets == ["/open/%0D%0AX%3A%201", "/open/%C3%A4", "/hidden/more"]
 
 

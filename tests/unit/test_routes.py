@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncehook.errors import ConfigError
-from oncehook.model import Arrival, Item, delivery_id, new_id, subject_key
+from oncehook.model import Arrival, DeliveryId, Item, new_id, subject_key
 from oncehook.routes import Route, plan
 
 
@@ -83,8 +83,8 @@ def test_one_delivery_per_destination_and_the_first_route_counts() -> None:
     event = item(subject="42")
     planned = plan(routes, Arrival("orders", [], b"{}"), event)
     assert [(p.id, p.destination_id, p.subject_key) for p in planned] == [
-        (delivery_id(event.event_id, 2), 2, subject_key("b", "orders", "42")),
-        (delivery_id(event.event_id, 1), 1, subject_key("a", "orders", "42")),
+        (DeliveryId.of(event.event_id, 2), 2, subject_key("b", "orders", "42")),
+        (DeliveryId.of(event.event_id, 1), 1, subject_key("a", "orders", "42")),
     ]
 
 

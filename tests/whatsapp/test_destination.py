@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,25 +10,20 @@ import pytest
 from oncehook.categories import Rules
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import ConfigError
-from oncehook.model import ANSWER_KEPT, Category, Lease, Mark, Options, Preview, Turn
+from oncehook.model import ANSWER_KEPT, Category, Lease, Options, Preview, Priority
 from oncehook.whatsapp.destination import SenderDestination, Unsure, read_subject
 from oncehook.whatsapp.messages import Media, Text, type_of
 from oncehook.whatsapp.sender import Reason, SendFailed, Sent
+from tests.leases import make_lease
 from tests.whatsapp.phone import HANG, Phone, busy, closed, silent
 
 EVENT_ID = "evt_0199a4e80a0070008000000000000000"
 BODY = b'{"to": "+55 11 99999-0001", "text": "On its way"}'
 
 
-def lease(body: bytes = BODY, *, turn: Turn = Turn.live, options: Options = Options.none) -> Lease:
-    event = bytes.fromhex(EVENT_ID[4:])
-    moment = datetime(2026, 11, 16, tzinfo=UTC)
-    return Lease(
-        line=event, delivery_id=event, head_id=event, destination_id=1, fence=1, run=2, attempt=1, deaths=0, turn=turn,
-        options=options, replay_id=None, seconds=10.0, event_id=event, source_id=1, source="answers",
-        type="message.text", key="k", subject=None, received_at=moment, event_at=None, marks=Mark.none, rank=None,
-        rank_scope=None, highest_rank=None, head=b"", body=body,
-    )  # fmt: skip
+def lease(body: bytes = BODY, *, priority: Priority = Priority.live, options: Options = Options.none) -> Lease:
+    event_id = bytes.fromhex(EVENT_ID[4:])
+    return make_lease(event_id, source="answers", body=body, run=2, options=options, priority=priority)
 
 
 async def attempt(
@@ -124,7 +118,7 @@ async def test_an_error_nobody_thought_of_is_told_without_its_words() -> None:
 async def test_silence_is_tried_again_unless_said_otherwise() -> None:
     assert (await attempt(silent())).category is Category.transient
     assert (await attempt(HANG, timeout=0.05)).category is Category.transient
-    assert (await attempt(turn=Turn.suspect)).category is None, "sent again after a crash"
+    assert (await attempt(priority=Priority.quarantined)).category is None, "sent again after a crash"
 
 
 async def test_with_unsure_dead_silence_is_for_a_person_to_judge() -> None:
@@ -144,9 +138,11 @@ async def test_with_unsure_dead_nothing_is_sent_after_a_crash() -> None:
     phone = Phone()
     destination = SenderDestination("answers", phone, unsure="dead")  # type: ignore[arg-type]
     await destination.open()
-    result = await destination.attempt(lease(turn=Turn.suspect))
+    result = await destination.attempt(lease(priority=Priority.quarantined))
     assert (result.category, phone.given) == (Category.permanent, [])
-    assert destination.trust == 0, "so that whatever was under way when a process died comes back as a suspect"
+    assert destination.crash_tolerance == 0, (
+        "so that whatever was under way when a process died comes back as a suspect"
+    )
 
 
 @pytest.mark.parametrize("unsure", ["retry", "dead"])

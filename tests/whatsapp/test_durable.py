@@ -20,7 +20,7 @@ from oncehook import clock
 from oncehook.errors import ConfigError
 from oncehook.event import Event
 from oncehook.inbox import Inbox
-from oncehook.model import Category, DeliveryStatus, Filter, Kind, Mark, StoredDelivery, read_id
+from oncehook.model import Category, DeliveryStatus, EventId, Filter, Mark, StoredDelivery
 from oncehook.settings import load
 from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn
 from oncehook.whatsapp import EvolutionApi, EvolutionGo, InvalidMessage, MetaCloud, NoMessage, Read, Sender, Text
@@ -40,7 +40,7 @@ async def sending(place: Path | str, phone: Phone, **how: Any) -> AsyncIterator[
 
 
 async def delivery(inbox: Inbox, event_id: str) -> StoredDelivery:
-    (found,) = (await inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
+    (found,) = (await inbox.admin.deliveries(Filter(event_id=EventId.parse(event_id)))).items
     return found
 
 
@@ -51,7 +51,7 @@ async def test_the_same_key_is_sent_once(tmp_path: Path) -> None:
         await inbox.drain()
         assert len(set(both)) == 1
         assert phone.given == [(HELLO, both[0])]
-        event = await inbox.admin.event(read_id(Kind.event, both[0]))
+        event = await inbox.admin.event(EventId.parse(both[0]))
         kept = event.event
         assert (kept.source, kept.type, kept.subject, kept.key) == (
             "answers", "message.text", "5511999990001", "order-42",
@@ -137,7 +137,7 @@ async def test_a_key_is_left_out_only_by_name(tmp_path: Path) -> None:
         first = await inbox.send_message("answers", Read(message_id="wamid.in"), key=None)
         assert await inbox.send_message("answers", Read(message_id="wamid.in"), key=None) != first
         await inbox.drain()
-        event = (await inbox.admin.event(read_id(Kind.event, first))).event
+        event = (await inbox.admin.event(EventId.parse(first))).event
         assert (event.type, event.subject, Mark.unkeyed in event.marks) == ("message.read", None, True)
     assert len(phone.given) == 2
 

@@ -18,7 +18,7 @@ import pytest
 
 from oncehook import clock, presets
 from oncehook.inbox import Inbox
-from oncehook.model import Filter, Kind, read_id
+from oncehook.model import EventId, Filter
 from oncehook.settings import load
 from oncehook.testing import send
 from oncehook.upkeep import Limits, Watermark
@@ -69,7 +69,7 @@ async def test_messages_per_day_and_destination_retries_and_replays(tmp_path: Pa
         assert (before.last_replay_at, before.per_day) == (None, {"answers": {}, "quiet": {}})
         ids = [await inbox.send_message("answers", text(n), key=str(n)) for n in range(3)]
         await inbox.drain()
-        (dead,) = (await inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, ids[0])))).items
+        (dead,) = (await inbox.admin.deliveries(Filter(event_id=EventId.parse(ids[0])))).items
         assert str(dead.category) == "permanent"
         await inbox.admin.replay_one(dead.id, actor="ana")
         await inbox.drain()

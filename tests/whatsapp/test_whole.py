@@ -21,7 +21,7 @@ import pytest
 from oncehook import clock
 from oncehook.errors import OncehookError
 from oncehook.inbox import Inbox
-from oncehook.model import Category, DeliveryStatus, Filter, Kind, StoredDelivery, read_id
+from oncehook.model import Category, DeliveryStatus, EventId, Filter, StoredDelivery
 from oncehook.settings import load
 from oncehook.testing import TestInbox
 from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, MetaStandIn, Reply, Request, S3StandIn
@@ -51,7 +51,7 @@ async def sending(store: str, standin: Any, **how: Any) -> AsyncIterator[Inbox]:
 
 
 async def delivery(inbox: Inbox, event_id: str) -> StoredDelivery:
-    (found,) = (await inbox.admin.deliveries(Filter(event_id=read_id(Kind.event, event_id)))).items
+    (found,) = (await inbox.admin.deliveries(Filter(event_id=EventId.parse(event_id)))).items
     return found
 
 

@@ -23,7 +23,7 @@ from oncehook import clock
 from oncehook.claims.client import SWEEP_ROWS, Ask, Row
 from oncehook.claims.connection import survive_forks
 from oncehook.errors import ConfigError, StoreUnavailable
-from oncehook.store.sqlite.opening import make_local_folder
+from oncehook.store.sqlite.connection import make_local_folder
 
 PATIENCE: Final = 5.0
 """Seconds to wait for the other processes."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # whoever asks brings nearly everything with them: a command'
     from oncehook.cli.lines import Answer, Beside, Headers, Line, Wire
     from oncehook.inbox import Inbox
     from oncehook.settings import Loaded
-    from oncehook.store.sqlite.hold import Holder
+    from oncehook.store.sqlite.connection import Holder
 
 T = TypeVar("T")
 PREFIX: Final = "/api/v1/"
@@ -193,7 +193,7 @@ class Where:
 def _holder(path: Path) -> Holder | None:
     """Which process writes the file. One that has just begun is waited for: another command is done in a moment, and a
     server opens its door."""
-    from oncehook.store.sqlite.hold import holder
+    from oncehook.store.sqlite.connection import holder
 
     for _ in range(round(SETTLED / 0.1)):
         held = holder(path)

@@ -163,7 +163,7 @@ def backup(config_file: Path | None, file: Path) -> int:
             hint=f"Run: pg_dump --format=custom --file={shlex.quote(str(file))} {shlex.quote(url)}",
         )
     from oncehook.store.sqlite import SqliteStore
-    from oncehook.store.sqlite.backup import copy
+    from oncehook.store.sqlite.connection import copy
 
     assert isinstance(store, SqliteStore)
     if file.exists():

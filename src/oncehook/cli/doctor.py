@@ -150,8 +150,7 @@ def _examine_file(store: Store) -> list[Check]:
     if store.engine is not Engine.sqlite:
         return []
     from oncehook.store.sqlite import SqliteStore
-    from oncehook.store.sqlite.hold import holder
-    from oncehook.store.sqlite.opening import warn_of_old_library
+    from oncehook.store.sqlite.connection import holder, warn_of_old_library
 
     assert isinstance(store, SqliteStore)
     folder = _folder(store)

@@ -22,7 +22,7 @@ from urllib.parse import unquote, urlsplit
 from oncehook import samples
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival, Engine, Filter
-from oncehook.store.base import Numbers
+from oncehook.store.base import NameIds
 from oncehook.store.sqlite import SqliteStore
 
 Headers = Mapping[str, str]
@@ -181,12 +181,12 @@ class Beside(Inside):
         return f"{self.path}, beside process {self.pid}"
 
 
-def _number(inbox: Inbox, numbers: Numbers) -> None:
+def _number(inbox: Inbox, numbers: NameIds) -> None:
     """Give every name its number; one that the store has never heard of has none."""
     for source in inbox.sources.values():
-        source.number = numbers.sources.get(source.name, 0)
+        source.id = numbers.sources.get(source.name, 0)
     for destination in inbox.destinations.values():
-        destination.number = numbers.destinations.get(destination.name, 0)
+        destination.id = numbers.destinations.get(destination.name, 0)
 
 
 def _routes(inbox: Inbox) -> Callable[..., Any]:

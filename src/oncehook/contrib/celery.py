@@ -19,7 +19,7 @@ from oncehook.destinations.handler import failure, kept_result
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
 from oncehook.inbox import Inbox
-from oncehook.model import Category, Evidence, Kind, Lease, show_id
+from oncehook.model import Category, Evidence, Lease
 from oncehook.settings import build
 from oncehook.settings.build import TermSettings
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TRUST: Final = 3
+CRASH_TOLERANCE: Final = 3
 """Crashes of the process that are not held against a delivery: its code runs elsewhere."""
 
 _SOONEST, _LATEST = 0.05, 1.0
@@ -64,13 +64,13 @@ class CeleryDestination:
     """See `Destination`."""
 
     kind = "celery"
-    trust = TRUST
+    crash_tolerance = CRASH_TOLERANCE
 
     def __init__(
         self, task: str, app: Celery, *, name: str | None = None, finished: bool = False, terms: Terms | None = None
     ) -> None:
         self.name = name or task
-        self.number = 0
+        self.id = 0
         self.terms = terms or Terms()
         self.address = task
         self._app = app
@@ -120,7 +120,7 @@ class CeleryDestination:
             return _judge(error)
 
     async def _see_it_finish(self, lease: Lease, task_id: str) -> Result:
-        if lease.attempt > 1:
+        if lease.delivery.attempt > 1:
             # Of an attempt whose end nobody saw, or that failed: the result stands under the same id.
             earlier = await self._in_thread(self._app.backend.get_task_meta, task_id)
             if earlier["status"] == "SUCCESS":
@@ -161,38 +161,38 @@ class CeleryDestination:
 
 def task_id_of(lease: Lease) -> str:
     """The delivery's id; of a replay, with its run: the result of the first run must not answer for it."""
-    own = show_id(Kind.delivery, lease.delivery_id)
-    return own if lease.run == 1 else f"{own}.{lease.run}"
+    own = str(lease.delivery.id)
+    return own if lease.delivery.run == 1 else f"{own}.{lease.delivery.run}"
 
 
 def _told(lease: Lease) -> dict[str, Any]:
     """What the task is called with: plain values, whatever the serializer."""
     told: dict[str, Any] = {
-        "id": show_id(Kind.event, lease.event_id),
-        "source": lease.source,
-        "type": lease.type,
-        "key": lease.key,
-        "subject": lease.subject,
-        "received_at": lease.received_at.isoformat(),
+        "id": str(lease.event.id),
+        "source": lease.event.source,
+        "type": lease.event.type,
+        "key": lease.event.key,
+        "subject": lease.event.subject,
+        "received_at": lease.event.received_at.isoformat(),
         "idempotency_key": outward_id(lease),
-        "attempt": lease.attempt,
-        "run": lease.run,
+        "attempt": lease.delivery.attempt,
+        "run": lease.delivery.run,
     }
     try:
-        return {**told, "body": lease.body.decode()}
+        return {**told, "body": lease.event.body.decode()}
     except UnicodeDecodeError:
-        return {**told, "body": None, "body_base64": base64.b64encode(lease.body).decode()}
+        return {**told, "body": None, "body_base64": base64.b64encode(lease.event.body).decode()}
 
 
 def _headers(lease: Lease) -> dict[str, Any]:
     return {
-        "oncehook_event_id": show_id(Kind.event, lease.event_id),
-        "oncehook_key": lease.key,
+        "oncehook_event_id": str(lease.event.id),
+        "oncehook_key": lease.event.key,
         "oncehook_idempotency_key": outward_id(lease),
-        "oncehook_source": lease.source,
-        "oncehook_subject": lease.subject,
-        "oncehook_attempt": lease.attempt,
-        "oncehook_run": lease.run,
+        "oncehook_source": lease.event.source,
+        "oncehook_subject": lease.event.subject,
+        "oncehook_attempt": lease.delivery.attempt,
+        "oncehook_run": lease.delivery.run,
     }
 
 

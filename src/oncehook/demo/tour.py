@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from oncehook.admin import Admin
 from oncehook.demo.shop import Crm
-from oncehook.model import DeliveryStatus, Filter, Kind, StoredDelivery, show_id
+from oncehook.model import DeliveryId, DeliveryStatus, EventId, Filter, StoredDelivery
 from oncehook.web.callouts import Callout
 
 DEAD: Final = "to:crm status:dead"
@@ -25,8 +25,8 @@ class Tour:
         self._desk = admin
         self._crm = crm
         self._dismissed: set[str] = set()
-        self._twice: bytes | None = None
-        self._again: bytes | None = None
+        self._twice: EventId | None = None
+        self._again: DeliveryId | None = None
 
     def dismiss(self, name: str) -> None:
         """See Guide."""
@@ -54,11 +54,11 @@ class Tour:
             "duplicate",
             "This came twice",
             f"Stripe sent {event.type} again. It is the same event, and was handed to the ledger once.",
-            link=f"/events/{show_id(Kind.event, event.id)}?tab=arrivals",
+            link=f"/events/{event.id}?tab=arrivals",
             link_text="See both arrivals",
         )
 
-    async def _find_twin(self) -> bytes | None:
+    async def _find_twin(self) -> EventId | None:
         """An event that is done and came again just as it was; a conflict is another story."""
         for event in (await self._desk.events(Filter(source="stripe"), limit=50)).items:
             is_done = all(one.status is DeliveryStatus.done for one in event.deliveries)
@@ -79,7 +79,7 @@ class Tour:
             f"The {waiting.destination} hung up on {waiting.type}. Nothing is lost: attempt {waiting.attempts + 1}"
             " comes by itself.",
             at=waiting.due_at,
-            link=f"/events/{show_id(Kind.event, waiting.event_id)}",
+            link=f"/events/{waiting.event_id}",
             link_text="See its timeline",
         )
 

@@ -59,10 +59,10 @@ class Destination(Protocol):
     """One place events are sent to."""
 
     name: str
-    number: int
-    """Its number in the store; given when the inbox starts."""
+    id: int
+    """Its id in the store; assigned when the inbox starts."""
     terms: Terms
-    trust: int
+    crash_tolerance: int
     """Crashes of the process that are not held against a delivery (see LeaseRequest.trust)."""
     kind: str
     """`handler`, `http`, `sender`, or an integration's own word (`celery`), as it is shown."""
@@ -96,7 +96,7 @@ def settlement(terms: Terms, lease: Lease, result: Result, duration: float, *, t
             take_next=terms.lease if take_next else None,
         )
     policy = result.retry or terms.retry
-    wait = None if result.category is Category.permanent else _wait(policy, lease.attempt, result)
+    wait = None if result.category is Category.permanent else _wait(policy, lease.delivery.attempt, result)
     return Settlement(
         lease,
         Settle.dead if wait is None else Settle.retry,

@@ -44,11 +44,11 @@ class HandlerDestination:
     """See `Destination`."""
 
     kind = "handler"
-    trust = 0
+    crash_tolerance = 0
 
     def __init__(self, name: str, handler: Handler, terms: Terms, store: Store, emitter: Emitter) -> None:
         self.name = name
-        self.number = 0
+        self.id = 0
         self.terms = terms
         self.handler = handler
         self.address = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"

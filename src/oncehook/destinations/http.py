@@ -21,14 +21,14 @@ from oncehook.event import outward_id
 from oncehook.http_client import Answer, Unanswered
 from oncehook.http_client.addresses import Network
 from oncehook.http_client.urls import read_url, secret_parts, shown_url
-from oncehook.model import ANSWER_KEPT, Category, Evidence, Kind, Lease, hops_of, show_id, unpack_head
+from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, hops_of, unpack_head
 from oncehook.retry import Policy, retry_after
 from oncehook.verify.standard import signer
 
 if TYPE_CHECKING:
     from oncehook.http_client.client import HttpClient
 
-TRUST: Final = 3
+CRASH_TOLERANCE: Final = 3
 """Crashes of the process that are not held against a delivery: sending bytes has hardly ever ended a process."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
@@ -56,7 +56,7 @@ class HttpDestination:
     """A web address to which events are sent."""
 
     kind = "http"
-    trust = TRUST
+    crash_tolerance = CRASH_TOLERANCE
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class HttpDestination:
         `outbound` brings rules and connections of its own; then `allow_private` and `ca` say nothing.
         """
         self.name = name
-        self.number = 0
+        self.id = 0
         self.terms = terms or Terms()
         self._url = read_url(url)
         self.address = f"POST {shown_url(self._url, is_secret=is_secret)}"
@@ -117,7 +117,7 @@ class HttpDestination:
         assert self._outbound is not None
         try:
             headers = self._headers_for(lease)
-            answer = await self._outbound.post(self._url, headers, lease.body, within=self.terms.timeout)
+            answer = await self._outbound.post(self._url, headers, lease.event.body, within=self.terms.timeout)
         except Unanswered as error:
             return Result(
                 error.category, Evidence(error=str(error)), retry=self._retry_while_unready(self._why_unready(error))
@@ -138,27 +138,27 @@ class HttpDestination:
         timestamp = str(int(clock.now()))
         headers = {
             "user-agent": "oncehook",
-            **self._from_request(lease.head),
+            **self._from_request(lease.event.request_head),
             **self._headers,
             "webhook-id": sent_id,
             "webhook-timestamp": timestamp,
             "Idempotency-Key": sent_id,
-            "Oncehook-Attempt": str(lease.attempt),
-            "Oncehook-Run": str(lease.run),
+            "Oncehook-Attempt": str(lease.delivery.attempt),
+            "Oncehook-Run": str(lease.delivery.run),
             "Oncehook-Trigger": lease.trigger.value,
-            "Oncehook-Source": header_text(lease.source),
-            "Oncehook-Hops": str(hops_of(lease.head) + 1),
+            "Oncehook-Source": header_text(lease.event.source),
+            "Oncehook-Hops": str(hops_of(lease.event.request_head) + 1),
         }
         if self.trace_headers is not None:
             headers |= self.trace_headers()
         if self._signers:
             headers["webhook-signature"] = " ".join(
-                sign(sent_id.encode(), timestamp.encode(), lease.body).decode() for sign in self._signers
+                sign(sent_id.encode(), timestamp.encode(), lease.event.body).decode() for sign in self._signers
             )
-        if lease.subject is not None:
-            headers["Oncehook-Subject"] = header_text(lease.subject)
-        if lease.replay_id is not None:
-            headers["Oncehook-Replay"] = show_id(Kind.replay, lease.replay_id)
+        if lease.event.subject is not None:
+            headers["Oncehook-Subject"] = header_text(lease.event.subject)
+        if lease.delivery.replay_id is not None:
+            headers["Oncehook-Replay"] = str(lease.delivery.replay_id)
         return headers
 
     def _from_request(self, head: bytes) -> dict[str, str]:

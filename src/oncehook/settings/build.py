@@ -26,7 +26,7 @@ from oncehook.settings import DestinationConfig, EncryptConfig, Loaded, SourceCo
 from oncehook.settings.tables import FilesConfig, RetryConfig, RouteConfig, WhatsAppConfig
 from oncehook.settings.twice import Twice
 from oncehook.sources import Source, Splitter, build, split_at
-from oncehook.store.base import Numbers, Store
+from oncehook.store.base import NameIds, Store
 from oncehook.store.cipher import Cipher, read_key
 from oncehook.upkeep import Limits
 from oncehook.verify import Nothing, Scheme, Verify
@@ -321,14 +321,14 @@ def both_limits(mine: Limits, loaded: Loaded, twice: Twice) -> Limits:
     return Limits(**single, daily_volume={name: limit for name, limit in volumes.items() if limit is not None})
 
 
-def numbered(
-    numbers: Numbers, sources: Mapping[str, Source], destinations: Mapping[str, Destination], routes: Sequence[Route]
+def assign_ids(
+    numbers: NameIds, sources: Mapping[str, Source], destinations: Mapping[str, Destination], routes: Sequence[Route]
 ) -> dict[str, list[Route]]:
     """Give everything its number in the store; returns the routes by their source."""
     for source in sources.values():
-        source.number = numbers.sources[source.name]
+        source.id = numbers.sources[source.name]
     for destination in destinations.values():
-        destination.number = numbers.destinations[destination.name]
+        destination.id = numbers.destinations[destination.name]
     by_source: dict[str, list[Route]] = {}
     for route in routes:
         route.destination_id = numbers.destinations[route.destination]

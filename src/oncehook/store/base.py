@@ -16,13 +16,17 @@ from typing import Any, Protocol, TypeVar
 
 from oncehook import clock
 from oncehook.model import (
+    ArrivalId,
     Audited,
     Cause,
     Check,
+    DeliveryId,
     DeliveryStatus,
     Engine,
     EraseOrder,
     Erasure,
+    EventDetails,
+    EventId,
     Expired,
     Figures,
     Filter,
@@ -36,19 +40,19 @@ from oncehook.model import (
     Outlook,
     Page,
     Planned,
+    PlanSnapshot,
     Pruned,
     Rejection,
     ReplayCommand,
+    ReplayId,
     ReplayPlan,
     ReplayState,
     SchemaState,
-    Seen,
     Settled,
     Settlement,
     StoredArrival,
     StoredAttempt,
     StoredDelivery,
-    StoredEvent,
     StoredReplay,
     StoredSession,
     StoredWorker,
@@ -76,7 +80,7 @@ KEPT_REJECTIONS = 1000
 
 
 @dataclass(slots=True, frozen=True)
-class Numbers:
+class NameIds:
     """The small numbers that stand for names in the store. A number is never given twice."""
 
     sources: Mapping[str, int]
@@ -267,10 +271,10 @@ class Store(Protocol):
     async def close(self) -> None:
         """Commit what was taken in, refuse what was not, and let go of the database."""
 
-    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         """Give every name its number, once and for ever."""
 
-    def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         """The same on a thread, also where the store was never opened (PostgreSQL). Raises StoreUnavailable."""
 
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
@@ -299,7 +303,7 @@ class Store(Protocol):
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
         """Add to the bounded ring of rejections, and to the counters: (source number, what) -> how many."""
 
-    async def remember(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+    async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
         """Take keys as seen elsewhere, for `keep` seconds from now: what arrives with one is a duplicate, whatever its
         body (`UNSEEN`). Returns how many were not known; a known one is left alone. Audited as `import`.
         """
@@ -324,8 +328,8 @@ class Store(Protocol):
         Nothing of a paused destination or one whose breaker is open; one delivery, as a probe, when the breaker is half
         open (its time has passed), and then the breaker stays closed to others for `want.probe` seconds.
         A row whose lease has run out is taken over, after a `crashed` attempt is written and the attempt given back. A
-        row that crashed more often than `want.trust` is not given out but set aside for `Turn.suspect`, due at once;
-        leased with that turn it runs alone, and a crash then is a death of its own (DESIGN.md 8.3).
+        row that crashed more often than `want.crash_tolerance` is set aside for `Priority.quarantined`, due at once;
+        leased with that priority it runs alone, and a crash then is a death of its own (DESIGN.md 8.3).
         `worker`: who asks, to be named in case it lets a lease run out.
         """
 
@@ -365,7 +369,7 @@ class Store(Protocol):
     # -- acts ------------------------------------------------------------------------------
     # Each writes its line into the audit log in the same transaction.
 
-    async def make_replay(self, replay_id: bytes, order: ReplayCommand) -> StoredReplay:
+    async def make_replay(self, replay_id: ReplayId, order: ReplayCommand) -> StoredReplay:
         """A new run for each delivery that the order means; never a new event, never touching a key (R46).
 
         Dead and discarded ones, done ones with `force`; never pending or leased ones. Not bulk: exactly one delivery
@@ -382,16 +386,16 @@ class Store(Protocol):
         tail of its subject. Finishes replays of which nothing is left.
         """
 
-    async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
+    async def set_replay_state(self, replay_id: ReplayId, state: ReplayState, actor: str) -> StoredReplay:
         """Pause, resume (running) or abort. What is done stays done, what was not fed stays where it was.
 
         Raises NotFound, or NotWaiting when it is over already.
         """
 
-    async def retry_now(self, delivery_id: bytes, actor: str) -> None:
+    async def retry_now(self, delivery_id: DeliveryId, actor: str) -> None:
         """Make a delivery that waits for its next attempt due now. Raises NotFound, or NotWaiting."""
 
-    async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
+    async def discard(self, filter: Filter, actor: str, reason: str, seen: PlanSnapshot | None = None) -> int:
         """Close dead letters without replay; a held subject goes on. Returns how many; others are left alone.
 
         With `seen`, only those that were dead by then; raises PlanChanged when these are more than were seen (some
@@ -432,7 +436,7 @@ class Store(Protocol):
 
     # -- look ------------------------------------------------------------------------------
 
-    async def get_event(self, event_id: bytes) -> StoredEvent | None:
+    async def get_event(self, event_id: EventId) -> EventDetails | None:
         """One event, whole."""
 
     async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
@@ -442,10 +446,10 @@ class Store(Protocol):
         `replay_id`, `ids`), an event matches when one delivery of it meets them all.
         """
 
-    async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
+    async def arrivals_of(self, event_id: EventId) -> list[StoredArrival]:
         """Later arrivals of an event, oldest first; at most KEPT_ARRIVALS duplicates and as many conflicts."""
 
-    async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
+    async def batch_body(self, batch_id: ArrivalId) -> tuple[bytes, bytes] | None:
         """Head and raw body of the request that a split event came in."""
 
     async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
@@ -454,7 +458,7 @@ class Store(Protocol):
     async def figures(self, since: datetime | None = None) -> Figures:
         """Sums of the counters since a moment: received, accepted, duplicate, conflict, rejected per source."""
 
-    async def get_delivery(self, delivery_id: bytes) -> StoredDelivery | None:
+    async def get_delivery(self, delivery_id: DeliveryId) -> StoredDelivery | None:
         """One delivery."""
 
     async def find_deliveries(
@@ -462,10 +466,10 @@ class Store(Protocol):
     ) -> Page[StoredDelivery]:
         """Deliveries that match, newest first, older than the cursor `before`."""
 
-    async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
+    async def attempts_of(self, delivery_id: DeliveryId) -> list[StoredAttempt]:
         """Every attempt of a delivery, oldest first."""
 
-    async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
+    async def subject_of(self, delivery_id: DeliveryId, around: int = 10) -> list[StoredDelivery]:
         """The delivery's neighbours: same destination, source and subject, in order of commit, itself among them."""
 
     async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
@@ -476,7 +480,7 @@ class Store(Protocol):
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
         """What a replay of these would do."""
 
-    async def get_replay(self, replay_id: bytes) -> StoredReplay | None:
+    async def get_replay(self, replay_id: ReplayId) -> StoredReplay | None:
         """One replay and how far it is."""
 
     async def find_replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
@@ -534,7 +538,7 @@ class Store(Protocol):
     async def roll_up(self) -> int:
         """Fold counters older than two days from minutes into days; sums never change. Returns rows removed."""
 
-    async def cross(self, name: str, crossed: bool) -> bool:
+    async def mark_watermark(self, name: str, crossed: bool) -> bool:
         """Note that a watermark is crossed, or back; says whether that is news, to exactly one caller."""
 
     async def invalidate_leases(self) -> int:

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
+import msgspec
+
 from oncehook import clock
 from oncehook.errors import ConfigError, Undecryptable
 from oncehook.model import Intake, Item, Lease, StoredArrival, StoredAttempt, StoredEvent
@@ -51,6 +53,7 @@ _LEAST_DIFFERENT: Final = 12
 _URL_SAFE: Final = bytes.maketrans(b"-_", b"+/")
 
 V = TypeVar("V", bytes, bytes | None)
+E = TypeVar("E", bound=StoredEvent)
 
 
 def read_key(text: bytes) -> bytes:
@@ -189,28 +192,30 @@ class Cipher:
 
     # -- what was read -----------------------------------------------------------------------------
 
-    def read_event(self, event: StoredEvent) -> StoredEvent:
+    def read_event(self, event: E) -> E:
         """Decrypt an event that was read. Raises Undecryptable."""
-        head, body = self.decrypt(event.head, "head", event.id), self.decrypt(event.body, "body", event.id)
-        return event if head is event.head and body is event.body else replace(event, head=head, body=body)
+        head, body = self.decrypt(event.request_head, "head", event.id), self.decrypt(event.body, "body", event.id)
+        if head is event.request_head and body is event.body:
+            return event
+        return msgspec.structs.replace(event, request_head=head, body=body)
 
     def read_lease(self, lease: Lease) -> Lease:
         """Decrypt, in place, what is to be delivered; what cannot be is marked, and holds nobody else up."""
         try:
-            lease.head = self.decrypt(lease.head, "head", lease.event_id)
-            lease.body = self.decrypt(lease.body, "body", lease.event_id)
+            lease.event = self.read_event(lease.event)
         except Undecryptable as error:
-            lease.head, lease.body, lease.unreadable = b"", b"", str(error)
+            lease.event = lease.event.without_payload()
+            lease.unreadable = str(error)
         return lease
 
     def read_arrival(self, arrival: StoredArrival) -> StoredArrival:
         """Decrypt a later arrival that was read; one that cannot be is marked, among others that can."""
         try:
-            head = self.decrypt(arrival.head, "head", arrival.id)
+            head = self.decrypt(arrival.request_head, "head", arrival.id)
             body = self.decrypt(arrival.body, "body", arrival.id)
         except Undecryptable as error:
-            return replace(arrival, head=b"", body=None, unreadable=error)
-        return arrival if head is arrival.head and body is arrival.body else replace(arrival, head=head, body=body)
+            return replace(arrival, request_head=b"", body=None, unreadable=error)
+        return replace(arrival, request_head=head, body=body)
 
     def read_batch(self, batch_id: bytes, head: bytes, body: bytes) -> tuple[bytes, bytes]:
         """Decrypt head and raw body of a split request. Raises Undecryptable."""

@@ -301,7 +301,7 @@ class TestInbox(Inbox):
         With `retries` the clock is moved on to each retry in turn, until everything is done or dead.
         """
         await self.start()
-        numbers = [destination.number for destination in self.destinations.values()]
+        numbers = [destination.id for destination in self.destinations.values()]
         if not numbers:
             return
         while True:

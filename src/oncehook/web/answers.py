@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from oncehook import model, replay, reports
-from oncehook.model import Kind, StoredReplay, show_id
+from oncehook.model import Id, StoredReplay
 from oncehook.query import fixed
 
 
@@ -35,8 +35,8 @@ def _named(name: str, values: Sequence[object]) -> object:
     return getattr(next(value for value in values if hasattr(value, name)), name)
 
 
-def _id(kind: Kind, value: bytes | None) -> str | None:
-    return None if value is None else show_id(kind, value)
+def _id(value: Id | None) -> str | None:
+    return None if value is None else str(value)
 
 
 class Error(Answer, frozen=True):
@@ -66,9 +66,9 @@ def _chip(one: model.ListedDelivery) -> DeliveryChip:
     return fill(
         DeliveryChip,
         one,
-        id=show_id(Kind.delivery, one.id),
+        id=str(one.id),
         replayed=one.is_replayed,
-        replay_id=_id(Kind.replay, one.replay_id),
+        replay_id=_id(one.replay_id),
     )
 
 
@@ -92,7 +92,7 @@ def listed_event(event: model.ListedEvent) -> ListedEvent:
     return fill(
         ListedEvent,
         event,
-        id=show_id(Kind.event, event.id),
+        id=str(event.id),
         marks=_marks(event.marks),
         deliveries=[_chip(one) for one in event.deliveries],
     )
@@ -133,11 +133,11 @@ def delivery(kept: model.StoredDelivery) -> Delivery:
     return fill(
         Delivery,
         kept,
-        id=show_id(Kind.delivery, kept.id),
-        event_id=show_id(Kind.event, kept.event_id),
+        id=str(kept.id),
+        event_id=str(kept.event_id),
         replayed=kept.is_replayed,
-        replay_id=_id(Kind.replay, kept.replay_id),
-        blocked_by=_id(Kind.delivery, kept.blocked_by),
+        replay_id=_id(kept.replay_id),
+        blocked_by=_id(kept.blocked_by),
     )
 
 
@@ -174,8 +174,8 @@ def event(found: reports.ShownEvent) -> Event:
         kept,
         found,
         found.request,
-        same_body_as=_id(Kind.event, kept.same_as),
-        id=show_id(Kind.event, kept.id),
+        same_body_as=_id(kept.same_as),
+        id=str(kept.id),
         marks=_marks(kept.marks),
         size=found.size,
         deliveries=[delivery(one) for one in found.deliveries],
@@ -195,7 +195,7 @@ class Arrival(Answer, frozen=True):
 
 
 def arrival(came: reports.ShownArrival) -> Arrival:
-    return fill(Arrival, came, came.request, id=show_id(Kind.arrival, came.id))
+    return fill(Arrival, came, came.request, id=str(came.id))
 
 
 class Attempt(Answer, frozen=True):
@@ -225,8 +225,8 @@ def attempt(made: model.StoredAttempt) -> Attempt:
         Attempt,
         made,
         made.evidence,
-        id=show_id(Kind.attempt, made.id),
-        delivery_id=show_id(Kind.delivery, made.delivery_id),
+        id=str(made.id),
+        delivery_id=str(made.delivery_id),
         attempt=made.n,
         answer=None if told is None else told.decode("utf-8", "replace"),
         result=None if made.result is None else msgspec.json.decode(made.result),
@@ -249,7 +249,7 @@ def cause(found: model.Cause) -> Cause:
     return fill(
         Cause,
         found,
-        sample=show_id(Kind.delivery, found.sample),
+        sample=str(found.sample),
     )
 
 
@@ -292,7 +292,7 @@ def replay_of(kept: StoredReplay) -> Replay:
     return fill(
         Replay,
         kept,
-        id=show_id(Kind.replay, kept.id),
+        id=str(kept.id),
         query=str(kept.about.get("query", "")),
         command=str(kept.about.get("command", "")),
     )
@@ -356,7 +356,7 @@ def plan(made: replay.Plan) -> Plan:
         left_out={str(status): n for status, n in made.left_out.items()},
         sample=[delivery(one) for one in made.sample],
         previews={
-            show_id(Kind.delivery, one.id): fill(Preview, made.previews[one.id], at=one.received_at)
+            str(one.id): fill(Preview, made.previews[one.id], at=one.received_at)
             for one in made.sample
             if one.id in made.previews
         },

@@ -19,7 +19,7 @@ from oncehook import human, payload
 from oncehook.admin import Admin
 from oncehook.errors import BadRequest, ConfigError, NotFound
 from oncehook.logs import plain
-from oncehook.model import Filter, Kind, digest, read_id
+from oncehook.model import Filter, IdT, digest
 from oncehook.query import WORDS, quoted
 from oncehook.settings.forms import suggest
 from oncehook.web.access import Access, Identity
@@ -107,12 +107,12 @@ class Ask:
         """Who asks, as the audit log names them."""
         return self.identity.name
 
-    def id(self, kind: Kind, place: str = "id") -> bytes:
+    def id(self, kind: type[IdT], place: str = "id") -> IdT:
         """The id in the path. One of another kind is not found: nothing lives there."""
         try:
-            return read_id(kind, self.request.path_params[place])
+            return kind.parse(self.request.path_params[place])
         except ValueError:
-            raise NotFound("There is no such thing here.", hint=f"Ids here begin with {kind}_.") from None
+            raise NotFound("There is no such thing here.", hint=f"Ids here begin with {kind.prefix}.") from None
 
     def parameter(self, name: str, default: str = "") -> str:
         """A parameter of the query string; given twice, it is refused."""

@@ -10,7 +10,7 @@ from typing import Final
 from starlette.responses import Response
 
 from oncehook.errors import NotFound, PlanChanged
-from oncehook.model import Cause, DeliveryStatus, Kind, Preview, StoredAttempt, StoredDelivery, show_id
+from oncehook.model import Cause, DeliveryStatus, Preview, StoredAttempt, StoredDelivery
 from oncehook.query import fixed, quoted
 from oncehook.replay import ReplayRequest
 from oncehook.web import drawing
@@ -116,7 +116,7 @@ async def discard(visit: Visit) -> Response:
     """Close one dead letter."""
     form = await visit.form()
     delivery = await visit.admin.discard(visit.delivery_id(), actor=visit.actor, reason=form.get("reason", ""))
-    return visit.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "discard")
+    return visit.back(f"/events/{delivery.event_id}", "discard")
 
 
 async def ask_discard_many(visit: Visit) -> Response:
@@ -158,5 +158,5 @@ async def _dead_of(visit: Visit) -> ReplayRequest:
     if "status:" not in text:
         text = f"{text} status:dead".strip()
     if ids:
-        text = " ".join([text, *[f"id:{show_id(Kind.delivery, one)}" for one in await visit.admin.named(ids)]])
+        text = " ".join([text, *[f"id:{one}" for one in await visit.admin.named(ids)]])
     return visit.admin.wish(text)

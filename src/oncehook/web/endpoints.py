@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from oncehook.errors import BadRequest, ConfigError, Forbidden, NotFound
 from oncehook.human import seconds
-from oncehook.model import Kind, Page, ReplayState, show_id
+from oncehook.model import ArrivalId, DeliveryId, EventId, Page, ReplayId, ReplayState
 from oncehook.replay import ReplayRequest
 from oncehook.web import answers, erasing, remembering, reports, trials
 from oncehook.web.access import Role
@@ -32,26 +32,26 @@ async def list_events(ask: Ask) -> dict[str, Any]:
 
 
 async def get_event(ask: Ask) -> answers.Event:
-    return answers.event(await ask.admin.event(ask.id(Kind.event)))
+    return answers.event(await ask.admin.event(ask.id(EventId)))
 
 
 async def get_body(ask: Ask) -> Response:
-    event_id = ask.id(Kind.event)
-    return _bytes(await ask.admin.body(event_id), show_id(Kind.event, event_id))
+    event_id = ask.id(EventId)
+    return _bytes(await ask.admin.body(event_id), str(event_id))
 
 
 async def list_arrivals(ask: Ask) -> dict[str, Any]:
-    found = await ask.admin.arrivals(ask.id(Kind.event))
+    found = await ask.admin.arrivals(ask.id(EventId))
     return _whole([answers.arrival(one) for one in found])
 
 
 async def get_arrival_body(ask: Ask) -> Response:
-    event_id, arrival_id = ask.id(Kind.event), ask.id(Kind.arrival, "arrival")
+    event_id, arrival_id = ask.id(EventId), ask.id(ArrivalId, "arrival")
     if all(one.id != arrival_id for one in await ask.admin.arrivals(event_id)):
         raise NotFound("This event has no such arrival, or no longer.")
     own = await ask.admin.arrival_body(event_id, arrival_id)
     body = await ask.admin.body(event_id) if own is None else own
-    return _bytes(body, show_id(Kind.arrival, arrival_id))
+    return _bytes(body, str(arrival_id))
 
 
 def _bytes(body: bytes, name: str) -> Response:
@@ -66,23 +66,23 @@ async def list_deliveries(ask: Ask) -> dict[str, Any]:
 
 
 async def get_delivery(ask: Ask) -> answers.Delivery:
-    return answers.delivery(await ask.admin.delivery(ask.id(Kind.delivery)))
+    return answers.delivery(await ask.admin.delivery(ask.id(DeliveryId)))
 
 
 async def list_attempts(ask: Ask) -> dict[str, Any]:
-    return _whole([answers.attempt(one) for one in await ask.admin.attempts(ask.id(Kind.delivery))])
+    return _whole([answers.attempt(one) for one in await ask.admin.attempts(ask.id(DeliveryId))])
 
 
 async def list_neighbours(ask: Ask) -> dict[str, Any]:
-    return _whole([answers.delivery(one) for one in await ask.admin.neighbours(ask.id(Kind.delivery))])
+    return _whole([answers.delivery(one) for one in await ask.admin.neighbours(ask.id(DeliveryId))])
 
 
 async def retry_delivery(ask: Ask) -> answers.Delivery:
-    return answers.delivery(await ask.admin.retry(ask.id(Kind.delivery), actor=ask.actor))
+    return answers.delivery(await ask.admin.retry(ask.id(DeliveryId), actor=ask.actor))
 
 
 async def discard_delivery(ask: Ask) -> answers.Delivery:
-    delivery_id, body = ask.id(Kind.delivery), await ask.body(Reason)
+    delivery_id, body = ask.id(DeliveryId), await ask.body(Reason)
     return answers.delivery(await ask.admin.discard(delivery_id, actor=ask.actor, reason=body.reason))
 
 
@@ -106,7 +106,7 @@ async def discard_matching(ask: Ask) -> answers.Discarded:
 
 
 async def replay_delivery(ask: Ask) -> answers.Replayed:
-    delivery_id, body = ask.id(Kind.delivery), await ask.body(ReplayOne)
+    delivery_id, body = ask.id(DeliveryId), await ask.body(ReplayOne)
     made = await ask.admin.replay_one(
         delivery_id,
         actor=ask.actor,
@@ -115,7 +115,7 @@ async def replay_delivery(ask: Ask) -> answers.Replayed:
         reason=body.reason,
         request_key=ask.request_key(),
     )
-    return answers.Replayed(replay_id=show_id(Kind.replay, made.id))
+    return answers.Replayed(replay_id=str(made.id))
 
 
 async def plan_replay(ask: Ask) -> answers.Plan:
@@ -135,7 +135,7 @@ async def start_replay(ask: Ask) -> answers.Replayed:
     made = await ask.admin.start_replay(
         wish, actor=ask.actor, reason=body.reason, request_key=ask.request_key(), expected=expected
     )
-    return answers.Replayed(replay_id=show_id(Kind.replay, made.id))
+    return answers.Replayed(replay_id=str(made.id))
 
 
 def _says_already() -> BadRequest:
@@ -160,14 +160,14 @@ async def list_replays(ask: Ask) -> dict[str, Any]:
 
 
 async def get_replay(ask: Ask) -> answers.Replay:
-    return answers.replay_of(await ask.admin.replay(ask.id(Kind.replay)))
+    return answers.replay_of(await ask.admin.replay(ask.id(ReplayId)))
 
 
 def steer(state: ReplayState) -> Callable[[Ask], Awaitable[answers.Replay]]:
     """A handler that brings a replay into this state."""
 
     async def handler(ask: Ask) -> answers.Replay:
-        return answers.replay_of(await ask.admin.steer(ask.id(Kind.replay), state, actor=ask.actor))
+        return answers.replay_of(await ask.admin.steer(ask.id(ReplayId), state, actor=ask.actor))
 
     return handler
 

@@ -18,14 +18,13 @@ from oncehook.errors import NotFound, QueryInvalid, Undecryptable
 from oncehook.model import (
     Category,
     DeliveryStatus,
+    EventId,
     Filter,
-    Kind,
     ListedEvent,
     Page,
     StoredAttempt,
     StoredDelivery,
     StoredReplay,
-    show_id,
 )
 from oncehook.query import BODY, IS, NOTES, WORDS
 from oncehook.reports import ShownArrival, ShownEvent
@@ -129,7 +128,7 @@ def _said(delivery: StoredDelivery, now: datetime) -> str:
 async def fresh(visit: Visit) -> Response:
     """How many events match that are newer than the list in view."""
     query, latest = visit.parameter("query"), visit.parameter("after")
-    after = visit.named(Kind.event, latest) if latest else b""
+    after = visit.named(EventId, latest) if latest else b""
     page = await visit.admin.events(_newer(visit.admin.read(query), after, visit.now), limit=NEW)
     count = sum(event.id > after for event in page.items)
     return visit.fragment("_fresh.html", count=count, many=count == NEW, query=query, after=latest)
@@ -221,7 +220,7 @@ async def _values(visit: Visit, word: str) -> list[str]:
 
 async def event(visit: Visit) -> Response:
     """One event, whole."""
-    event_id = visit.id(Kind.event)
+    event_id = visit.id(EventId)
     shown = await visit.admin.event(event_id)
     arrivals = await visit.admin.arrivals(event_id)
     story = await _story(visit, shown, arrivals)
@@ -330,7 +329,7 @@ def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
     """A test that begins with this event, for the pytest plugin's `inbox`. Nothing is sent to the world by it."""
     kept = shown.event
     small = len(kept.body) <= 4096
-    body = repr(kept.body) if small else f'Path("{show_id(Kind.event, kept.id)}.bin").read_bytes()'
+    body = repr(kept.body) if small else f'Path("{kept.id}.bin").read_bytes()'
     name = re.sub(r"[^0-9a-z]+", "_", f"{kept.source} {kept.type}".lower(), flags=re.ASCII).strip("_")
     kind = f", {kept.type!r}" if kept.type else ""  # with it come the headers in which some senders say what it is
     call = f"send({kept.source!r}{kind}, body={body})"
@@ -346,17 +345,17 @@ def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
 
 async def as_json(visit: Visit) -> Response:
     """The event as the API tells it, for who is logged in here and has no token."""
-    told = answers.event(await visit.admin.event(visit.id(Kind.event)))
+    told = answers.event(await visit.admin.event(visit.id(EventId)))
     headers = {**SAFE, "Content-Security-Policy": "default-src 'none'; sandbox"}
     return Response(msgspec.json.encode(told), media_type="application/json", headers=headers)
 
 
 async def body(visit: Visit) -> Response:
     """The bytes as they are kept, to be saved and never to be shown (S30)."""
-    event_id = visit.id(Kind.event)
+    event_id = visit.id(EventId)
     headers = {
         **SAFE,
         "Content-Security-Policy": "default-src 'none'; sandbox",
-        "Content-Disposition": f'attachment; filename="{show_id(Kind.event, event_id)}.bin"',
+        "Content-Disposition": f'attachment; filename="{event_id}.bin"',
     }
     return Response(await visit.admin.body(event_id), media_type="application/octet-stream", headers=headers)

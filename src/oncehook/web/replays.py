@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from oncehook import clock
 from oncehook.errors import BadRequest, PlanChanged
-from oncehook.model import DeliveryStatus, Filter, Kind, ReplayState, StoredDelivery, StoredReplay, show_id
+from oncehook.model import DeliveryStatus, Filter, ReplayId, ReplayState, StoredDelivery, StoredReplay
 from oncehook.query import fixed
 from oncehook.replay import BEHIND, Plan, ReplayRequest, command
 from oncehook.web import drawing
@@ -84,7 +84,7 @@ async def replays(visit: Visit) -> Response:
 
 async def ask_abort(visit: Visit) -> Response:
     """The dialog before a replay is aborted: what stays done."""
-    return await visit.dialog("abort.html", run=Run(await visit.admin.replay(visit.id(Kind.replay)), visit.now))
+    return await visit.dialog("abort.html", run=Run(await visit.admin.replay(visit.id(ReplayId)), visit.now))
 
 
 async def pause(visit: Visit) -> Response:
@@ -103,7 +103,7 @@ async def abort(visit: Visit) -> Response:
 
 
 async def _steer(visit: Visit, state: ReplayState, said: str) -> Response:
-    await visit.admin.steer(visit.id(Kind.replay), state, actor=visit.actor)
+    await visit.admin.steer(visit.id(ReplayId), state, actor=visit.actor)
     return visit.back("/replays", said)
 
 
@@ -187,7 +187,7 @@ async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
         Choice(
             other.destination,
             str(other.status),
-            "/replays/plan?" + urlencode({"ids": show_id(Kind.delivery, other.id)}),
+            "/replays/plan?" + urlencode({"ids": str(other.id)}),
             other.id == one.id,
         )
         for other in sorted(found, key=lambda delivery: delivery.id)
@@ -206,14 +206,14 @@ async def start(visit: Visit) -> Response:
         await visit.admin.replay_one(
             one.id, actor=visit.actor, force=wish.force, fresh_id=wish.fresh_id, reason=reason, request_key=key
         )
-        return visit.back(f"/events/{show_id(Kind.event, one.event_id)}", "replay")
+        return visit.back(f"/events/{one.event_id}", "replay")
     try:
         made = await visit.admin.start_replay(
             wish, actor=visit.actor, reason=reason, request_key=key, expected=expected
         )
     except PlanChanged as changed:
         return await _show(visit, wish, [], fixed(wish.filter), note=str(changed))
-    return visit.back(f"/replays#{show_id(Kind.replay, made.id)}", "replay")
+    return visit.back(f"/replays#{made.id}", "replay")
 
 
 def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
@@ -244,4 +244,4 @@ async def ask_retry(visit: Visit) -> Response:
 async def retry(visit: Visit) -> Response:
     """Make the next attempt due now."""
     delivery = await visit.admin.retry(visit.delivery_id(), actor=visit.actor)
-    return visit.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "retry")
+    return visit.back(f"/events/{delivery.event_id}", "retry")

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-from oncehook.model import DeliveryStatus, Kind, Mark, StoredDelivery, show_id
+from oncehook.model import DeliveryId, DeliveryStatus, Id, Mark, StoredDelivery
 from oncehook.reports import span
 
 HERE: Final = Path(__file__).parent
@@ -70,7 +70,7 @@ def _templates() -> Environment:
         "evidence": evidence,
         "laid_out": laid_out,
     }
-    made.globals |= {"when": when, "Kind": Kind, "id": show_id, "Mark": Mark, "SENTENCES": SENTENCES}
+    made.globals |= {"when": when, "Mark": Mark, "SENTENCES": SENTENCES}
     return made
 
 
@@ -97,9 +97,9 @@ def cut(text: str, longest: int = 24) -> str:
     return f"{text[:head]}…{text[-(longest - head - 1) :]}"
 
 
-def short(kind: Kind, value: bytes) -> str:
+def short(value: Id) -> str:
     """`rpl_…c18d07`."""
-    return f"{kind}_…{value.hex()[-6:] if kind is not Kind.delivery else value.hex()[-10:]}"
+    return f"{value.prefix}…{value.hex()[-10 if isinstance(value, DeliveryId) else -6 :]}"
 
 
 def stopwatch(seconds: float) -> str:

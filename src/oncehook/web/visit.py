@@ -18,7 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from oncehook import clock
 from oncehook.admin import Admin
 from oncehook.errors import BadRequest
-from oncehook.model import Kind, Level, ReplayState
+from oncehook.model import DeliveryId, IdT, Level, ReplayState
 from oncehook.replay import some_id
 from oncehook.reports import System
 from oncehook.upkeep import Watermark
@@ -199,11 +199,11 @@ class Visit(Ask):
             place += ("&" if "?" in place else "?") + urlencode({"said": said})
         return RedirectResponse(self.root + place + mark + anchor, 303, headers=dict(SAFE))
 
-    def delivery_id(self) -> bytes:
+    def delivery_id(self) -> DeliveryId:
         """The delivery that the path names."""
-        return self.id(Kind.delivery)
+        return self.id(DeliveryId)
 
-    def named(self, kind: Kind, text: str) -> bytes:
+    def named(self, kind: type[IdT], text: str) -> IdT:
         """An id that a form or an address names."""
         return some_id(kind, text)
 

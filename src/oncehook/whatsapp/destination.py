@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, Preview, Turn, line
+from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, Preview, Priority, line
 from oncehook.whatsapp.messages import InvalidMessage, Message, check, read_message, summary
 from oncehook.whatsapp.numbers import normalise
 from oncehook.whatsapp.sender import SendFailed, Sent
@@ -42,7 +42,7 @@ def preview_message(body: bytes) -> Preview | None:
 
 Unsure = Literal["retry", "dead"]
 
-TRUST: Final = 3
+CRASH_TOLERANCE: Final = 3
 """Crashes of the process that are not held against a message; none where a second message must not be risked."""
 
 GRACE: Final = 1.0
@@ -61,12 +61,12 @@ class SenderDestination:
         if unsure not in ("retry", "dead"):
             raise ConfigError('unsure must be "retry" or "dead".')
         self.name = name
-        self.number = 0
+        self.id = 0
         self.terms = terms or Terms()
         self.sender = sender
         self.unsure = unsure
         self.address = f"{sender.api} {sender.address}"
-        self.trust = 0 if unsure == "dead" else TRUST
+        self.crash_tolerance = 0 if unsure == "dead" else CRASH_TOLERANCE
 
     async def open(self) -> None:
         """Be ready to send, on the running loop."""
@@ -88,11 +88,11 @@ class SenderDestination:
 
     async def attempt(self, lease: Lease) -> Result:
         """Send it once, within `terms.timeout`."""
-        if self.unsure == "dead" and lease.turn is Turn.suspect:
+        if self.unsure == "dead" and lease.priority is Priority.quarantined:
             # With no trust, whatever was under way in a process that died comes back as a suspect, and only that.
             return _permanent(_DIED)
         try:
-            message = read_message(lease.body)
+            message = read_message(lease.event.body)
             # The sender keeps to its own limit, and knows better than we what an end in the middle means.
             async with asyncio.timeout(self.terms.timeout + GRACE) as limit:
                 sent = await self.sender.attempt(message, id=outward_id(lease))

@@ -20,7 +20,7 @@ from django.utils import timezone
 from oncehook.contrib.django import assembly
 from oncehook.contrib.django.models import DeadLetter, Delivery, Event
 from oncehook.errors import BadRequest, OncehookError, Refused
-from oncehook.model import Kind, ListedDelivery, ListedEvent, Page, StoredDelivery, show_id
+from oncehook.model import DeliveryId, EventId, ListedDelivery, ListedEvent, Page, StoredDelivery
 from oncehook.replay import some_id
 
 ROWS: Final = 50
@@ -45,7 +45,6 @@ def _place(text: str) -> bytes | None:
 class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     """A list that the desk answers, and the acts on what is chosen in it."""
 
-    kind: ClassVar[Kind] = Kind.delivery
     columns: ClassVar[Sequence[str]] = ()
     about: ClassVar[str] = ""
     """The query that everything in this list matches."""
@@ -101,7 +100,7 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             self._complain(request, error)
             return [], None
         further = urlencode({"q": query, "before": page.next.hex()}) if page.next else None
-        return [{"id": show_id(self.kind, item.id), "cells": self._cells(item)} for item in page.items], further
+        return [{"id": str(item.id), "cells": self._cells(item)} for item in page.items], further
 
     async def _page(self, query: str, before: bytes | None) -> Page[Any]:
         admin = assembly.the_inbox().admin
@@ -127,7 +126,7 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         reason, actor = request.POST.get("reason", ""), request.user.get_username()
         for one in chosen:
             try:
-                _ask(self._do(act, some_id(Kind.delivery, one), actor, reason))
+                _ask(self._do(act, some_id(DeliveryId, one), actor, reason))
                 done += 1
             except Refused as error:
                 messages.warning(request, f"{one}: {error} {error.hint}".strip())
@@ -137,7 +136,7 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         messages.info(request, f"{act}: {done} of {len(chosen)}")
         return HttpResponseRedirect(request.get_full_path())
 
-    async def _do(self, act: str, delivery_id: bytes, actor: str, reason: str) -> None:
+    async def _do(self, act: str, delivery_id: DeliveryId, actor: str, reason: str) -> None:
         admin = assembly.the_inbox().admin
         if act == REPLAY:
             await admin.replay_one(delivery_id, actor=actor, reason=reason)
@@ -149,7 +148,7 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 class EventAdmin(DeskAdmin):
     """Events, newest first."""
 
-    kind = Kind.event
+    kind = EventId
     columns = ("received", "source", "type", "subject", "key", "arrivals", "deliveries")
 
     async def _page(self, query: str, before: bytes | None) -> Page[ListedEvent]:

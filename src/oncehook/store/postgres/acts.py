@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from oncehook.errors import NotFound, NotWaiting, PlanChanged
-from oncehook.model import Filter, Kind, Seen, new_id, show_id
+from oncehook.model import DeliveryId, Filter, Id, PlanSnapshot, new_id
 from oncehook.store.audit import changed_settings
 from oncehook.store.postgres.look import REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, TOGETHER, means_nothing, parameters
 from oncehook.store.postgres.opening import one, rows
 from oncehook.store.postgres.settle import PAUSE
-from oncehook.store.postgres.wire import Id, Ids, storable
+from oncehook.store.postgres.wire import Ids, storable
 
 AUDIT: Final = "INSERT INTO audit (at, actor, act, target, detail) VALUES (now(), $1, $2, $3, $4)"
 
@@ -95,7 +95,7 @@ class Acts(Reader):
     """Does what people ask for."""
 
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
-        target = show_id(Kind.delivery, delivery_id)
+        target = str(DeliveryId(delivery_id))
         async with self.connection() as connection:
             made_due, known = await one(connection, _RETRY, [Id(delivery_id), actor, target])
         if not known:
@@ -104,7 +104,7 @@ class Acts(Reader):
             raise NotWaiting("This delivery does not wait for its next attempt.")
         self.made_due()
 
-    async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
+    async def discard(self, filter: Filter, actor: str, reason: str, seen: PlanSnapshot | None = None) -> int:
         if means_nothing(filter):
             return 0
         by = None if seen is None else seen.at
@@ -120,7 +120,7 @@ class Acts(Reader):
             ids, lines = zip(*closed, strict=True)
             if held := await rows(connection, _HELD, [Ids(lines), Ids(ids)]):
                 await connection.execute(GO_ON, [Ids([line for (line,) in held])])
-            target = show_id(Kind.delivery, ids[0]) if len(ids) == 1 else f"{len(ids)} deliveries"
+            target = str(DeliveryId(ids[0])) if len(ids) == 1 else f"{len(ids)} deliveries"
             await connection.execute(AUDIT, [actor, "discard", target, said({"count": len(ids), "reason": reason})])
         self.made_due()
         return len(closed)
@@ -132,7 +132,7 @@ class Acts(Reader):
         await self.execute(_RESUME, [destination_id, actor])
         self.made_due()
 
-    async def remember(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+    async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
         meant = list(dict.fromkeys(hashes))  # one statement may touch a row once
         asked = [Ids(meant), Ids([new_id() for _ in meant]), source_id, keep, storable(actor)]
         async with self.connection() as connection:

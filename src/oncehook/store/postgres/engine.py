@@ -33,8 +33,8 @@ from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
+    NameIds,
     Notice,
-    Numbers,
     Pending,
     Taker,
     Transaction,
@@ -301,7 +301,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
                     self.made_due([destination_id])
         for one in settlements:
             if one.pause is not None and one.lease.fence in answer.fences:
-                await self.pause(one.lease.destination_id, "oncehook", one.pause)
+                await self.pause(one.lease.delivery.destination_id, "oncehook", one.pause)
 
     async def record_in(self, tx: Any, intake: Intake) -> list[Verdict]:
         return await borrowed.record(tx, intake, self._here, self.cipher)
@@ -321,19 +321,19 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
 
     # -- house ---------------------------------------------------------------------------------
 
-    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         async with self.connection() as connection:
             await connection.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
-            numbers = Numbers(
+            numbers = NameIds(
                 dict(await opening.rows(connection, _SOURCES)), dict(await opening.rows(connection, _DESTINATIONS))
             )
         self._source_names.update({number: name for name, number in numbers.sources.items()})
         return numbers
 
-    def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         with opening.blocking_session(self._here) as cursor:
             cursor.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
-            return Numbers(dict(cursor.execute(_SOURCES).fetchall()), dict(cursor.execute(_DESTINATIONS).fetchall()))
+            return NameIds(dict(cursor.execute(_SOURCES).fetchall()), dict(cursor.execute(_DESTINATIONS).fetchall()))
 
     async def ping(self) -> None:
         await self.execute("UPDATE marks SET value = value + 1 WHERE name = 'ping'")

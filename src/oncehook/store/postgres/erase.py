@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Final
 
-from oncehook.model import EraseOrder, Erasure, needle, subject_hash, without_mention
+from oncehook.model import EraseOrder, Erasure, Id, needle, subject_hash, without_mention
 from oncehook.store.postgres.acts import AUDIT, GO_ON, said
 from oncehook.store.postgres.look import LONG, PRUNING, Reader
 from oncehook.store.postgres.matching import LAST_OF
 from oncehook.store.postgres.opening import one, rows
-from oncehook.store.postgres.wire import Bools, Connection, Id, Ids, storable
+from oncehook.store.postgres.wire import Bools, Connection, Ids, storable
 
 _OF_SUBJECT: Final = " FROM events WHERE subject = $1 AND ($2::integer IS NULL OR source_id = $2) "
 _EVENTS: Final = "SELECT id, key_hash, batch_id" + _OF_SUBJECT + "ORDER BY id LIMIT $3 FOR UPDATE"

@@ -16,20 +16,31 @@ import psycopg
 from psycopg import pq
 
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Check, Figures, Mark, Outcome, Rejection, StoredArrival, StoredEvent
+from oncehook.model import (
+    MARKS,
+    ArrivalId,
+    Check,
+    EventDetails,
+    EventId,
+    Figures,
+    Id,
+    Outcome,
+    Rejection,
+    StoredArrival,
+)
 from oncehook.store.audit import Ends, Line, check_chain
 from oncehook.store.checks import Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.opening import SILENCE, Place, connect, cut, dedup_index_stands, is_alive, one, rows
-from oncehook.store.postgres.wire import Connection, Id
+from oncehook.store.postgres.wire import Connection
 
 CONNECTIONS: Final = 4
 PATIENCE: Final = 2.0
 """Seconds a question waits for its turn."""
 
 _EVENT: Final = """
-SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head, ''), e.body,
-  e.batch_id, coalesce(k.copies, 1), e.rank, e.rank_scope, e.same_as
+SELECT e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
+  coalesce(e.head, b.head, ''), e.body, e.batch_id, coalesce(k.copies, 1), e.same_as
 FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
@@ -157,7 +168,7 @@ class Reader:
 
     # -- events --------------------------------------------------------------------------------
 
-    async def get_event(self, event_id: bytes) -> StoredEvent | None:
+    async def get_event(self, event_id: bytes) -> EventDetails | None:
         found = await self.rows(_GET, [Id(event_id)])
         return self.cipher.read_event(_event(found[0])) if found else None
 
@@ -169,7 +180,10 @@ class Reader:
             """,
             [Id(event_id)],
         )
-        kept = [StoredArrival(r[0], r[1], Outcome(r[2]), r[3], r[4], r[5], r[6]) for r in found]
+        kept = [
+            StoredArrival(ArrivalId(id_), EventId(of), Outcome(outcome), at, head, body, batch and ArrivalId(batch))
+            for id_, of, outcome, at, head, body, batch in found
+        ]
         return [self.cipher.read_arrival(one) for one in kept]
 
     async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
@@ -320,21 +334,8 @@ async def _durability(connection: Connection) -> Check:
     return Check("durability", safe, detail, "" if safe else "Set all three to on.")
 
 
-def _event(row: Sequence[Any]) -> StoredEvent:
-    return StoredEvent(
-        id=row[0],
-        source=row[1],
-        type=row[2],
-        key=row[3],
-        subject=row[4],
-        received_at=row[5],
-        event_at=row[6],
-        marks=Mark(row[7]),
-        head=row[8],
-        body=row[9],
-        batch_id=row[10],
-        copies=row[11],
-        rank=row[12],
-        rank_scope=row[13],
-        same_as=row[14],
-    )
+def _event(row: Sequence[Any]) -> EventDetails:
+    *columns, batch_id, copies, same_as = row
+    columns[0], columns[8] = EventId(columns[0]), MARKS[columns[8]]
+    batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
+    return EventDetails(*columns, batch_id=batch_id, copies=copies, same_as=same_as)

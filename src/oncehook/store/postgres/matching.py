@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from oncehook.errors import QueryTooWide, Undecryptable
-from oncehook.model import Asked, Clause, Filter, prepare, says
+from oncehook.model import Asked, Clause, Filter, Id, prepare, says
 from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.opening import rows
-from oncehook.store.postgres.wire import Connection, Id, Ids, Integers, Texts, storable
+from oncehook.store.postgres.wire import Connection, Ids, Integers, Texts, storable
 
 GIVEN: Final = 17
 """Parameters of a filter: `$1` to `$17`, as `parameters` makes them."""

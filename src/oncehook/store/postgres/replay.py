@@ -17,17 +17,18 @@ from oncehook.model import (
     NOTHING_TO_REPLAY,
     NOTHING_TO_REPLAY_HINT,
     REPLAY_PAUSE,
+    DeliveryId,
     DeliveryStatus,
     Filter,
-    Kind,
+    Id,
     Options,
     Page,
+    Priority,
     ReplayCommand,
+    ReplayId,
     ReplayPlan,
     ReplayState,
     StoredReplay,
-    Turn,
-    show_id,
 )
 from oncehook.store.base import Notice
 from oncehook.store.postgres.acts import AUDIT, said
@@ -36,7 +37,7 @@ from oncehook.store.postgres.matching import MATCHES, STATUS, TOGETHER, means_no
 from oncehook.store.postgres.opening import one, rows
 from oncehook.store.postgres.recipients import CHANGED
 from oncehook.store.postgres.show import COLUMNS, delivery
-from oncehook.store.postgres.wire import Connection, Id, Ids, storable
+from oncehook.store.postgres.wire import Connection, Ids, storable
 
 T = TypeVar("T")
 
@@ -159,7 +160,7 @@ class Replays(Reader):
         if len(meant) != 1:
             raise NotFound("One delivery is replayed at once, by its id.")
         [delivery_id] = meant
-        asked = [Ids([delivery_id]), Turn.live.value, Id(replay_id), order.force, _options(order), REPLAY_PAUSE]
+        asked = [Ids([delivery_id]), Priority.live.value, Id(replay_id), order.force, _options(order), REPLAY_PAUSE]
         if not await rows(connection, REPLAY, asked):
             await _say_why_not(connection, delivery_id, order.force)
         await connection.execute(
@@ -174,7 +175,7 @@ class Replays(Reader):
         kept = [Id(replay_id), key, about, order.actor, reason, _options(order), order.force, order.rate, order.bulk]
         await connection.execute(_MAKE, [*kept, planned])
         detail = said(order.audited(planned))
-        await connection.execute(AUDIT, [order.actor, "replay", show_id(Kind.replay, replay_id), detail])
+        await connection.execute(AUDIT, [order.actor, "replay", str(ReplayId(replay_id)), detail])
         return _replay(await one(connection, _GET, [Id(replay_id)]))
 
     # -- feeding -------------------------------------------------------------------------------
@@ -212,14 +213,14 @@ class Replays(Reader):
     async def _feed_batch(
         self, connection: Connection, replay_id: bytes, batch: Sequence[bytes], options: int, force: bool
     ) -> int:
-        asked = [Ids(batch), Turn.replay.value, Id(replay_id), force, options, REPLAY_PAUSE]
+        asked = [Ids(batch), Priority.replay.value, Id(replay_id), force, options, REPLAY_PAUSE]
         fed = [row[0] for row in await rows(connection, REPLAY, asked)]
         # NULL stands for no array at all: then all of them are left out
         await connection.execute(_FED, [Id(replay_id), Ids(batch), Ids(fed)])
         return len(fed)
 
     async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
-        target = show_id(Kind.replay, replay_id)
+        target = str(ReplayId(replay_id))
         async with self.prudent(REPLAYING) as connection:
             found = await rows(connection, "SELECT state FROM replays WHERE id = $1 FOR UPDATE", [Id(replay_id)])
             if not found:
@@ -287,7 +288,7 @@ _ACTS: Final = {
 async def _say_why_not(connection: Connection, delivery_id: bytes, force: bool) -> None:
     found = await rows(connection, _LATEST, [Id(delivery_id), REPLAY_PAUSE])
     if not found:
-        raise NotFound(f"There is no delivery {show_id(Kind.delivery, delivery_id)}.")
+        raise NotFound(f"There is no delivery {DeliveryId(delivery_id)}.")
     [(status, left, note)] = found
     if note == ERASED:
         raise Erased
@@ -315,4 +316,4 @@ def _options(order: ReplayCommand) -> int:
 
 
 def _replay(row: Sequence[Any]) -> StoredReplay:
-    return StoredReplay(row[0], ReplayState(row[1]), json.loads(row[2]), *row[3:])
+    return StoredReplay(ReplayId(row[0]), ReplayState(row[1]), json.loads(row[2]), *row[3:])

@@ -75,9 +75,9 @@ class _Ending:
             settlement,
             lease,
             over,
-            attempted_id=lease.head_id if is_held else lease.delivery_id,
-            run=None if is_held and lease.head_id != lease.delivery_id else lease.run,
-            attempt=lease.attempt if tried else lease.attempt - 1,
+            attempted_id=lease.front_id if is_held else lease.delivery.id,
+            run=None if is_held and lease.front_id != lease.delivery.id else lease.delivery.run,
+            attempt=lease.delivery.attempt if tried else lease.delivery.attempt - 1,
             duration=settlement.duration if tried else None,
         )
 
@@ -86,7 +86,7 @@ def settle_parameters(
     settlements: Sequence[Settlement], cipher: Cipher, slot: int, worker: str | None = None
 ) -> list[Column | int | str | bool | None]:
     """Return what SETTLE takes, `$1` to `$31`. A lease that is named twice ends once."""
-    rows = sorted({one.lease.fence: one for one in reversed(settlements)}.values(), key=lambda one: one.lease.line)
+    rows = sorted({one.lease.fence: one for one in reversed(settlements)}.values(), key=lambda one: one.lease.queue_key)
     ends = [_Ending.of(one) for one in rows]
     leases = [one.lease for one in rows]
     evidence = [one.evidence for one in rows]
@@ -95,8 +95,8 @@ def settle_parameters(
     ranked = [one.lease for one in rows if _raises_rank(one)]
     counts = _counts(rows)
     return [
-        Ids([lease.line for lease in leases]),
-        Ids([lease.head_id for lease in leases]),
+        Ids([lease.queue_key for lease in leases]),
+        Ids([lease.front_id for lease in leases]),
         Bigs([lease.fence for lease in leases]),
         Texts([one.what for one in rows]),
         Texts([one.note for one in rows]),
@@ -115,22 +115,22 @@ def settle_parameters(
             ]
         ),
         Texts(["crash" if is_crash(one) else None for one in rows]),
-        Ids([lease.line for lease in over if lease.line == lease.head_id]),
-        Ids([lease.line for lease in over if lease.line != lease.head_id and not lease.more]),
-        Ids([one.lease.line for one in followed]),
+        Ids([lease.queue_key for lease in over if lease.queue_key == lease.front_id]),
+        Ids([lease.queue_key for lease in over if lease.queue_key != lease.front_id and not lease.more]),
+        Ids([one.lease.queue_key for one in followed]),
         Floats([one.take_next for one in followed]),
         Integers([destination_id for destination_id, _ in counts]),
         Texts([what for _, what in counts]),
         Bigs(list(counts.values())),
         slot,
         worker,
-        Integers([lease.destination_id for lease in ranked]),
-        Integers([lease.source_id for lease in ranked]),
+        Integers([lease.delivery.destination_id for lease in ranked]),
+        Integers([lease.event.source_id for lease in ranked]),
         Texts([_rank_scope(lease) for lease in ranked]),
-        Integers([lease.rank for lease in ranked]),
+        Integers([lease.event.rank for lease in ranked]),
         None if len(over) == len(ends) else Bools([not one.is_over for one in ends]),
-        any(lease.delivery_id != lease.head_id for lease in leases),
-        any(lease.replay_id is not None for lease in leases),
+        any(lease.delivery.id != lease.front_id for lease in leases),
+        any(lease.delivery.replay_id is not None for lease in leases),
     ]
 
 
@@ -140,10 +140,10 @@ def _counts(settlements: Sequence[Settlement]) -> Counter[tuple[int, str]]:
     for one in settlements:
         if one.what is Settle.release:
             continue
-        counts[one.lease.destination_id, one.what.value] += 1
+        counts[one.lease.delivery.destination_id, one.what.value] += 1
         if one.what is not Settle.retry:
-            counts[one.lease.destination_id, "succeeded" if one.what is Settle.done else "died"] += 1
-            counts[one.lease.destination_id, "pending"] -= 1
+            counts[one.lease.delivery.destination_id, "succeeded" if one.what is Settle.done else "died"] += 1
+            counts[one.lease.delivery.destination_id, "pending"] -= 1
     return counts
 
 
@@ -170,13 +170,13 @@ def _small(status: int | None) -> int | None:
 
 def _raises_rank(settlement: Settlement) -> bool:
     lease = settlement.lease
-    if lease.rank is None or settlement.what is not Settle.done or settlement.note == "stale":
+    if lease.event.rank is None or settlement.what is not Settle.done or settlement.note == "stale":
         return False
-    return bool(lease.options & Options.latest_wins) and _rank_scope(lease) is not None
+    return bool(lease.delivery.options & Options.latest_wins) and _rank_scope(lease) is not None
 
 
 def _rank_scope(lease: Lease) -> str | None:
-    return lease.subject if lease.rank_scope is None else lease.rank_scope
+    return lease.event.subject if lease.event.rank_scope is None else lease.event.rank_scope
 
 
 Ask = Callable[[str, Callable[[int], Sequence[object]]], Awaitable[list[Any]]]
@@ -197,10 +197,10 @@ async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cip
 def read_answer(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> Answer:
     """Read what SETTLE said of these."""
     (ours, made_due, *_), *taken = rows
-    by_line = {one.lease.line: one for one in settlements}
-    due = {by_line[line].lease.destination_id for line in made_due or ()}
+    by_line = {one.lease.queue_key: one for one in settlements}
+    due = {by_line[line].lease.delivery.destination_id for line in made_due or ()}
     put_back = [one for one in settlements if one.what in (Settle.retry, Settle.release)]
-    due |= {one.lease.destination_id for one in put_back if not one.wait}
+    due |= {one.lease.delivery.destination_id for one in put_back if not one.wait}
     leased = [(*row[2:13], by_line[row[2]].take_next, *row[14:]) for row in taken]
     return Answer(set(ours), due, leased)
 
@@ -211,7 +211,7 @@ def streaks_to_tell(settlements: Sequence[Settlement], answer: Answer, failing: 
     `failing`: destinations with failures on their account, as far as this process knows.
     """
     ours = [one for one in settlements if one.lease.fence in answer.fences and one.breaker is not None]
-    known = {*failing, *(one.lease.destination_id for one in ours if one.lease.failing)}
+    known = {*failing, *(one.lease.delivery.destination_id for one in ours if one.lease.failing)}
     return {
         destination_id: streak
         for destination_id, streak in sorted(streaks(ours).items())

@@ -14,13 +14,17 @@ from oncehook.model import (
     Category,
     Cause,
     Clause,
+    DeliveryId,
     DeliveryStatus,
+    EventId,
     Evidence,
     Filter,
+    Id,
     ListedDelivery,
     ListedEvent,
     Mark,
     Page,
+    ReplayId,
     StoredAttempt,
     StoredDelivery,
 )
@@ -44,7 +48,7 @@ from oncehook.store.postgres.matching import (
     saying,
 )
 from oncehook.store.postgres.opening import rows
-from oncehook.store.postgres.wire import Connection, Id, Ids, Texts, storable
+from oncehook.store.postgres.wire import Connection, Ids, Texts, storable
 
 LOOKED_AT: Final = 20_000
 """Rows that one page of a list looks at, at most."""
@@ -343,8 +347,12 @@ class Lists(Reader):
             [Id(delivery_id)],
         )
         kept = [
-            StoredAttempt(*(*row[:6], AttemptOutcome(row[6]), row[7] and Category(row[7]), Evidence(*row[8:])))
-            for row in found
+            StoredAttempt(
+                DeliveryId(delivery_id),
+                *(fence, run, n, started_at, ended_at, AttemptOutcome(outcome), category and Category(category)),
+                Evidence(*evidence),
+            )
+            for delivery_id, fence, run, n, started_at, ended_at, outcome, category, *evidence in found
         ]
         return [self.cipher.read_attempt(one) for one in kept]
 
@@ -363,7 +371,10 @@ class Lists(Reader):
     async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
         names = None if sources is None else Texts([storable(name) for name in sources])
         found = await self.rows(_CAUSES, [destination, names])
-        return [Cause(*row) for row in found]
+        return [
+            Cause(destination, cause, count, first_at, last_at, DeliveryId(sample))
+            for destination, cause, count, first_at, last_at, sample in found
+        ]
 
 
 # Candidates are found by the subject's index, on both sides; their order is that of commit, which a replay changes.
@@ -435,11 +446,20 @@ async def _weighed(connection: Connection, statement: str, given: list[object]) 
 async def _listed(connection: Connection, found: Sequence[Sequence[Any]]) -> list[ListedEvent]:
     became: dict[bytes, list[ListedDelivery]] = {row[0]: [] for row in found}
     if found:
-        for event_id, one, name, status, *rest in await rows(connection, _DELIVERIES_OF, [Ids(list(became))]):
-            became[event_id].append(ListedDelivery(one, name, DeliveryStatus(status), *rest))
-    return [ListedEvent(*(*row[:7], Mark(row[7]), row[8], row[9], became[row[0]])) for row in found]
+        for event_id, one, name, status, note, run, replay_id in await rows(
+            connection, _DELIVERIES_OF, [Ids(list(became))]
+        ):
+            listed = ListedDelivery(
+                DeliveryId(one), name, DeliveryStatus(status), note, run, replay_id and ReplayId(replay_id)
+            )
+            became[event_id].append(listed)
+    return [ListedEvent(*(EventId(row[0]), *row[1:7], Mark(row[7]), row[8], row[9], became[row[0]])) for row in found]
 
 
 def delivery(row: Sequence[Any]) -> StoredDelivery:
     """A row of COLUMNS as it is shown."""
-    return StoredDelivery(*(*row[:7], DeliveryStatus(row[7]), *row[8:11], row[11] and Category(row[11]), *row[12:]))
+    fields = list(row)
+    fields[0], fields[1] = DeliveryId(row[0]), EventId(row[1])
+    fields[7], fields[11] = DeliveryStatus(row[7]), row[11] and Category(row[11])
+    fields[18], fields[20] = row[18] and ReplayId(row[18]), row[20] and DeliveryId(row[20])
+    return StoredDelivery(*fields)

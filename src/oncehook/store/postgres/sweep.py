@@ -10,12 +10,12 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from oncehook.model import Pruned, StoredWorker
+from oncehook.model import Id, Pruned, StoredWorker
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.look import PRUNING, Reader
 from oncehook.store.postgres.matching import LAST_OF
 from oncehook.store.postgres.opening import Place, one, rows
-from oncehook.store.postgres.wire import Connection, Floats, Id, Ids, Integers
+from oncehook.store.postgres.wire import Connection, Floats, Ids, Integers
 
 LOOKED_AT: Final = 5000
 """Split requests that one batch looks at."""
@@ -194,7 +194,7 @@ class Sweep(Reader):
     async def roll_up(self) -> int:
         return int((await self.rows(_ROLL_UP))[0][0])
 
-    async def cross(self, name: str, crossed: bool) -> bool:
+    async def mark_watermark(self, name: str, crossed: bool) -> bool:
         async with self.connection() as connection:
             if crossed:
                 done = await connection.execute(

@@ -18,6 +18,8 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 from psycopg.types.string import ByteaBinaryLoader
 
+from oncehook.model import Id
+
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[object, ...]]
 BlockingConnection: TypeAlias = psycopg.Connection[tuple[object, ...]]
 
@@ -32,12 +34,6 @@ _FLOAT = struct.Struct("!id")
 _TRUE, _FALSE = _LENGTH.pack(1) + b"\x01", _LENGTH.pack(1) + b"\x00"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-
-
-class Id(bytes):
-    """16 bytes that PostgreSQL is to take as a `uuid`."""
-
-    __slots__ = ()
 
 
 class Column:

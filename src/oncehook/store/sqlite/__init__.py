@@ -1,8 +1,4 @@
-"""The inbox in one SQLite file: `engine` is the whole, `writer` writes, `look`, `find` and `show` read.
-
-What is written: `intake` (arrivals; `copies` are the later ones), `work` (leases), `settle` (their ends), `replay`
-(what people do), `sweep`.
-"""
+"""The inbox in one SQLite file, in modules of the same names as PostgreSQL's."""
 
 from oncehook.store.sqlite.engine import SqliteStore
 

@@ -23,12 +23,12 @@ from oncehook.model import (
     Intake,
     Lease,
     LeaseRequest,
+    PlanSnapshot,
     Pruned,
     Rejection,
     ReplayCommand,
     ReplayState,
     SchemaState,
-    Seen,
     Settle,
     Settled,
     Settlement,
@@ -41,8 +41,8 @@ from oncehook.store import migrate as migrations
 from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
+    NameIds,
     Notice,
-    Numbers,
     Pending,
     Reserved,
     Taker,
@@ -54,12 +54,23 @@ from oncehook.store.base import (
     unwatched,
 )
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import erase, opening, recipients, replay, sessions, settle, sweep, work
-from oncehook.store.sqlite.audit import note_settings, write_audit
-from oncehook.store.sqlite.hold import Hold
-from oncehook.store.sqlite.intake import Micros, count, remember, to_micros
-from oncehook.store.sqlite.look import moment, numbers
-from oncehook.store.sqlite.show import WorkReader
+from oncehook.store.sqlite import admin, queue, upkeep
+from oncehook.store.sqlite.admin import note_settings
+from oncehook.store.sqlite.connection import (
+    Hold,
+    Micros,
+    count,
+    micros,
+    moment,
+    prepare_folder,
+    telling,
+    to_micros,
+    version,
+    warn_of_old_library,
+    write_audit,
+)
+from oncehook.store.sqlite.intake import import_keys
+from oncehook.store.sqlite.read import WorkReader, numbers
 from oncehook.store.sqlite.writer import Writer
 
 log = logging.getLogger("oncehook.store")
@@ -100,31 +111,31 @@ class SqliteStore(WorkReader):
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
         )
-        self._heartbeats = work.Heartbeats()
+        self._heartbeats = queue.Heartbeats()
         self._giving_back: set[asyncio.Future[Settled]] = set()
         self._source_names: dict[int, str] = {}
-        self._pruning = sweep.Pruning()
+        self._pruning = upkeep.Pruning()
 
     # -- opening and closing -------------------------------------------------------------------
 
     async def open(self, *, migrate: bool = True, write: bool = True) -> None:
         if write:
-            with opening.telling(self.path):
+            with telling(self.path):
                 await asyncio.to_thread(self._prepare, migrate)
             self._writer.start()
             return
         if not self.path.exists():
             raise StoreUnavailable(f"There is no store at {self.path} yet.", hint="Start `oncehook serve` once.")
         self._writer = _Onlooker(self.path, self.cipher)
-        await self.read(lambda c: migrations.steps_from(Engine.sqlite, opening.version(c), migrate=False))
+        await self.read(lambda c: migrations.steps_from(Engine.sqlite, version(c), migrate=False))
 
     def _prepare(self, migrate: bool) -> None:
-        opening.prepare_folder(self.path)
-        if warning := opening.warn_of_old_library():
+        prepare_folder(self.path)
+        if warning := warn_of_old_library():
             log.warning("store.old_library", extra={"fields": {"warning": warning}})
         self.hold = Hold(self.path)
         try:
-            self._writer.prepare(migrate=migrate, first=lambda c, now: work.abandon_leases(c, now, self._heartbeats))
+            self._writer.prepare(migrate=migrate, first=lambda c, now: queue.abandon_leases(c, now, self._heartbeats))
         except BaseException:
             self._let_go()
             raise
@@ -161,9 +172,9 @@ class SqliteStore(WorkReader):
 
         await self._writer.call(write)
 
-    async def remember(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+    async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
         def write(connection: sqlite3.Connection, now: Micros) -> int:
-            added = remember(connection, now, source_id, hashes, keep)
+            added = import_keys(connection, now, source_id, hashes, keep)
             name = connection.execute("SELECT name FROM sources WHERE id = ?", (source_id,)).fetchone()[0]
             write_audit(connection, now, actor, "import", name, {"keys": len(hashes), "new": added})
             return added
@@ -178,7 +189,7 @@ class SqliteStore(WorkReader):
     def _begin_leased(self, reserved: Reserved, leased: Mapping[bytes, int], now: Micros) -> None:
         """Hand out what was leased along with a group of arrivals."""
         for delivery_id, fence in leased.items():
-            self._heartbeats.begin(fence, now + work.micros(reserved.seconds[delivery_id]))
+            self._heartbeats.begin(fence, now + micros(reserved.seconds[delivery_id]))
         reserved.begin(leased, moment(now))
 
     async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
@@ -192,7 +203,7 @@ class SqliteStore(WorkReader):
 
     async def _lease(self, wants: Sequence[LeaseRequest], worker: str | None) -> list[Lease]:
         def write(connection: sqlite3.Connection, now: Micros) -> tuple[list[Lease], list[Expired]]:
-            leasing = work.Leasing(connection, now, self._heartbeats, self.cipher, worker)
+            leasing = queue.Leasing(connection, now, self._heartbeats, self.cipher, worker)
             return leasing.lease(wants), leasing.expired
 
         leases, taken_over = await self._writer.call(write)
@@ -219,11 +230,11 @@ class SqliteStore(WorkReader):
         return self._heartbeats.renew(leases, self._writer.now())
 
     async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
-        settling: settle.SettlementBatcher | None = None
+        settling: queue.SettlementBatcher | None = None
 
         def write(connection: sqlite3.Connection, now: Micros) -> Settled:
             nonlocal settling
-            settling = settle.SettlementBatcher(connection, now, self._heartbeats, self.cipher, worker)
+            settling = queue.SettlementBatcher(connection, now, self._heartbeats, self.cipher, worker)
             return settling.settle(settlements)
 
         goes_on = any(one.take_next is not None for one in settlements)
@@ -260,14 +271,12 @@ class SqliteStore(WorkReader):
         # What a bulk replay means is looked for beside the writer: that may take long. What has moved by the time it
         # is its turn is left out then.
         decrypts = self.cipher.has_keys
-        meant = await self.read(lambda c: replay.bulk_meant(c, order, decrypts=decrypts)) if order.bulk else None
-        return await self._writer.call(
-            lambda c, now: replay.Replaying(c, now).make(replay_id, order, meant), wakes=True
-        )
+        meant = await self.read(lambda c: admin.bulk_meant(c, order, decrypts=decrypts)) if order.bulk else None
+        return await self._writer.call(lambda c, now: admin.Replaying(c, now).make(replay_id, order, meant), wakes=True)
 
     async def feed_replays(self, open_at_most: int = 500) -> int:
         def write(connection: sqlite3.Connection, now: Micros) -> tuple[int, list[bytes]]:
-            replaying = replay.Replaying(connection, now)
+            replaying = admin.Replaying(connection, now)
             return replaying.feed(open_at_most), replaying.finished
 
         fed, finished = await self._writer.call(write, wakes=True)
@@ -275,20 +284,20 @@ class SqliteStore(WorkReader):
         return fed
 
     async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
-        steered = await self._writer.call(lambda c, now: replay.steer(c, now, replay_id, state, actor), wakes=True)
+        steered = await self._writer.call(lambda c, now: admin.steer(c, now, replay_id, state, actor), wakes=True)
         if state is ReplayState.aborted:
             self.finished(steered)
         return steered
 
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
-        await self._writer.call(lambda c, now: replay.retry_now(c, now, delivery_id, actor), wakes=True)
+        await self._writer.call(lambda c, now: admin.retry_now(c, now, delivery_id, actor), wakes=True)
 
-    async def discard(self, filter: Filter, actor: str, reason: str, seen: Seen | None = None) -> int:
-        ids = await self.read(lambda c: replay.dead_ones(c, filter, decrypts=self.cipher.has_keys))
-        return await self._writer.call(lambda c, now: replay.discard(c, now, ids, actor, reason, seen), wakes=True)
+    async def discard(self, filter: Filter, actor: str, reason: str, seen: PlanSnapshot | None = None) -> int:
+        ids = await self.read(lambda c: admin.dead_ones(c, filter, decrypts=self.cipher.has_keys))
+        return await self._writer.call(lambda c, now: admin.discard(c, now, ids, actor, reason, seen), wakes=True)
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
-        batch = await self._writer.call(lambda c, now: erase.Erasing(c, now, order).erase(limit), wakes=True)
+        batch = await self._writer.call(lambda c, now: admin.Erasing(c, now, order).erase(limit), wakes=True)
         self._heartbeats.end(batch.fences)
         await self._tell_finished(batch.finished)
         return batch.erased
@@ -304,13 +313,13 @@ class SqliteStore(WorkReader):
         )
 
     async def erasable(self, order: EraseOrder) -> Erasure:
-        return await self.read(lambda c: erase.erasable(c, order))
+        return await self.read(lambda c: admin.erasable(c, order))
 
     async def pause(self, destination_id: int, actor: str, why: str) -> None:
-        await self._writer.call(lambda c, now: settle.pause(c, now, destination_id, actor, why))
+        await self._writer.call(lambda c, now: queue.pause(c, now, destination_id, actor, why))
 
     async def resume(self, destination_id: int, actor: str) -> None:
-        await self._writer.call(lambda c, now: replay.resume(c, now, destination_id, actor), wakes=True)
+        await self._writer.call(lambda c, now: admin.resume(c, now, destination_id, actor), wakes=True)
 
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
         await self._writer.call(lambda c, now: write_audit(c, now, actor, act, target, detail))
@@ -319,14 +328,14 @@ class SqliteStore(WorkReader):
         await self._writer.call(lambda c, now: note_settings(c, now, place, digests))
 
     async def note_token_use(self, name: str) -> None:
-        await self._writer.call(lambda c, now: sessions.note_token_use(c, now, name))
+        await self._writer.call(lambda c, now: upkeep.note_token_use(c, now, name))
 
     # -- house -----------------------------------------------------------------------------------
 
-    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         source_names, destination_names = list(sources), list(destinations)
 
-        def write(connection: sqlite3.Connection, now: Micros) -> Numbers:
+        def write(connection: sqlite3.Connection, now: Micros) -> NameIds:
             connection.executemany("INSERT OR IGNORE INTO sources (name) VALUES (?)", [(n,) for n in source_names])
             connection.executemany(
                 "INSERT OR IGNORE INTO destinations (name) VALUES (?)", [(n,) for n in destination_names]
@@ -338,13 +347,13 @@ class SqliteStore(WorkReader):
         return known
 
     async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
-        await self._writer.call(lambda c, now: recipients.note(c, now, addresses))
+        await self._writer.call(lambda c, now: admin.note(c, now, addresses))
 
-    def enroll_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> Numbers:
+    def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
         raise _no_transaction()
 
     async def register_worker(self, worker: StoredWorker) -> None:
-        await self._writer.call(lambda c, now: sweep.greet(c, now, worker))
+        await self._writer.call(lambda c, now: upkeep.greet(c, now, worker))
 
     async def dismiss_worker(self, worker_id: str) -> None:
         def write(connection: sqlite3.Connection, now: Micros) -> None:
@@ -356,25 +365,25 @@ class SqliteStore(WorkReader):
         return await self._writer.call(lambda c, now: self._pruning.prune(c, now, keep_events, otherwise, limit))
 
     async def roll_up(self) -> int:
-        return await self._writer.call(sweep.roll_up)
+        return await self._writer.call(upkeep.roll_up)
 
-    async def cross(self, name: str, crossed: bool) -> bool:
-        return await self._writer.call(lambda c, now: sweep.cross(c, now, name, crossed))
+    async def mark_watermark(self, name: str, crossed: bool) -> bool:
+        return await self._writer.call(lambda c, now: upkeep.mark_watermark(c, now, name, crossed))
 
     async def invalidate_leases(self) -> int:
-        ended = await self._writer.call(sweep.invalidate_leases, wakes=True)
+        ended = await self._writer.call(upkeep.invalidate_leases, wakes=True)
         self._heartbeats.end_all()
         return ended
 
     async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
-        await self._writer.call(lambda c, now: sessions.begin(c, now, session, seconds, at_most))
+        await self._writer.call(lambda c, now: upkeep.begin(c, now, session, seconds, at_most))
 
     async def get_session(self, hash: bytes) -> StoredSession | None:
         now = self.now()
-        return await self.read(lambda connection: sessions.get(connection, now, hash))
+        return await self.read(lambda connection: upkeep.get(connection, now, hash))
 
     async def end_session(self, hash: bytes) -> None:
-        await self._writer.call(lambda connection, _: sessions.end(connection, hash))
+        await self._writer.call(lambda connection, _: upkeep.end(connection, hash))
 
     async def inbox_number(self) -> int:
         row = await self.read(lambda c: c.execute("SELECT value FROM marks WHERE name = 'inbox'").fetchone())
@@ -389,7 +398,7 @@ class SqliteStore(WorkReader):
     async def schema_state(self) -> SchemaState:
         if not self.path.exists():
             return migrations.state(self.engine, 0)
-        return await self.read(lambda connection: migrations.state(Engine.sqlite, opening.version(connection)))
+        return await self.read(lambda connection: migrations.state(Engine.sqlite, version(connection)))
 
     async def size(self) -> int:
         files = (self.path, self.path.with_name(self.path.name + "-wal"))

@@ -7,85 +7,79 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from datetime import datetime
-from itertools import chain
+from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from oncehook.model import Intake, Item, Mark, Outcome, Turn, Verdict, new_id
-from oncehook.store.base import UNSEEN, Reserved, bind
+from oncehook.model import MARKS, EventId, Intake, Item, Mark, Outcome, Priority, Verdict, new_id
+from oncehook.store.base import KEPT_ARRIVALS, UNSEEN, Reserved, bind
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import copies
+from oncehook.store.sqlite.connection import Insert, LookUp, Micros, count, moment, moment_or_none, to_micros
 
-Micros = int
-MINUTE: Final = 60_000_000
-
-
-class Many:
-    """A statement about many rows, run in few steps.
-
-    With every step SQLite lets go of the interpreter's lock and has to win it back from the event loop. Row by row that
-    costs more than the writing itself; so rows go in by the dozen.
-    """
-
-    def __init__(self, before: str, columns: int, after: str = "") -> None:
-        row = f"({','.join('?' * columns)})"
-        self._statements = [(n, f"{before} {','.join([row] * n)}{after}") for n in (48, 12, 3, 1)]
-
-    def __call__(self, connection: sqlite3.Connection, rows: Sequence[Sequence[Any]]) -> int:
-        """Run it for the rows in their order; returns how many were changed."""
-        start = changed = 0
-        for n, statement in self._statements:
-            while len(rows) - start >= n:
-                values = list(chain.from_iterable(rows[start : start + n]))
-                changed += connection.execute(statement, values).rowcount
-                start += n
-        return changed
-
-    @property
-    def text(self) -> str:
-        """The statement for a dozen rows, to be looked at."""
-        return self._statements[1][1]
+EVENT_COLUMNS: Final = """
+       e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
+       coalesce(e.head, b.head, x''), e.body
+"""
 
 
-class Insert(Many):
-    """An INSERT of many rows."""
-
-    def __init__(self, into: str, columns: int, otherwise: str = "") -> None:
-        super().__init__(into + " VALUES", columns, " " + otherwise)
-
-
-class Update(Many):
-    """An UPDATE of many rows, each with values of its own: they stand in `v`, under the names given."""
-
-    def __init__(self, names: str, update: str) -> None:
-        super().__init__(f"WITH v({names}) AS (VALUES", names.count(",") + 1, ") " + update)
+def convert_event(columns: list[Any]) -> list[Any]:
+    """Convert EVENT_COLUMNS, in place, to the fields of a StoredEvent."""
+    columns[0] = EventId(columns[0])
+    columns[6] = moment(columns[6])
+    columns[7] = moment_or_none(columns[7])
+    columns[8] = MARKS[columns[8]]
+    return columns
 
 
-class LookUp:
-    """A statement that ends in a list of keys, run in few steps. Places that are left over hold NULL: no key."""
+CHAINS: Final = """
+WITH RECURSIVE chain(n, nth) AS (
+  SELECT duplicate, 1 FROM copies WHERE event_id = ?1
+  UNION ALL
+  SELECT conflict, 1 FROM copies WHERE event_id = ?1
+  UNION ALL
+  SELECT a.before, c.nth + 1 FROM chain c JOIN arrivals a ON a.n = c.n
+)
+"""
+KEPT: Final = (
+    CHAINS
+    + """
+SELECT a.id, a.event_id, a.outcome, a.at, coalesce(a.head, b.head), a.body, a.batch_id
+FROM chain c JOIN arrivals a ON a.n = c.n LEFT JOIN batches b ON b.id = a.batch_id
+WHERE c.nth <= ?2 ORDER BY a.n
+"""
+)
+CUT: Final = CHAINS + "DELETE FROM arrivals WHERE n IN (SELECT n FROM chain WHERE nth > ?2)"
 
-    def __init__(self, before: str) -> None:
-        self._statements = [(n, f"{before} ({','.join('?' * n)})") for n in (32, 4, 1)]
 
-    def __call__(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Run it for these keys; all rows that it gives."""
-        found: list[tuple[Any, ...]] = []
-        start = 0
-        while start < len(keys):
-            left = len(keys) - start
-            n, statement = next(one for one in reversed(self._statements) if one[0] >= min(left, 32))
-            part = [*keys[start : start + n], *[None] * (n - left)]
-            found += connection.execute(statement, part).fetchall()
-            start += n
-        return found
+def outgrows(before: int, after: int) -> bool:
+    """Whether a chain may be twice as long as it should be: asked at every addition, true at every twentieth."""
+    return before // KEPT_ARRIVALS < after // KEPT_ARRIVALS
 
-    @property
-    def text(self) -> str:
-        """The statement for many keys, to be looked at."""
-        return self._statements[0][1]
+
+def cut(connection: sqlite3.Connection, event_id: bytes, keep: int = KEPT_ARRIVALS) -> None:
+    """Keep only the latest of each kind."""
+    connection.execute(CUT, (event_id, keep))
+
+
+def forget_event(connection: sqlite3.Connection, event_id: bytes) -> None:
+    """An event is about to go: its arrivals with it. The count stays as long as its key does (R20)."""
+    if connection.execute("SELECT 1 FROM copies WHERE event_id = ?", (event_id,)).fetchone() is None:
+        return
+    cut(connection, event_id, 0)
+    connection.execute("UPDATE copies SET duplicate = NULL, conflict = NULL WHERE event_id = ?", (event_id,))
+    connection.execute(
+        "DELETE FROM copies WHERE event_id = ?1 AND NOT EXISTS (SELECT 1 FROM keys k JOIN events e ON e.id = ?1"
+        " WHERE k.hash = e.key_hash AND k.event_id = ?1)",
+        (event_id,),
+    )
+
+
+def forget_key(connection: sqlite3.Connection, event_id: bytes) -> None:
+    """A key that stood for this event is gone or stands for another: when the event went before it, nothing is left."""
+    if connection.execute("SELECT 1 FROM events WHERE id = ?", (event_id,)).fetchone() is None:
+        cut(connection, event_id, 0)
+        connection.execute("DELETE FROM copies WHERE event_id = ?", (event_id,))
 
 
 _KEY_COLUMNS: Final = "(hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)"
@@ -132,11 +126,6 @@ FRONT: Final = "SELECT turn, destination_id FROM heads WHERE subject_key = ?"
 CLOSED: Final = """
 SELECT destination_id FROM destination_state WHERE paused_at IS NOT NULL OR open_until IS NOT NULL OR failures
 """
-COUNTERS: Final = Insert(
-    "INSERT INTO counters (minute, source_id, destination_id, what, n)",
-    5,
-    "ON CONFLICT DO UPDATE SET n = n + excluded.n",
-)
 
 
 class Known(NamedTuple):
@@ -254,7 +243,7 @@ class Group:
                 firsts[item.proof] = (stands, item.key_hash)
                 rows.append((item.proof, stands, item.key_hash, self.now + int(item.keep * 1_000_000)))
             elif verdict is None and (item.key_hash is None or item.key_hash != first[1]):
-                item.same_as = first[0]
+                item.same_as = EventId(first[0])
                 item.marks |= Mark.same_body
         PROOFS(self.connection, rows)
 
@@ -300,7 +289,7 @@ class Group:
                 " last_seen = ?7, expires_at = ?8 WHERE hash = ?1",
                 row,
             )
-            copies.forget_key(self.connection, stands.event_id)
+            forget_key(self.connection, stands.event_id)
             if f.copies:
                 self._add_copies(_first(f.candidate), f.copies)
         else:
@@ -312,7 +301,7 @@ class Group:
         for item, intake in later:
             differs = item.body_hash != stands.body_hash != UNSEEN
             outcome = Outcome.conflict if differs else Outcome.duplicate
-            self.verdicts[id(item)] = Verdict(outcome, stands.event_id)
+            self.verdicts[id(item)] = Verdict(outcome, EventId(stands.event_id))
             self.counts[intake.source_id, 0, outcome] += 1
             split = intake.raw is not None
             self.seq += 1
@@ -332,14 +321,14 @@ class Group:
             ends[outcome] = self.seq
         n = stands.copies + len(later)
         self.copied.append((stands.event_id, n, self.now, *ends.values()))
-        if copies.outgrows(stands.copies, n):
+        if outgrows(stands.copies, n):
             self.outgrown.append(stands.event_id)
 
     def _insert_copies(self) -> None:
         COPIES(self.connection, sorted(self.copied))  # neighbours in the table one after the other
         ARRIVALS(self.connection, self.arrivals)
         for event_id in self.outgrown:
-            copies.cut(self.connection, event_id)
+            cut(self.connection, event_id)
 
     def _insert_batches(self) -> None:
         for i in self.batch:
@@ -418,7 +407,7 @@ class Group:
             return True
         fronts.add(subject_key)
         found = self.connection.execute(FRONT, (subject_key,)).fetchone()
-        if found is not None and found[0] == Turn.replay:  # live work waits behind no bulk replay
+        if found is not None and found[0] == Priority.replay:  # live work waits behind no bulk replay
             self.connection.execute("UPDATE heads SET turn = 0 WHERE subject_key = ?", (subject_key,))
             self.made_due.add(found[1])
         return found is not None
@@ -429,19 +418,10 @@ def _first(item: Item) -> Known:
     return Known(item.event_id, item.body_hash, 0, 1, None, None)
 
 
-def remember(connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float) -> int:
+def import_keys(
+    connection: sqlite3.Connection, now: Micros, source_id: int, hashes: Sequence[bytes], keep: float
+) -> int:
     """Take keys as seen elsewhere; how many were new. They stand for no arrival of ours yet: `copies` is 0."""
     until = now + int(keep * 1_000_000)
     rows = [(hash_, new_id(), UNSEEN, source_id, 0, now, now, until) for hash_ in dict.fromkeys(hashes)]
     return IMPORTED_KEYS(connection, rows)
-
-
-def count(connection: sqlite3.Connection, now: Micros, counts: Mapping[tuple[int, int, str], int]) -> None:
-    """Add to the counters: (source, destination, what) -> how many."""
-    minute = now - now % MINUTE
-    COUNTERS(connection, [(minute, *where, n) for where, n in counts.items()])
-
-
-def to_micros(moment: datetime) -> Micros:
-    """An aware datetime as it is stored."""
-    return int(moment.timestamp() * 1_000_000)

@@ -24,9 +24,22 @@ from oncehook.errors import OncehookError, Overloaded, StoreError, StoreUnavaila
 from oncehook.model import Intake, Verdict
 from oncehook.store.base import Pending, Reserved, Wake, Watch, answer, refuse
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import opening
-from oncehook.store.sqlite.intake import Group, Micros
-from oncehook.store.sqlite.reserve import SIZE, Reserve
+from oncehook.store.sqlite.connection import (
+    SIZE,
+    Micros,
+    Reserve,
+    apply_migrations,
+    connect,
+    disconnect,
+    empty_log,
+    is_blocked,
+    is_broken,
+    is_data_error,
+    is_full,
+    transaction,
+    verify,
+)
+from oncehook.store.sqlite.intake import Group
 
 log = logging.getLogger("oncehook.store")
 T = TypeVar("T")
@@ -160,9 +173,9 @@ class Writer:
 
         `first` is run in a transaction of its own, before anything else writes.
         """
-        connection = opening.connect(self._path, self._cipher)
+        connection = connect(self._path, self._cipher)
         try:
-            opening.migrate(connection, migrate=migrate)
+            apply_migrations(connection, migrate=migrate)
             marks = dict(connection.execute("SELECT name, value FROM marks"))
             self._seq: int = marks["seq"]
             # "Now" starts at the wall clock, or where the last process left off if that is later, and from there
@@ -170,13 +183,13 @@ class Writer:
             self._started_at: Micros = max(int(clock.now() * 1_000_000), marks["clock"])
             self._started_steady = clock.steady()
             if first is not None:
-                with opening.transaction(connection):
+                with transaction(connection):
                     first(connection, self.now())
             # Another program's lock is waited for between turns of the loop, never inside one.
             connection.execute("PRAGMA busy_timeout = 0")
             self._reserve.make()
         except BaseException:
-            opening.disconnect(connection)
+            disconnect(connection)
             raise
         self._connection = connection
 
@@ -202,7 +215,7 @@ class Writer:
         self._commits.put(None)
         await asyncio.to_thread(self._thread.join)
         self._thread, self.broken = None, "The store is closed."
-        opening.disconnect(self._connection)
+        disconnect(self._connection)
 
     def now(self) -> Micros:
         """The store's own time: it never runs backward."""
@@ -316,13 +329,13 @@ class Writer:
 
     def _recover(self, intakes: list[Pending], calls: Sequence[_Call], error: Exception) -> None:
         """Nothing of this group was written: see who is to blame."""
-        if opening.is_blocked(error) and not self._has_waited_long():
+        if is_blocked(error) and not self._has_waited_long():
             self._waiting.extendleft(reversed(intakes))
             self._waiting_bytes += sum(pending.size for pending in intakes)
             self._calls[:0] = calls
             self._loop.call_later(0.02, self._turn)
             return
-        if opening.is_data_error(error) and len(intakes) > 1:
+        if is_data_error(error) and len(intakes) > 1:
             middle = len(intakes) // 2
             self._halves.extendleft((intakes[middle:], intakes[:middle]))
             self._calls[:0] = calls
@@ -348,7 +361,7 @@ class Writer:
                 _pass("after", work)
                 for call in work.calls:
                     if call.empties_log:
-                        call.result = opening.empty_log(self._connection)
+                        call.result = empty_log(self._connection)
                 if self._is_full:
                     self._is_full = not self._has_space()
             except Exception as failure:  # whatever it is, this thread must live on
@@ -401,9 +414,9 @@ class Writer:
             call.error = failure
             _resolve(call)
         self._blocked_since = None
-        if opening.is_full(error):
+        if is_full(error):
             self._run_dry()
-        if opening.is_broken(error):
+        if is_broken(error):
             self._break(f"The database failed ({error}); it is being reopened.")
 
     # -- a full disk -----------------------------------------------------------------------------
@@ -475,9 +488,9 @@ class Writer:
                 log.warning("store.reopened")
 
     def _reopen(self) -> None:
-        opening.disconnect(self._connection)
+        disconnect(self._connection)
         self.prepare(migrate=False)
-        opening.verify(self._connection)
+        verify(self._connection)
 
 
 def _nothing(connection: sqlite3.Connection, now: Micros) -> None:
@@ -500,7 +513,7 @@ def _run(call: _Call, connection: sqlite3.Connection, now: Micros) -> None:
         connection.execute("ROLLBACK TO call")
         call.error = failure.error
     except Exception as error:
-        if not isinstance(error, OncehookError) and not opening.is_data_error(error):
+        if not isinstance(error, OncehookError) and not is_data_error(error):
             raise
         connection.execute("ROLLBACK TO call")
         call.error = error if isinstance(error, OncehookError) else StoreError(f"The store refused this write: {error}")

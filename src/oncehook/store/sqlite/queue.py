@@ -1,39 +1,363 @@
-"""SettlementBatcher on SQLite: the end of leases, all in one transaction. Called by the engine inside the writer.
+"""The queue on SQLite: leases, settlements, and what becomes due next.
 
-First every lease is held against its head; what is no longer ours changes nothing at all (R25-R27). The others write
-their attempt, their delivery, the next head of their subject, and the events that their handler emitted; what they say
-about their destination comes last.
+Workers lease rows of `heads`, never rows of `deliveries`: one row stands for one (destination, source, subject), so two
+deliveries of a subject cannot be leased at once, and what waits behind a front costs a lease nothing. `due_at` is the
+next moment a worker may take a row: its due time, the end of its lease, or never while it is held.
 """
 
 from __future__ import annotations
 
 import re
 import sqlite3
+import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
+    COVERED,
+    OPTIONS,
+    AttemptOutcome,
+    DeliveryId,
     Emission,
+    EventId,
+    Expired,
     Lease,
+    LeasedDelivery,
     LeaseRequest,
     Options,
+    Outlook,
+    Priority,
+    ReplayId,
     Settle,
     Settled,
     Settlement,
+    StoredEvent,
     Streak,
-    Turn,
     is_crash,
     streaks,
     was_tried,
 )
 from oncehook.store.cipher import Cipher
-from oncehook.store.sqlite import opening
-from oncehook.store.sqlite.audit import kept, write_audit
-from oncehook.store.sqlite.intake import Group, Insert, LookUp, Micros, Update, count
-from oncehook.store.sqlite.work import ATTEMPTS, NEVER, Heartbeats, Leasing, micros
+from oncehook.store.sqlite.connection import (
+    NEVER,
+    SECOND,
+    Insert,
+    LookUp,
+    Micros,
+    Update,
+    count,
+    kept,
+    micros,
+    moment,
+    primary_code,
+    write_audit,
+)
+from oncehook.store.sqlite.intake import EVENT_COLUMNS, Group, convert_event
 from oncehook.store.sqlite.writer import EffectFailed
+
+_EVENT_TABLES: Final = """
+JOIN sources s ON s.id = e.source_id
+LEFT JOIN batches b ON b.id = e.batch_id
+LEFT JOIN ranks r ON h.options & 4 AND r.destination_id = h.destination_id AND r.source_id = e.source_id
+     AND r.scope = coalesce(e.rank_scope, e.subject)
+"""
+_HEADS: Final = (
+    "SELECT h.rowid, h.subject_key, h.delivery_id, h.leased, h.fence, h.run, h.attempts, h.crashes, h.deaths, h.alone,"
+    " h.options, h.replay_id, h.carries, h.leased_at, h.seq, h.worker, EXISTS (SELECT 1 FROM deliveries d"
+    " WHERE d.subject_key = h.subject_key AND d.behind AND d.status = 'pending' AND d.seq > h.seq), r.rank,"
+    + EVENT_COLUMNS
+    + "FROM heads h JOIN events e ON e.id = h.event_id"
+    + _EVENT_TABLES
+)
+DUE: Final = _HEADS + "WHERE h.destination_id = ? AND h.turn = ? AND h.due_at <= ? ORDER BY h.due_at LIMIT ?"
+HEAD: Final = _HEADS + "WHERE h.rowid = ?"
+CARRIED: Final = (
+    "SELECT d.run, d.replay_id, r.rank,"
+    + EVENT_COLUMNS
+    + "FROM heads h JOIN deliveries d ON d.id = ?2 JOIN events e ON e.id = d.event_id"
+    + _EVENT_TABLES
+    + "WHERE h.rowid = ?1"
+)
+# The newest of those that wait behind the head, as far as one attempt may cover: of every type, or of the head's own.
+NEWEST_OF_ANY: Final = """
+SELECT id, seq FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2
+ORDER BY seq DESC LIMIT 1
+"""
+LAST_COVERED: Final = """
+SELECT id, seq FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2
+ORDER BY seq LIMIT 1 OFFSET ?3 - 1
+"""
+NEWEST_OF_TYPE: Final = """
+SELECT w.id, w.seq FROM (
+  SELECT id, seq, event_id FROM deliveries WHERE subject_key = ?1 AND behind AND status = 'pending' AND seq > ?2
+  ORDER BY seq LIMIT ?3
+) w CROSS JOIN events e ON e.id = w.event_id WHERE e.type = ?4 ORDER BY w.seq DESC LIMIT 1
+"""
+TAKE: Final = Update(
+    "line, fence, due_at, leased_at, attempts, crashes, deaths, alone, carries, upto, worker",
+    "UPDATE heads SET leased = 1, fence = v.fence, due_at = v.due_at, leased_at = v.leased_at, attempts = v.attempts,"
+    " crashes = v.crashes, deaths = v.deaths, alone = v.alone, carries = v.carries, upto = v.upto, worker = v.worker"
+    " FROM v WHERE heads.rowid = v.line",
+)
+SET_ASIDE: Final = Update(
+    "line, due_at, attempts, crashes, deaths",
+    "UPDATE heads SET turn = 2, leased = 0, alone = 0, carries = NULL, upto = 0, due_at = v.due_at,"
+    " attempts = v.attempts, crashes = v.crashes, deaths = v.deaths FROM v WHERE heads.rowid = v.line",
+)
+PROLONG: Final = Update("line, due_at", "UPDATE heads SET due_at = v.due_at FROM v WHERE heads.rowid = v.line")
+ATTEMPTS: Final = Insert(
+    "INSERT INTO attempts (delivery_id, fence, run, n, started_at, ended_at, outcome, category, status, error, answer)",
+    11,
+)
+
+
+class Heartbeats:
+    """How far the leases that this process gave out are prolonged.
+
+    One process writes the file, so nobody else can take its leases: that a worker lives need not be written down. It is
+    noted here, from the heartbeat's own thread, and read when a lease seems to have run out. So a blocked loop or a
+    slow disk cannot lose a lease (R32), and short work costs no write.
+    """
+
+    def __init__(self) -> None:
+        self._until: dict[int, Micros] = {}
+        self._lock = threading.Lock()
+
+    def begin(self, fence: int, until: Micros) -> None:
+        """A lease was given out."""
+        with self._lock:
+            self._until[fence] = until
+
+    def renew(self, leases: Sequence[Lease], now: Micros) -> set[int]:
+        """Prolong these; returns the fences that are still held."""
+        with self._lock:
+            held = {lease.fence for lease in leases if lease.fence in self._until}
+            self._until.update({one.fence: now + micros(one.seconds) for one in leases if one.fence in held})
+        return held
+
+    def until(self, fence: int) -> Micros:
+        """Up to when this one is held; 0 for a lease that is not known here."""
+        with self._lock:
+            return self._until.get(fence, 0)
+
+    def end(self, fences: Iterable[int]) -> None:
+        """These are over."""
+        with self._lock:
+            for fence in fences:
+                self._until.pop(fence, None)
+
+    def end_all(self) -> None:
+        """Every lease is void."""
+        with self._lock:
+            self._until.clear()
+
+
+class Leasing:
+    """One round of leases, inside one transaction."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        now: Micros,
+        heartbeats: Heartbeats,
+        cipher: Cipher,
+        worker: str | None = None,
+    ) -> None:
+        self.connection = connection
+        self.cipher = cipher
+        self.now = now
+        self.heartbeats = heartbeats
+        self.worker = worker
+        (self.fence,) = connection.execute("SELECT value FROM marks WHERE name = 'fence'").fetchone()
+        self._first = self.fence
+        self.counts: Counter[tuple[int, int, str]] = Counter()
+        self.taken: list[tuple[Any, ...]] = []
+        self.aside: list[tuple[Any, ...]] = []
+        self.prolonged: list[tuple[Any, ...]] = []
+        self.crashed: list[tuple[Any, ...]] = []
+        self.expired: list[Expired] = []
+
+    def lease(self, wants: Sequence[LeaseRequest]) -> list[Lease]:
+        """What each want may have now, in the order in which it became due."""
+        leases = [lease for want in wants for lease in self._lease(want)]
+        ATTEMPTS(self.connection, self.crashed)
+        count(self.connection, self.now, self.counts)
+        self._note_fence()
+        return leases
+
+    def lease_heads(self, wants: Sequence[tuple[int, LeaseRequest]]) -> list[Lease]:
+        """Lease these rows of `heads`, each as its want says, unless its destination is paused or its breaker open."""
+        leases = []
+        for row, want in wants:
+            limit, is_probe = self._allowed(want)
+            if limit and not is_probe:
+                found = self.connection.execute(HEAD, (row,)).fetchone()
+                if (lease := self._take(want, found)) is not None:
+                    leases.append(lease)
+        self._write()
+        self._note_fence()
+        return leases
+
+    def _note_fence(self) -> None:
+        if self.fence != self._first:
+            self.connection.execute("UPDATE marks SET value = ? WHERE name = 'fence'", (self.fence,))
+
+    def _lease(self, want: LeaseRequest) -> list[Lease]:
+        limit, is_probe = self._allowed(want)
+        leases: list[Lease] = []
+        # Rows that are prolonged or set aside leave the front of the queue: look again, so that they starve nobody.
+        while (room := limit - len(leases)) > 0:
+            found = self.connection.execute(DUE, (want.destination_id, want.priority, self.now, room)).fetchall()
+            leases += [lease for row in found if (lease := self._take(want, row)) is not None]
+            self._write()
+            if len(found) < room:
+                break
+        if is_probe and leases:
+            self.connection.execute(
+                "UPDATE destination_state SET open_until = ? WHERE destination_id = ?",
+                (self.now + micros(want.probe), want.destination_id),
+            )
+        return leases
+
+    def _allowed(self, want: LeaseRequest) -> tuple[int, bool]:
+        """How many, and whether that is a probe: nothing while the destination is paused or its breaker open, and one,
+        to see, when the breaker may close."""
+        row = self.connection.execute(
+            "SELECT paused_at, open_until FROM destination_state WHERE destination_id = ?", (want.destination_id,)
+        ).fetchone()
+        paused_at, open_until = row or (None, None)
+        if paused_at is not None:
+            return 0, False
+        if open_until is None:
+            return want.limit, False
+        return (min(want.limit, 1), True) if open_until <= self.now else (0, False)
+
+    def _write(self) -> None:
+        for statement, rows in ((TAKE, self.taken), (SET_ASIDE, self.aside), (PROLONG, self.prolonged)):
+            statement(self.connection, rows)
+            rows.clear()
+
+    def _take(self, want: LeaseRequest, found: tuple[Any, ...]) -> Lease | None:
+        row, queue_key, front_id, leased, fence, run, attempts, crashes, deaths, alone, options, *rest = found
+        replay_id, carries, leased_at, seq, worker, more, highest_rank, *event = rest
+        if leased:
+            until = self.heartbeats.until(fence)
+            if until > self.now:
+                self.prolonged.append((row, until))
+                return None
+            # Its holder is gone. The attempt is given back, and only a crash while it ran alone is held against it: in
+            # company any of them may have been the one (DESIGN.md 8.3).
+            self._note_crash(want.destination_id, carries or front_id, fence, attempts, leased_at, worker)
+            attempts, crashes, deaths = attempts - 1, crashes + 1, deaths + alone
+            if crashes > want.crash_tolerance and want.priority is not Priority.quarantined:
+                self.aside.append((row, self.now, attempts, crashes, deaths))
+                return None
+        carried, upto = (None, 0)
+        if more and options & (Options.coalesce_type | Options.coalesce_any):
+            carried, upto = self._newest(queue_key, seq, options, event[3])
+        if carried is not None:
+            run, replay_id, highest_rank, *event = self.connection.execute(CARRIED, (row, carried)).fetchone()
+        self.fence += 1
+        until = self.now + max(micros(want.lease), 1)
+        is_alone = want.priority is Priority.quarantined
+        held = (self.fence, until, self.now, attempts + 1, crashes, deaths, is_alone, carried, upto, self.worker)
+        self.taken.append((row, *held))
+        self.heartbeats.begin(self.fence, until)
+        front = DeliveryId(front_id)
+        delivery = LeasedDelivery(
+            front if carried is None else DeliveryId(carried),
+            want.destination_id,
+            run,
+            attempts + 1,
+            OPTIONS[options],
+            replay_id and ReplayId(replay_id),
+        )
+        lease = Lease(
+            delivery,
+            StoredEvent(*convert_event(event)),
+            queue_key,
+            front,
+            self.fence,
+            deaths,
+            want.priority,
+            want.lease,
+            highest_rank,
+            bool(more),
+        )
+        return self.cipher.read_lease(lease)
+
+    def _note_crash(
+        self, destination_id: int, delivery_id: bytes, fence: int, n: int, leased_at: Micros, worker: str | None
+    ) -> None:
+        found = self.connection.execute("SELECT event_id, run FROM deliveries WHERE id = ?", (delivery_id,)).fetchone()
+        event_id, run = found
+        self.crashed.append(
+            (delivery_id, fence, run, n, leased_at, self.now, AttemptOutcome.crashed, None, None, None, None)
+        )
+        self.counts[0, destination_id, "crashed"] += 1
+        self.heartbeats.end([fence])
+        self.expired.append(Expired(DeliveryId(delivery_id), EventId(event_id), destination_id, fence, run, n, worker))
+
+    def _newest(self, queue_key: bytes, seq: int, options: int, type_: str) -> tuple[bytes | None, int]:
+        """Find the delivery that a coalesced attempt carries, if not the head, and the last number that it covers."""
+        if options & Options.coalesce_any:
+            found = self.connection.execute(LAST_COVERED, (queue_key, seq, COVERED)).fetchone()
+            found = found or self.connection.execute(NEWEST_OF_ANY, (queue_key, seq)).fetchone()
+        else:
+            found = self.connection.execute(NEWEST_OF_TYPE, (queue_key, seq, COVERED, type_)).fetchone()
+        return found or (None, 0)
+
+
+def abandon_leases(connection: sqlite3.Connection, now: Micros, heartbeats: Heartbeats) -> None:
+    """Whoever held a lease when the file was opened is gone: it is due at once, and taken over as from a crash."""
+    heartbeats.end_all()
+    for (fence,) in connection.execute("SELECT fence FROM heads WHERE leased"):
+        heartbeats.begin(fence, now)
+    connection.execute("UPDATE heads SET due_at = ? WHERE leased", (now,))
+
+
+OUTLOOK: Final = """
+SELECT s.paused_at, s.open_until,
+       (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 0 ORDER BY due_at LIMIT 1),
+       (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 1 ORDER BY due_at LIMIT 1),
+       (SELECT due_at FROM heads WHERE destination_id = d.id AND turn = 2 ORDER BY due_at LIMIT 1)
+FROM (SELECT ? AS id) d LEFT JOIN destination_state s ON s.destination_id = d.id
+"""
+BECAME_DUE: Final = "SELECT DISTINCT destination_id, turn FROM heads WHERE due_at > ?1 AND due_at <= ?2"
+BECAME_OPEN: Final = "SELECT destination_id FROM destination_state WHERE open_until > ?1 AND open_until <= ?2"
+
+
+def next_due(
+    connection: sqlite3.Connection, now: Micros, destination_ids: Sequence[int], since: Micros | None = None
+) -> Outlook:
+    """Tell which of these have something to be leased now, and when the next will; see `Store.outlook`."""
+    due: dict[Priority, set[int]] = {priority: set() for priority in Priority}
+    first = NEVER
+    for destination_id in destination_ids:
+        paused_at, open_until, *turns = connection.execute(OUTLOOK, (destination_id,)).fetchone()
+        if paused_at is not None:
+            continue
+        for priority, due_at in zip(Priority, turns, strict=True):
+            due_from = max(NEVER if due_at is None else due_at, open_until or 0)
+            if due_from <= now:
+                due[priority].add(destination_id)
+            else:
+                first = min(first, due_from)
+    if since is not None:
+        for destination_id, priority in connection.execute(BECAME_DUE, (since, now)):
+            due[Priority(priority)].add(destination_id)
+        due[Priority.live].update(row[0] for row in connection.execute(BECAME_OPEN, (since, now)))
+    due_in = None if first >= NEVER else (first - now) / SECOND
+    return Outlook(
+        due[Priority.live],
+        due[Priority.replay],
+        due[Priority.quarantined],
+        due_in,
+        None if since is None else moment(now),
+    )
+
 
 HELD: Final = LookUp(
     "SELECT rowid, subject_key, delivery_id, fence, run, seq, attempts, upto, turn, replay_id, options, carries"
@@ -98,7 +422,7 @@ RANKS: Final = Insert(
 class Head:
     """A leased row of `heads`, as it stands."""
 
-    __slots__ = ("attempts", "carries", "fence", "id", "options", "replay_id", "row", "run", "seq", "turn", "upto")
+    __slots__ = ("attempts", "carries", "fence", "id", "options", "priority", "replay_id", "row", "run", "seq", "upto")
 
     def __init__(
         self,
@@ -109,7 +433,7 @@ class Head:
         seq: int,
         attempts: int,
         upto: int,
-        turn: int,
+        priority: int,
         replay_id: bytes | None,
         options: int,
         carries: bytes | None,
@@ -122,7 +446,7 @@ class Head:
         self.attempts = attempts
         self.upto = upto
         # What ran alone and lived is no longer suspect.
-        self.turn = int(Turn.live) if turn == Turn.suspect else turn
+        self.priority = int(Priority.live) if priority == Priority.quarantined else priority
         self.replay_id = replay_id
         self.options = options
         self.carries = carries
@@ -166,9 +490,9 @@ class SettlementBatcher:
         ours: list[Settlement] = []
         for settlement in settlements:
             lease = settlement.lease
-            head = heads.get(lease.line)
-            if head is not None and (head.id, head.fence) == (lease.head_id, lease.fence):
-                del heads[lease.line]  # a lease ends once
+            head = heads.get(lease.queue_key)
+            if head is not None and (head.id, head.fence) == (lease.front_id, lease.fence):
+                del heads[lease.queue_key]  # a lease ends once
                 ours.append(settlement)
                 self._settle(settlement, head)
         self._write()
@@ -182,62 +506,64 @@ class SettlementBatcher:
                 self.made_due.add(destination_id)
         for settlement in ours:
             if settlement.pause is not None:
-                pause(self.connection, self.now, settlement.lease.destination_id, "oncehook", settlement.pause)
+                pause(self.connection, self.now, settlement.lease.delivery.destination_id, "oncehook", settlement.pause)
         return Settled({settlement.lease.fence for settlement in ours}, self._lease_next())
 
     def _lease_next(self) -> list[Lease]:
         """Lease what comes next where that was asked for, unless a bulk replay comes after live work."""
         wanted = []
-        for row, turn in self.promoted.items():
+        for row, priority in self.promoted.items():
             settlement, head = self.over[row]
-            destination_id = settlement.lease.destination_id
-            if settlement.take_next is not None and turn == head.turn:
-                wanted.append((row, LeaseRequest(destination_id, 1, settlement.take_next, Turn(turn))))
+            destination_id = settlement.lease.delivery.destination_id
+            if settlement.take_next is not None and priority == head.priority:
+                wanted.append((row, LeaseRequest(destination_id, 1, settlement.take_next, Priority(priority))))
             else:
                 self.made_due.add(destination_id)
         if not wanted:
             return []
         leases = Leasing(*(self.connection, self.now, self.heartbeats, self.cipher), self.worker).lease_heads(wanted)
         if len(leases) < len(wanted):  # held back: until when, a worker must look
-            self.made_due |= {want.destination_id for _, want in wanted} - {lease.destination_id for lease in leases}
+            self.made_due |= {want.destination_id for _, want in wanted} - {
+                lease.delivery.destination_id for lease in leases
+            }
         return leases
 
     def _heads(self, settlements: Sequence[Settlement]) -> dict[bytes, Head]:
         """The leased rows among those that are named, by their line."""
-        lines = list({settlement.lease.line for settlement in settlements})
+        lines = list({settlement.lease.queue_key for settlement in settlements})
         return {line: Head(row, *columns) for row, line, *columns in HELD(self.connection, lines)}
 
     def _settle(self, settlement: Settlement, head: Head) -> None:
         if settlement.commit is not None:
             run_effect(self.connection, settlement)
         if settlement.what is Settle.release:
-            turn = settlement.lease.turn if settlement.lease.turn is Turn.suspect else head.turn
-            self._put_back(settlement, head, head.attempts - 1, turn)
+            priority = settlement.lease.priority if settlement.lease.priority is Priority.quarantined else head.priority
+            self._put_back(settlement, head, head.attempts - 1, priority)
         elif settlement.what is Settle.retry:
             self._retry(settlement, head)
         else:
             self._finish(settlement, head)
 
-    def _put_back(self, settlement: Settlement, head: Head, attempts: int, turn: int) -> None:
-        self.later.append((head.row, self.now + micros(settlement.wait), attempts, turn))
+    def _put_back(self, settlement: Settlement, head: Head, attempts: int, priority: int) -> None:
+        self.later.append((head.row, self.now + micros(settlement.wait), attempts, priority))
         if not settlement.wait:
-            self.made_due.add(settlement.lease.destination_id)
+            self.made_due.add(settlement.lease.delivery.destination_id)
 
     def _retry(self, settlement: Settlement, head: Head) -> None:
-        self._note_attempt(settlement, head, settlement.lease.delivery_id, settlement.lease.run)
+        self._note_attempt(settlement, head, settlement.lease.delivery.id, settlement.lease.delivery.run)
         error = _error(settlement)
-        self._put_back(settlement, head, head.attempts, head.turn)
-        for delivery_id in {head.id, settlement.lease.delivery_id}:
+        self._put_back(settlement, head, head.attempts, head.priority)
+        for delivery_id in {head.id, settlement.lease.delivery.id}:
             self.failed.append(
                 (delivery_id, head.attempts, head.fence, settlement.category, settlement.evidence.status, error)
             )
-        self.counts[0, settlement.lease.destination_id, "retry"] += 1
+        self.counts[0, settlement.lease.delivery.destination_id, "retry"] += 1
 
     def _finish(self, settlement: Settlement, head: Head) -> None:
         lease, status = settlement.lease, settlement.what.value
         is_hold = settlement.what is Settle.dead and bool(head.options & Options.hold)
         # Held is the head alone: the attempt is its own then, whatever it carried.
-        finisher, run = (head.id, head.run) if is_hold else (lease.delivery_id, lease.run)
+        finisher, run = (head.id, head.run) if is_hold else (lease.delivery.id, lease.delivery.run)
         tried = was_tried(settlement)
         if tried:
             self._note_attempt(settlement, head, finisher, run)
@@ -246,18 +572,18 @@ class SettlementBatcher:
         ended = [(finisher, self._replay_of(lease, head, finisher)), *covered]
         self.coalesced += [(id_, status, self.now, finisher) for id_, _ in covered]
         self.replayed += [(replay_id, id_, status) for id_, replay_id in ended if replay_id is not None]
-        self.counts[0, lease.destination_id, "pending"] -= len(ended)
-        self.counts[0, lease.destination_id, status] += len(ended)
-        self.counts[0, lease.destination_id, "succeeded" if settlement.what is Settle.done else "died"] += 1
+        self.counts[0, lease.delivery.destination_id, "pending"] -= len(ended)
+        self.counts[0, lease.delivery.destination_id, status] += len(ended)
+        self.counts[0, lease.delivery.destination_id, "succeeded" if settlement.what is Settle.done else "died"] += 1
         if is_hold:
-            self.later.append((head.row, NEVER, head.attempts if tried else head.attempts - 1, head.turn))
+            self.later.append((head.row, NEVER, head.attempts if tried else head.attempts - 1, head.priority))
         else:
             self.over[head.row] = (settlement, head)
         if settlement.what is Settle.done and settlement.note != "stale":
             self._raise_rank(lease)
 
     def _replay_of(self, lease: Lease, head: Head, delivery_id: bytes) -> bytes | None:
-        return head.replay_id if delivery_id == head.id else lease.replay_id
+        return head.replay_id if delivery_id == head.id else lease.delivery.replay_id
 
     def _note_attempt(self, settlement: Settlement, head: Head, delivery_id: bytes, run: int) -> None:
         evidence = settlement.evidence
@@ -287,15 +613,17 @@ class SettlementBatcher:
         if head.carries is None:
             return []
         if head.options & Options.coalesce_any:
-            found = self.connection.execute(COVERED_OF_ANY, (lease.line, head.seq, head.upto)).fetchall()
+            found = self.connection.execute(COVERED_OF_ANY, (lease.queue_key, head.seq, head.upto)).fetchall()
         else:
-            found = self.connection.execute(COVERED_OF_TYPE, (lease.line, head.seq, head.upto, lease.type)).fetchall()
-        return [(head.id, head.replay_id), *[row for row in found if row[0] != lease.delivery_id]]
+            found = self.connection.execute(
+                COVERED_OF_TYPE, (lease.queue_key, head.seq, head.upto, lease.event.type)
+            ).fetchall()
+        return [(head.id, head.replay_id), *[row for row in found if row[0] != lease.delivery.id]]
 
     def _raise_rank(self, lease: Lease) -> None:
-        scope = lease.subject if lease.rank_scope is None else lease.rank_scope
-        if lease.options & Options.latest_wins and lease.rank is not None and scope is not None:
-            self.ranks.append((lease.destination_id, lease.source_id, scope, lease.rank, self.now))
+        scope = lease.event.subject if lease.event.rank_scope is None else lease.event.rank_scope
+        if lease.delivery.options & Options.latest_wins and lease.event.rank is not None and scope is not None:
+            self.ranks.append((lease.delivery.destination_id, lease.event.source_id, scope, lease.event.rank, self.now))
 
     def _write(self) -> None:
         connection = self.connection
@@ -305,7 +633,7 @@ class SettlementBatcher:
         COALESCED(connection, self.coalesced)
         LATER(connection, self.later)
         RANKS(connection, self.ranks)
-        over = [(one.lease.line, row, head.seq) for row, (one, head) in self.over.items()]
+        over = [(one.lease.queue_key, row, head.seq) for row, (one, head) in self.over.items()]
         self.promoted = go_on(connection, self.now, over)
         self.replays_done = note_replayed(connection, self.now, self.replayed)
         count(connection, self.now, self.counts)
@@ -461,7 +789,7 @@ def run_effect(connection: sqlite3.Connection, settlement: Settlement) -> None:
     try:
         settlement.commit(effect)
     except BaseException as error:
-        if isinstance(error, sqlite3.Error) and opening.primary_code(error) not in _OWN_CODES:
+        if isinstance(error, sqlite3.Error) and primary_code(error) not in _OWN_CODES:
             raise
         # Neither of these can be handed to who waits for the commit: the first would end his loop, the second itself.
         if not isinstance(error, Exception) or isinstance(error, StopIteration):

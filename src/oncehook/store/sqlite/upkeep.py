@@ -1,8 +1,4 @@
-"""Housekeeping on SQLite: pruning in short batches, rolling up, watermarks, workers, a restored backup.
-
-Called by the engine inside the writer, a little at a time. `Pruning` walks each table with a cursor that it keeps from
-one batch to the next, so that what must stay does not stand in the way of what may go, and no index is needed for it.
-"""
+"""Upkeep of a SQLite store: retention, counters, watermarks, workers, sessions."""
 
 from __future__ import annotations
 
@@ -12,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Final
 
-from oncehook.model import Pruned, StoredWorker, last_delivery_of
-from oncehook.store.sqlite import copies, sessions
-from oncehook.store.sqlite.audit import prune_audit
-from oncehook.store.sqlite.intake import Micros, count
-from oncehook.store.sqlite.work import micros
+from oncehook.model import Pruned, StoredSession, StoredWorker, last_delivery_of
+from oncehook.store.base import TOKEN_USE_SECONDS
+from oncehook.store.sqlite.admin import prune_audit
+from oncehook.store.sqlite.connection import Micros, count, kept, micros
+from oncehook.store.sqlite.intake import forget_event, forget_key
 
 DAY: Final = 86_400_000_000
 _PAGES: Final = 20
@@ -79,7 +75,7 @@ class Pruning:
             + _prune_replays(connection, cut, limit)
             + prune_audit(connection, cut, limit)
             + self._prune_proofs(connection, now, limit)
-            + sessions.prune(connection, now),
+            + prune(connection, now),
         )
 
     def _prune_events(self, connection: sqlite3.Connection, now: Micros, cuts: Mapping[int, Micros], limit: int) -> int:
@@ -119,7 +115,7 @@ class Pruning:
                 break
         for row, event_id in gone:
             connection.execute("DELETE FROM keys WHERE rowid = ?", (row,))
-            copies.forget_key(connection, event_id)
+            forget_key(connection, event_id)
         return len(gone)
 
     def _prune_proofs(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
@@ -162,7 +158,7 @@ def _forget_event(connection: sqlite3.Connection, event_id: bytes, counts: Count
         counts[0, destination_id, status] -= 1
         counts[0, destination_id, "purged"] += 1
     connection.execute("DELETE FROM deliveries WHERE id > ? AND id <= ?", of_event)
-    copies.forget_event(connection, event_id)
+    forget_event(connection, event_id)
     connection.execute("DELETE FROM events WHERE id = ?", (event_id,))
 
 
@@ -188,7 +184,7 @@ def roll_up(connection: sqlite3.Connection, now: Micros) -> int:
     return connection.execute("DELETE FROM counters WHERE minute < ?1 AND minute % ?2 <> 0", (before, DAY)).rowcount
 
 
-def cross(connection: sqlite3.Connection, now: Micros, name: str, crossed: bool) -> bool:
+def mark_watermark(connection: sqlite3.Connection, now: Micros, name: str, crossed: bool) -> bool:
     """Note that a watermark is crossed, or back; says whether that is news."""
     if crossed:
         changed = connection.execute("INSERT OR IGNORE INTO crossings (name, since) VALUES (?,?)", (name, now)).rowcount
@@ -217,3 +213,42 @@ def invalidate_leases(connection: sqlite3.Connection, now: Micros) -> int:
         " WHERE leased",
         (now,),
     ).rowcount
+
+
+def begin(connection: sqlite3.Connection, now: Micros, session: StoredSession, seconds: float, at_most: int) -> None:
+    """Somebody has come in; the oldest make room when there are too many."""
+    connection.execute(
+        "DELETE FROM sessions WHERE hash IN (SELECT hash FROM sessions ORDER BY begun_at DESC LIMIT -1 OFFSET ?)",
+        (at_most - 1,),
+    )
+    connection.execute(
+        "INSERT INTO sessions (hash, actor, role, proof, begun_at, ends_at) VALUES (?,?,?,?,?,?)",
+        (session.hash, kept(session.actor), session.role, session.proof, now, now + micros(seconds)),
+    )
+
+
+def get(connection: sqlite3.Connection, now: Micros, hash: bytes) -> StoredSession | None:
+    """A session that lasts."""
+    row = connection.execute(
+        "SELECT hash, actor, role, proof FROM sessions WHERE hash = ? AND ends_at > ?", (hash, now)
+    ).fetchone()
+    return None if row is None else StoredSession(*row)
+
+
+def end(connection: sqlite3.Connection, hash: bytes) -> None:
+    """Somebody has gone."""
+    connection.execute("DELETE FROM sessions WHERE hash = ?", (hash,))
+
+
+def note_token_use(connection: sqlite3.Connection, now: Micros, name: str) -> None:
+    """Note that a token was used, unless that was noted within the last minute."""
+    connection.execute(
+        "INSERT INTO token_uses (name, used_at) VALUES (?1, ?2)"
+        " ON CONFLICT DO UPDATE SET used_at = ?2 WHERE used_at <= ?2 - ?3",
+        (kept(name), now, micros(TOKEN_USE_SECONDS)),
+    )
+
+
+def prune(connection: sqlite3.Connection, now: Micros) -> int:
+    """Those that are over; how many."""
+    return connection.execute("DELETE FROM sessions WHERE ends_at <= ?", (now,)).rowcount

@@ -1,16 +1,12 @@
-"""What people and programs do to deliveries on SQLite: replay, retry, discard, pause. Called inside the writer.
-
-Every act changes what it changes and writes its line into the audit log in one transaction. A replay adds a run to the
-same delivery: no event is made, no key touched (R46).
-"""
+"""Acts of people on a SQLite store, each with its line in the audit log: replay, retry, discard, erase, pause."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from oncehook.errors import Erased, NotFound, NotReplayable, NotWaiting, PlanChanged, ReplayTooSoon
@@ -19,23 +15,28 @@ from oncehook.model import (
     NOTHING_TO_REPLAY,
     NOTHING_TO_REPLAY_HINT,
     REPLAY_PAUSE,
+    DeliveryId,
+    EraseOrder,
+    Erasure,
     Filter,
-    Kind,
     Options,
+    PlanSnapshot,
+    Priority,
     ReplayCommand,
+    ReplayId,
     ReplayState,
-    Seen,
     StoredReplay,
-    Turn,
-    show_id,
+    last_delivery_of,
+    needle,
+    subject_hash,
+    without_mention,
 )
-from oncehook.store.sqlite import find
-from oncehook.store.sqlite.audit import kept, write_audit
-from oncehook.store.sqlite.intake import Insert, Micros, count
-from oncehook.store.sqlite.look import micros_at
-from oncehook.store.sqlite.settle import destination_name, finish_replay, go_on
-from oncehook.store.sqlite.show import get_replay, is_replayable
-from oncehook.store.sqlite.work import NEVER, SECOND, micros
+from oncehook.store.audit import changed_settings
+from oncehook.store.base import UNSEEN
+from oncehook.store.sqlite.connection import NEVER, SECOND, Insert, Micros, count, kept, micros, to_micros, write_audit
+from oncehook.store.sqlite.intake import CHAINS
+from oncehook.store.sqlite.queue import destination_name, finish_replay, go_on, note_replayed
+from oncehook.store.sqlite.read import get_replay, is_replayable, meant
 
 _BURST: Final = SECOND
 """A replay that was not fed for a while catches up with this much time at most."""
@@ -105,7 +106,7 @@ class Replaying:
         else:
             single = self._single(order)
             self._insert(replay_id, order, [single.id])
-            self._run(single, replay_id, Turn.live, order.fresh_id)
+            self._run(single, replay_id, Priority.live, order.fresh_id)
             self.connection.execute("UPDATE replay_items SET fed_at = ? WHERE replay_id = ?", (self.now, replay_id))
         self._write()
         return _told(self.connection, replay_id)
@@ -117,7 +118,7 @@ class Replaying:
         return None if row is None else get_replay(self.connection, row[0])
 
     def _single(self, order: ReplayCommand) -> Standing:
-        matching = [row[0] for _, row in zip(range(2), find.meant(self.connection, order.filter), strict=False)]
+        matching = [row[0] for _, row in zip(range(2), meant(self.connection, order.filter), strict=False)]
         if len(matching) != 1:
             raise NotFound if not matching else NotReplayable("More than one delivery is meant; order a bulk replay.")
         single = Standing(*self.connection.execute(STANDING, matching).fetchone())
@@ -156,7 +157,7 @@ class Replaying:
             ),
         )
         ITEMS(self.connection, [(replay_id, n, delivery_id) for n, delivery_id in enumerate(meant, 1)])
-        target = show_id(Kind.replay, replay_id)
+        target = str(ReplayId(replay_id))
         write_audit(self.connection, self.now, order.actor, "replay", target, order.audited(len(meant)))
 
     # -- feeding -----------------------------------------------------------------------------------
@@ -191,7 +192,7 @@ class Replaying:
                 (replay_id, delivery_id),
             )
             return False
-        self._run(standing, replay_id, Turn.replay, bool(options & Options.fresh_id))
+        self._run(standing, replay_id, Priority.replay, bool(options & Options.fresh_id))
         self.connection.execute(
             "UPDATE replay_items SET fed_at = ? WHERE replay_id = ? AND delivery_id = ?",
             (self.now, replay_id, delivery_id),
@@ -203,22 +204,22 @@ class Replaying:
 
     # -- a new run -----------------------------------------------------------------------------------
 
-    def _run(self, d: Standing, replay_id: bytes, turn: Turn, fresh_id: bool) -> None:
+    def _run(self, d: Standing, replay_id: bytes, priority: Priority, fresh_id: bool) -> None:
         """One more run: at its place when it is a held head, else at the tail of its subject."""
         line = d.subject_key or d.id
         options = d.options & ~Options.fresh_id | (Options.fresh_id if fresh_id else 0)
         row = self.connection.execute("SELECT delivery_id FROM heads WHERE subject_key = ?", (line,)).fetchone()
         head_id = None if row is None else row[0]
         if head_id == d.id:
-            self._wake_held(line, options, replay_id, turn)
+            self._wake_held(line, options, replay_id, priority)
             seq, behind = d.seq, None
         else:
             self.seq += 1
             seq, behind = self.seq, head_id is not None
             if behind:
-                self._join(line, turn)
+                self._join(line, priority)
             else:
-                self._lead(line, d, options, replay_id, turn)
+                self._lead(line, d, options, replay_id, priority)
         self.connection.execute(
             "UPDATE deliveries SET status = 'pending', run = run + 1, attempts = 0, seq = ?2, options = ?3,"
             " behind = coalesce(?4, behind), replay_id = ?5, last_replay_at = ?6, settled_at = NULL, note = NULL,"
@@ -229,24 +230,24 @@ class Replaying:
         self.counts[0, d.destination_id, "pending"] += 1
         self.counts[0, d.destination_id, "replays"] += 1
 
-    def _wake_held(self, line: bytes, options: int, replay_id: bytes, turn: Turn) -> None:
+    def _wake_held(self, line: bytes, options: int, replay_id: bytes, priority: Priority) -> None:
         self.connection.execute(
             "UPDATE heads SET due_at = ?2, run = run + 1, attempts = 0, crashes = 0, deaths = 0, options = ?3,"
             " replay_id = ?4, turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?5) END WHERE subject_key = ?1",
-            (line, self.now, options, replay_id, turn),
+            (line, self.now, options, replay_id, priority),
         )
 
-    def _join(self, line: bytes, turn: Turn) -> None:
+    def _join(self, line: bytes, priority: Priority) -> None:
         self.connection.execute(
             "UPDATE heads SET turn = CASE WHEN turn = 2 THEN 2 ELSE min(turn, ?2) END WHERE subject_key = ?1",
-            (line, turn),
+            (line, priority),
         )
 
-    def _lead(self, line: bytes, d: Standing, options: int, replay_id: bytes, turn: Turn) -> None:
+    def _lead(self, line: bytes, d: Standing, options: int, replay_id: bytes, priority: Priority) -> None:
         self.connection.execute(
             "INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, seq, run, options,"
             " replay_id) VALUES (?,?,?,?,?,?,?,?,?,?)",
-            (line, d.destination_id, turn, self.now, d.id, d.event_id, self.seq, d.run + 1, options, replay_id),
+            (line, d.destination_id, priority, self.now, d.id, d.event_id, self.seq, d.run + 1, options, replay_id),
         )
 
     def _write(self) -> None:
@@ -261,7 +262,7 @@ def _allowance(passed: Micros, rate: float) -> int:
 
 def bulk_meant(connection: sqlite3.Connection, order: ReplayCommand, *, decrypts: bool) -> list[bytes]:
     """The deliveries a bulk replay means, in order of commit."""
-    found = find.meant(connection, order.filter, decrypts=decrypts)
+    found = meant(connection, order.filter, decrypts=decrypts)
     rows = [row for row in found if is_replayable(row[2], order.force, row[5])]
     return [row[0] for row in sorted(rows, key=lambda row: row[1])]
 
@@ -289,7 +290,7 @@ def steer(
         "UPDATE replays SET state = ?2, next_at = max(next_at, ?3), finished_at = ?4 WHERE id = ?1",
         (replay_id, state, now, finished_at),
     )
-    write_audit(connection, now, actor, _ACTS[state], show_id(Kind.replay, replay_id), {})
+    write_audit(connection, now, actor, _ACTS[state], str(ReplayId(replay_id)), {})
     return _told(connection, replay_id)
 
 
@@ -308,14 +309,19 @@ def retry_now(connection: sqlite3.Connection, now: Micros, delivery_id: bytes, a
     ).rowcount
     if status != "pending" or not changed:
         raise NotWaiting("It is tried just now, waits behind another, or is finished.")
-    write_audit(connection, now, actor, "retry", show_id(Kind.delivery, delivery_id), {})
+    write_audit(connection, now, actor, "retry", str(DeliveryId(delivery_id)), {})
 
 
 def discard(
-    connection: sqlite3.Connection, now: Micros, ids: Sequence[bytes], actor: str, reason: str, seen: Seen | None
+    connection: sqlite3.Connection,
+    now: Micros,
+    ids: Sequence[bytes],
+    actor: str,
+    reason: str,
+    seen: PlanSnapshot | None,
 ) -> int:
     """Close those of these that are dead letters, and were so when they were seen; a held subject goes on."""
-    by = NEVER if seen is None else micros_at(seen.at)
+    by = NEVER if seen is None else to_micros(seen.at)
     dead = [row for one in ids if (row := connection.execute(DEAD, (one, by)).fetchone()) is not None]
     if seen is not None and len(dead) > seen.count:
         raise PlanChanged(f"The plan said {seen.count}, now it would be {len(dead)}.")
@@ -332,14 +338,14 @@ def discard(
     if dead:
         go_on(connection, now, over)
         count(connection, now, counts)
-        target = show_id(Kind.delivery, dead[0][0]) if len(dead) == 1 else f"{len(dead)} deliveries"
+        target = str(DeliveryId(dead[0][0])) if len(dead) == 1 else f"{len(dead)} deliveries"
         write_audit(connection, now, actor, "discard", target, {"reason": reason, "count": len(dead)})
     return len(dead)
 
 
 def dead_ones(connection: sqlite3.Connection, filter: Filter, *, decrypts: bool) -> list[bytes]:
     """The dead letters that a filter means, in order of commit."""
-    rows = [row for row in find.meant(connection, filter, decrypts=decrypts) if row[2] == "dead"]
+    rows = [row for row in meant(connection, filter, decrypts=decrypts) if row[2] == "dead"]
     return [row[0] for row in sorted(rows, key=lambda row: row[1])]
 
 
@@ -351,3 +357,225 @@ def resume(connection: sqlite3.Connection, now: Micros, destination_id: int, act
         (destination_id,),
     )
     write_audit(connection, now, actor, "resume", destination_name(connection, destination_id), {})
+
+
+_OF_SUBJECT: Final = " FROM events WHERE subject = ?1 AND (?2 IS NULL OR source_id = ?2)"
+EVENTS: Final = "SELECT id, key_hash, batch_id" + _OF_SUBJECT + " ORDER BY id LIMIT ?3"
+ALL_EVENTS: Final = "SELECT id, batch_id" + _OF_SUBJECT
+DELIVERIES: Final = """
+SELECT id, destination_id, status, coalesce(subject_key, id), replay_id FROM deliveries WHERE id > ?1 AND id <= ?2
+"""
+HEAD: Final = "SELECT rowid, delivery_id, leased, fence, seq, carries FROM heads WHERE subject_key = ?"
+CLOSE: Final = "UPDATE deliveries SET status = 'discarded', reason = ?2, settled_at = ?3 WHERE id = ?1"
+EMPTY_DELIVERY: Final = "UPDATE deliveries SET note = 'erased', last_error = NULL WHERE id = ?1"
+EMPTY_ATTEMPTS: Final = "UPDATE attempts SET error = NULL, answer = NULL WHERE delivery_id = ?1"
+ARRIVALS: Final = CHAINS + " SELECT a.n, a.batch_id FROM chain c JOIN arrivals a ON a.n = c.n"
+EMPTY_ARRIVAL: Final = "UPDATE arrivals SET head = x'', body = CASE WHEN body IS NOT NULL THEN x'' END WHERE n = ?"
+EMPTY_KEY: Final = "UPDATE keys SET body_hash = ?3 WHERE hash = ?1 AND event_id = ?2"
+RANKS: Final = """
+DELETE FROM ranks WHERE (destination_id, source_id, scope) IN (
+  SELECT d.destination_id, e.source_id, coalesce(e.rank_scope, e.subject)
+  FROM events e JOIN deliveries d ON d.id > ?1 AND d.id <= ?2 WHERE e.id = ?1)
+"""
+# 8: Mark.erased
+EMPTY_EVENT: Final = """
+UPDATE events SET subject = NULL, key = NULL, rank_scope = NULL, head = x'', body = x'', body_hash = ?2,
+  marks = marks | 8 WHERE id = ?1
+"""
+# Whether a split request still holds something of others: then its head stays theirs.
+BATCH: Final = """
+SELECT length(b.body), EXISTS (
+    SELECT 1 FROM events e WHERE e.batch_id = b.id AND NOT e.marks & 8 AND e.subject IS NOT ?2
+  ) OR EXISTS (
+    SELECT 1 FROM arrivals a JOIN events e ON e.id = a.event_id
+    WHERE a.batch_id = b.id AND NOT e.marks & 8 AND e.subject IS NOT ?2)
+FROM batches b WHERE b.id = ?1
+"""
+EMPTY_BATCH: Final = "UPDATE batches SET body = x'', head = CASE WHEN ?2 THEN head ELSE x'' END WHERE id = ?1"
+# An attempt that carried an erased delivery is void, and given back; the head stays.
+VOID: Final = """
+UPDATE heads SET leased = 0, attempts = attempts - 1, due_at = ?2, alone = 0, upto = 0, carries = NULL WHERE rowid = ?1
+"""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What one batch did, for the engine to pass on."""
+
+    erased: Erasure = field(default_factory=Erasure)
+    fences: list[int] = field(default_factory=list)
+    """Leases that are void now."""
+    finished: list[bytes] = field(default_factory=list)
+    """Replays of which nothing is left."""
+
+
+class Erasing:
+    """One batch, inside one transaction."""
+
+    def __init__(self, connection: sqlite3.Connection, now: Micros, order: EraseOrder) -> None:
+        self.connection, self.now, self.order = connection, now, order
+        self.closed: defaultdict[bytes, dict[bytes, str]] = defaultdict(dict)
+        """By line: what was closed, and how it stood."""
+        self.counts: Counter[tuple[int, int, str]] = Counter()
+        self.replayed: list[tuple[bytes, bytes, str]] = []
+        self.batches: set[bytes] = set()
+        self.attempts = self.arrivals = 0
+        self.fences: list[int] = []
+
+    def erase(self, limit: int) -> Batch:
+        """Erase at most so many events; none is left when it says so."""
+        order = self.order
+        events = self.connection.execute(EVENTS, (order.subject, order.source_id, limit)).fetchall()
+        if not events:
+            return Batch()
+        for event in events:
+            self._close(event[0])
+        for line, closed in self.closed.items():
+            self._go_on_without(line, closed)
+        finished = note_replayed(self.connection, self.now, self.replayed)
+        for event_id, key_hash, batch_id in events:
+            self._empty(event_id, key_hash, batch_id)
+        shared = self._empty_batches()
+        forget_mentions(self.connection, order)
+        count(self.connection, self.now, self.counts)
+        closed_in_all = sum(map(len, self.closed.values()))
+        erased = Erasure(len(events), closed_in_all, self.attempts, self.arrivals, len(shared), sum(shared))
+        target = f"subject {subject_hash(order.subject)}"
+        write_audit(self.connection, self.now, order.actor, "erase", target, {"reason": order.reason, **asdict(erased)})
+        return Batch(erased, self.fences, finished)
+
+    # -- closing -------------------------------------------------------------------------------
+
+    def _close(self, event_id: bytes) -> None:
+        for delivery_id, destination_id, status, line, replay_id in self._deliveries(event_id):
+            if status not in ("pending", "dead"):
+                continue
+            self.connection.execute(CLOSE, (delivery_id, kept(self.order.reason), self.now))
+            self.closed[line][delivery_id] = status
+            self.counts[0, destination_id, status] -= 1
+            self.counts[0, destination_id, "discarded"] += 1
+            if status == "pending" and replay_id is not None:
+                self.replayed.append((replay_id, delivery_id, "skipped"))
+
+    def _deliveries(self, event_id: bytes) -> list[Any]:
+        return self.connection.execute(DELIVERIES, _range(event_id)).fetchall()
+
+    def _go_on_without(self, line: bytes, closed: dict[bytes, str]) -> None:
+        found = self.connection.execute(HEAD, (line,)).fetchone()
+        if found is None:  # dead letters of a line that went on without them
+            return
+        row, head_id, leased, fence, seq, carries = found
+        is_void = bool(leased) and (head_id in closed or carries in closed)
+        if is_void:
+            self.fences.append(fence)
+        if head_id in closed:
+            go_on(self.connection, self.now, [(line, row, seq)])
+        elif is_void:
+            self.connection.execute(VOID, (row, self.now))
+
+    # -- emptying ------------------------------------------------------------------------------
+
+    def _empty(self, event_id: bytes, key_hash: bytes | None, batch_id: bytes | None) -> None:
+        for delivery_id, *_ in self._deliveries(event_id):
+            self.connection.execute(EMPTY_DELIVERY, (delivery_id,))
+            self.attempts += self.connection.execute(EMPTY_ATTEMPTS, (delivery_id,)).rowcount
+        for n, came_in in self.connection.execute(ARRIVALS, (event_id,)).fetchall():
+            self.connection.execute(EMPTY_ARRIVAL, (n,))
+            self.arrivals += 1
+            self.batches.update([came_in] if came_in else [])
+        if key_hash is not None:
+            self.connection.execute(EMPTY_KEY, (key_hash, event_id, UNSEEN))
+        self.connection.execute(RANKS, _range(event_id))
+        self.connection.execute(EMPTY_EVENT, (event_id, UNSEEN))
+        self.batches.update([batch_id] if batch_id else [])
+
+    def _empty_batches(self) -> list[bool]:
+        """Of each that still had its bytes: whether others were in it."""
+        shared = []
+        for batch_id in self.batches:
+            found = self.connection.execute(BATCH, (batch_id, self.order.subject)).fetchone()
+            if found is not None:
+                self.connection.execute(EMPTY_BATCH, (batch_id, found[1]))
+                shared += [bool(found[1])] if found[0] else []
+        return shared
+
+
+def _range(event_id: bytes) -> tuple[bytes, bytes]:
+    """Bounds of the ids of its deliveries."""
+    return event_id, last_delivery_of(event_id)
+
+
+def forget_mentions(connection: sqlite3.Connection, order: EraseOrder) -> None:
+    """Queries that named the subject, as replays and the audit log have kept them."""
+    asked = (needle(order),)
+    for replay_id, about in connection.execute("SELECT id, about FROM replays WHERE instr(about, ?)", asked).fetchall():
+        changed = (without_mention(about, order), replay_id)
+        connection.execute("UPDATE replays SET about = ? WHERE id = ?", changed)
+    # Lines of the chain name no subject (`ReplayCommand.noted`).
+    old = "SELECT n, detail FROM audit WHERE hash IS NULL AND instr(detail, ?)"
+    for n, detail in connection.execute(old, asked).fetchall():
+        connection.execute("UPDATE audit SET detail = ? WHERE n = ?", (without_mention(detail, order), n))
+
+
+# -- looking -----------------------------------------------------------------------------------
+
+
+def erasable(connection: sqlite3.Connection, order: EraseOrder) -> Erasure:
+    """What is there to be erased. Nothing happens."""
+    asked = (order.subject, order.source_id)
+    found = Erasure()
+    batches: set[bytes] = set()
+    for event_id, batch_id in connection.execute(ALL_EVENTS, asked).fetchall():
+        open_, attempts = connection.execute(_COUNTED, _range(event_id)).fetchone()
+        later = connection.execute(ARRIVALS, (event_id,)).fetchall()
+        batches.update(one for one in (batch_id, *(came_in for _, came_in in later)) if one)
+        found += Erasure(1, open_, attempts, len(later))
+    standing = [connection.execute(BATCH, (one, order.subject)).fetchone() for one in batches]
+    shared = [bool(row[1]) for row in standing if row is not None and row[0]]
+    return found + Erasure(batches=len(shared), shared_batches=sum(shared))
+
+
+_COUNTED: Final = """
+SELECT count(*) FILTER (WHERE status IN ('pending', 'dead')),
+  coalesce(sum((SELECT count(*) FROM attempts a WHERE a.delivery_id = d.id)), 0)
+FROM deliveries d WHERE d.id > ?1 AND d.id <= ?2
+"""
+
+
+def prune_audit(connection: sqlite3.Connection, cut: Micros, limit: int) -> int:
+    """Remove lines from the front of the log until one is younger than `cut`; the hash of the last one stays."""
+    gone: tuple[int, bytes | None] | None = None
+    count = 0
+    for n, at, hashed in connection.execute("SELECT n, at, hash FROM audit ORDER BY n LIMIT ?", (limit,)).fetchall():
+        if at >= cut:
+            break
+        gone, count = (n, hashed), count + 1
+    if gone is not None:
+        connection.execute("UPDATE audit_chain SET pruned = ?1, pruned_hash = coalesce(?2, pruned_hash)", gone)
+        connection.execute("DELETE FROM audit WHERE n <= ?", gone[:1])
+    return count
+
+
+def note_settings(connection: sqlite3.Connection, now: Micros, place: str, digests: Mapping[str, str]) -> None:
+    """Keep the digests of this start's settings, and write a line where some differ from those of the start before."""
+    row = connection.execute("SELECT digests FROM settings_seen WHERE place = ?", (kept(place),)).fetchone()
+    connection.execute(
+        "INSERT INTO settings_seen (place, digests) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET digests = ?2",
+        (kept(place), json.dumps(dict(digests))),
+    )
+    changes = {} if row is None else changed_settings(json.loads(row[0]), digests)
+    if changes:
+        write_audit(connection, now, "oncehook", "settings", place, changes)
+
+
+LATEST: Final = "SELECT address FROM recipients WHERE destination_id = ? ORDER BY since DESC LIMIT 1"
+
+
+def note(connection: sqlite3.Connection, now: Micros, addresses: Mapping[int, bytes]) -> None:
+    """These are the addresses now; only what has changed is written."""
+    for destination_id, address in addresses.items():
+        if connection.execute(LATEST, (destination_id,)).fetchone() != (address,):
+            connection.execute(
+                "INSERT OR REPLACE INTO recipients (destination_id, since, address) VALUES (?,?,?)",
+                (destination_id, now, address),
+            )
