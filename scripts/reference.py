@@ -45,9 +45,6 @@ HANDED_OUT: Final = {"Event", "Receipt"}
 OUR_OWN: Final = re.compile(r" \((?:[RS]\d+(?:[-, ]+[RS]?\d+)*|DESIGN\.md [\d.]+)\)")
 """Pointers of the source text that mean nothing to a reader of these pages."""
 
-OTHER_HALF: Final = {"Inbox": ("oncehook.inbox", "Layout")}
-"""A base class that programs know only as a part of the public one: its members are told there, first."""
-
 MADE_LATER: Final = {
     "oncehook.contrib.django.inbox": "The project's `Inbox`, made from `settings.ONCEHOOK` when it is first asked for.",
     "oncehook.contrib.django.bridge": "Runs the inbox on a loop of its own for synchronous code: `bridge.call(…)`, `bridge.stop()`.",
@@ -132,25 +129,15 @@ def _described(module: str, name: str) -> Iterator[str]:
 
 
 def _class(node: ast.ClassDef) -> Iterator[str]:
-    half = OTHER_HALF.get(node.name, ("", ""))[1]
-    bases = ", ".join(ast.unparse(base) for base in node.bases if ast.unparse(base) != half)
+    bases = ", ".join(map(ast.unparse, node.bases))
     made = [f"class {node.name}({bases})" if bases else f"class {node.name}"]
     if node.name not in HANDED_OUT:
         made += [_signature(item) for item in node.body if isinstance(item, Definition) and item.name == "__init__"]
     yield _code("\n".join(made))
     yield _prose(node)
-    rows = [*_fields(node), *_other_half(node), *_members(node)]
+    rows = [*_fields(node), *_members(node)]
     if rows:
         yield "\n".join(f"- `{shown}`{said and ': '}{said}" for shown, said in rows)
-
-
-def _other_half(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    if node.name in OTHER_HALF:
-        half = definition(*OTHER_HALF[node.name])
-        assert isinstance(half, ast.ClassDef)
-        own = {item.name for item in node.body if isinstance(item, Definition)}
-        half.body = [item for item in half.body if not (isinstance(item, Definition) and item.name in own)]
-        yield from _members(half)
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:

@@ -40,6 +40,7 @@ from oncehook.model import (
     Item,
     Mark,
     Outcome,
+    Planned,
     Verdict,
     digest,
     key_hash,
@@ -114,87 +115,102 @@ def draft(source: str, type: str, payload: object, key: str | None, subject: str
     return Draft(source, type, body, key, subject, hops)
 
 
+class EmitterHost(Protocol):
+    """The inbox as its emitter sees it: asked at each emission, because its start builds some parts."""
+
+    @property
+    def observer(self) -> ArrivalObserver: ...
+
+    @property
+    def store(self) -> Store: ...
+
+    def plan_deliveries(self, arrival: Arrival, item: Item) -> Sequence[Planned]: ...
+
+
 class Emitter:
-    """Makes intakes of drafts. One per inbox; sources get their number when they are first named."""
+    """The way in for events of the program's own. A source gets its number when it is first named."""
 
-    def __init__(self, store: Store, plan: Planner, observer: ArrivalObserver) -> None:
-        self._store = store
-        self._plan = plan
-        self._observer = observer
-        self._numbers: dict[str, int] = {}
-        self._enrolling = asyncio.Lock()
+    def __init__(self, inbox: EmitterHost) -> None:
+        self._inbox = inbox
+        self._source_ids: dict[str, int] = {}
+        self._registering = asyncio.Lock()
 
-    async def emit(self, said: Draft) -> str:
-        """Keep it, in a commit of its own; returns the id of the event that stands."""
-        await self._enroll([said.source])
-        intake = self._intake(said)
-        (verdict,) = await self._store.record(intake).future
-        self._tell(said, intake, verdict)
+    @property
+    def store(self) -> Store:
+        """The store that events are kept in."""
+        return self._inbox.store
+
+    async def emit(self, draft: Draft) -> str:
+        """Keep an event, in a commit of its own; returns its id, or the first one's with that key."""
+        await self._register([draft.source])
+        intake = self._intake(draft)
+        (verdict,) = await self.store.record(intake).future
+        self._notify(draft, intake, verdict)
         return str(verdict.event_id)
 
-    async def emit_in(self, tx: Any, said: Draft) -> str:
-        """Keep it if, and when, the caller's transaction commits."""
-        if said.source not in self._numbers:  # on a connection of its own: also where this inbox was never started
-            await asyncio.to_thread(self._enroll_blocking, [said.source])
-        (verdict,) = await self._store.record_in(tx, self._intake(said))
+    async def emit_in(self, tx: Any, draft: Draft) -> str:
+        """Keep an event if, and when, the caller's transaction commits."""
+        if draft.source not in self._source_ids:  # on a connection of its own: also where this inbox was never started
+            await asyncio.to_thread(self._register_blocking, [draft.source])
+        (verdict,) = await self.store.record_in(tx, self._intake(draft))
         return str(verdict.event_id)
 
-    def emit_in_blocking(self, tx: Any, said: Draft) -> str:
-        """The same, on a thread."""
-        self._enroll_blocking([said.source])
-        (verdict,) = self._store.record_in_blocking(tx, self._intake(said))
+    def emit_in_blocking(self, tx: Any, draft: Draft) -> str:
+        """Keep an event with a transaction of a thread."""
+        self._register_blocking([draft.source])
+        (verdict,) = self.store.record_in_blocking(tx, self._intake(draft))
         return str(verdict.event_id)
 
     async def emissions(self, drafts: Sequence[Draft]) -> list[Emission]:
-        """What a handler has emitted, to be settled with its delivery."""
-        await self._enroll(one.source for one in drafts)
+        """Return what a handler has emitted, to be settled with its delivery."""
+        await self._register(one.source for one in drafts)
         return [self._emission(one) for one in drafts]
 
     def emissions_blocking(self, drafts: Sequence[Draft]) -> list[Emission]:
-        """The same, on a thread (PostgreSQL)."""
-        self._enroll_blocking(one.source for one in drafts)
+        """Return what a handler on a thread has emitted (PostgreSQL)."""
+        self._register_blocking(one.source for one in drafts)
         return [self._emission(one) for one in drafts]
 
-    async def _enroll(self, sources: Iterable[str]) -> None:
+    async def _register(self, sources: Iterable[str]) -> None:
         if new := self._unknown(sources):
-            async with self._enrolling:  # many first events at once ask for the number once
+            async with self._registering:  # many first events at once ask for the number once
                 if new := self._unknown(new):
-                    self._numbers |= (await self._store.register_names(new, [])).sources
+                    self._source_ids |= (await self.store.register_names(new, [])).sources
 
-    def _enroll_blocking(self, sources: Iterable[str]) -> None:
+    def _register_blocking(self, sources: Iterable[str]) -> None:
         if new := self._unknown(sources):
-            self._numbers |= self._store.register_names_blocking(new, []).sources
+            self._source_ids |= self.store.register_names_blocking(new, []).sources
 
     def _unknown(self, sources: Iterable[str]) -> list[str]:
-        return [source for source in sources if source not in self._numbers]
+        return [source for source in sources if source not in self._source_ids]
 
-    def _intake(self, said: Draft) -> Intake:
-        key, body = said.key, said.body
+    def _intake(self, draft: Draft) -> Intake:
+        key, body = draft.key, draft.body
         item = Item(
             new_id(),
-            bounded(said.type, 200),
+            bounded(draft.type, 200),
             None if key is None else bounded(key),
-            None if key is None else key_hash(said.source, (key,)),
+            None if key is None else key_hash(draft.source, (key,)),
             KEEP,
-            None if said.subject is None else bounded(said.subject),
+            None if draft.subject is None else bounded(draft.subject),
             body,
             digest(body),
             marks=Mark.emitted if key is not None else Mark.emitted | Mark.unkeyed,
         )
-        item.deliveries = self._plan(Arrival(said.source, (), body), item)
-        head = f"EMIT {said.source}\r\ncontent-type: application/json".encode()
-        if said.hops:
-            head += b"\r\n%s: %d" % (HOPS, said.hops)
-        return Intake(item.event_id, self._numbers[said.source], head, [item])
+        item.deliveries = self._inbox.plan_deliveries(Arrival(draft.source, (), body), item)
+        head = f"EMIT {draft.source}\r\ncontent-type: application/json".encode()
+        if draft.hops:
+            head += b"\r\n%s: %d" % (HOPS, draft.hops)
+        return Intake(item.event_id, self._source_ids[draft.source], head, [item])
 
-    def _emission(self, said: Draft) -> Emission:
-        intake = self._intake(said)
-        return Emission(intake, lambda verdict: self._tell(said, intake, verdict))
+    def _emission(self, draft: Draft) -> Emission:
+        intake = self._intake(draft)
+        return Emission(intake, lambda verdict: self._notify(draft, intake, verdict))
 
-    def _tell(self, said: Draft, intake: Intake, verdict: Verdict) -> None:
+    def _notify(self, draft: Draft, intake: Intake, verdict: Verdict) -> None:
         ids = [str(verdict.event_id)]
-        seconds = clock.perf() - said.at
-        self._observer.arrival(said.source, [verdict.outcome], seconds, len(said.body), intake.items, ids)
+        seconds = clock.perf() - draft.at
+        self._inbox.observer.arrival(draft.source, [verdict.outcome], seconds, len(draft.body), intake.items, ids)
 
 
 log = logging.getLogger("oncehook.receive")

@@ -31,7 +31,6 @@ from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
 from oncehook.model import (
     DEATHS,
     Category,
-    Engine,
     Evidence,
     Expired,
     Lease,
@@ -615,7 +614,7 @@ class Worker:
     async def _look(self) -> None:
         """Ask the store what is due, and when the next thing will be; of many destinations for some, in turn."""
         self._looked_at = clock.steady()
-        self._look_at = self._looked_at + (POLL if self._store.engine is Engine.postgres else LONGEST_REST)
+        self._look_at = self._looked_at + (POLL if self._store.shared else LONGEST_REST)
         asked, rest = self._order[:LOOKED_AT], self._order[LOOKED_AT:]
         self._order = rest + asked
         next_due = await self._store.next_due(asked, self._since)

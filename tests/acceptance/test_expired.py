@@ -254,8 +254,8 @@ async def test_a_worker_that_finds_the_store_again_takes_nothing_from_its_own_th
     async with proxied(postgres) as (proxy, inbox):
         work = Work(inbox)
         async with inbox.running():
-            assert inbox._worker is not None
-            inbox._worker.heartbeat._interval = 3600.0  # from the next beat on there is none of its own accord
+            assert inbox.worker is not None
+            inbox.worker.heartbeat._interval = 3600.0  # from the next beat on there is none of its own accord
             await work.begin(inbox)
             await fall_silent(proxy, postgres)
             while postgres.rows("SELECT count(*) FROM heads WHERE due_at > now() OR turn = 2") != [(1,)]:

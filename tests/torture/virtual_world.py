@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from oncehook import Event, GiveUp, RetryLater
@@ -105,7 +106,7 @@ class World:
             rate=dice.choice((None, None, 0.7, 4.0, 30.0)),
             breaker=Breaker(failures=dice.choice((2, 5, 1000)), open=dice.choice((1.0, 7.0))),
         )
-        return HandlerDestination(f"d{number}", self._handle, terms, self.store, cast("Any", None))
+        return HandlerDestination(f"d{number}", self._handle, terms, cast("Any", SimpleNamespace(store=self.store)))
 
     def complain(self, sentence: str) -> None:
         self.complaints.append(f"{self.loop.moment:.4f} {sentence}")
