@@ -45,6 +45,14 @@ HANDED_OUT: Final = {"Event", "Receipt"}
 OUR_OWN: Final = re.compile(r" \((?:[RS]\d+(?:[-, ]+[RS]?\d+)*|DESIGN\.md [\d.]+)\)")
 """Pointers of the source text that mean nothing to a reader of these pages."""
 
+FOR_ITS_PARTS: Final = {
+    "Inbox": {
+        *("draining", "free_disk", "left_behind", "move_store", "nudge", "plan_deliveries", "store"),
+        *("takes_settings", "worker", "write_counts"),
+    }
+}
+"""Members that other parts of oncehook ask for, and programs do not."""
+
 MADE_LATER: Final = {
     "oncehook.contrib.django.inbox": "The project's `Inbox`, made from `settings.ONCEHOOK` when it is first asked for.",
     "oncehook.contrib.django.bridge": "Runs the inbox on a loop of its own for synchronous code: `bridge.call(…)`, `bridge.stop()`.",
@@ -135,7 +143,12 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
         made += [_signature(item) for item in node.body if isinstance(item, Definition) and item.name == "__init__"]
     yield _code("\n".join(made))
     yield _prose(node)
-    rows = [*_fields(node), *_members(node)]
+    hidden = FOR_ITS_PARTS.get(node.name, set())
+    rows = [
+        row
+        for row in (*_fields(node), *_members(node))
+        if re.split(r"\W", row[0].removeprefix("async def "))[0] not in hidden
+    ]
     if rows:
         yield "\n".join(f"- `{shown}`{said and ': '}{said}" for shown, said in rows)
 

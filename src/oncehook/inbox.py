@@ -105,8 +105,7 @@ class Inbox:
         self.local_token = clock.random_bytes(32).hex()
         """For commands of the same user on this machine; made anew at every start, kept in the lock file only."""
         self.emitter = Emitter(self)
-        self.admin = Admin(self)
-        """Every question and act of people and programs."""
+        self._admin = Admin(self)
         self._parts = Parts()
         self._migrate = migrate
         self._ready_until = 0.0
@@ -119,6 +118,11 @@ class Inbox:
         if self._parts.store is None:
             self._parts.store = build.open_store(self.store_url, self.cipher)
         return self._parts.store
+
+    @property
+    def admin(self) -> Admin:
+        """Every question and act of people and programs."""
+        return self._admin
 
     def move_store(self, url: str) -> None:
         """Keep events at another address. Raises ConfigError once the inbox is started."""

@@ -39,7 +39,7 @@ UNLIMITED: Final = 3600.0
 
 JOINED: Final = (
     "store_url", "cipher", "sources", "destinations", "routes", "classifiers", "limits", "retention", "observer",
-    "emitter", "admin", "_parts",
+    "emitter", "_parts",
 )  # fmt: skip
 """Attributes that a program's inbox has in common with the one of a test that uses it."""
 
