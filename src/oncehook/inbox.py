@@ -536,7 +536,7 @@ class Inbox:
         return build.free_disk(self.store)
 
     def _describe_worker(self) -> StoredWorker | None:
-        return None if self._parts.worker is None else self._parts.worker.as_stored(self._created_at)
+        return None if self._parts.worker is None else self._parts.worker.describe(self._created_at)
 
     async def _revive(self, event_id: EventId) -> None:
         """Bring dead letters of an event back because a copy came, where its source asks for it (R22)."""

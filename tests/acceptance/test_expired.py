@@ -13,7 +13,7 @@ import pytest
 
 from oncehook import Event, Inbox
 from oncehook.model import Filter, LeaseRequest
-from oncehook.worker import GRACE
+from oncehook.worker import TIMEOUTS
 from tests.acceptance.conftest import Engine
 from tests.acceptance.test_crashes import LONG, end_leases
 from tests.torture.fleet import HANG, Fleet, Process, until
@@ -183,7 +183,7 @@ async def test_a_thread_that_never_yields_keeps_its_lease_beyond_its_time_limit(
             await inbox.emit("app", "t", {}, key="1")
             while not begun:
                 await asyncio.sleep(0.01)
-            await kept_for(0.1 + GRACE, engine)
+            await kept_for(0.1 + TIMEOUTS.grace, engine)
             assert len(begun) == 1
         finally:
             may_end.set()

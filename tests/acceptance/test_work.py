@@ -288,7 +288,7 @@ async def test_concurrency_and_rate_are_kept(inbox: Inbox) -> None:
         inbox.route("app", "slow")
         async with inbox.running():
             assert inbox.worker is not None
-            (place,) = inbox.worker._places.values()
+            (place,) = inbox.worker._slots.values()
             started, at_once = place._at, place._allowance  # the longer it has waited for work, the more it may begin
             for n in range(20):
                 await inbox.emit("app", "x", {}, key=str(n))
