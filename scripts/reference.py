@@ -397,7 +397,7 @@ def metric_families() -> list[Any]:
     """What an inbox shows at `/metrics`, without values."""
     from oncehook.observe import Observer
 
-    return list(Observer("sqlite")._panel.collect())
+    return list(Observer("sqlite").registry.collect())
 
 
 def exposed_name(family: Any) -> str:

@@ -111,7 +111,7 @@ ENDED: Final = (DeliveryStatus.dead, DeliveryStatus.discarded, DeliveryStatus.do
 
 
 class AdminHost(Protocol):
-    """The inbox as `Admin` sees it: asked at each call, because its start builds some parts."""
+    """An inbox as `Admin` sees it: asked at each call, because its start builds some parts."""
 
     sources: dict[str, Source]
     destinations: dict[str, Destination]
@@ -207,7 +207,7 @@ class Admin:
 
     @property
     def _destinations(self) -> Mapping[str, Destination]:
-        """The destinations that a visible route names; a visible delivery may go to another one of the inbox."""
+        """Destinations that a visible route names; a visible delivery may go to another one of the inbox."""
         known = self._inbox.destinations
         if self.scope is None:
             return known
@@ -434,10 +434,9 @@ class Admin:
         return await self._store.discard(self._within(filter), actor, reason, seen)
 
     async def discard_planned(self, token: str, *, actor: str, reason: str) -> int:
-        """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where that cannot
-        be told.
-        """
-        request, seen = self.planned(token)
+        """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where they are not
+        the same any more."""
+        request, seen = self.read_plan(token)
         if request.filter.status is not DeliveryStatus.dead:
             raise BadRequest("Only dead letters can be discarded.", hint="The query must say status:dead.")
         return await self.discard_matching(request.filter, actor=actor, reason=reason, seen=seen)
@@ -471,7 +470,7 @@ class Admin:
             with suppress(NotReplayable, ReplayTooSoon):
                 await self.replay_one(delivery.id, actor=actor, reason=reason)
 
-    def wish(
+    def build_request(
         self,
         text: str = "",
         *,
@@ -497,7 +496,7 @@ class Admin:
         _check_meant(meant)
         return ReplayRequest(ended(meant, clock.now_utc()), force, fresh_id, rate)
 
-    async def named(self, texts: Sequence[str]) -> list[DeliveryId]:
+    async def find_named(self, texts: Sequence[str]) -> list[DeliveryId]:
         """Return the deliveries that ids of deliveries and events name. Raises NotFound for an event that has none."""
         found: list[DeliveryId] = []
         for text in texts:
@@ -530,7 +529,7 @@ class Admin:
             raise NotReplayable(NOTHING_TO_REPLAY, hint=NOTHING_TO_REPLAY_HINT)
         return await self._make(request, actor, reason, request_key, expected=expected)
 
-    def planned(self, token: str) -> tuple[ReplayRequest, PlanSnapshot]:
+    def read_plan(self, token: str) -> tuple[ReplayRequest, PlanSnapshot]:
         """Return the request that a plan was made for, and how many it has shown when."""
         return decode_token(token, clock.now_utc())
 
@@ -597,7 +596,7 @@ class Admin:
             raise NotFound("There is no such replay, or no longer.")
         return replay
 
-    async def steer(self, replay_id: ReplayId, state: ReplayState, *, actor: str) -> StoredReplay:
+    async def set_replay_state(self, replay_id: ReplayId, state: ReplayState, *, actor: str) -> StoredReplay:
         """Pause, resume or abort a replay."""
         if self.scope is not None:
             await self.replay(replay_id)
@@ -617,7 +616,7 @@ class Admin:
         arrived = latest.items[0].received_at if latest.items else None
         return show_source(source, self._routes, arrived, figures.by_source.get(source.name, {}))
 
-    async def remember(self, source: str, keys: Sequence[Sequence[str]], *, actor: str) -> int:
+    async def import_keys(self, source: str, keys: Sequence[Sequence[str]], *, actor: str) -> int:
         """Import keys seen elsewhere: what arrives with one is a duplicate. Returns how many were new."""
         known = self._source(source)
         return await self._store.import_keys(known.id, [key_hash(source, one) for one in keys], known.keep, actor)

@@ -63,8 +63,8 @@ DRAIN_SECONDS: Final = 25.0
 
 
 @dataclass(slots=True)
-class Parts:
-    """The parts of an inbox that come and go: built when they are needed, ended by `stop`."""
+class RunningParts:
+    """RunningParts of an inbox that are built when they are needed, and ended by `stop`."""
 
     store: Store | None = None
     routes: Mapping[str, list[routes.Route]] = field(default_factory=dict)
@@ -106,7 +106,7 @@ class Inbox:
         """For commands of the same user on this machine; made anew at every start, kept in the lock file only."""
         self.emitter = Emitter(self)
         self._admin = Admin(self)
-        self._parts = Parts()
+        self._parts = RunningParts()
         self._migrate = migrate
         self._ready_until = 0.0
         self._mounts: list[Mount] = []
@@ -143,7 +143,7 @@ class Inbox:
 
     @classmethod
     def from_toml(cls, path: str | Path | None = None) -> Self:
-        """The inbox that a configuration file describes: the given one, ./oncehook.toml, or [tool.oncehook].
+        """Build the inbox that a configuration file describes: the given one, ./oncehook.toml, or [tool.oncehook].
 
         Handlers and whatever else a program adds count beside it; a route of the file may lead to a handler.
         """
@@ -151,14 +151,14 @@ class Inbox:
 
     @classmethod
     def from_loaded(cls, loaded: Loaded) -> Self:
-        """The inbox that a file describes, which it remembers."""
+        """Build the inbox that a loaded file describes."""
         inbox = cls.from_config(loaded.config)
         inbox.settings = loaded
         return inbox
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
-        """The inbox that checked settings describe."""
+        """Build the inbox that checked settings describe."""
         inbox = cls(config.store, migrate=config.migrate, encrypt=config.encrypt)
         inbox._define(config)
         inbox.limits = build.limits_of(config.watermark)
@@ -279,7 +279,7 @@ class Inbox:
         return register
 
     def _is_handled_by(self, name: str, handler: Handler) -> bool:
-        """Whether this very function is there already: one that handles several sources is one destination."""
+        """Tell whether this very function is there already: one that handles several sources is one destination."""
         known = self.destinations.get(name)
         return isinstance(known, HandlerDestination) and known.handler is handler
 
@@ -495,7 +495,7 @@ class Inbox:
     async def running(
         self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000
     ) -> AsyncIterator[Inbox]:
-        """`async with inbox.running():` starts it, and stops it whatever happens. See `start`."""
+        """Start it, and stop it whatever happens: `async with inbox.running():`. See `start`."""
         await self.start(work=work, only=only, concurrency=concurrency)
         try:
             yield self
@@ -504,7 +504,7 @@ class Inbox:
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """For the host application: `FastAPI(lifespan=inbox.lifespan)`."""
+        """Run it for as long as a host application: `FastAPI(lifespan=inbox.lifespan)`."""
         async with self.running():
             yield
 
@@ -532,7 +532,7 @@ class Inbox:
             self._parts.sweep.nudge()
 
     def free_disk(self) -> float | None:
-        """Return the free part of the disk that the store is on, from 0 to 1; None: it cannot be told."""
+        """Return the free part of the disk that the store is on, from 0 to 1; None: unknown."""
         return build.free_disk(self.store)
 
     def _describe_worker(self) -> StoredWorker | None:
@@ -552,14 +552,14 @@ class Inbox:
         return self._parts.receiver
 
     def asgi(self) -> Mount:
-        """An ASGI application to mount in another: `app.mount("/hooks", inbox.asgi())` gives POST /hooks/{source}."""
+        """Return an ASGI application to mount: `app.mount("/hooks", inbox.asgi())` gives POST /hooks/{source}."""
         from oncehook.web.ingest import Mount
 
         self._mounts.append(made := Mount(self))
         return made
 
     def dashboard(self, *, authorize: Authorize) -> ASGIApp:
-        """Dashboard and API, to mount in another application: `app.mount("/inbox", inbox.dashboard(authorize=staff))`.
+        """Return dashboard and API, to mount in another: `app.mount("/inbox", inbox.dashboard(authorize=staff))`.
 
         `authorize` is given each request and says who makes it: a name for the audit log and the role "viewer",
         "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. The API is at `api/v1`.
@@ -596,7 +596,7 @@ class Inbox:
     async def emit_in(
         self, tx: Any, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
     ) -> str:
-        """The same in a transaction of your own (PostgreSQL): the event exists if, and only if, that commits.
+        """Emit in a transaction of your own (PostgreSQL): the event exists if, and only if, that commits.
 
         `tx` is psycopg's `AsyncConnection`, or SQLAlchemy's. The inbox need not be started here. Emit last: what the
         event touches is locked until you commit.
@@ -607,7 +607,7 @@ class Inbox:
     def emit_in_blocking(
         self, tx: Any, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
     ) -> str:
-        """`emit_in` for code that is not asynchronous: `tx` is psycopg's `Connection`, Django's, or SQLAlchemy's."""
+        """Emit like `emit_in`, in code without `await`: `tx` is psycopg's `Connection`, Django's, or SQLAlchemy's."""
         self._register_names_blocking()
         return self.emitter.emit_in_blocking(tx, draft(source, type, payload, key, subject))
 
@@ -627,8 +627,8 @@ class Inbox:
     # -- looking after itself ------------------------------------------------------------------
 
     async def write_counts(self) -> None:
-        """Write down what was turned away, and what is volume: outside every commit, so a flood of forgeries costs no
-        fsync each."""
+        """Store counts of what was rejected and of volume: outside every commit, so a flood of forgeries costs no fsync
+        each."""
         rejections, counts = self.observer.take_counts()
         if not counts:
             return
@@ -648,7 +648,7 @@ class Inbox:
         await self._write_refusals()
 
     async def troubles(self) -> dict[str, str]:
-        """What keeps this inbox from receiving, by name; empty when it is ready."""
+        """Return what keeps this inbox from receiving, by name; nothing when it is ready."""
         if self._parts.draining:
             return {"inbox": "stopping"}
         now = asyncio.get_running_loop().time()
@@ -662,7 +662,7 @@ class Inbox:
         return {}
 
     async def metrics(self) -> bytes:
-        """The numbers for Prometheus."""
+        """Return the metrics for Prometheus."""
         size: int | None = None
         with contextlib.suppress(StoreUnavailable, OSError):
             size = await self.store.size()
@@ -670,7 +670,7 @@ class Inbox:
         return self.observer.exposition(size)
 
     async def check(self) -> list[Check]:
-        """The store's conservation laws, for `doctor`."""
+        """Check the store's conservation laws, for `doctor`."""
         return await self.store.check()
 
 

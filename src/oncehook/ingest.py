@@ -1,8 +1,9 @@
-"""The front door: from (source, headers, body) to an answer that is only given after the commit.
+"""The way in: from (source, headers, body) to an answer that is only given after the commit.
 
-No framework in here. Verify first, on the bytes as they came; only then read, split, key and hand over to the
-store, which decides what is new. Every way out is a `Reply`: a genuine arrival gets its answer after the commit, a
-forged one learns nothing, and whatever goes wrong on our side is 503, so that the sender tries again.
+An arrival is admitted on the bytes as they came; only then it is read, split, keyed and recorded by the store, which
+decides what is new. Every way out is a `Reply`: a genuine arrival gets its answer after the commit, a forged one learns
+nothing, and whatever goes wrong on our side is 503, so that the sender tries again. Events of the program's own come in
+through `Emitter`.
 """
 
 from __future__ import annotations
@@ -53,51 +54,448 @@ from oncehook.rules import Reading, RuleContext, bounded, key_text
 from oncehook.sources import DEFAULT_MAX_BODY, Odd, Reply, Source
 from oncehook.store.base import Pending, Store
 
+log = logging.getLogger("oncehook.receive")
+
+INDIRECT: Final = frozenset(
+    {
+        *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"),  # a proxy's
+        *(b"origin", b"sec-fetch-site"),  # a browser's: any page may make it send
+    }
+)
+"""Headers of a request that does not come from the program at the other end. So is X-Forwarded-anything."""
+
+RETRY_AFTER: Final = (b"retry-after", b"5")
+JSON: Final = (b"content-type", b"application/json")
+_META_HANDSHAKE: Final = b"hub.verify_token"
+"""Found in the query of a handshake whose sender expects 403 where the token is wrong, and so, too, where there is no
+such source (S8)."""
+
+MOST_PARTS: Final = 10_000
+MOST_PART_BYTES: Final = 32 << 20
+"""A batch that would become more than this is kept whole: each part repeats its envelope, so a small body could grow
+without bound."""
+
+Revive = Callable[[EventId], Awaitable[None]]
+"""A function that replays the dead letters of an event."""
+
+
+class ArrivalObserver(Protocol):
+    """Observer of arrivals, for logs and metrics."""
+
+    def arrival(
+        self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
+    ) -> None:
+        """Note an arrival that was answered after its commit, or acknowledged without one (`ignored`, `handshake`).
+
+        A batch has one outcome for each of its parts: those of the items, in their order, then those ignored.
+        """
+
+    def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None: ...
+
+    def unavailable(self, source: str, error: StoreUnavailable) -> None: ...
+
+
+class Receipt(msgspec.Struct):
+    """An answer to one arrival, for a route of one's own: the reply, and its content."""
+
+    reply: Reply
+    outcome: str
+    event_ids: list[str]
+
+
+class Begun(msgspec.Struct):
+    """An arrival that the store has been asked to keep."""
+
+    source: Source
+    arrival: Arrival
+    parts: int
+    items: Sequence[Item]
+    pending: Pending
+    started: float
+
+
+class Receiver:
+    """Receiver of arrivals for a set of sources: admit, read, record, reply."""
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        store: Store,
+        plan: Planner,
+        observer: ArrivalObserver,
+        revive: Revive | None = None,
+    ) -> None:
+        self.sources = sources
+        self._store = store
+        self._plan = plan
+        self._observer = observer
+        self._revive = revive
+        self._deadlines = AckDeadlines()
+
+    @property
+    def largest_body(self) -> int:
+        """Bytes of the largest body that any source takes."""
+        return max((source.max_body for source in self.sources.values()), default=DEFAULT_MAX_BODY)
+
+    async def receive(self, arrival: Arrival) -> Receipt:
+        """Take in one arrival for the source of its name."""
+        return await self.take(self.sources.get(arrival.source), arrival)
+
+    async def take(self, source: Source | None, arrival: Arrival) -> Receipt:
+        """Take in one arrival at a source's address; None: no source has it.
+
+        The address decides, not the name: a source with a path of its own is not found under its name (S8).
+        Never raises: whatever happens becomes the sender's answer.
+        """
+        begun = self.begin(source, arrival)
+        return begun if isinstance(begun, Receipt) else await self.complete(begun)
+
+    async def complete(self, begun: Begun) -> Receipt:
+        """Wait for the store's decision, do what follows from it, and return the answer."""
+        try:
+            verdicts = await begun.pending.future
+            if begun.source.revive_dead and self._revive is not None:
+                await self._revive_dead(verdicts)
+        except asyncio.CancelledError:
+            begun.pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
+            raise
+        except Exception as error:
+            return self._failed(begun.source, begun.arrival, error)
+        return self.finish(begun)
+
+    def begin(self, source: Source | None, arrival: Arrival) -> Begun | Receipt:
+        """Admit, read and record an arrival; returns what the store will decide, or the answer where it is known."""
+        started = clock.perf()
+        try:
+            source = self._admit(source, arrival)
+            if source.handshake is not None and (reply := source.handshake(arrival, source)) is not None:
+                self._note_unstored(source, arrival, ("handshake",), started)
+                return Receipt(reply, "handshake", [])
+            parts, items = self._items(source, arrival)
+            if not items:
+                self._note_unstored(source, arrival, ("ignored",) * (parts or 1), started)
+                return Receipt(_answer(source, arrival, {"status": "ignored"}), "ignored", [])
+            pending = self._record(source, arrival, items, split=parts > 1)
+            return Begun(source, arrival, parts, items, pending, started)
+        except Exception as error:
+            return self._failed(source, arrival, error)
+
+    def finish(self, begun: Begun) -> Receipt:
+        """Return the answer, once the store has decided."""
+        try:
+            return self._acknowledge(begun, begun.pending.future.result())
+        except Exception as error:
+            return self._failed(begun.source, begun.arrival, error)
+
+    def _failed(self, source: Source | None, arrival: Arrival, error: Exception) -> Receipt:
+        if isinstance(error, Rejected):
+            return Receipt(self.turn_away(source, arrival, error), "rejected", [])
+        if isinstance(error, StoreUnavailable):
+            return Receipt(self.put_off(source, error), "error", [])
+        return Receipt(self._fail_ours(source, error), "error", [])
+
+    def greet(self, source: Source | None, arrival: Arrival) -> Reply:
+        """Answer anything but a POST: a provider's handshake, or the same refusal that a forged arrival gets."""
+        started = clock.perf()
+        try:
+            if source is None or source.handshake is None:
+                raise SignatureInvalid("unknown source" if source is None else "not a POST")
+            self._check_peer(source, arrival)
+            reply = source.handshake(arrival, source)
+            if reply is None:
+                raise SignatureInvalid("handshake")
+        except Rejected as error:
+            refusal = self.turn_away(source, arrival, error)
+            return Reply(403, refusal.body) if _META_HANDSHAKE in arrival.query else refusal
+        except Exception as error:
+            return self._fail_ours(source, error)
+        self._note_unstored(source, arrival, ("handshake",), started)
+        return reply
+
+    def _note_unstored(self, source: Source, arrival: Arrival, outcomes: Sequence[str], started: float) -> None:
+        self._observer.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
+
+    def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
+        """Reject an arrival, and note that."""
+        self._observer.rejected(arrival, source, error)
+        return Reply(error.status, _sentence(str(error), error.code))
+
+    def _fail_ours(self, source: Source | None, error: Exception) -> Reply:
+        # A fault of ours is never the sender's: it tries again, and we read the log.
+        name = _name(source)
+        ration.log(log, logging.ERROR, "receive.failed", {"source": name}, kind=name, exc_info=True)
+        return self.put_off(source, StoreUnavailable(str(error)))
+
+    def put_off(self, source: Source | None, error: StoreUnavailable) -> Reply:
+        """Note that an arrival cannot be taken now, and ask its sender to try again."""
+        self._observer.unavailable(_name(source), error)
+        return try_again(source, error.code)
+
+    def _admit(self, source: Source | None, arrival: Arrival) -> Source:
+        """Let only genuine arrivals pass. Nothing is parsed before this, and no key is touched (R8, S1)."""
+        hops = 0
+        for name, value in arrival.headers:
+            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+                raise Encoded
+            if name == HOPS:
+                hops = max(hops, read_hops(value))
+        if source is None:
+            # Because an unknown source must cost the same time as a wrong signature (S8).
+            digest(arrival.body)
+            raise SignatureInvalid("unknown source")
+        self._check_peer(source, arrival)
+        source.verifier(arrival)
+        if hops > MOST_HOPS:  # only now: whoever cannot sign learns nothing about this source (S8)
+            raise TooManyHops
+        if len(arrival.body) > source.max_body:
+            raise TooLarge
+        return source
+
+    def _check_peer(self, source: Source, arrival: Arrival) -> None:
+        if source.loopback_only and not is_direct(arrival):
+            raise SignatureInvalid("not a direct request from this machine")
+        if arrival.peer and not source.allows(arrival.peer):
+            raise SignatureInvalid("address not allowed")
+
+    # -- from bytes to items -------------------------------------------------------------------
+
+    def _items(self, source: Source, arrival: Arrival) -> tuple[int, list[Item]]:
+        """Return how many parts the arrival has, and the events to be made of them: less where types are ignored."""
+        parts = None if source.split is None else _parts(source, arrival)
+        if parts is not None and len(parts) != 1:
+            made = [self._part(source, arrival, part, body) for part, body in parts]
+            return len(parts), [item for item in made if item is not None]
+        # A batch of one is its own envelope: it is read as the part it holds, and its bytes stay as they came.
+        if parts is not None and not isinstance(parts[0][0], Odd):
+            item = self._part(source, arrival, parts[0][0], arrival.body)
+        else:
+            reading = source.rules.read(arrival)
+            item = self._item(source, arrival, arrival.body, reading if parts is None else _odd(reading))
+        if item is not None and source.proof is not None:
+            item.proof = digest(b"proof", source.name.encode(), source.proof(arrival))
+            item.is_bound = source.own is not None and source.own.read(RuleContext(arrival, arrival.body)) is not None
+        return 1, [] if item is None else [item]
+
+    def _part(self, source: Source, arrival: Arrival, part: Any, body: bytes) -> Item | None:
+        data = part.part if isinstance(part, Odd) else part
+        reading = source.rules.read_data(arrival, data, body)
+        return self._item(source, arrival, body, _odd(reading) if isinstance(part, Odd) else reading, data)
+
+    def _item(
+        self, source: Source, arrival: Arrival, body: bytes, reading: Reading, data: Any = payload.MISSING
+    ) -> Item | None:
+        """Return one event to be, or None when its type is ignored."""
+        mask = source.body_masking
+        kind = mask.text(reading.type or "event")
+        if source.ignored is not None and source.ignored.match(kind):
+            return None
+        if source.redaction is not None:
+            body, data = source.redaction(body, data), payload.MISSING
+        if (masked := mask(body)) is not body:
+            body, data = masked, payload.MISSING
+        marks = Mark.unparsed if reading.unparsed else Mark.none
+        body_hash = source.body_hash(body, data)
+        parts, keep = reading.key, source.keep
+        if parts is None:
+            if source.on_missing_key == "reject":
+                raise KeyRequired
+            if source.on_missing_key == "body_hash":
+                parts, keep = ("body_hash", body_hash.hex()), source.missing_keep
+            else:
+                marks |= Mark.unkeyed
+        item = Item(
+            new_id(),
+            kind,
+            None if parts is None else bounded(key_text(list(map(mask.text, parts)))),
+            None if parts is None else key_hash(source.name, parts),
+            keep,
+            mask.text(reading.subject),
+            body,
+            body_hash,
+            reading.event_at,
+            reading.rank,
+            mask.text(reading.rank_scope),
+            marks,
+        )
+        item.deliveries = self._plan(arrival, item)
+        return item
+
+    # -- to the store and back -----------------------------------------------------------------
+
+    def _record(self, source: Source, arrival: Arrival, items: Sequence[Item], *, split: bool) -> Pending:
+        raw = arrival.body if split else None
+        if raw is not None:
+            raw = source.body_masking(raw if source.redaction is None else source.redaction(raw, payload.MISSING))
+        head = source.masking(pack_head(arrival, source.masked, source.scheme.masked_query))
+        arrival_id = new_id() if split else items[0].event_id
+        pending = self._store.record(Intake(arrival_id, source.id, head, items, raw))
+        self._deadlines.watch(pending, source.budget)
+        return pending
+
+    async def _revive_dead(self, verdicts: Sequence[Verdict]) -> None:
+        """Replay dead letters of duplicates before the answer: after "duplicate" a sender may never come again."""
+        assert self._revive is not None
+        for verdict in verdicts:
+            if verdict.outcome is Outcome.duplicate:
+                await self._revive(verdict.event_id)
+
+    def _acknowledge(self, begun: Begun, verdicts: Sequence[Verdict]) -> Receipt:
+        source, parts, items = begun.source, begun.parts, begun.items
+        ids = [str(verdict.event_id) for verdict in verdicts]
+        outcomes: list[str] = [verdict.outcome for verdict in verdicts]
+        if parts == 1:
+            outcome = verdicts[0].outcome
+            if outcome is Outcome.accepted:
+                answer: dict[str, object] = {"status": outcome, "event_id": ids[0]}
+            else:
+                answer = {"status": outcome, "skipped": True, "event_id": ids[0]}
+        else:
+            outcome, answer = _sum_up(outcomes, ids)
+            outcomes += ["ignored"] * (parts - len(verdicts))
+        took = clock.perf() - begun.started
+        self._observer.arrival(source.name, outcomes, took, len(begun.arrival.body), items, ids)
+        if source.reject_conflicts and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
+            error = KeyConflict()
+            return Receipt(Reply(error.status, _sentence(str(error), error.code)), outcome, ids)
+        return Receipt(_answer(source, begun.arrival, answer), outcome, ids)
+
+
+def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
+    """Return the parts of a batch and the bytes of each, or None for what is no batch: then it is kept whole.
+
+    A shape that the splitter did not expect must not lose a verified event (S11).
+    """
+    assert source.split is not None
+    parts: list[tuple[Any, bytes]] = []
+    # Not under the key of its first item: where that one is known already, all the others would be its conflict.
+    whole = [(Odd(None), arrival.body)]
+    size = 0
+    try:
+        for part in source.split(payload.parse(arrival.body), arrival):
+            parts.append((part, msgspec.json.encode(part.part if isinstance(part, Odd) else part)))
+            size += len(parts[-1][1])
+            if size > MOST_PART_BYTES or len(parts) > MOST_PARTS:
+                fields = {"source": source.name, "size": len(arrival.body)}
+                ration.log(log, logging.WARNING, "split.too_large", fields, kind=source.name)
+                return whole
+    except payload.Unreadable:
+        return None
+    except Exception:
+        fields = {"source": source.name}
+        ration.log(log, logging.ERROR, "split.failed", fields, kind=source.name, exc_info=True)
+        return whole
+    return parts
+
+
+def _odd(reading: Reading) -> Reading:
+    """Return a reading without its key, because the part has the wrong shape."""
+    return msgspec.structs.replace(reading, key=None, unparsed=True)
+
+
+def is_direct(arrival: Arrival) -> bool:
+    """Tell whether an arrival comes straight from this machine, and not through a tunnel that ends on it."""
+    if not arrival.peer:
+        return True  # handed over by a program of ours
+    try:
+        if not ip_address(arrival.peer).is_loopback:
+            return False
+    except ValueError:
+        return False
+    return not any(name in INDIRECT or name.startswith(b"x-forwarded-") for name, _ in arrival.headers)
+
+
+def try_again(source: Source | None, code: str = StoreUnavailable.code) -> Reply:
+    """Return the answer to what cannot be stored now: with the code only, for a sentence may name files and hosts."""
+    status = 503 if source is None else source.unavailable
+    return Reply(status, _sentence("Cannot store this now; try again.", code), (JSON, RETRY_AFTER))
+
+
+def _sum_up(outcomes: Sequence[str], ids: list[str]) -> tuple[Outcome, dict[str, object]]:
+    """Return the answer to a batch: it counts as accepted when anything in it was new."""
+    outcome = Outcome.accepted if Outcome.accepted in outcomes else Outcome.duplicate
+    return outcome, {
+        "status": outcome,
+        "accepted": outcomes.count(Outcome.accepted),
+        "duplicates": outcomes.count(Outcome.duplicate),
+        "conflicts": outcomes.count(Outcome.conflict),
+        "event_ids": ids,
+    }
+
+
+def _name(source: Source | None) -> str:
+    # An unknown source's name is untrusted text, and this one becomes a label.
+    return "unknown" if source is None else source.name
+
+
+def _sentence(text: str, code: str) -> bytes:
+    return msgspec.json.encode({"error": text, "code": code})
+
+
+def _answer(source: Source, arrival: Arrival, body: Mapping[str, object]) -> Reply:
+    if source.answer is None:
+        return Reply(source.accepted, msgspec.json.encode(body))
+    return source.answer if isinstance(source.answer, Reply) else source.answer(arrival)
+
+
+class ClosedReceiver(Receiver):
+    """A receiver for an inbox that is not started: every sender is asked to try again, and the log says why."""
+
+    def begin(self, source: Source | None, arrival: Arrival) -> Receipt:
+        """Put off every arrival, genuine or not: nothing can be stored."""
+        return Receipt(self.put_off(source, NotStarted()), "error", [])
+
+    def greet(self, source: Source | None, arrival: Arrival) -> Reply:
+        """Put off handshakes, too: whoever registers an address should learn that nothing is taken there yet."""
+        return self.put_off(source, NotStarted())
+
+    def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
+        """Put off what would be rejected: there is no store to note it in."""
+        return self.put_off(source, NotStarted())
+
+
 STEP: Final = 0.02
 """Seconds between two looks. An answer is due one step before the budget ends, so that it is never late."""
 
 
 class AckDeadlines:
-    """Watches over the arrivals of one receiver, on one loop."""
+    """Deadlines of the answers that one receiver owes, on one loop."""
 
     def __init__(self) -> None:
-        self._lines: dict[float, deque[tuple[float, Pending]]] = {}
+        self._waiting: dict[float, deque[tuple[float, Pending]]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     def watch(self, pending: Pending, budget: float) -> None:
-        """Give up on this arrival when its budget is spent."""
+        """Give up on an arrival when its budget is spent."""
         loop = pending.future.get_loop()  # asking which one is running would cost a system call
-        line = self._lines.get(budget)
-        if line is None:
-            line = self._lines[budget] = deque()
-        line.append((loop.time() + budget - STEP, pending))
+        queue = self._waiting.get(budget)
+        if queue is None:
+            queue = self._waiting[budget] = deque()
+        queue.append((loop.time() + budget - STEP, pending))
         if self._timer is None:
             self._timer = loop.call_later(STEP, self._look, loop)
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         now = loop.time()
-        waiting = False
-        for line in self._lines.values():
-            while line and (line[0][1].future.done() or line[0][0] <= now):
-                _give_up(line.popleft()[1])
-            waiting = waiting or bool(line)
-        self._timer = loop.call_later(STEP, self._look, loop) if waiting else None
+        for queue in self._waiting.values():
+            while queue and (queue[0][1].future.done() or queue[0][0] <= now):
+                _give_up(queue.popleft()[1])
+        self._timer = loop.call_later(STEP, self._look, loop) if any(self._waiting.values()) else None
 
 
 def _give_up(pending: Pending) -> None:
-    """What the writer has not taken yet is withdrawn; what it has, the key will tell at the sender's next try."""
+    """Withdraw what the writer has not taken yet; what it has, the sender's next try finds by its key."""
     if not pending.future.done():
         pending.abandoned = True
         pending.future.set_exception(StoreUnavailable("The store did not answer within this source's budget."))
 
 
-KEEP: Final = 30 * 86400.0
+KEEP_EMITTED: Final = 30 * 86400.0
 """Seconds for which the key of an emitted event is remembered."""
 
 
 @dataclass(slots=True, frozen=True)
 class Draft:
-    """What a program wants to emit; its body is fixed when it says so."""
+    """An event that a program wants to emit, with its body as of that moment."""
 
     source: str
     type: str
@@ -105,18 +503,18 @@ class Draft:
     key: str | None
     subject: str | None
     hops: int = 0
-    """How many inboxes the event had come through whose handler emits this: a circle may lead through a handler."""
+    """Inboxes that the event had come through whose handler emits this: a circle may lead through a handler."""
     at: float = field(default_factory=clock.perf)
 
 
 def draft(source: str, type: str, payload: object, key: str | None, subject: str | None, hops: int = 0) -> Draft:
-    """Bytes are the body as they are, anything else becomes JSON."""
+    """Draft an event: bytes are its body as they are, anything else becomes JSON."""
     body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
     return Draft(source, type, body, key, subject, hops)
 
 
 class EmitterHost(Protocol):
-    """The inbox as its emitter sees it: asked at each emission, because its start builds some parts."""
+    """An inbox as its emitter sees it: asked at each emission, because its start builds some parts."""
 
     @property
     def observer(self) -> ArrivalObserver: ...
@@ -128,7 +526,7 @@ class EmitterHost(Protocol):
 
 
 class Emitter:
-    """The way in for events of the program's own. A source gets its number when it is first named."""
+    """Way in for events of the program's own. A source gets its id when it is first named."""
 
     def __init__(self, inbox: EmitterHost) -> None:
         self._inbox = inbox
@@ -191,7 +589,7 @@ class Emitter:
             bounded(draft.type, 200),
             None if key is None else bounded(key),
             None if key is None else key_hash(draft.source, (key,)),
-            KEEP,
+            KEEP_EMITTED,
             None if draft.subject is None else bounded(draft.subject),
             body,
             digest(body),
@@ -211,405 +609,3 @@ class Emitter:
         ids = [str(verdict.event_id)]
         seconds = clock.perf() - draft.at
         self._inbox.observer.arrival(draft.source, [verdict.outcome], seconds, len(draft.body), intake.items, ids)
-
-
-log = logging.getLogger("oncehook.receive")
-
-INDIRECT: Final = frozenset(
-    {
-        *(b"forwarded", b"via", b"x-real-ip", b"x-client-ip", b"true-client-ip", b"cf-connecting-ip"),  # a proxy's
-        *(b"origin", b"sec-fetch-site"),  # a browser's: any page may make it send
-    }
-)
-"""Headers that tell that a request does not come from the program at the other end. So does X-Forwarded-anything."""
-
-RETRY_AFTER: Final = (b"retry-after", b"5")
-JSON: Final = (b"content-type", b"application/json")
-
-
-Revive = Callable[[EventId], Awaitable[None]]
-"""Brings back what ended as a dead letter of this event, where its source asks for it."""
-
-
-class ArrivalObserver(Protocol):
-    """Observer of arrivals, for logs and metrics; `observe` has the real one."""
-
-    def arrival(
-        self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
-    ) -> None:
-        """An arrival was answered after its commit, or acknowledged without one (`ignored`, `handshake`).
-
-        A batch has one outcome for each of its parts: those of the items, in their order, then those ignored.
-        """
-
-    def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
-        """An arrival was turned away."""
-
-    def unavailable(self, source: str, error: StoreUnavailable) -> None:
-        """An arrival could not be stored, and its sender was asked to try again."""
-
-
-class Receipt(msgspec.Struct):
-    """The answer to one arrival, for a route of one's own: the reply, and what it says."""
-
-    reply: Reply
-    outcome: str
-    event_ids: list[str]
-
-
-class Begun(msgspec.Struct):
-    """An arrival that the store has been asked to keep."""
-
-    source: Source
-    arrival: Arrival
-    parts: int
-    items: Sequence[Item]
-    pending: Pending
-    started: float
-
-
-class Receiver:
-    """Takes arrivals for a set of sources into a store."""
-
-    def __init__(
-        self,
-        sources: Mapping[str, Source],
-        store: Store,
-        plan: Planner,
-        observer: ArrivalObserver,
-        revive: Revive | None = None,
-    ) -> None:
-        self.sources = sources
-        self._store = store
-        self._plan = plan
-        self._observer = observer
-        self._revive = revive
-        self._patience = AckDeadlines()
-
-    @property
-    def largest_body(self) -> int:
-        """Bytes of the largest body that any source takes."""
-        return max((source.max_body for source in self.sources.values()), default=DEFAULT_MAX_BODY)
-
-    async def receive(self, arrival: Arrival) -> Receipt:
-        """Take in one arrival for the source of its name."""
-        return await self.take(self.sources.get(arrival.source), arrival)
-
-    async def take(self, source: Source | None, arrival: Arrival) -> Receipt:
-        """Take in one arrival at a source's address; None: nobody lives there.
-
-        The address decides, not the name: a source with a path of its own is not found under its name (S8).
-        Never raises: whatever happens becomes the sender's answer.
-        """
-        begun = self.begin(source, arrival)
-        return begun if isinstance(begun, Receipt) else await self.complete(begun)
-
-    async def complete(self, begun: Begun) -> Receipt:
-        """Wait for the store's decision, do what follows from it, and return the answer."""
-        try:
-            verdicts = await begun.pending.future
-            if begun.source.revive_dead and self._revive is not None:
-                await self._bring_back(verdicts)
-        except asyncio.CancelledError:
-            begun.pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
-            raise
-        except Exception as error:
-            return self._failed(begun.source, begun.arrival, error)
-        return self.finish(begun)
-
-    def begin(self, source: Source | None, arrival: Arrival) -> Begun | Receipt:
-        """Everything up to the store: what was handed over to it, or the answer where that is known already."""
-        started = clock.perf()
-        try:
-            source = self._admit(source, arrival)
-            if source.handshake is not None and (reply := source.handshake(arrival, source)) is not None:
-                self._observer.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
-                return Receipt(reply, "handshake", [])
-            parts, items = self._items(source, arrival)
-            if not items:
-                outcomes = ("ignored",) * (parts or 1)
-                self._observer.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
-                return Receipt(_answer(source, arrival, {"status": "ignored"}), "ignored", [])
-            pending = self._hand_over(source, arrival, items, split=parts > 1)
-            return Begun(source, arrival, parts, items, pending, started)
-        except Exception as error:
-            return self._failed(source, arrival, error)
-
-    def finish(self, begun: Begun) -> Receipt:
-        """The answer, once the store has decided."""
-        try:
-            return self._acknowledge(begun, begun.pending.future.result())
-        except Exception as error:
-            return self._failed(begun.source, begun.arrival, error)
-
-    def _failed(self, source: Source | None, arrival: Arrival, error: Exception) -> Receipt:
-        if isinstance(error, Rejected):
-            return Receipt(self.turn_away(source, arrival, error), "rejected", [])
-        if isinstance(error, StoreUnavailable):
-            return Receipt(self.put_off(source, error), "error", [])
-        return Receipt(self._stumble(source, error), "error", [])
-
-    def greet(self, source: Source | None, arrival: Arrival) -> Reply:
-        """Answer anything but a POST: a provider's handshake, or the same refusal that a forged arrival gets."""
-        started = clock.perf()
-        try:
-            if source is None or source.handshake is None:
-                raise SignatureInvalid("unknown source" if source is None else "not a POST")
-            self._check_peer(source, arrival)
-            reply = source.handshake(arrival, source)
-            if reply is None:
-                raise SignatureInvalid("handshake")
-        except Rejected as error:
-            refusal = self.turn_away(source, arrival, error)
-            return Reply(403, refusal.body) if _ASKED_BY_META in arrival.query else refusal
-        except Exception as error:
-            return self._stumble(source, error)
-        self._observer.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
-        return reply
-
-    def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
-        """Note that an arrival is not taken, and say so."""
-        self._observer.rejected(arrival, source, error)
-        return Reply(error.status, _sentence(str(error), error.code))
-
-    def _stumble(self, source: Source | None, error: Exception) -> Reply:
-        # A fault of ours is never the sender's: it tries again, and we read the log.
-        name = _name(source)
-        ration.log(log, logging.ERROR, "receive.failed", {"source": name}, kind=name, exc_info=True)
-        return self.put_off(source, StoreUnavailable(str(error)))
-
-    def put_off(self, source: Source | None, error: StoreUnavailable) -> Reply:
-        """Note that an arrival cannot be taken now, and ask its sender to try again."""
-        self._observer.unavailable(_name(source), error)
-        return try_again(source, error.code)
-
-    def _admit(self, source: Source | None, arrival: Arrival) -> Source:
-        """Let only genuine arrivals pass. Nothing is parsed before this, and no key is touched (R8, S1)."""
-        hops = 0
-        for name, value in arrival.headers:
-            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
-                raise Encoded
-            if name == HOPS:
-                hops = max(hops, read_hops(value))
-        if source is None:
-            # Cost a stranger the same time as a wrong signature would (S8).
-            digest(arrival.body)
-            raise SignatureInvalid("unknown source")
-        self._check_peer(source, arrival)
-        source.verifier(arrival)
-        if hops > MOST_HOPS:  # only now: whoever cannot sign learns nothing about this source (S8)
-            raise TooManyHops
-        if len(arrival.body) > source.max_body:
-            raise TooLarge
-        return source
-
-    def _check_peer(self, source: Source, arrival: Arrival) -> None:
-        if source.loopback_only and not is_direct(arrival):
-            raise SignatureInvalid("not a direct request from this machine")
-        if arrival.peer and not source.allows(arrival.peer):
-            raise SignatureInvalid("address not allowed")
-
-    # -- from bytes to items -------------------------------------------------------------------
-
-    def _items(self, source: Source, arrival: Arrival) -> tuple[int, list[Item]]:
-        """How many parts the arrival has, and the events to be made of them: less where types are ignored."""
-        parts = None if source.split is None else _parts(source, arrival)
-        if parts is not None and len(parts) != 1:
-            made = [self._part(source, arrival, part, body) for part, body in parts]
-            return len(parts), [item for item in made if item is not None]
-        # A batch of one is its own envelope: it is read as the part it holds, and its bytes stay as they came.
-        if parts is not None and not isinstance(parts[0][0], Odd):
-            item = self._part(source, arrival, parts[0][0], arrival.body)
-        else:
-            reading = source.rules.read(arrival)
-            item = self._item(source, arrival, arrival.body, reading if parts is None else _odd(reading))
-        if item is not None and source.proof is not None:
-            item.proof = digest(b"proof", source.name.encode(), source.proof(arrival))
-            item.is_bound = source.own is not None and source.own.read(RuleContext(arrival, arrival.body)) is not None
-        return 1, [] if item is None else [item]
-
-    def _part(self, source: Source, arrival: Arrival, part: Any, body: bytes) -> Item | None:
-        data = part.part if isinstance(part, Odd) else part
-        reading = source.rules.read_data(arrival, data, body)
-        return self._item(source, arrival, body, _odd(reading) if isinstance(part, Odd) else reading, data)
-
-    def _item(
-        self, source: Source, arrival: Arrival, body: bytes, reading: Reading, data: Any = payload.MISSING
-    ) -> Item | None:
-        """One event to be, or None when its type is ignored."""
-        mask = source.body_masking
-        kind = mask.text(reading.type or "event")
-        if source.ignored is not None and source.ignored.match(kind):
-            return None
-        if source.redaction is not None:
-            body, data = source.redaction(body, data), payload.MISSING
-        if (masked := mask(body)) is not body:
-            body, data = masked, payload.MISSING
-        marks = Mark.unparsed if reading.unparsed else Mark.none
-        body_hash = source.body_hash(body, data)
-        parts, keep = reading.key, source.keep
-        if parts is None:
-            if source.on_missing_key == "reject":
-                raise KeyRequired
-            if source.on_missing_key == "body_hash":
-                parts, keep = ("body_hash", body_hash.hex()), source.missing_keep
-            else:
-                marks |= Mark.unkeyed
-        item = Item(
-            new_id(),
-            kind,
-            None if parts is None else bounded(key_text(list(map(mask.text, parts)))),
-            None if parts is None else key_hash(source.name, parts),
-            keep,
-            mask.text(reading.subject),
-            body,
-            body_hash,
-            reading.event_at,
-            reading.rank,
-            mask.text(reading.rank_scope),
-            marks,
-        )
-        item.deliveries = self._plan(arrival, item)
-        return item
-
-    # -- to the store and back -----------------------------------------------------------------
-
-    def _hand_over(self, source: Source, arrival: Arrival, items: Sequence[Item], *, split: bool) -> Pending:
-        raw = arrival.body if split else None
-        if raw is not None:
-            raw = source.body_masking(raw if source.redaction is None else source.redaction(raw, payload.MISSING))
-        head = source.masking(pack_head(arrival, source.masked, source.scheme.masked_query))
-        arrival_id = new_id() if split else items[0].event_id
-        pending = self._store.record(Intake(arrival_id, source.id, head, items, raw))
-        self._patience.watch(pending, source.budget)
-        return pending
-
-    async def _bring_back(self, verdicts: Sequence[Verdict]) -> None:
-        """Before the answer: a sender that is told "duplicate" may never come again."""
-        assert self._revive is not None
-        for verdict in verdicts:
-            if verdict.outcome is Outcome.duplicate:
-                await self._revive(verdict.event_id)
-
-    def _acknowledge(self, begun: Begun, verdicts: Sequence[Verdict]) -> Receipt:
-        source, parts, items = begun.source, begun.parts, begun.items
-        ids = [str(verdict.event_id) for verdict in verdicts]
-        outcomes: list[str] = [verdict.outcome for verdict in verdicts]
-        if parts == 1:
-            outcome = verdicts[0].outcome
-            if outcome is Outcome.accepted:
-                answer: dict[str, object] = {"status": outcome, "event_id": ids[0]}
-            else:
-                answer = {"status": outcome, "skipped": True, "event_id": ids[0]}
-        else:
-            outcome, answer = _sum_up(outcomes, ids)
-            outcomes += ["ignored"] * (parts - len(verdicts))
-        took = clock.perf() - begun.started
-        self._observer.arrival(source.name, outcomes, took, len(begun.arrival.body), items, ids)
-        if source.reject_conflicts and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
-            error = KeyConflict()
-            return Receipt(Reply(error.status, _sentence(str(error), error.code)), outcome, ids)
-        return Receipt(_answer(source, begun.arrival, answer), outcome, ids)
-
-
-class ClosedReceiver(Receiver):
-    """The front door of an inbox that is not started: every sender is asked to try again, and the log says why."""
-
-    def begin(self, source: Source | None, arrival: Arrival) -> Receipt:
-        """Put every arrival off, genuine or not: nothing can be stored."""
-        return Receipt(self.put_off(source, NotStarted()), "error", [])
-
-    def greet(self, source: Source | None, arrival: Arrival) -> Reply:
-        """Put handshakes off, too: whoever registers an address should learn that nothing is taken there yet."""
-        return self.put_off(source, NotStarted())
-
-    def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
-        """Put off what would be rejected: there is no store to note it in."""
-        return self.put_off(source, NotStarted())
-
-
-_ASKED_BY_META: Final = b"hub.verify_token"
-"""In the query of a handshake whose sender expects 403 where the token is wrong. Whether there is such a source, the
-answer must not tell (S8)."""
-
-MOST_PARTS: Final = 10_000
-MOST_PART_BYTES: Final = 32 << 20
-"""A batch that would become more than this is kept whole: each part repeats its envelope, so a small body could grow
-without bound."""
-
-
-def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
-    """The parts of a batch and the bytes of each, or None when it cannot be told apart: then it is kept whole.
-
-    A shape that the splitter did not expect must not lose a verified event (S11).
-    """
-    assert source.split is not None
-    parts: list[tuple[Any, bytes]] = []
-    # Not under the key of its first item: where that one is known already, all the others would be its conflict.
-    whole = [(Odd(None), arrival.body)]
-    size = 0
-    try:
-        for part in source.split(payload.parse(arrival.body), arrival):
-            parts.append((part, msgspec.json.encode(part.part if isinstance(part, Odd) else part)))
-            size += len(parts[-1][1])
-            if size > MOST_PART_BYTES or len(parts) > MOST_PARTS:
-                fields = {"source": source.name, "size": len(arrival.body)}
-                ration.log(log, logging.WARNING, "split.too_large", fields, kind=source.name)
-                return whole
-    except payload.Unreadable:
-        return None
-    except Exception:
-        fields = {"source": source.name}
-        ration.log(log, logging.ERROR, "split.failed", fields, kind=source.name, exc_info=True)
-        return whole
-    return parts
-
-
-def _odd(reading: Reading) -> Reading:
-    """What is read from a part of the wrong shape: whatever stands where the key should be is not believed."""
-    return msgspec.structs.replace(reading, key=None, unparsed=True)
-
-
-def is_direct(arrival: Arrival) -> bool:
-    """Whether an arrival comes straight from this machine, and not through a tunnel that ends on it."""
-    if not arrival.peer:
-        return True  # handed over by a program of ours
-    try:
-        if not ip_address(arrival.peer).is_loopback:
-            return False
-    except ValueError:
-        return False
-    return not any(name in INDIRECT or name.startswith(b"x-forwarded-") for name, _ in arrival.headers)
-
-
-def try_again(source: Source | None, code: str = StoreUnavailable.code) -> Reply:
-    """The answer to what cannot be stored now: only the code, for a sentence may name files and hosts of ours."""
-    status = 503 if source is None else source.unavailable
-    return Reply(status, _sentence("Cannot store this now; try again.", code), (JSON, RETRY_AFTER))
-
-
-def _sum_up(outcomes: Sequence[str], ids: list[str]) -> tuple[Outcome, dict[str, object]]:
-    """The answer to a batch: it counts as accepted when anything in it was new."""
-    outcome = Outcome.accepted if Outcome.accepted in outcomes else Outcome.duplicate
-    return outcome, {
-        "status": outcome,
-        "accepted": outcomes.count(Outcome.accepted),
-        "duplicates": outcomes.count(Outcome.duplicate),
-        "conflicts": outcomes.count(Outcome.conflict),
-        "event_ids": ids,
-    }
-
-
-def _name(source: Source | None) -> str:
-    # An unknown source's name is a stranger's text, and this one becomes a label.
-    return "unknown" if source is None else source.name
-
-
-def _sentence(text: str, code: str) -> bytes:
-    return msgspec.json.encode({"error": text, "code": code})
-
-
-def _answer(source: Source, arrival: Arrival, body: Mapping[str, object]) -> Reply:
-    if source.answer is None:
-        return Reply(source.accepted, msgspec.json.encode(body))
-    return source.answer if isinstance(source.answer, Reply) else source.answer(arrival)

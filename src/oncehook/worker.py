@@ -99,7 +99,7 @@ class AttemptObserver(Protocol):
 
 
 class Worker:
-    """Works for some destinations until it is stopped. Lives on one event loop."""
+    """A worker for some destinations, on one event loop."""
 
     def __init__(
         self,
@@ -568,7 +568,7 @@ def _settle_unattempted(lease: Lease) -> Settlement | None:
 
 
 class DestinationSlots:
-    """The slots of one destination in this worker: how many attempts are under way, and how many may begin."""
+    """Slots of one destination in this worker: how many attempts are under way, and how many may begin."""
 
     __slots__ = ("_allowance", "_at", "asked", "busy", "destination")
 
@@ -648,7 +648,7 @@ class HeldLease:
 
 
 class Heartbeat:
-    """Keeps leases alive until they are let go. `lost` is called on threads of the heartbeat's own."""
+    """Renewal of leases until they are let go. `lost` is called on threads of the heartbeat's own."""
 
     def __init__(
         self, store: Store, lost: Callable[[Lease], None], shortest: float, beats: int = TIMEOUTS.beats

@@ -171,7 +171,7 @@ async def test_a_replay_of_a_subject_does_not_name_it(ground: Ground, store: Sto
     """A line cannot be changed when the subject is erased, so it holds a hash from the beginning."""
     await dead_letters(store, "cus_42")
     admin = AdminOnly(store).admin
-    await admin.start_replay(admin.wish("subject:cus_42 status:dead"), actor="ann")
+    await admin.start_replay(admin.build_request("subject:cus_42 status:dead"), actor="ann")
     [line] = [line for line in await store.audit_log() if line.act == "replay"]
     assert "cus_42" not in str(line)
     assert f"#{subject_hash('cus_42')}" in str(line.detail["query"])
