@@ -140,7 +140,7 @@ async def one_group(inbox: Inbox, requests: Requests) -> Layers:
     read, items = timed(lambda: [receiver._items(source, arrival)[1] for arrival in arrivals])
     pairs = list(zip(arrivals, items, strict=True))
     plan, _ = timed(lambda: [receiver._plan(arrival, item[0]) for arrival, item in pairs])
-    hand_over, waiting = timed(lambda: [receiver._hand_over(source, a, item, split=False) for a, item in pairs])
+    hand_over, waiting = timed(lambda: [receiver._record(source, a, item, split=False) for a, item in pairs])
     began, cpu = time.perf_counter(), time.process_time()
     await asyncio.gather(*[pending.future for pending in waiting])
     wall = (time.perf_counter() - began) * 1e6 / GROUP

@@ -45,8 +45,13 @@ HANDED_OUT: Final = {"Event", "Receipt"}
 OUR_OWN: Final = re.compile(r" \((?:[RS]\d+(?:[-, ]+[RS]?\d+)*|DESIGN\.md [\d.]+)\)")
 """Pointers of the source text that mean nothing to a reader of these pages."""
 
-OTHER_HALF: Final = {"Inbox": ("oncehook.inbox", "Layout")}
-"""A base class that programs know only as a part of the public one: its members are told there, first."""
+FOR_ITS_PARTS: Final = {
+    "Inbox": {
+        *("draining", "free_disk", "left_behind", "move_store", "nudge", "plan_deliveries", "store"),
+        *("takes_settings", "worker", "write_counts"),
+    }
+}
+"""Members that other parts of oncehook ask for, and programs do not."""
 
 MADE_LATER: Final = {
     "oncehook.contrib.django.inbox": "The project's `Inbox`, made from `settings.ONCEHOOK` when it is first asked for.",
@@ -132,25 +137,20 @@ def _described(module: str, name: str) -> Iterator[str]:
 
 
 def _class(node: ast.ClassDef) -> Iterator[str]:
-    half = OTHER_HALF.get(node.name, ("", ""))[1]
-    bases = ", ".join(ast.unparse(base) for base in node.bases if ast.unparse(base) != half)
+    bases = ", ".join(map(ast.unparse, node.bases))
     made = [f"class {node.name}({bases})" if bases else f"class {node.name}"]
     if node.name not in HANDED_OUT:
         made += [_signature(item) for item in node.body if isinstance(item, Definition) and item.name == "__init__"]
     yield _code("\n".join(made))
     yield _prose(node)
-    rows = [*_fields(node), *_other_half(node), *_members(node)]
+    hidden = FOR_ITS_PARTS.get(node.name, set())
+    rows = [
+        row
+        for row in (*_fields(node), *_members(node))
+        if re.split(r"\W", row[0].removeprefix("async def "))[0] not in hidden
+    ]
     if rows:
         yield "\n".join(f"- `{shown}`{said and ': '}{said}" for shown, said in rows)
-
-
-def _other_half(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    if node.name in OTHER_HALF:
-        half = definition(*OTHER_HALF[node.name])
-        assert isinstance(half, ast.ClassDef)
-        own = {item.name for item in node.body if isinstance(item, Definition)}
-        half.body = [item for item in half.body if not (isinstance(item, Definition) and item.name in own)]
-        yield from _members(half)
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
@@ -397,7 +397,7 @@ def metric_families() -> list[Any]:
     """What an inbox shows at `/metrics`, without values."""
     from oncehook.observe import Observer
 
-    return list(Observer("sqlite")._panel.collect())
+    return list(Observer("sqlite").registry.collect())
 
 
 def exposed_name(family: Any) -> str:

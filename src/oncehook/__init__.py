@@ -56,7 +56,7 @@ __all__ = [
     "once",
 ]
 
-logs.tell_details()  # here, because every part of us may log, and some are used alone
+logs.show_details()  # here, because every part of us may log, and some are used alone
 
 
 def __getattr__(name: str) -> Any:

@@ -1,25 +1,27 @@
-"""The desk: everything people and programs ask and do. API, command line and dashboard stand in front of it.
+"""Every question and act of people and programs, for API, command line and dashboard alike.
 
-Queries, ids and tokens come in; values of `deliveries` and `shown` go out. Faces never touch the store, so they show
-the same numbers; which role an act needs they decide before they ask. Every act carries its actor, and the store audits
-it. Faces ask at the desk that `seen_by` gives for whoever asks: it knows only that viewer's sources (S32), hides
+Queries, ids and tokens come in; values of `model`, `replay` and `reports` go out. Faces never touch the store, so they
+show the same numbers; which role an act needs they decide before they ask. Every act carries its actor, and the store
+audits it. Faces ask the `Admin` that `seen_by` returns for a viewer: it knows only that viewer's sources (S32), hides
 payloads from who may not see them (S33), and notes who has seen one (S34).
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import datetime, timedelta
 from difflib import get_close_matches
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
-from oncehook import __version__, clock, query, reports, upkeep
+from oncehook import __version__, clock, query, reports, samples, upkeep
 from oncehook.destinations.base import Destination
+from oncehook.destinations.http import HttpDestination
 from oncehook.errors import (
     BadRequest,
     Forbidden,
@@ -29,8 +31,10 @@ from oncehook.errors import (
     PayloadsHidden,
     ReplayTooSoon,
     StoreError,
+    TestedTooSoon,
     Undecryptable,
 )
+from oncehook.ingest import Receiver
 from oncehook.logs import ration
 from oncehook.model import (
     ERASED,
@@ -42,6 +46,8 @@ from oncehook.model import (
     Cause,
     DeliveryId,
     DeliveryStatus,
+    EraseOrder,
+    Erasure,
     EventDetails,
     EventId,
     Figures,
@@ -64,6 +70,7 @@ from oncehook.model import (
     StoredWorker,
     key_hash,
     new_id,
+    subject_hash,
 )
 from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, ended, some_id, some_ids
 from oncehook.reports import (
@@ -82,131 +89,137 @@ from oncehook.reports import (
 )
 from oncehook.retry import Policy
 from oncehook.routes import Route
-from oncehook.samples import TakeIn, Trials, nobody_home
+from oncehook.rules import bounded
+from oncehook.samples import Sampled, Tested
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS, Store
-from oncehook.upkeep import Erasing, Limits, Watermark
+from oncehook.upkeep import Limits, Watermark
 
 log = logging.getLogger("oncehook.audit")
 
-FIRST: Final = 20
-"""Lines of one actor and act that a minute gets one by one; then one each time their number has doubled."""
+NOTED_EACH: Final = 20
+"""Entries of one actor and act that a minute gets one by one; then one each time their number has doubled."""
 SAME_VIEW: Final = 3600.0
-"""Seconds for which looking at the same payload again is no new line: a page that is open is asked for again."""
-VIEWS: Final = 10_000
+"""Seconds for which looking at the same payload again makes no new entry: a page that is open is asked for again."""
+MOST_VIEWS: Final = 10_000
 LONGEST_TARGET: Final = 300
+LONGEST_REASON: Final = 1000
+LONGEST_SUBJECT: Final = 10_000
+ERASED_AT_ONCE: Final = 100
+DAY: Final = timedelta(hours=24)
+ENDED: Final = (DeliveryStatus.dead, DeliveryStatus.discarded, DeliveryStatus.done)
+
+
+class AdminHost(Protocol):
+    """An inbox as `Admin` sees it: asked at each call, because its start builds some parts."""
+
+    sources: dict[str, Source]
+    destinations: dict[str, Destination]
+    routes: list[Route]
+    limits: Limits
+
+    @property
+    def store(self) -> Store: ...
+
+    @property
+    def receiver(self) -> Receiver: ...
+
+    def free_disk(self) -> float | None: ...
+
+    def nudge(self) -> None: ...
+
+    async def write_counts(self) -> None: ...
 
 
 class AuditNotes:
-    """Writes such lines, for all faces of one process."""
+    """Audit entries of one process about payloads that were shown and requests that were refused."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
+    def __init__(self) -> None:
         self._minute = 0
         self._counts: Counter[tuple[str, str]] = Counter()
         self._views: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    async def view(self, actor: str, target: str) -> None:
+    async def note_view(self, store: Store, actor: str, target: str) -> None:
         """Note that somebody was shown a payload."""
         now, seen = clock.steady(), self._views.get((actor, target))
         if seen is not None and now - seen < SAME_VIEW:
             return
         self._views[actor, target] = now
         self._views.move_to_end((actor, target))
-        while len(self._views) > VIEWS:
+        while len(self._views) > MOST_VIEWS:
             self._views.popitem(last=False)
-        await self._note(actor, "view", target, {})
+        await self._note(store, actor, "view", target, {})
 
-    async def refused(self, actor: str, target: str, code: str) -> None:
+    async def note_refused(self, store: Store, actor: str, target: str, code: str) -> None:
         """Note that somebody asked for what was refused."""
-        await self._note(actor, "refused", target[:LONGEST_TARGET], {"code": code})
+        await self._note(store, actor, "refused", target[:LONGEST_TARGET], {"code": code})
 
-    async def _note(self, actor: str, act: str, target: str, detail: dict[str, object]) -> None:
+    async def _note(self, store: Store, actor: str, act: str, target: str, detail: dict[str, object]) -> None:
         minute = int(clock.steady() // 60)
         if minute != self._minute:
             self._minute, self._counts = minute, Counter()
         self._counts[actor, act] += 1
         count = self._counts[actor, act]
-        if count > FIRST:
-            times, rest = divmod(count, FIRST)
+        if count > NOTED_EACH:
+            times, rest = divmod(count, NOTED_EACH)
             if rest or times & (times - 1):
                 return
             detail |= {"so_far_this_minute": count}
         try:
-            await self._store.audit(actor, act, target, detail)
+            await store.audit(actor, act, target, detail)
         except StoreError as error:
             # A full disk must not hide what is on it, and who only reads the file cannot write to it.
             fields = {"actor": actor, "act": act, "target": target, "error": str(error)}
             ration.log(log, logging.WARNING, "audit.not_written", fields, kind=act)
 
 
-Now = Callable[[], datetime]
-FreeDisk = Callable[[], float | None]
-"""The free part of the disk the store is on, from 0 to 1; None: it cannot be told."""
-
-DAY: Final = timedelta(hours=24)
-LONGEST_REASON: Final = 1000
-ENDED: Final = (DeliveryStatus.dead, DeliveryStatus.discarded, DeliveryStatus.done)
-
-
-async def _nothing_to_write() -> None:
-    """All counts are in the store."""
-
-
 class Admin:
-    """Answers every question and does every act, for all faces alike."""
+    """Every question and act, within what one viewer may see."""
 
-    def __init__(
-        self,
-        store: Store,
-        *,
-        sources: Mapping[str, Source],
-        destinations: Mapping[str, Destination],
-        routes: Sequence[Route] = (),
-        limits: Limits = Limits(),  # noqa: B008 - immutable
-        free_disk: FreeDisk = lambda: None,
-        nudge: Callable[[], object] = lambda: None,
-        take_in: TakeIn = nobody_home,
-        write_counts: Callable[[], Awaitable[None]] = _nothing_to_write,
-        now: Now = clock.now_utc,
-    ) -> None:
-        """`nudge` is called when a bulk replay was made or goes on, so that somebody feeds it now; `take_in` is the way
-        in, for samples; `write_counts` stores what this process has counted and not written down yet."""
-        self._store = store
-        self._sources = sources
-        self._destinations = destinations
-        self._routes = routes
-        self.limits = limits
-        self._free_disk = free_disk
-        self._nudge = nudge
-        self._write_counts = write_counts
-        self._now = now
-        self.erasing = Erasing(store, sources)
-        """Erasing a subject, for all faces."""
-        self.trials = Trials(store, sources, destinations, take_in)
-        """Testing a destination, sending a sample."""
-        self._notes = AuditNotes(store)
+    def __init__(self, inbox: AdminHost) -> None:
+        self._inbox = inbox
+        self._notes = AuditNotes()
+        self._tested: dict[str, float] = {}
+        self._signs: dict[str, bool] = {}
         self._viewer: str | None = None
         self.scope: frozenset[str] | None = None
         """The sources that this viewer sees and acts on; None: all."""
         self.sees_payloads = True
         """Whether this viewer sees bodies, header values, previews and answers."""
-        self._whole = self
-        """The desk without limits: a visible delivery may go to a destination that no visible route names."""
+        self.erased_at_most = 2000
+        """Events that one request erases at most; whoever wants more asks again."""
+        self.test_pause = 10.0
+        """Seconds between two tests of one destination."""
+
+    @property
+    def _store(self) -> Store:
+        return self._inbox.store
+
+    @property
+    def _sources(self) -> Mapping[str, Source]:
+        known = self._inbox.sources
+        return known if self.scope is None else {name: one for name, one in known.items() if name in self.scope}
+
+    @property
+    def _routes(self) -> Sequence[Route]:
+        known = self._inbox.routes
+        return known if self.scope is None else [route for route in known if route.source in self.scope]
+
+    @property
+    def _destinations(self) -> Mapping[str, Destination]:
+        """Destinations that a visible route names; a visible delivery may go to another one of the inbox."""
+        known = self._inbox.destinations
+        if self.scope is None:
+            return known
+        reached = {route.destination for route in self._routes}
+        return {name: one for name, one in known.items() if name in reached}
 
     # -- who looks -----------------------------------------------------------------------------
 
     def seen_by(self, viewer: str, scope: frozenset[str] | None = None, *, payloads: bool = True) -> Admin:
-        """Return the desk as somebody sees it: with these sources only, and perhaps without payloads."""
+        """Return what a viewer may ask and do: with these sources only, and perhaps without payloads."""
         seen = copy(self)
         seen._viewer, seen.scope, seen.sees_payloads = viewer, scope, payloads
-        if scope is not None:
-            seen._sources = {name: source for name, source in self._sources.items() if name in scope}
-            seen._routes = [route for route in self._routes if route.source in scope]
-            reached = {route.destination for route in seen._routes}
-            seen._destinations = {name: one for name, one in self._destinations.items() if name in reached}
-            seen.erasing = Erasing(self._store, seen._sources, is_limited=True)
-            seen.trials = self.trials.within(seen._sources, seen._destinations)
         return seen
 
     def _sees(self, source: str) -> bool:
@@ -231,17 +244,17 @@ class Admin:
 
     async def _note_view(self, event_id: EventId) -> None:
         if self._viewer is not None and self.sees_payloads:
-            await self._notes.view(self._viewer, str(event_id))
+            await self._notes.note_view(self._store, self._viewer, str(event_id))
 
     async def note_refused(self, target: str, code: str) -> None:
-        """Write down that something was refused to whoever looks here."""
+        """Note that something was refused to this viewer."""
         if self._viewer is not None:
-            await self._notes.refused(self._viewer, target, code)
+            await self._notes.note_refused(self._store, self._viewer, target, code)
 
     def check_own(self, destination: str) -> None:
         """Raise Forbidden for a destination that also gets events of sources that this viewer does not see."""
         self._destination(destination)
-        if any(r.destination == destination and not self._sees(r.source) for r in self._whole._routes):
+        if any(r.destination == destination and not self._sees(r.source) for r in self._inbox.routes):
             raise Forbidden(
                 f"{destination} also gets events of sources that are not yours.",
                 hint="Ask somebody who sees all of its sources.",
@@ -250,21 +263,20 @@ class Admin:
     # -- queries -------------------------------------------------------------------------------
 
     def read(self, text: str) -> Filter:
-        """The filter that a query means now."""
-        return query.parse(text, self._now())
+        """Return the filter that a query means now."""
+        return query.parse(text, clock.now_utc())
 
     def moment(self, text: str) -> datetime:
-        """The moment that `2h` or an ISO time means now."""
-        return query.moment(text, self._now())
+        """Return the moment that `2h` or an ISO time means now."""
+        return query.moment(text, clock.now_utc())
 
     # -- events --------------------------------------------------------------------------------
 
     async def events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
-        """Events that match, newest first."""
+        """Return events that match, newest first."""
         return await self._store.find_events(self._within(filter), before=before, limit=limit)
 
     async def event(self, event_id: EventId) -> ShownEvent:
-        """One event with its deliveries."""
         event = await self._event(event_id)
         deliveries = await self._store.find_deliveries(Filter(event_id=event_id), limit=1000)
         request, source = (
@@ -285,14 +297,14 @@ class Admin:
         )
 
     async def body(self, event_id: EventId) -> bytes:
-        """The bytes as they are kept."""
+        """Return the body of an event as it is kept."""
         event = await self._event(event_id)
         self._check_payloads()
         await self._note_view(event_id)
         return event.body
 
     async def arrivals(self, event_id: EventId) -> list[ShownArrival]:
-        """Every time it came that is still known, oldest first: the first one is the event itself."""
+        """Return every arrival of an event that is still known, oldest first: the first one is the event itself."""
         event = await self._event(event_id)
         request = self._shown(await self._head(event.request_head, event.batch_id))
         first = ShownArrival(event.batch_id or ArrivalId(event.id), Outcome.accepted, event.received_at, request, False)
@@ -324,37 +336,36 @@ class Admin:
     # -- deliveries ----------------------------------------------------------------------------
 
     async def deliveries(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[StoredDelivery]:
-        """Deliveries that match, newest first."""
+        """Return deliveries that match, newest first."""
         return await self._store.find_deliveries(self._within(filter), before=before, limit=limit)
 
     async def delivery(self, delivery_id: DeliveryId) -> StoredDelivery:
-        """One delivery."""
         delivery = await self._store.get_delivery(delivery_id)
         if delivery is None or not self._sees(delivery.source):
             raise NotFound("There is no such delivery, or no longer.")
         return delivery
 
     async def attempts(self, delivery_id: DeliveryId) -> list[StoredAttempt]:
-        """Every attempt of a delivery, oldest first."""
+        """Return the attempts of a delivery, oldest first."""
         await self.delivery(delivery_id)
         attempts = await self._store.attempts_of(delivery_id)
         return attempts if self.sees_payloads else [one.without_answer() for one in attempts]
 
     async def neighbours(self, delivery_id: DeliveryId) -> list[StoredDelivery]:
-        """Deliveries of the same subject around this one, in order."""
+        """Return deliveries of the same subject around this one, in order."""
         await self.delivery(delivery_id)
         return await self._store.subject_of(delivery_id)
 
     async def previews(self, deliveries: Iterable[StoredDelivery]) -> dict[bytes, Preview]:
-        """Return, by delivery, who would get it and what it says: the message that a sender would send, or what a
-        person wrote in what came in. Nothing where no text is found."""
+        """Return by delivery who would get it and what it says, where a text is found: the message that a sender would
+        send, or what a person wrote in what came in."""
         found: dict[bytes, Preview] = {}
         if not self.sees_payloads:
             return found
         events: dict[bytes, StoredEvent | None] = {}
         for delivery in deliveries:
             source = self._sources.get(delivery.source)
-            destination = self._whole._destinations.get(delivery.destination)
+            destination = self._inbox.destinations.get(delivery.destination)
             read_message = getattr(destination, "preview", None)
             if read_message is None and (source is None or source.preview is None):
                 continue
@@ -378,8 +389,8 @@ class Admin:
     async def replayable(self, deliveries: Iterable[StoredDelivery]) -> set[bytes]:
         """Return those that a replay would run again now: ended, not erased, not replayed within the last minute, and
         for a destination that is configured here or has a worker."""
-        known = {*self._whole._destinations, *await self._elsewhere()}
-        rested = self._now() - timedelta(seconds=REPLAY_PAUSE)
+        known = {*self._inbox.destinations, *await self._elsewhere()}
+        rested = clock.now_utc() - timedelta(seconds=REPLAY_PAUSE)
         return {
             one.id
             for one in deliveries
@@ -390,11 +401,11 @@ class Admin:
         }
 
     async def _elsewhere(self) -> set[str]:
-        """The destinations that workers have, of whichever process."""
+        """Return the destinations that workers have, of whichever process."""
         return {name for worker in await self._store.workers() for name in worker.destinations}
 
     async def causes(self, destination: str | None = None) -> list[Cause]:
-        """Dead letters by destination and cause."""
+        """Return dead letters by destination and cause."""
         return await self._store.causes(destination, None if self.scope is None else sorted(self.scope))
 
     async def retry(self, delivery_id: DeliveryId, *, actor: str) -> StoredDelivery:
@@ -423,13 +434,12 @@ class Admin:
         return await self._store.discard(self._within(filter), actor, reason, seen)
 
     async def discard_planned(self, token: str, *, actor: str, reason: str) -> int:
-        """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where that cannot
-        be told.
-        """
-        wish, seen = self.planned(token)
-        if wish.filter.status is not DeliveryStatus.dead:
+        """Close the dead letters that a plan has shown, and none that died since. Raises PlanChanged where they are not
+        the same any more."""
+        request, seen = self.read_plan(token)
+        if request.filter.status is not DeliveryStatus.dead:
             raise BadRequest("Only dead letters can be discarded.", hint="The query must say status:dead.")
-        return await self.discard_matching(wish.filter, actor=actor, reason=reason, seen=seen)
+        return await self.discard_matching(request.filter, actor=actor, reason=reason, seen=seen)
 
     # -- replays -------------------------------------------------------------------------------
 
@@ -445,8 +455,8 @@ class Admin:
     ) -> StoredReplay:
         """Deliver one again, at once. Raises NotFound, NotReplayable or ReplayTooSoon."""
         await self._check_seen(delivery_id)
-        wish = ReplayRequest(Filter(ids=(delivery_id,)), force, fresh_id)
-        return await self._make(wish, actor, reason, request_key, bulk=False)
+        request = ReplayRequest(Filter(ids=(delivery_id,)), force, fresh_id)
+        return await self._make(request, actor, reason, request_key, bulk=False)
 
     async def _check_seen(self, delivery_id: DeliveryId) -> None:
         """Raise NotFound for a delivery that this viewer does not see; who sees all waits for no question more."""
@@ -460,7 +470,7 @@ class Admin:
             with suppress(NotReplayable, ReplayTooSoon):
                 await self.replay_one(delivery.id, actor=actor, reason=reason)
 
-    def wish(
+    def build_request(
         self,
         text: str = "",
         *,
@@ -471,7 +481,7 @@ class Admin:
         fresh_id: bool = False,
         rate: float | None = None,
     ) -> ReplayRequest:
-        """What a person asks to have replayed, with its times fixed: a query, some deliveries by id, or both."""
+        """Build the request for a replay, with its times fixed: of a query, some deliveries by id, or both."""
         meant = self.read(text)
         if ids is not None:
             meant = replace(meant, ids=some_ids(ids, meant))
@@ -484,10 +494,10 @@ class Admin:
             at = self.moment(until)
             meant = replace(meant, until=at if meant.until is None else min(at, meant.until))
         _check_meant(meant)
-        return ReplayRequest(ended(meant, self._now()), force, fresh_id, rate)
+        return ReplayRequest(ended(meant, clock.now_utc()), force, fresh_id, rate)
 
-    async def named(self, texts: Sequence[str]) -> list[DeliveryId]:
-        """The deliveries that ids of deliveries and events stand for. Raises NotFound for an event that has none."""
+    async def find_named(self, texts: Sequence[str]) -> list[DeliveryId]:
+        """Return the deliveries that ids of deliveries and events name. Raises NotFound for an event that has none."""
         found: list[DeliveryId] = []
         for text in texts:
             if text.startswith(EventId.prefix):
@@ -499,33 +509,33 @@ class Admin:
                 found.append(some_id(DeliveryId, text))
         return found
 
-    async def plan(self, wish: ReplayRequest) -> Plan:
-        """What a replay would do. Nothing happens."""
-        planned = await self._store.plan_replay(self._within(wish.filter), force=wish.force)
+    async def plan(self, request: ReplayRequest) -> Plan:
+        """Plan a replay, and change nothing."""
+        planned = await self._store.plan_replay(self._within(request.filter), force=request.force)
         levels, previews = await self._store.levels(), await self.previews(planned.sample)
-        return build_plan(wish, planned, self._whole._destinations, levels, previews, await self._elsewhere())
+        return build_plan(request, planned, self._inbox.destinations, levels, previews, await self._elsewhere())
 
     async def start_replay(
         self,
-        wish: ReplayRequest,
+        request: ReplayRequest,
         *,
         actor: str,
         reason: str = "",
         request_key: str | None = None,
         expected: int | None = None,
     ) -> StoredReplay:
-        """Have them delivered again, behind live traffic. Raises PlanChanged when there are not as many as expected."""
+        """Deliver again, behind live traffic. Raises PlanChanged when there are not as many as expected."""
         if expected == 0:
             raise NotReplayable(NOTHING_TO_REPLAY, hint=NOTHING_TO_REPLAY_HINT)
-        return await self._make(wish, actor, reason, request_key, expected=expected)
+        return await self._make(request, actor, reason, request_key, expected=expected)
 
-    def planned(self, token: str) -> tuple[ReplayRequest, PlanSnapshot]:
-        """The wish that a plan was made for, and how many it has shown when."""
-        return decode_token(token, self._now())
+    def read_plan(self, token: str) -> tuple[ReplayRequest, PlanSnapshot]:
+        """Return the request that a plan was made for, and how many it has shown when."""
+        return decode_token(token, clock.now_utc())
 
     async def _make(
         self,
-        wish: ReplayRequest,
+        request: ReplayRequest,
         actor: str,
         reason: str,
         request_key: str | None,
@@ -534,71 +544,71 @@ class Admin:
         bulk: bool = True,
     ) -> StoredReplay:
         _check_reason(reason)
-        more = {"to": await self._goes_to(wish), **self._comes_from(wish)}
+        more = {"to": await self._goes_to(request), **self._comes_from(request)}
         order = ReplayCommand(
-            filter=self._within(wish.filter),
+            filter=self._within(request.filter),
             actor=actor,
             reason=reason,
-            force=wish.force,
-            fresh_id=wish.fresh_id,
-            rate=wish.rate,
+            force=request.force,
+            fresh_id=request.fresh_id,
+            rate=request.rate,
             bulk=bulk,
             request_key=request_key,
             expected=expected,
-            about={**wish.about(), **more},
-            noted={**wish.without_subject().about(), **more},
+            about={**request.about(), **more},
+            noted={**request.without_subject().about(), **more},
         )
         made = await self._store.make_replay(ReplayId(new_id()), order)
         if bulk:
-            self._nudge()
+            self._inbox.nudge()
         return made
 
-    def _comes_from(self, wish: ReplayRequest) -> dict[str, object]:
-        """The sources that it cannot reach beyond, so that viewers of these may see it."""
-        if wish.filter.source is not None:
-            return {"sources": [wish.filter.source]}
+    def _comes_from(self, request: ReplayRequest) -> dict[str, object]:
+        """Return the sources that it cannot reach beyond, so that viewers of these may see it."""
+        if request.filter.source is not None:
+            return {"sources": [request.filter.source]}
         return {} if self.scope is None else {"sources": sorted(self.scope)}
 
-    async def _goes_to(self, wish: ReplayRequest) -> list[str]:
-        """The destinations of what is replayed."""
-        if wish.filter.destination is not None:
-            return [wish.filter.destination]
-        if wish.filter.ids:  # read off the ids: a copy that revives its event waits for this
-            names = {one.id: one.name for one in self._whole._destinations.values()}
-            numbers = {one.destination_id for one in wish.filter.ids}
+    async def _goes_to(self, request: ReplayRequest) -> list[str]:
+        """Return the destinations of what is replayed."""
+        if request.filter.destination is not None:
+            return [request.filter.destination]
+        if request.filter.ids:  # read off the ids: a copy that revives its event waits for this
+            names = {one.id: one.name for one in self._inbox.destinations.values()}
+            numbers = {one.destination_id for one in request.filter.ids}
             return [name for number, name in names.items() if number in numbers]
-        return list((await self._store.plan_replay(self._within(wish.filter), force=wish.force)).by_destination)
+        return list((await self._store.plan_replay(self._within(request.filter), force=request.force)).by_destination)
 
     async def replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
-        """Replays, newest first."""
+        """Return replays, newest first."""
         page = await self._store.find_replays(before=before, limit=limit)
         return page if self.scope is None else Page([one for one in page.items if self._sees_replay(one)], page.next)
 
     def _sees_replay(self, replay: StoredReplay) -> bool:
-        """Whether it was asked for within this viewer's sources."""
+        """Tell whether it was asked for within this viewer's sources."""
         sources = replay.about.get("sources")
         return self.scope is None or (isinstance(sources, list) and self.scope.issuperset(sources))
 
     async def replay(self, replay_id: ReplayId) -> StoredReplay:
-        """One replay and how far it is."""
+        """Return one replay and how far it is."""
         replay = await self._store.get_replay(replay_id)
         if replay is None or not self._sees_replay(replay):
             raise NotFound("There is no such replay, or no longer.")
         return replay
 
-    async def steer(self, replay_id: ReplayId, state: ReplayState, *, actor: str) -> StoredReplay:
-        """Pause it, let it run on, or abort it."""
+    async def set_replay_state(self, replay_id: ReplayId, state: ReplayState, *, actor: str) -> StoredReplay:
+        """Pause, resume or abort a replay."""
         if self.scope is not None:
             await self.replay(replay_id)
         steered = await self._store.set_replay_state(replay_id, state, actor)
-        self._nudge()
+        self._inbox.nudge()
         return steered
 
     # -- what is set up ------------------------------------------------------------------------
 
     async def sources(self) -> list[ShownSource]:
-        """Every source: its address, its verifier, and how it goes."""
-        figures = await self._figures(self._now() - DAY)
+        """Return every source: its address, its verifier, its counts."""
+        figures = await self._figures(clock.now_utc() - DAY)
         return [await self._show_source(source, figures) for source in self._sources.values()]
 
     async def _show_source(self, source: Source, figures: Figures) -> ShownSource:
@@ -606,25 +616,28 @@ class Admin:
         arrived = latest.items[0].received_at if latest.items else None
         return show_source(source, self._routes, arrived, figures.by_source.get(source.name, {}))
 
-    async def remember(self, source: str, keys: Sequence[Sequence[str]], *, actor: str) -> int:
-        """Take keys as seen elsewhere: what arrives with one is a duplicate. Returns how many were new."""
-        if (found := self._sources.get(source)) is None:
-            raise NotFound(f'There is no source "{source[:60]}".')
-        return await self._store.import_keys(found.id, [key_hash(source, one) for one in keys], found.keep, actor)
+    async def import_keys(self, source: str, keys: Sequence[Sequence[str]], *, actor: str) -> int:
+        """Import keys seen elsewhere: what arrives with one is a duplicate. Returns how many were new."""
+        known = self._source(source)
+        return await self._store.import_keys(known.id, [key_hash(source, one) for one in keys], known.keep, actor)
+
+    def _source(self, name: str) -> Source:
+        if (found := self._sources.get(name)) is None:
+            raise NotFound(f'There is no source "{name[:60]}".')
+        return found
 
     async def destinations(self) -> list[ShownDestination]:
-        """Every destination: whom it reaches, on what terms, and how it stands."""
-        figures = await self._figures(self._now() - DAY)
+        """Return every destination: whom it reaches, on what terms, in which state."""
+        figures = await self._figures(clock.now_utc() - DAY)
         levels = await self.levels()
         return [
             show_destination(
-                one, self._routes, levels.get(name, Level()), figures.by_destination.get(name, {}), self._now()
+                one, self._routes, levels.get(name, Level()), figures.by_destination.get(name, {}), clock.now_utc()
             )
             for name, one in self._destinations.items()
         ]
 
     async def destination(self, name: str) -> ShownDestination:
-        """One destination."""
         self._destination(name)
         return next(shown for shown in await self.destinations() if shown.name == name)
 
@@ -636,7 +649,7 @@ class Admin:
         return await self.destination(name)
 
     async def resume(self, name: str, *, actor: str) -> ShownDestination:
-        """Let a destination go on."""
+        """Let a paused destination go on."""
         self.check_own(name)
         await self._store.resume(self._destination(name).id, actor)
         return await self.destination(name)
@@ -648,10 +661,93 @@ class Admin:
             raise NotFound(f'There is no destination "{name[:60]}".', hint=f'Did you mean "{near[0]}"?' if near else "")
         return destination
 
+    async def count_erasable(self, subject: str, source: str | None = None) -> Erasure:
+        """Count what `erase` would find, and change nothing."""
+        return await self._store.erasable(self._erase_order(subject, source))
+
+    async def erase(self, subject: str, source: str | None = None, *, actor: str, reason: str) -> tuple[Erasure, int]:
+        """Erase the events of a subject; returns also how many are left: none, unless there were too many at once.
+
+        What arrives for the subject while it runs is erased too. Asked again, it goes on where it ended.
+        """
+        query.check_text(reason, "The reason", LONGEST_REASON)
+        if not reason.strip():
+            raise BadRequest("Say why: a subject is erased only with a reason.")
+        if re.search(rf"(?<!\w){re.escape(subject)}(?!\w)", reason):
+            raise BadRequest(
+                "The reason names the subject, and stays in the audit log.",
+                hint="Name the request by its number instead.",
+            )
+        order = self._erase_order(subject, source, actor, reason)
+        total = Erasure()
+        while total.events < self.erased_at_most:
+            batch = await self._store.erase(order, min(ERASED_AT_ONCE, self.erased_at_most - total.events))
+            total += batch
+            if not batch.events:
+                break
+        await self._store.empty_log()
+        if not total.events:  # a search that found nothing is worth an entry, too
+            detail = {"reason": reason, **asdict(total)}
+            await self._store.audit(actor, "erase", f"subject {subject_hash(order.subject)}", detail)
+        return total, (await self._store.erasable(order)).events
+
+    def _erase_order(self, subject: str, source: str | None, actor: str = "", reason: str = "") -> EraseOrder:
+        query.check_text(subject, "The subject", LONGEST_SUBJECT)
+        kept = bounded(subject)
+        if not kept:
+            raise BadRequest("Whose events? An empty subject means nobody's.")
+        if source is None and self.scope is not None:
+            raise BadRequest(
+                "Say of which source: you may not see all of them.", hint=f"One of: {', '.join(self._sources)}."
+            )
+        source_id = None if source is None else self._source(source).id
+        return EraseOrder(kept, source_id, actor, reason, query.quoted(kept))
+
+    # -- tests and samples -----------------------------------------------------------------------
+
+    def can_test(self, destination: str) -> bool:
+        """Tell whether a test can be sent there: to a function or a person nothing harmless can be sent."""
+        return isinstance(self._destinations.get(destination), HttpDestination)
+
+    async def test_destination(self, name: str, *, actor: str) -> Tested:
+        """Send one signed test, within the destination's own timeout. Raises NotFound, BadRequest or TestedTooSoon."""
+        destination = self._destination(name)
+        if not isinstance(destination, HttpDestination):
+            raise BadRequest(f"{name} is no web address; only those can be tested.")
+        now = clock.steady()
+        left = self._tested.get(name, now - self.test_pause) + self.test_pause - now
+        if left > 0:
+            raise TestedTooSoon(left)
+        self._tested[name] = now
+        # Before it goes out: whoever hangs up in the middle has tested all the same.
+        await self._store.audit(actor, "test", name, {})
+        return await samples.send_test(destination)
+
+    def sample_types(self, source: str) -> Sequence[str]:
+        """Return the types of which a genuine sample can be made; none where we can only check a signature."""
+        found = self._sources.get(source)
+        if found is None or found.preset is None or not found.preset.samples:
+            return ()
+        if source not in self._signs:
+            self._signs[source] = samples.can_sign(found, next(iter(found.preset.samples)))
+        return tuple(found.preset.samples) if self._signs[source] else ()
+
+    async def send_sample(self, name: str, kind: str = "", *, actor: str) -> Sampled:
+        """Send one signed sample of the preset through the ordinary way in. Raises NotFound or BadRequest."""
+        source, known = self._source(name), self.sample_types(name)
+        if not known:
+            raise BadRequest(f"No sample can be made for {name}.", hint="It has none, or only its sender can sign.")
+        kind = kind or known[0]
+        if kind not in known:
+            raise BadRequest(f'There is no sample "{kind[:60]}".', hint=f"There are: {', '.join(known)}.")
+        await self._store.audit(actor, "sample", name, {"type": kind})
+        receipt = await self._inbox.receiver.receive(samples.build_signed(source, kind))
+        return Sampled(name, kind, receipt.reply.status, receipt.outcome, receipt.event_ids)
+
     # -- how it goes ---------------------------------------------------------------------------
 
     async def stats(self, since: datetime, by: Literal["source", "destination"] | None = None) -> Stats:
-        """The numbers since a moment, and if asked for per source or destination."""
+        """Return the numbers since a moment, and if asked for per source or destination."""
         today = await self._today()
         levels = await self.levels()
         latest = await self.replays(limit=1 if self.scope is None else 50)
@@ -668,9 +764,9 @@ class Admin:
         )
 
     async def _today(self) -> dict[str, int]:
-        """Events accepted since midnight UTC, by source; of one whose preset says which types are volume, those."""
-        await self._write_counts()
-        midnight = self._now().replace(hour=0, minute=0, second=0, microsecond=0)
+        """Return events accepted since midnight UTC, by source; where a preset says which types are volume, those."""
+        await self._inbox.write_counts()
+        midnight = clock.now_utc().replace(hour=0, minute=0, second=0, microsecond=0)
         figures, by_type = await self._figures(midnight), self._counted_by_type()
         return {
             source: counted.get("volume" if source in by_type else "accepted", 0)
@@ -681,19 +777,18 @@ class Admin:
         return {source.name for source in self._sources.values() if source.volume is not None}
 
     async def watermarks(self) -> list[Watermark]:
-        """Every level that has a limit."""
+        """Return every level that has a limit."""
         levels = await self.levels()
         return self._measure(levels, await self._today())
 
     def _measure(self, levels: Mapping[str, Level], today: Mapping[str, int]) -> list[Watermark]:
-        # Sources may be added after the desk was asked for, so the usual volumes are read off them each time.
         presets = {name: source.preset for name, source in self._sources.items()}
         usual = {name: preset.daily_volume for name, preset in presets.items() if preset and preset.daily_volume}
-        marks = upkeep.measure(self.limits.with_usual(usual), levels, today, self._free_disk())
+        marks = upkeep.measure(self._inbox.limits.with_usual(usual), levels, today, self._inbox.free_disk())
         return [mark for mark in marks if self._sees_watermark(mark.name)]
 
     def _sees_watermark(self, name: str) -> bool:
-        """Whether a watermark is about this viewer's sources: their volume, and their dead letters."""
+        """Tell whether a watermark is about this viewer's sources: their volume, and their dead letters."""
         kind, _, source = name.partition(".")
         return self.scope is None or kind == "dead" or (kind == "daily_volume" and source in self.scope)
 
@@ -713,7 +808,7 @@ class Admin:
         return dict(counts)
 
     async def _per_day(self, since: datetime) -> PerDay:
-        """Deliveries done since, by destination and day."""
+        """Return deliveries done since, by destination and day."""
         days: PerDay = {}
         for name in self._destinations if self.scope is None else ():  # counted for all sources together
             flows = await self._store.series(since, DAY.total_seconds(), destination=name)
@@ -723,7 +818,7 @@ class Admin:
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
     ) -> Mapping[str, Sequence[tuple[datetime, int]]]:
-        """Flows for charts. What a destination did is counted for all sources together: a viewer of some has none."""
+        """Return counts for charts. A destination's are counted for all sources together: a viewer of some has none."""
         if self.scope is None:
             return await self._store.series(since, step, source=source, destination=destination)
         wanted = self.scope if source is None else self.scope & {source}
@@ -735,22 +830,22 @@ class Admin:
         return {what: sorted(points.items()) for what, points in sums.items()}
 
     async def rejections(self, limit: int = 50) -> list[Rejection]:
-        """The latest arrivals that were turned away, newest first."""
+        """Return the latest rejected arrivals, newest first."""
         if self.scope is None:
             return await self._store.recent_rejections(limit)
         return [one for one in await self._store.recent_rejections(KEPT_REJECTIONS) if self._sees(one.source)][:limit]
 
     async def audit(self, *, before: int | None = None, limit: int = 50) -> list[Audited]:
-        """What was done and by whom, newest first; for a viewer of some sources, what that viewer did."""
+        """Return the audit log, newest first; for a viewer of some sources, what that viewer did."""
         actor = None if self.scope is None else self._viewer
         return await self._store.audit_log(before=before, limit=limit, actor=actor)
 
     async def token_uses(self) -> Mapping[str, datetime]:
-        """When each token was last used, by name."""
+        """Return when each token was last used, by name."""
         return await self._store.token_uses()
 
     async def system(self) -> System:
-        """Version, store, workers."""
+        """Return version, store and workers."""
         return System(
             version=__version__,
             engine=self._store.engine.value,
@@ -763,9 +858,8 @@ class Admin:
         )
 
     async def levels(self) -> Mapping[str, Level]:
-        """How every destination stands, also one that is no longer configured; for a viewer of some sources, those that
-        these go to, with their deliveries alone counted.
-        """
+        """Return the level of every destination, also of one that is no longer configured; for a viewer of some
+        sources, of those that they go to, with their deliveries alone counted."""
         levels = await self._store.levels()
         if self.scope is None:
             return levels
@@ -778,17 +872,17 @@ class Admin:
         return replace(worker, leases=0, destinations=[one for one in worker.destinations if one in self._destinations])
 
     def policy(self, destination: str) -> Policy | None:
-        """When a destination's deliveries are tried again; None for one that is no longer configured."""
-        found = self._whole._destinations.get(destination)
+        """Return when a destination's deliveries are tried again; None for one that is no longer configured."""
+        found = self._inbox.destinations.get(destination)
         return None if found is None else found.terms.retry
 
     def kinds(self, destinations: Iterable[str]) -> dict[str, str]:
-        """Of what kind these are, without those that are no longer configured."""
-        known = self._whole._destinations
+        """Return the kinds of these destinations, without those that are no longer configured."""
+        known = self._inbox.destinations
         return {name: known[name].kind for name in destinations if name in known}
 
     async def arrival_body(self, event_id: EventId, arrival_id: ArrivalId) -> bytes | None:
-        """The body of a later arrival, where it differs from the event's own."""
+        """Return the body of a later arrival, where it differs from the event's own."""
         await self._event(event_id)
         self._check_payloads()
         await self._note_view(event_id)
@@ -800,7 +894,7 @@ class Admin:
         return None
 
     async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
-        """Write down what somebody did that the store has no verb for, such as logging in (S34)."""
+        """Audit what the store has no verb for, such as logging in (S34)."""
         await self._store.audit(actor, act, target, detail)
 
 
@@ -808,7 +902,7 @@ class Admin:
 
 
 def _only(level: Level, counted: Mapping[DeliveryStatus, int]) -> Level:
-    """How a destination stands for some sources: whether it is held back is the same for all."""
+    """Return the level of a destination for some sources: whether it is held back is the same for all."""
     leased = counted.get(DeliveryStatus.leased, 0)
     return replace(
         level,
@@ -822,7 +916,7 @@ def _only(level: Level, counted: Mapping[DeliveryStatus, int]) -> Level:
 
 
 def _check_meant(filter: Filter) -> None:
-    """Many things are not changed by saying nothing."""
+    """Refuse an empty filter: many things are not changed by naming none."""
     if filter == Filter():
         raise BadRequest("Say what is meant: an empty query means everything.", hint='Try query "status:dead".')
 

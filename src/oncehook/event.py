@@ -23,7 +23,7 @@ Effect = Callable[[Any], object]
 
 
 def outward_id(lease: Lease) -> str:
-    """The id under which a receiver sees this event: its own, or one of this run, where a fresh one was asked for."""
+    """Return the id that a receiver sees: the event's own, or one of this run, where a fresh one was asked for."""
     own = str(lease.event.id)
     return f"{own}.{lease.delivery.run}" if Options.fresh_id in lease.delivery.options else own
 
@@ -58,12 +58,12 @@ class Event:
 
     @property
     def type(self) -> str:
-        """What happened, in the sender's words."""
+        """Type of the event, in the sender's words."""
         return self._lease.event.type
 
     @property
     def key(self) -> str | None:
-        """What makes two arrivals the same event; None: it had none."""
+        """Key that makes two arrivals the same event; None: it had none."""
         return self._lease.event.key
 
     @property
@@ -73,17 +73,17 @@ class Event:
 
     @property
     def received_at(self) -> datetime:
-        """When it was accepted, by the store's clock."""
+        """Time of its acceptance, by the store's clock."""
         return self._lease.event.received_at
 
     @property
     def event_at(self) -> datetime | None:
-        """When it happened, by the sender's word."""
+        """Time at which it happened, by the sender's word."""
         return self._lease.event.event_at
 
     @property
     def marks(self) -> Mark:
-        """What is odd about it, if anything."""
+        """Marks of anything odd about it."""
         return self._lease.event.marks
 
     @property
@@ -99,16 +99,16 @@ class Event:
         return self._headers
 
     def header(self, name: str) -> str | None:
-        """The first header of this name, whatever its case."""
+        """Return the first header of this name, whatever its case."""
         wanted = name.lower()
         return next((value for known, value in self.headers if known == wanted), None)
 
     def json(self) -> Any:
-        """The body as JSON, read by the same parser that found the key (S12). Raises ValueError for anything else."""
+        """Return the body as JSON, read by the same parser that found the key (S12). Raises ValueError."""
         return payload.parse(self.body)
 
     def form(self) -> dict[str, list[str]]:
-        """The body as a form: every value of every field."""
+        """Return the body as a form: every value of every field."""
         return payload.parse_form(self.body)
 
     @property
@@ -199,7 +199,7 @@ class Event:
         self._drafts.append(draft(source, type, payload, key, subject, hops_of(self._lease.event.request_head)))
 
     def finish(self) -> list[Draft]:
-        """The handler has returned: what it has emitted. For its destination."""
+        """Return what the handler has emitted, because it has returned. For its destination."""
         self._is_over = True
         return self._drafts
 

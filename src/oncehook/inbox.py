@@ -1,7 +1,7 @@
-"""The inbox: what `layout` describes, started, taking in, working, and stopped again.
+"""The inbox: sources, destinations and routes are defined, then it is started, takes in, works, and is stopped.
 
 Programs make one with `Inbox(store)` or `Inbox.from_toml()`, start it, and mount `asgi()`; the command line and the
-web faces do the same and ask it for everything they show.
+web faces do the same and ask it for everything they show. Until the start it only keeps the address of its store.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeVar, Unpack
 
 import msgspec
 
@@ -48,42 +48,91 @@ if TYPE_CHECKING:
     from oncehook.whatsapp.messages import Message
     from oncehook.whatsapp.sender import Sender
 
+log = logging.getLogger("oncehook.source")
+
 D = TypeVar("D", bound=Destination)
 F = TypeVar("F", bound=Handler)
 C = TypeVar("C", bound=Classify)
 
 
-class Layout:
-    """What an inbox is made of. Programs know it as the part of `Inbox` that comes before the start."""
+READY_FOR: Final = 1.0
+"""Seconds for which one proof that the store can write serves every probe."""
+
+DRAIN_SECONDS: Final = 25.0
+"""How long attempts under way may take to end when the inbox stops."""
+
+
+@dataclass(slots=True)
+class RunningParts:
+    """RunningParts of an inbox that are built when they are needed, and ended by `stop`."""
+
+    store: Store | None = None
+    routes: Mapping[str, list[routes.Route]] = field(default_factory=dict)
+    """By source, once every name has its number in the store."""
+    routes_counted: int = -1
+    """Number of routes when names got their numbers."""
+    receiver: Receiver | None = None
+    worker: Worker | None = None
+    sweep: Sweep | None = None
+    draining: bool = False
+    left_behind: int = 0
+
+
+class Inbox:
+    """An inbox: what comes in, where it is kept, where it goes."""
 
     takes_settings: ClassVar[bool] = True
     """Whether the settings of a file may count beside what a program says."""
 
-    def __init__(self, store: str, *, migrate: bool = True, encrypt: Encrypt | None = None) -> None:
+    def __init__(
+        self, store: str = "sqlite:./oncehook.db", *, migrate: bool = True, encrypt: Encrypt | None = None
+    ) -> None:
         """`encrypt`: the key under which payloads are kept, 32 random bytes as base64 or hex; a list while rotating."""
-        self.store: Store = build.open_store(store, build.cipher_of(encrypt))
         self.store_url = store
-        self.observer = Observer(self.store.engine.value)
-        self.store.watch = self.observer.operation
+        self.cipher = build.cipher_of(encrypt)
+        self.observer = Observer(build.engine_of(store).value)
         self.sources: dict[str, Source] = {}
         self.routes: list[routes.Route] = []
         self.destinations: dict[str, Destination] = {}
         self.classifiers: list[Classify] = []
-        """What `classify` was given; shared by all handlers."""
+        """Functions given to `classify`, shared by all handlers."""
         self.limits = upkeep.Limits()
         self.retention = RetentionConfig()
         self.settings: Loaded | None = None
         """The file that it was made from, or that counts beside what the program says."""
+        self.traces: Traces | None = None
+        """OpenTelemetry spans for arrivals and attempts; to be set before the start."""
+        self.local_token = clock.random_bytes(32).hex()
+        """For commands of the same user on this machine; made anew at every start, kept in the lock file only."""
+        self.emitter = Emitter(self)
+        self._admin = Admin(self)
+        self._parts = RunningParts()
         self._migrate = migrate
-        self._emitter = Emitter(self.store, self._deliveries, self.observer)
-        self._routes_by_source: dict[str, list[routes.Route]] = {}
-        self._numbered = -1
-        """How many routes there were when names got their numbers."""
+        self._ready_until = 0.0
+        self._mounts: list[Mount] = []
+        self._created_at = clock.now_utc()
+
+    @property
+    def store(self) -> Store:
+        """The store at `store_url`: built when it is first asked for, opened by `start`."""
+        if self._parts.store is None:
+            self._parts.store = build.open_store(self.store_url, self.cipher)
+        return self._parts.store
+
+    @property
+    def admin(self) -> Admin:
+        """Every question and act of people and programs."""
+        return self._admin
+
+    def move_store(self, url: str) -> None:
+        """Keep events at another address. Raises ConfigError once the inbox is started."""
+        self._check_in_time("Another store")
+        self.store_url, self._parts.store = url, None
 
     @property
     def is_started(self) -> bool:
-        """Whether it is at work: then nothing can be added any more."""
-        return False
+        """Whether it can receive, and whether it is too late to add anything."""
+        return self._parts.receiver is not None
 
     @property
     def migrates(self) -> bool:
@@ -94,7 +143,7 @@ class Layout:
 
     @classmethod
     def from_toml(cls, path: str | Path | None = None) -> Self:
-        """The inbox that a configuration file describes: the given one, ./oncehook.toml, or [tool.oncehook].
+        """Build the inbox that a configuration file describes: the given one, ./oncehook.toml, or [tool.oncehook].
 
         Handlers and whatever else a program adds count beside it; a route of the file may lead to a handler.
         """
@@ -102,14 +151,14 @@ class Layout:
 
     @classmethod
     def from_loaded(cls, loaded: Loaded) -> Self:
-        """The inbox that a file describes, which it remembers."""
+        """Build the inbox that a loaded file describes."""
         inbox = cls.from_config(loaded.config)
         inbox.settings = loaded
         return inbox
 
     @classmethod
     def from_config(cls, config: Config) -> Self:
-        """The inbox that checked settings describe."""
+        """Build the inbox that checked settings describe."""
         inbox = cls(config.store, migrate=config.migrate, encrypt=config.encrypt)
         inbox._define(config)
         inbox.limits = build.limits_of(config.watermark)
@@ -123,10 +172,11 @@ class Layout:
         twice.names("source", self.sources)
         twice.names("destination", self.destinations)
         twice.store(self.store_url, build.is_same_store(self.store_url, loaded.config.store))
-        twice.encrypt(self.store.cipher, theirs := build.cipher_of(loaded.config.encrypt))
+        twice.encrypt(self.cipher, theirs := build.cipher_of(loaded.config.encrypt))
         limits, retention = build.both_limits(self.limits, loaded, twice), twice.retention(self.retention)
         twice.end()
-        self.store.cipher.take_over(theirs)
+        if theirs.has_keys:
+            self.cipher, self._parts.store = theirs, None
         self._define(loaded.config)
         self.limits, self.retention, self.settings = limits, retention, loaded
         self._migrate = self._migrate and loaded.config.migrate
@@ -219,7 +269,7 @@ class Layout:
             if not self._is_handled_by(called, handler):
                 terms.setdefault("timeout", TIMEOUT)
                 chosen = build.terms_of(**terms, classify=classify, shared=self.classifiers)
-                self.add_destination(HandlerDestination(called, handler, chosen, self.store, self._emitter))
+                self.add_destination(HandlerDestination(called, handler, chosen, self.emitter))
             self.route(
                 source, called, when={"type": type, **(when or {})},
                 coalesce=coalesce, latest_wins=latest_wins, on_dead=on_dead,
@@ -229,7 +279,7 @@ class Layout:
         return register
 
     def _is_handled_by(self, name: str, handler: Handler) -> bool:
-        """Whether this very function is there already: one that handles several sources is one destination."""
+        """Tell whether this very function is there already: one that handles several sources is one destination."""
         known = self.destinations.get(name)
         return isinstance(known, HandlerDestination) and known.handler is handler
 
@@ -331,121 +381,65 @@ class Layout:
 
     # -- which deliveries an event makes ---------------------------------------------------------
 
-    def _deliveries(self, arrival: Arrival, item: Item) -> Sequence[Planned]:
-        found = self._routes_by_source.get(arrival.source)
+    def plan_deliveries(self, arrival: Arrival, item: Item) -> Sequence[Planned]:
+        """Return the deliveries that one event of an arrival makes."""
+        found = self._parts.routes.get(arrival.source)
         return routes.plan(found, arrival, item) if found else ()
 
-    def _check_routes(self) -> None:
+    def _complete_routes(self) -> None:
         self.routes += build.own_routes(self.destinations.values(), self.sources, self.routes)
         self.check_names()
 
-    def _number(self) -> None:
+    def _register_names_blocking(self) -> None:
         """Give every name its number where nobody has started this inbox: in a view, say, beside a worker elsewhere."""
-        if not self.is_started and self._numbered != len(self.routes):
-            self._check_routes()
-            self._take_numbers(self.store.register_names_blocking(self.sources, self.destinations))
+        if not self.is_started and self._parts.routes_counted != len(self.routes):
+            self._complete_routes()
+            self._assign_ids(self.store.register_names_blocking(self.sources, self.destinations))
 
-    def _take_numbers(self, numbers: NameIds) -> None:
-        self._routes_by_source = build.assign_ids(numbers, self.sources, self.destinations, self.routes)
-        self._numbered = len(self.routes)
+    def _assign_ids(self, numbers: NameIds) -> None:
+        self._parts.routes = build.assign_ids(numbers, self.sources, self.destinations, self.routes)
+        self._parts.routes_counted = len(self.routes)
         self.observer.volumes = {
             one.name: (one.id, one.volume) for one in self.sources.values() if one.volume is not None
         }
 
-
-def name_of(handler: Handler) -> str:
-    """What a handler's destination is called where nobody says otherwise."""
-    return str(getattr(handler, "__name__", "handler"))
-
-
-log = logging.getLogger("oncehook.source")
-
-READY_FOR = 1.0
-"""Seconds for which one proof that the store can write serves every probe."""
-
-DRAIN_SECONDS = 25.0
-"""How long attempts under way may take to end when the inbox stops."""
-
-
-class Inbox(Layout):
-    """The whole: what comes in, what is kept, where it goes."""
-
-    def __init__(
-        self, store: str = "sqlite:./oncehook.db", *, migrate: bool = True, encrypt: Encrypt | None = None
-    ) -> None:
-        super().__init__(store, migrate=migrate, encrypt=encrypt)
-        self.draining = False
-        self.local_token = clock.random_bytes(32).hex()
-        """For commands of the same user on this machine; made anew at every start, kept in the lock file only."""
-        self.left_behind = 0
-        """Threads that were at work when it stopped."""
-        self.traces: Traces | None = None
-        """OpenTelemetry spans for arrivals and attempts; to be set before the start."""
-        self._ready_until = 0.0
-        self._receiver: Receiver | None = None
-        self._worker: Worker | None = None
-        self._mounts: list[Mount] = []
-        self._sweep: Sweep | None = None
-        self._started_at = clock.now_utc()
-
-    @cached_property
-    def admin(self) -> Admin:
-        """Every question and act of the faces."""
-        return Admin(
-            self.store,
-            sources=self.sources,
-            destinations=self.destinations,
-            routes=self.routes,
-            limits=self.limits,
-            free_disk=lambda: build.free_disk(self.store),
-            nudge=self._nudge,
-            take_in=lambda arrival: self.receiver.receive(arrival),
-            write_counts=self._write_counts,
-        )
-
-    def add_settings(self, loaded: Loaded, app: str = "the program") -> None:
-        """Have a file's settings count beside what the program says. Raises ConfigError for what both say."""
-        super().add_settings(loaded, app)
-        if "admin" in self.__dict__:  # a dashboard that was mounted before shows the new watermarks, too
-            self.admin.limits = self.limits
-
     # -- starting and stopping -----------------------------------------------------------------
-
-    @property
-    def is_started(self) -> bool:
-        """Whether it can receive, and whether it is too late to add anything."""
-        return self._receiver is not None
 
     async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
         """Open the store, give every name its number, and be ready to receive and to work.
 
         Without `work` what routes ask for is recorded, for a worker elsewhere; `only` names whom to work for.
         """
-        self._check_routes()
+        self._complete_routes()
         at_work = [d for d in self.destinations.values() if work and (not only or d.name in only)]
-        if at_work:
-            self.store.wake = self._wake
-        await self.store.open(migrate=self._migrate)
+        parts, store = self._parts, self.store
+        await self._open_store(works=bool(at_work))
         try:
-            self._take_numbers(await self.store.register_names(self.sources, self.destinations))
-            build = Receiver if self.traces is None else self.traces.receiver
-            self._receiver = build(self.sources, self.store, self._deliveries, self.observer, self._revive)
-            self._sweep = self._new_sweep(works=work)
+            self._assign_ids(await store.register_names(self.sources, self.destinations))
+            receiver = Receiver if self.traces is None else self.traces.receiver
+            parts.receiver = receiver(self.sources, store, self.plan_deliveries, self.observer, self._revive)
+            parts.sweep = self._build_sweep(works=work)
             if at_work:
-                await self.store.note_recipients({d.id: digest(d.address.encode()) for d in at_work})
+                await store.note_recipients({d.id: digest(d.address.encode()) for d in at_work})
                 at_work = at_work if self.traces is None else [self.traces.destination(d) for d in at_work]
-                self._worker = Worker(self.store, at_work, self.observer, concurrency=concurrency)
-                self.observer.worker = self._worker.id
-                await self._worker.start()
+                parts.worker = Worker(store, at_work, self.observer, concurrency=concurrency)
+                self.observer.worker = parts.worker.id
+                await parts.worker.start()
         except BaseException:
-            await self.store.close()
+            await store.close()
             raise
-        self._sweep.start()
+        parts.sweep.start()
         for source in self.sources.values():
             for warning, hint in source.secret_warnings():
                 log.warning("source.secret", extra={"fields": {"warning": warning, "hint": hint}})
 
-    def _new_sweep(self, *, works: bool) -> Sweep:
+    async def _open_store(self, *, works: bool) -> None:
+        self.store.watch = self.observer.operation
+        if works:
+            self.store.wake = self._wake
+        await self.store.open(migrate=self._migrate)
+
+    def _build_sweep(self, *, works: bool) -> Sweep:
         return Sweep(
             self.store,
             self.observer,
@@ -453,39 +447,55 @@ class Inbox(Layout):
             otherwise=self.retention.keep_events,
             measure=self.admin.watermarks,
             works_for=self.destinations if works else None,
-            worker=self._as_worker,
+            worker=self._describe_worker,
             write_counts=self._write_all_counts,
         )
 
     def wind_down(self) -> None:
-        """Stopping has begun: not ready any more, and no new work is begun."""
-        self.draining = True
-        if self._worker is not None:
-            self._worker.quiesce()
+        """Begin to stop: not ready any more, and no new work is begun."""
+        self._parts.draining = True
+        if self._parts.worker is not None:
+            self._parts.worker.quiesce()
 
     async def stop(self, patience: float = DRAIN_SECONDS) -> None:
         """Take nothing more, let attempts under way end, commit what was taken in, and let go of the store."""
-        self.draining = True
-        if self._worker is not None:
-            await self._worker.stop(patience)
-            self.left_behind = self._worker.left_behind
+        parts = self._parts
+        parts.draining = True
+        if parts.worker is not None:
+            await parts.worker.stop(patience)
+            parts.left_behind = parts.worker.left_behind
             with contextlib.suppress(StoreUnavailable):
-                await self.store.dismiss_worker(self._worker.id)
-            self._worker = None
-        if self._sweep is not None:
-            await self._sweep.stop()
-            self._sweep = None
+                await self.store.dismiss_worker(parts.worker.id)
+            parts.worker = None
+        if parts.sweep is not None:
+            await parts.sweep.stop()
+            parts.sweep = None
             self.observer.sum_up()
-            await self._write_counts()
+            await self.write_counts()
             await self._write_refusals(is_last=True)
         await self.store.close()
-        self._receiver = None
+        parts.receiver = None
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker of this process, while there is one."""
+        return self._parts.worker
+
+    @property
+    def draining(self) -> bool:
+        """Whether it has begun to stop."""
+        return self._parts.draining
+
+    @property
+    def left_behind(self) -> int:
+        """Threads that were at work when it stopped."""
+        return self._parts.left_behind
 
     @contextlib.asynccontextmanager
     async def running(
         self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000
     ) -> AsyncIterator[Inbox]:
-        """`async with inbox.running():` starts it, and stops it whatever happens. See `start`."""
+        """Start it, and stop it whatever happens: `async with inbox.running():`. See `start`."""
         await self.start(work=work, only=only, concurrency=concurrency)
         try:
             yield self
@@ -494,12 +504,12 @@ class Inbox(Layout):
 
     @contextlib.asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """For the host application: `FastAPI(lifespan=inbox.lifespan)`."""
+        """Run it for as long as a host application: `FastAPI(lifespan=inbox.lifespan)`."""
         async with self.running():
             yield
 
     def announce(self, address: str) -> None:
-        """Let commands on this machine find the process that writes a SQLite store (DESIGN.md 8.7)."""
+        """Let commands on this machine find the process that writes a SQLite store."""
         hold = getattr(self.store, "hold", None)
         if hold is not None:
             hold.announce(address, self.local_token)
@@ -508,44 +518,48 @@ class Inbox(Layout):
 
     async def drain(self) -> None:
         """Return when everything is done that this inbox's worker can do, retries included."""
-        if self._worker is None:
+        if self._parts.worker is None:
             raise ConfigError("Nothing works here.", hint="Start the inbox with its worker, and with a destination.")
-        await self._worker.drained()
+        await self._parts.worker.drained()
 
     def _wake(self, destination_ids: Collection[int] | None) -> None:
-        if self._worker is not None:
-            self._worker.wake(destination_ids)
+        if self._parts.worker is not None:
+            self._parts.worker.wake(destination_ids)
 
-    def _nudge(self) -> None:
-        """A bulk replay wants to be fed."""
-        if self._sweep is not None:
-            self._sweep.nudge()
+    def nudge(self) -> None:
+        """Feed bulk replays now: one was made or goes on."""
+        if self._parts.sweep is not None:
+            self._parts.sweep.nudge()
 
-    def _as_worker(self) -> StoredWorker | None:
-        return None if self._worker is None else self._worker.as_stored(self._started_at)
+    def free_disk(self) -> float | None:
+        """Return the free part of the disk that the store is on, from 0 to 1; None: unknown."""
+        return build.free_disk(self.store)
+
+    def _describe_worker(self) -> StoredWorker | None:
+        return None if self._parts.worker is None else self._parts.worker.describe(self._created_at)
 
     async def _revive(self, event_id: EventId) -> None:
-        """A copy of an event came, and its source says that a copy brings dead letters back (R22)."""
+        """Bring dead letters of an event back because a copy came, where its source asks for it (R22)."""
         await self.admin.revive(event_id, actor="sender", reason="a copy arrived")
 
     # -- taking in -----------------------------------------------------------------------------
 
     @property
     def receiver(self) -> Receiver:
-        """The front door; while the inbox is not started, one that asks every sender to try again."""
-        if self._receiver is None:
-            return ClosedReceiver(self.sources, self.store, self._deliveries, self.observer)
-        return self._receiver
+        """The receiver of arrivals; while the inbox is not started, one that asks every sender to try again."""
+        if self._parts.receiver is None:
+            return ClosedReceiver(self.sources, self.store, self.plan_deliveries, self.observer)
+        return self._parts.receiver
 
     def asgi(self) -> Mount:
-        """An ASGI application to mount in another: `app.mount("/hooks", inbox.asgi())` gives POST /hooks/{source}."""
+        """Return an ASGI application to mount: `app.mount("/hooks", inbox.asgi())` gives POST /hooks/{source}."""
         from oncehook.web.ingest import Mount
 
         self._mounts.append(made := Mount(self))
         return made
 
     def dashboard(self, *, authorize: Authorize) -> ASGIApp:
-        """Dashboard and API, to mount in another application: `app.mount("/inbox", inbox.dashboard(authorize=staff))`.
+        """Return dashboard and API, to mount in another: `app.mount("/inbox", inbox.dashboard(authorize=staff))`.
 
         `authorize` is given each request and says who makes it: a name for the audit log and the role "viewer",
         "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. The API is at `api/v1`.
@@ -577,25 +591,25 @@ class Inbox(Layout):
         """
         if not self.is_started:
             raise NotStarted
-        return await self._emitter.emit(draft(source, type, payload, key, subject))
+        return await self.emitter.emit(draft(source, type, payload, key, subject))
 
     async def emit_in(
         self, tx: Any, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
     ) -> str:
-        """The same in a transaction of your own (PostgreSQL): the event exists if, and only if, that commits.
+        """Emit in a transaction of your own (PostgreSQL): the event exists if, and only if, that commits.
 
         `tx` is psycopg's `AsyncConnection`, or SQLAlchemy's. The inbox need not be started here. Emit last: what the
         event touches is locked until you commit.
         """
-        await asyncio.to_thread(self._number)
-        return await self._emitter.emit_in(tx, draft(source, type, payload, key, subject))
+        await asyncio.to_thread(self._register_names_blocking)
+        return await self.emitter.emit_in(tx, draft(source, type, payload, key, subject))
 
     def emit_in_blocking(
         self, tx: Any, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
     ) -> str:
-        """`emit_in` for code that is not asynchronous: `tx` is psycopg's `Connection`, Django's, or SQLAlchemy's."""
-        self._number()
-        return self._emitter.emit_in_blocking(tx, draft(source, type, payload, key, subject))
+        """Emit like `emit_in`, in code without `await`: `tx` is psycopg's `Connection`, Django's, or SQLAlchemy's."""
+        self._register_names_blocking()
+        return self.emitter.emit_in_blocking(tx, draft(source, type, payload, key, subject))
 
     async def send_message(self, destination: str, message: Message, *, key: str | None) -> str:
         """Emit a message to a sender: kept, retried, and sent once per key unless a person replays it.
@@ -604,7 +618,7 @@ class Inbox(Layout):
         Returns the event's id, or the first one's with that key. Raises InvalidMessage for what could never be sent.
         """
         sender = self.destinations.get(destination)
-        there = any(route.destination == destination for route in self._routes_by_source.get(destination, ()))
+        there = any(route.destination == destination for route in self._parts.routes.get(destination, ()))
         if not isinstance(sender, SenderDestination) or not there:
             raise ConfigError(f'Nothing that is emitted as "{destination}" goes to a sender of that name.')
         subject = sender.subject_of(message)
@@ -612,9 +626,9 @@ class Inbox(Layout):
 
     # -- looking after itself ------------------------------------------------------------------
 
-    async def _write_counts(self) -> None:
-        """Write down what was turned away, and what is volume: outside every commit, so a flood of forgeries costs no
-        fsync each."""
+    async def write_counts(self) -> None:
+        """Store counts of what was rejected and of volume: outside every commit, so a flood of forgeries costs no fsync
+        each."""
         rejections, counts = self.observer.take_counts()
         if not counts:
             return
@@ -630,12 +644,12 @@ class Inbox(Layout):
                 self.observer.refusals.put_back(detail)
 
     async def _write_all_counts(self) -> None:
-        await self._write_counts()
+        await self.write_counts()
         await self._write_refusals()
 
     async def troubles(self) -> dict[str, str]:
-        """What keeps this inbox from receiving, by name; empty when it is ready."""
-        if self.draining:
+        """Return what keeps this inbox from receiving, by name; nothing when it is ready."""
+        if self._parts.draining:
             return {"inbox": "stopping"}
         now = asyncio.get_running_loop().time()
         if now < self._ready_until:
@@ -648,7 +662,7 @@ class Inbox(Layout):
         return {}
 
     async def metrics(self) -> bytes:
-        """The numbers for Prometheus."""
+        """Return the metrics for Prometheus."""
         size: int | None = None
         with contextlib.suppress(StoreUnavailable, OSError):
             size = await self.store.size()
@@ -656,5 +670,10 @@ class Inbox(Layout):
         return self.observer.exposition(size)
 
     async def check(self) -> list[Check]:
-        """The store's conservation laws, for `doctor`."""
+        """Check the store's conservation laws, for `doctor`."""
         return await self.store.check()
+
+
+def name_of(handler: Handler) -> str:
+    """Return the name of a handler's destination where none is given."""
+    return str(getattr(handler, "__name__", "handler"))

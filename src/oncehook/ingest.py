@@ -1,8 +1,9 @@
-"""The front door: from (source, headers, body) to an answer that is only given after the commit.
+"""The way in: from (source, headers, body) to an answer that is only given after the commit.
 
-No framework in here. Verify first, on the bytes as they came; only then read, split, key and hand over to the
-store, which decides what is new. Every way out is a `Reply`: a genuine arrival gets its answer after the commit, a
-forged one learns nothing, and whatever goes wrong on our side is 503, so that the sender tries again.
+An arrival is admitted on the bytes as they came; only then it is read, split, keyed and recorded by the store, which
+decides what is new. Every way out is a `Reply`: a genuine arrival gets its answer after the commit, a forged one learns
+nothing, and whatever goes wrong on our side is 503, so that the sender tries again. Events of the program's own come in
+through `Emitter`.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from oncehook.model import (
     Item,
     Mark,
     Outcome,
+    Planned,
     Verdict,
     digest,
     key_hash,
@@ -52,151 +54,6 @@ from oncehook.rules import Reading, RuleContext, bounded, key_text
 from oncehook.sources import DEFAULT_MAX_BODY, Odd, Reply, Source
 from oncehook.store.base import Pending, Store
 
-STEP: Final = 0.02
-"""Seconds between two looks. An answer is due one step before the budget ends, so that it is never late."""
-
-
-class AckDeadlines:
-    """Watches over the arrivals of one receiver, on one loop."""
-
-    def __init__(self) -> None:
-        self._lines: dict[float, deque[tuple[float, Pending]]] = {}
-        self._timer: asyncio.TimerHandle | None = None
-
-    def watch(self, pending: Pending, budget: float) -> None:
-        """Give up on this arrival when its budget is spent."""
-        loop = pending.future.get_loop()  # asking which one is running would cost a system call
-        line = self._lines.get(budget)
-        if line is None:
-            line = self._lines[budget] = deque()
-        line.append((loop.time() + budget - STEP, pending))
-        if self._timer is None:
-            self._timer = loop.call_later(STEP, self._look, loop)
-
-    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
-        now = loop.time()
-        waiting = False
-        for line in self._lines.values():
-            while line and (line[0][1].future.done() or line[0][0] <= now):
-                _give_up(line.popleft()[1])
-            waiting = waiting or bool(line)
-        self._timer = loop.call_later(STEP, self._look, loop) if waiting else None
-
-
-def _give_up(pending: Pending) -> None:
-    """What the writer has not taken yet is withdrawn; what it has, the key will tell at the sender's next try."""
-    if not pending.future.done():
-        pending.abandoned = True
-        pending.future.set_exception(StoreUnavailable("The store did not answer within this source's budget."))
-
-
-KEEP: Final = 30 * 86400.0
-"""Seconds for which the key of an emitted event is remembered."""
-
-
-@dataclass(slots=True, frozen=True)
-class Draft:
-    """What a program wants to emit; its body is fixed when it says so."""
-
-    source: str
-    type: str
-    body: bytes
-    key: str | None
-    subject: str | None
-    hops: int = 0
-    """How many inboxes the event had come through whose handler emits this: a circle may lead through a handler."""
-    at: float = field(default_factory=clock.perf)
-
-
-def draft(source: str, type: str, payload: object, key: str | None, subject: str | None, hops: int = 0) -> Draft:
-    """Bytes are the body as they are, anything else becomes JSON."""
-    body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
-    return Draft(source, type, body, key, subject, hops)
-
-
-class Emitter:
-    """Makes intakes of drafts. One per inbox; sources get their number when they are first named."""
-
-    def __init__(self, store: Store, plan: Planner, observer: ArrivalObserver) -> None:
-        self._store = store
-        self._plan = plan
-        self._observer = observer
-        self._numbers: dict[str, int] = {}
-        self._enrolling = asyncio.Lock()
-
-    async def emit(self, said: Draft) -> str:
-        """Keep it, in a commit of its own; returns the id of the event that stands."""
-        await self._enroll([said.source])
-        intake = self._intake(said)
-        (verdict,) = await self._store.record(intake).future
-        self._tell(said, intake, verdict)
-        return str(verdict.event_id)
-
-    async def emit_in(self, tx: Any, said: Draft) -> str:
-        """Keep it if, and when, the caller's transaction commits."""
-        if said.source not in self._numbers:  # on a connection of its own: also where this inbox was never started
-            await asyncio.to_thread(self._enroll_blocking, [said.source])
-        (verdict,) = await self._store.record_in(tx, self._intake(said))
-        return str(verdict.event_id)
-
-    def emit_in_blocking(self, tx: Any, said: Draft) -> str:
-        """The same, on a thread."""
-        self._enroll_blocking([said.source])
-        (verdict,) = self._store.record_in_blocking(tx, self._intake(said))
-        return str(verdict.event_id)
-
-    async def emissions(self, drafts: Sequence[Draft]) -> list[Emission]:
-        """What a handler has emitted, to be settled with its delivery."""
-        await self._enroll(one.source for one in drafts)
-        return [self._emission(one) for one in drafts]
-
-    def emissions_blocking(self, drafts: Sequence[Draft]) -> list[Emission]:
-        """The same, on a thread (PostgreSQL)."""
-        self._enroll_blocking(one.source for one in drafts)
-        return [self._emission(one) for one in drafts]
-
-    async def _enroll(self, sources: Iterable[str]) -> None:
-        if new := self._unknown(sources):
-            async with self._enrolling:  # many first events at once ask for the number once
-                if new := self._unknown(new):
-                    self._numbers |= (await self._store.register_names(new, [])).sources
-
-    def _enroll_blocking(self, sources: Iterable[str]) -> None:
-        if new := self._unknown(sources):
-            self._numbers |= self._store.register_names_blocking(new, []).sources
-
-    def _unknown(self, sources: Iterable[str]) -> list[str]:
-        return [source for source in sources if source not in self._numbers]
-
-    def _intake(self, said: Draft) -> Intake:
-        key, body = said.key, said.body
-        item = Item(
-            new_id(),
-            bounded(said.type, 200),
-            None if key is None else bounded(key),
-            None if key is None else key_hash(said.source, (key,)),
-            KEEP,
-            None if said.subject is None else bounded(said.subject),
-            body,
-            digest(body),
-            marks=Mark.emitted if key is not None else Mark.emitted | Mark.unkeyed,
-        )
-        item.deliveries = self._plan(Arrival(said.source, (), body), item)
-        head = f"EMIT {said.source}\r\ncontent-type: application/json".encode()
-        if said.hops:
-            head += b"\r\n%s: %d" % (HOPS, said.hops)
-        return Intake(item.event_id, self._numbers[said.source], head, [item])
-
-    def _emission(self, said: Draft) -> Emission:
-        intake = self._intake(said)
-        return Emission(intake, lambda verdict: self._tell(said, intake, verdict))
-
-    def _tell(self, said: Draft, intake: Intake, verdict: Verdict) -> None:
-        ids = [str(verdict.event_id)]
-        seconds = clock.perf() - said.at
-        self._observer.arrival(said.source, [verdict.outcome], seconds, len(said.body), intake.items, ids)
-
-
 log = logging.getLogger("oncehook.receive")
 
 INDIRECT: Final = frozenset(
@@ -205,36 +62,41 @@ INDIRECT: Final = frozenset(
         *(b"origin", b"sec-fetch-site"),  # a browser's: any page may make it send
     }
 )
-"""Headers that tell that a request does not come from the program at the other end. So does X-Forwarded-anything."""
+"""Headers of a request that does not come from the program at the other end. So is X-Forwarded-anything."""
 
 RETRY_AFTER: Final = (b"retry-after", b"5")
 JSON: Final = (b"content-type", b"application/json")
+_META_HANDSHAKE: Final = b"hub.verify_token"
+"""Found in the query of a handshake whose sender expects 403 where the token is wrong, and so, too, where there is no
+such source (S8)."""
 
+MOST_PARTS: Final = 10_000
+MOST_PART_BYTES: Final = 32 << 20
+"""A batch that would become more than this is kept whole: each part repeats its envelope, so a small body could grow
+without bound."""
 
 Revive = Callable[[EventId], Awaitable[None]]
-"""Brings back what ended as a dead letter of this event, where its source asks for it."""
+"""A function that replays the dead letters of an event."""
 
 
 class ArrivalObserver(Protocol):
-    """Observer of arrivals, for logs and metrics; `observe` has the real one."""
+    """Observer of arrivals, for logs and metrics."""
 
     def arrival(
         self, source: str, outcomes: Sequence[str], seconds: float, size: int, items: Sequence[Item], ids: list[str]
     ) -> None:
-        """An arrival was answered after its commit, or acknowledged without one (`ignored`, `handshake`).
+        """Note an arrival that was answered after its commit, or acknowledged without one (`ignored`, `handshake`).
 
         A batch has one outcome for each of its parts: those of the items, in their order, then those ignored.
         """
 
-    def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
-        """An arrival was turned away."""
+    def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None: ...
 
-    def unavailable(self, source: str, error: StoreUnavailable) -> None:
-        """An arrival could not be stored, and its sender was asked to try again."""
+    def unavailable(self, source: str, error: StoreUnavailable) -> None: ...
 
 
 class Receipt(msgspec.Struct):
-    """The answer to one arrival, for a route of one's own: the reply, and what it says."""
+    """An answer to one arrival, for a route of one's own: the reply, and its content."""
 
     reply: Reply
     outcome: str
@@ -253,7 +115,7 @@ class Begun(msgspec.Struct):
 
 
 class Receiver:
-    """Takes arrivals for a set of sources into a store."""
+    """Receiver of arrivals for a set of sources: admit, read, record, reply."""
 
     def __init__(
         self,
@@ -268,7 +130,7 @@ class Receiver:
         self._plan = plan
         self._observer = observer
         self._revive = revive
-        self._patience = AckDeadlines()
+        self._deadlines = AckDeadlines()
 
     @property
     def largest_body(self) -> int:
@@ -280,7 +142,7 @@ class Receiver:
         return await self.take(self.sources.get(arrival.source), arrival)
 
     async def take(self, source: Source | None, arrival: Arrival) -> Receipt:
-        """Take in one arrival at a source's address; None: nobody lives there.
+        """Take in one arrival at a source's address; None: no source has it.
 
         The address decides, not the name: a source with a path of its own is not found under its name (S8).
         Never raises: whatever happens becomes the sender's answer.
@@ -293,7 +155,7 @@ class Receiver:
         try:
             verdicts = await begun.pending.future
             if begun.source.revive_dead and self._revive is not None:
-                await self._bring_back(verdicts)
+                await self._revive_dead(verdicts)
         except asyncio.CancelledError:
             begun.pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
             raise
@@ -302,25 +164,24 @@ class Receiver:
         return self.finish(begun)
 
     def begin(self, source: Source | None, arrival: Arrival) -> Begun | Receipt:
-        """Everything up to the store: what was handed over to it, or the answer where that is known already."""
+        """Admit, read and record an arrival; returns what the store will decide, or the answer where it is known."""
         started = clock.perf()
         try:
             source = self._admit(source, arrival)
             if source.handshake is not None and (reply := source.handshake(arrival, source)) is not None:
-                self._observer.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
+                self._note_unstored(source, arrival, ("handshake",), started)
                 return Receipt(reply, "handshake", [])
             parts, items = self._items(source, arrival)
             if not items:
-                outcomes = ("ignored",) * (parts or 1)
-                self._observer.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
+                self._note_unstored(source, arrival, ("ignored",) * (parts or 1), started)
                 return Receipt(_answer(source, arrival, {"status": "ignored"}), "ignored", [])
-            pending = self._hand_over(source, arrival, items, split=parts > 1)
+            pending = self._record(source, arrival, items, split=parts > 1)
             return Begun(source, arrival, parts, items, pending, started)
         except Exception as error:
             return self._failed(source, arrival, error)
 
     def finish(self, begun: Begun) -> Receipt:
-        """The answer, once the store has decided."""
+        """Return the answer, once the store has decided."""
         try:
             return self._acknowledge(begun, begun.pending.future.result())
         except Exception as error:
@@ -331,7 +192,7 @@ class Receiver:
             return Receipt(self.turn_away(source, arrival, error), "rejected", [])
         if isinstance(error, StoreUnavailable):
             return Receipt(self.put_off(source, error), "error", [])
-        return Receipt(self._stumble(source, error), "error", [])
+        return Receipt(self._fail_ours(source, error), "error", [])
 
     def greet(self, source: Source | None, arrival: Arrival) -> Reply:
         """Answer anything but a POST: a provider's handshake, or the same refusal that a forged arrival gets."""
@@ -345,18 +206,21 @@ class Receiver:
                 raise SignatureInvalid("handshake")
         except Rejected as error:
             refusal = self.turn_away(source, arrival, error)
-            return Reply(403, refusal.body) if _ASKED_BY_META in arrival.query else refusal
+            return Reply(403, refusal.body) if _META_HANDSHAKE in arrival.query else refusal
         except Exception as error:
-            return self._stumble(source, error)
-        self._observer.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
+            return self._fail_ours(source, error)
+        self._note_unstored(source, arrival, ("handshake",), started)
         return reply
 
+    def _note_unstored(self, source: Source, arrival: Arrival, outcomes: Sequence[str], started: float) -> None:
+        self._observer.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
+
     def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
-        """Note that an arrival is not taken, and say so."""
+        """Reject an arrival, and note that."""
         self._observer.rejected(arrival, source, error)
         return Reply(error.status, _sentence(str(error), error.code))
 
-    def _stumble(self, source: Source | None, error: Exception) -> Reply:
+    def _fail_ours(self, source: Source | None, error: Exception) -> Reply:
         # A fault of ours is never the sender's: it tries again, and we read the log.
         name = _name(source)
         ration.log(log, logging.ERROR, "receive.failed", {"source": name}, kind=name, exc_info=True)
@@ -376,7 +240,7 @@ class Receiver:
             if name == HOPS:
                 hops = max(hops, read_hops(value))
         if source is None:
-            # Cost a stranger the same time as a wrong signature would (S8).
+            # Because an unknown source must cost the same time as a wrong signature (S8).
             digest(arrival.body)
             raise SignatureInvalid("unknown source")
         self._check_peer(source, arrival)
@@ -396,7 +260,7 @@ class Receiver:
     # -- from bytes to items -------------------------------------------------------------------
 
     def _items(self, source: Source, arrival: Arrival) -> tuple[int, list[Item]]:
-        """How many parts the arrival has, and the events to be made of them: less where types are ignored."""
+        """Return how many parts the arrival has, and the events to be made of them: less where types are ignored."""
         parts = None if source.split is None else _parts(source, arrival)
         if parts is not None and len(parts) != 1:
             made = [self._part(source, arrival, part, body) for part, body in parts]
@@ -420,7 +284,7 @@ class Receiver:
     def _item(
         self, source: Source, arrival: Arrival, body: bytes, reading: Reading, data: Any = payload.MISSING
     ) -> Item | None:
-        """One event to be, or None when its type is ignored."""
+        """Return one event to be, or None when its type is ignored."""
         mask = source.body_masking
         kind = mask.text(reading.type or "event")
         if source.ignored is not None and source.ignored.match(kind):
@@ -458,18 +322,18 @@ class Receiver:
 
     # -- to the store and back -----------------------------------------------------------------
 
-    def _hand_over(self, source: Source, arrival: Arrival, items: Sequence[Item], *, split: bool) -> Pending:
+    def _record(self, source: Source, arrival: Arrival, items: Sequence[Item], *, split: bool) -> Pending:
         raw = arrival.body if split else None
         if raw is not None:
             raw = source.body_masking(raw if source.redaction is None else source.redaction(raw, payload.MISSING))
         head = source.masking(pack_head(arrival, source.masked, source.scheme.masked_query))
         arrival_id = new_id() if split else items[0].event_id
         pending = self._store.record(Intake(arrival_id, source.id, head, items, raw))
-        self._patience.watch(pending, source.budget)
+        self._deadlines.watch(pending, source.budget)
         return pending
 
-    async def _bring_back(self, verdicts: Sequence[Verdict]) -> None:
-        """Before the answer: a sender that is told "duplicate" may never come again."""
+    async def _revive_dead(self, verdicts: Sequence[Verdict]) -> None:
+        """Replay dead letters of duplicates before the answer: after "duplicate" a sender may never come again."""
         assert self._revive is not None
         for verdict in verdicts:
             if verdict.outcome is Outcome.duplicate:
@@ -496,34 +360,8 @@ class Receiver:
         return Receipt(_answer(source, begun.arrival, answer), outcome, ids)
 
 
-class ClosedReceiver(Receiver):
-    """The front door of an inbox that is not started: every sender is asked to try again, and the log says why."""
-
-    def begin(self, source: Source | None, arrival: Arrival) -> Receipt:
-        """Put every arrival off, genuine or not: nothing can be stored."""
-        return Receipt(self.put_off(source, NotStarted()), "error", [])
-
-    def greet(self, source: Source | None, arrival: Arrival) -> Reply:
-        """Put handshakes off, too: whoever registers an address should learn that nothing is taken there yet."""
-        return self.put_off(source, NotStarted())
-
-    def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
-        """Put off what would be rejected: there is no store to note it in."""
-        return self.put_off(source, NotStarted())
-
-
-_ASKED_BY_META: Final = b"hub.verify_token"
-"""In the query of a handshake whose sender expects 403 where the token is wrong. Whether there is such a source, the
-answer must not tell (S8)."""
-
-MOST_PARTS: Final = 10_000
-MOST_PART_BYTES: Final = 32 << 20
-"""A batch that would become more than this is kept whole: each part repeats its envelope, so a small body could grow
-without bound."""
-
-
 def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
-    """The parts of a batch and the bytes of each, or None when it cannot be told apart: then it is kept whole.
+    """Return the parts of a batch and the bytes of each, or None for what is no batch: then it is kept whole.
 
     A shape that the splitter did not expect must not lose a verified event (S11).
     """
@@ -550,12 +388,12 @@ def _parts(source: Source, arrival: Arrival) -> list[tuple[Any, bytes]] | None:
 
 
 def _odd(reading: Reading) -> Reading:
-    """What is read from a part of the wrong shape: whatever stands where the key should be is not believed."""
+    """Return a reading without its key, because the part has the wrong shape."""
     return msgspec.structs.replace(reading, key=None, unparsed=True)
 
 
 def is_direct(arrival: Arrival) -> bool:
-    """Whether an arrival comes straight from this machine, and not through a tunnel that ends on it."""
+    """Tell whether an arrival comes straight from this machine, and not through a tunnel that ends on it."""
     if not arrival.peer:
         return True  # handed over by a program of ours
     try:
@@ -567,13 +405,13 @@ def is_direct(arrival: Arrival) -> bool:
 
 
 def try_again(source: Source | None, code: str = StoreUnavailable.code) -> Reply:
-    """The answer to what cannot be stored now: only the code, for a sentence may name files and hosts of ours."""
+    """Return the answer to what cannot be stored now: with the code only, for a sentence may name files and hosts."""
     status = 503 if source is None else source.unavailable
     return Reply(status, _sentence("Cannot store this now; try again.", code), (JSON, RETRY_AFTER))
 
 
 def _sum_up(outcomes: Sequence[str], ids: list[str]) -> tuple[Outcome, dict[str, object]]:
-    """The answer to a batch: it counts as accepted when anything in it was new."""
+    """Return the answer to a batch: it counts as accepted when anything in it was new."""
     outcome = Outcome.accepted if Outcome.accepted in outcomes else Outcome.duplicate
     return outcome, {
         "status": outcome,
@@ -585,7 +423,7 @@ def _sum_up(outcomes: Sequence[str], ids: list[str]) -> tuple[Outcome, dict[str,
 
 
 def _name(source: Source | None) -> str:
-    # An unknown source's name is a stranger's text, and this one becomes a label.
+    # An unknown source's name is untrusted text, and this one becomes a label.
     return "unknown" if source is None else source.name
 
 
@@ -597,3 +435,177 @@ def _answer(source: Source, arrival: Arrival, body: Mapping[str, object]) -> Rep
     if source.answer is None:
         return Reply(source.accepted, msgspec.json.encode(body))
     return source.answer if isinstance(source.answer, Reply) else source.answer(arrival)
+
+
+class ClosedReceiver(Receiver):
+    """A receiver for an inbox that is not started: every sender is asked to try again, and the log says why."""
+
+    def begin(self, source: Source | None, arrival: Arrival) -> Receipt:
+        """Put off every arrival, genuine or not: nothing can be stored."""
+        return Receipt(self.put_off(source, NotStarted()), "error", [])
+
+    def greet(self, source: Source | None, arrival: Arrival) -> Reply:
+        """Put off handshakes, too: whoever registers an address should learn that nothing is taken there yet."""
+        return self.put_off(source, NotStarted())
+
+    def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
+        """Put off what would be rejected: there is no store to note it in."""
+        return self.put_off(source, NotStarted())
+
+
+STEP: Final = 0.02
+"""Seconds between two looks. An answer is due one step before the budget ends, so that it is never late."""
+
+
+class AckDeadlines:
+    """Deadlines of the answers that one receiver owes, on one loop."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[float, deque[tuple[float, Pending]]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, pending: Pending, budget: float) -> None:
+        """Give up on an arrival when its budget is spent."""
+        loop = pending.future.get_loop()  # asking which one is running would cost a system call
+        queue = self._waiting.get(budget)
+        if queue is None:
+            queue = self._waiting[budget] = deque()
+        queue.append((loop.time() + budget - STEP, pending))
+        if self._timer is None:
+            self._timer = loop.call_later(STEP, self._look, loop)
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        now = loop.time()
+        for queue in self._waiting.values():
+            while queue and (queue[0][1].future.done() or queue[0][0] <= now):
+                _give_up(queue.popleft()[1])
+        self._timer = loop.call_later(STEP, self._look, loop) if any(self._waiting.values()) else None
+
+
+def _give_up(pending: Pending) -> None:
+    """Withdraw what the writer has not taken yet; what it has, the sender's next try finds by its key."""
+    if not pending.future.done():
+        pending.abandoned = True
+        pending.future.set_exception(StoreUnavailable("The store did not answer within this source's budget."))
+
+
+KEEP_EMITTED: Final = 30 * 86400.0
+"""Seconds for which the key of an emitted event is remembered."""
+
+
+@dataclass(slots=True, frozen=True)
+class Draft:
+    """An event that a program wants to emit, with its body as of that moment."""
+
+    source: str
+    type: str
+    body: bytes
+    key: str | None
+    subject: str | None
+    hops: int = 0
+    """Inboxes that the event had come through whose handler emits this: a circle may lead through a handler."""
+    at: float = field(default_factory=clock.perf)
+
+
+def draft(source: str, type: str, payload: object, key: str | None, subject: str | None, hops: int = 0) -> Draft:
+    """Draft an event: bytes are its body as they are, anything else becomes JSON."""
+    body = payload if isinstance(payload, bytes) else msgspec.json.encode(payload)
+    return Draft(source, type, body, key, subject, hops)
+
+
+class EmitterHost(Protocol):
+    """An inbox as its emitter sees it: asked at each emission, because its start builds some parts."""
+
+    @property
+    def observer(self) -> ArrivalObserver: ...
+
+    @property
+    def store(self) -> Store: ...
+
+    def plan_deliveries(self, arrival: Arrival, item: Item) -> Sequence[Planned]: ...
+
+
+class Emitter:
+    """Way in for events of the program's own. A source gets its id when it is first named."""
+
+    def __init__(self, inbox: EmitterHost) -> None:
+        self._inbox = inbox
+        self._source_ids: dict[str, int] = {}
+        self._registering = asyncio.Lock()
+
+    @property
+    def store(self) -> Store:
+        """The store that events are kept in."""
+        return self._inbox.store
+
+    async def emit(self, draft: Draft) -> str:
+        """Keep an event, in a commit of its own; returns its id, or the first one's with that key."""
+        await self._register([draft.source])
+        intake = self._intake(draft)
+        (verdict,) = await self.store.record(intake).future
+        self._notify(draft, intake, verdict)
+        return str(verdict.event_id)
+
+    async def emit_in(self, tx: Any, draft: Draft) -> str:
+        """Keep an event if, and when, the caller's transaction commits."""
+        if draft.source not in self._source_ids:  # on a connection of its own: also where this inbox was never started
+            await asyncio.to_thread(self._register_blocking, [draft.source])
+        (verdict,) = await self.store.record_in(tx, self._intake(draft))
+        return str(verdict.event_id)
+
+    def emit_in_blocking(self, tx: Any, draft: Draft) -> str:
+        """Keep an event with a transaction of a thread."""
+        self._register_blocking([draft.source])
+        (verdict,) = self.store.record_in_blocking(tx, self._intake(draft))
+        return str(verdict.event_id)
+
+    async def emissions(self, drafts: Sequence[Draft]) -> list[Emission]:
+        """Return what a handler has emitted, to be settled with its delivery."""
+        await self._register(one.source for one in drafts)
+        return [self._emission(one) for one in drafts]
+
+    def emissions_blocking(self, drafts: Sequence[Draft]) -> list[Emission]:
+        """Return what a handler on a thread has emitted (PostgreSQL)."""
+        self._register_blocking(one.source for one in drafts)
+        return [self._emission(one) for one in drafts]
+
+    async def _register(self, sources: Iterable[str]) -> None:
+        if new := self._unknown(sources):
+            async with self._registering:  # many first events at once ask for the number once
+                if new := self._unknown(new):
+                    self._source_ids |= (await self.store.register_names(new, [])).sources
+
+    def _register_blocking(self, sources: Iterable[str]) -> None:
+        if new := self._unknown(sources):
+            self._source_ids |= self.store.register_names_blocking(new, []).sources
+
+    def _unknown(self, sources: Iterable[str]) -> list[str]:
+        return [source for source in sources if source not in self._source_ids]
+
+    def _intake(self, draft: Draft) -> Intake:
+        key, body = draft.key, draft.body
+        item = Item(
+            new_id(),
+            bounded(draft.type, 200),
+            None if key is None else bounded(key),
+            None if key is None else key_hash(draft.source, (key,)),
+            KEEP_EMITTED,
+            None if draft.subject is None else bounded(draft.subject),
+            body,
+            digest(body),
+            marks=Mark.emitted if key is not None else Mark.emitted | Mark.unkeyed,
+        )
+        item.deliveries = self._inbox.plan_deliveries(Arrival(draft.source, (), body), item)
+        head = f"EMIT {draft.source}\r\ncontent-type: application/json".encode()
+        if draft.hops:
+            head += b"\r\n%s: %d" % (HOPS, draft.hops)
+        return Intake(item.event_id, self._source_ids[draft.source], head, [item])
+
+    def _emission(self, draft: Draft) -> Emission:
+        intake = self._intake(draft)
+        return Emission(intake, lambda verdict: self._notify(draft, intake, verdict))
+
+    def _notify(self, draft: Draft, intake: Intake, verdict: Verdict) -> None:
+        ids = [str(verdict.event_id)]
+        seconds = clock.perf() - draft.at
+        self._inbox.observer.arrival(draft.source, [verdict.outcome], seconds, len(draft.body), intake.items, ids)

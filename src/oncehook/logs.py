@@ -1,4 +1,4 @@
-"""How log lines look: colour on a terminal, JSON elsewhere, and no way for a stranger's text to forge one (S35).
+"""Log lines: colour on a terminal, JSON elsewhere, and no way for untrusted text to forge one (S35).
 
 A line is a moment, `log.error("delivery.dead", extra={"fields": {…}})`. `serve` and `worker` render its fields; in a
 program with a logging of its own, a filter puts them into the message. What an outsider can cause is logged through
@@ -53,7 +53,7 @@ _OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime",
 
 
 def _add_fields(logger: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """What was logged along with the message: the fields of a moment, or the extra values of anybody else's line."""
+    """Add what was logged along with the message: the fields of a moment, or the extra values of another's line."""
     record: logging.LogRecord = event["_record"]
     extra = {name: value for name, value in vars(record).items() if name not in _OWN and name[0] != "_"}
     return {**event, **extra, **getattr(record, "fields", {})}
@@ -75,7 +75,7 @@ _HIDDEN_OF_ATTEMPTS: Final = _HIDDEN | {
 
 
 class _Lines:
-    """A line for people: time, moment, source and type, then the rest. A stranger's text cannot forge a line (S35)."""
+    """A line for people: time, moment, source and type, then the rest. Untrusted text cannot forge a line (S35)."""
 
     def __init__(self, colored: bool) -> None:
         self._colored = colored
@@ -95,11 +95,11 @@ class _Lines:
         hidden = _HIDDEN_OF_ATTEMPTS if "attempt" in event else _HIDDEN
         rest = {k: v for k, v in event.items() if k not in hidden and v not in (None, "")}
         ids = rest.pop("event_ids", ())
-        # Ids stand last: they are long, and wanted only to be copied.
+        # Ids come last: they are long, and wanted only to be copied.
         rest["event_id"] = f"{ids[0]} and {len(ids) - 1} more" if ids else rest.pop("event_id", "")
-        told = {k: plain(_words(v)) for k, v in rest.items() if v}
-        parts += [f"{k}={_short(text) if k in ('key', 'subject') else text}" for k, text in told.items()]
-        return "\n".join(["  ".join(parts), *_set_in(str(event.get("exception", "")))])
+        shown = {k: plain(_words(v)) for k, v in rest.items() if v}
+        parts += [f"{k}={_short(text) if k in ('key', 'subject') else text}" for k, text in shown.items()]
+        return "\n".join(["  ".join(parts), *_indent(str(event.get("exception", "")))])
 
     def _paint(self, moment: str, text: str, level: str) -> str:
         color = _COLORS.get(moment) or _COLORS.get(level)
@@ -107,7 +107,7 @@ class _Lines:
 
 
 def _attempt_words(event: Mapping[str, Any]) -> list[str]:
-    """Which attempt it was, where it was not the first and only one, and when the next one comes."""
+    """Return which attempt it was, where it was not the first and only one, and when the next one comes."""
     words = []
     if event["attempt"] > 1 or "again_in_s" in event:
         words.append(f"attempt {event['attempt']}")
@@ -130,12 +130,12 @@ def _short(text: str, width: int = 52) -> str:
 
 
 def plain(text: str) -> str:
-    """Text in which nothing can move the cursor or end the line."""
+    """Return text in which nothing can move the cursor or end the line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
-def _set_in(trace: str) -> list[str]:
-    """A traceback may quote a stranger: its lines are set in, so that none can pass for one of ours."""
+def _indent(trace: str) -> list[str]:
+    """Indent a traceback, because it may quote untrusted text, and no line of it must pass for one of ours."""
     return [f"    {plain(line)}" for line in trace.splitlines()]
 
 
@@ -150,10 +150,10 @@ _UNCALLED: Final = 2.0
 
 
 class Ration:
-    """Bounds the lines that an outsider can cause, so that a flood of requests is no flood of lines.
+    """Bound on the lines that an outsider can cause, so that a flood of requests is no flood of lines.
 
-    Of each moment the first few are logged as they are; the others are counted by kind and told in one line, by
-    `sum_up`, once a second. Called from any thread.
+    Of each moment the first few are logged as they are; the others are counted by kind and summed up in one
+    line, by `sum_up`, once a second. Called from any thread.
     """
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Ration:
         kind: str,
         exc_info: bool = False,
     ) -> None:
-        """Log a moment, or count it as one more of its `kind`: a word of ours, never a stranger's."""
+        """Log a moment, or count it as one more of its `kind`: a word of ours, never untrusted text."""
         if not logger.isEnabledFor(level):
             return
         if clock.steady() - self._since > _UNCALLED:
@@ -218,14 +218,14 @@ _TRACES: Final = logging.Formatter()
 _WORD: Final = re.compile(r"[\w.:/@+,-]+")
 
 
-def tell_details() -> None:
-    """Have whatever handler there is tell the fields of our lines beside their moment."""
+def show_details() -> None:
+    """Have whatever handler there is show the fields of our lines beside their moment."""
     for name in LOGGERS:
         logging.getLogger(f"oncehook.{name}").addFilter(_add_details)
 
 
 class _Details:
-    """The fields of a moment, put into words only when somebody writes them down."""
+    """Fields of a moment, formatted only when a handler writes them."""
 
     def __init__(self, fields: Mapping[str, object]) -> None:
         self._fields = fields
@@ -235,7 +235,7 @@ class _Details:
 
 
 def _quoted(value: object) -> str:
-    """As it is where it is one word; otherwise in quotes, which a stranger's text cannot close."""
+    """Return a single word as is; quote anything else so that untrusted text cannot break out of the quotes."""
     text = ",".join(map(str, value)) if isinstance(value, list) else _words(value)
     if _WORD.fullmatch(text):
         return text
@@ -244,19 +244,19 @@ def _quoted(value: object) -> str:
 
 
 def _add_details(record: logging.LogRecord) -> bool:
-    """The fields go into the message; `moment` stays the bare word, for whoever counts or picks lines."""
+    """Put the fields into the message; `moment` keeps the bare word, for whoever counts or picks lines."""
     if not hasattr(record, "moment"):  # it may have been through this in the process that it comes from
         vars(record)["moment"] = record.msg
         if fields := getattr(record, "fields", None):
             # As an argument: what groups lines by their unformatted message finds one and the same per moment.
             record.msg, record.args = f"{record.msg} %s", (_Details(fields),)
         if record.exc_info:
-            record.exc_text = "\n".join(_set_in(_TRACES.formatException(record.exc_info)))
+            record.exc_text = "\n".join(_indent(_TRACES.formatException(record.exc_info)))
     return True
 
 
 def _leave_details(record: logging.LogRecord) -> bool:
-    """The other way round, for our own handler: it renders the fields itself."""
+    """Take the fields out of the message again: our own handler renders them itself."""
     if moment := getattr(record, "moment", None):
         record.msg, record.args = moment, ()
     return True

@@ -29,7 +29,6 @@ class _MeteredNode(JSONPathNode):
         self._meter = meter
 
     def new_child(self, value: object, key: int | str, parent: JSONPathNode | None) -> JSONPathNode:
-        """Go on to a child."""
         return _MeteredNode(self._meter, value, (*self.location, key), self.root)
 
 

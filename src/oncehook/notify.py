@@ -1,4 +1,4 @@
-"""Telling systemd how a process is doing: READY, STOPPING, and a WATCHDOG beat for as long as its event loop turns.
+"""Notifications for systemd: READY, STOPPING, and a WATCHDOG beat for as long as the event loop turns.
 
 `serve` and `worker` run inside `supervised()`. Where nobody listens (no NOTIFY_SOCKET) nothing is sent.
 """
@@ -17,34 +17,34 @@ BEATS: Final = 3
 
 
 class Supervisor:
-    """The service manager that started this process, if one did."""
+    """Service manager that started this process, if one did."""
 
     def __init__(self, env: Mapping[str, str] = os.environ) -> None:
         address = env.get("NOTIFY_SOCKET", "")
         # A name that begins with @ is in the abstract namespace; anything but that and a path is not for us (vsock).
         self._address = "\0" + address[1:] if address.startswith("@") else address if address[:1] == "/" else ""
         self.interval = _read_interval(env) if self._address else None
-        """Seconds of silence that are borne; None: no watchdog is set."""
+        """Seconds of silence that systemd allows; None: no watchdog is set."""
 
     def ready(self, status: str) -> None:
-        """Start-up is over: whoever waits for this unit may go on."""
-        self._tell(f"READY=1\nSTATUS={status}")
+        """Report that start-up is over: whoever waits for this unit may go on."""
+        self._send(f"READY=1\nSTATUS={status}")
 
     def reloading(self) -> None:
-        """SIGHUP came: this process stops, and begins anew under the same number."""
-        self._tell("RELOADING=1\nSTATUS=beginning anew")
+        """Report that this process begins anew under the same number, after SIGHUP."""
+        self._send("RELOADING=1\nSTATUS=beginning anew")
 
     def stopping(self) -> None:
-        """A signal came, and what is under way is being ended."""
-        self._tell("STOPPING=1\nSTATUS=stopping")
+        """Report that what is under way is being ended, after a signal."""
+        self._send("STOPPING=1\nSTATUS=stopping")
 
     async def beat(self) -> None:
-        """Say again and again that the loop turns, until cancelled. A loop that hangs is silent, and is restarted."""
+        """Report that the loop turns, until cancelled. A loop that hangs is silent, and is restarted."""
         while self.interval is not None:
-            self._tell("WATCHDOG=1")
+            self._send("WATCHDOG=1")
             await asyncio.sleep(self.interval / BEATS)
 
-    def _tell(self, message: str) -> None:
+    def _send(self, message: str) -> None:
         if not self._address:
             return
         # A manager that does not listen is no reason to stop serving.
@@ -54,7 +54,7 @@ class Supervisor:
 
 
 def _read_interval(env: Mapping[str, str]) -> float | None:
-    """Of this process, and not of a parent whose variables it has inherited."""
+    """Read the interval of this process, and not of a parent whose variables it has inherited."""
     if env.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return None
     microseconds = env.get("WATCHDOG_USEC", "")
@@ -63,7 +63,7 @@ def _read_interval(env: Mapping[str, str]) -> float | None:
 
 @contextlib.asynccontextmanager
 async def supervised(env: Mapping[str, str] = os.environ) -> AsyncIterator[Supervisor]:
-    """For as long as the block runs, the watchdog hears from this loop."""
+    """Beat for the watchdog for as long as the block runs."""
     supervisor = Supervisor(env)
     beating = asyncio.create_task(supervisor.beat(), name="oncehook-watchdog")
     try:

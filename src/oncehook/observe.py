@@ -1,8 +1,7 @@
-"""What people see while it runs: one log line and a few numbers per arrival and per attempt.
+"""Metrics and logs: one log line and a few numbers per arrival and per attempt.
 
-`Observer` is the witness of the receiver, the worker and the sweep: it counts for Prometheus, logs the moment, tells
-whoever listens, and gathers what was rejected, and what is volume, until the inbox writes it down. Bodies and
-secrets never appear.
+`Observer` counts for Prometheus, logs the moment, publishes it to whoever follows, and gathers what was rejected, and
+what is volume, until the inbox writes it down. Bodies and secrets never appear.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ import re
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Final, Protocol
 
 from prometheus_client import generate_latest
@@ -28,22 +28,38 @@ from oncehook.store.base import KEPT_REJECTIONS
 from oncehook.upkeep import Watermark
 
 
-class Instrument(Protocol):
-    """Anything that can be read off."""
+class Registry:
+    """The instruments of one inbox, which the client library can write out."""
+
+    def __init__(self) -> None:
+        self.instruments: list[Instrument] = []
+
+    def collect(self) -> Iterable[Metric]:
+        """Return what all instruments show now."""
+        return [instrument.family() for instrument in self.instruments]
+
+
+class Instrument:
+    """A named measure, by labels."""
+
+    def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
+        self._name, self._about, self._labels = name, about, labels
+        registry.instruments.append(self)
 
     def family(self) -> Metric:
-        """What it shows now."""
+        """Return what it shows now."""
+        raise NotImplementedError
 
 
-class Counter:
-    """Something that only grows, by labels."""
+class Counter(Instrument):
+    """A number that only grows."""
 
-    def __init__(self, name: str, about: str, *labels: str) -> None:
-        self._name, self._about, self._labels = name, about, labels
+    def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
+        super().__init__(registry, name, about, *labels)
         self._values: dict[tuple[str, ...], int] = {}
 
     def add(self, *labels: str, by: int = 1) -> None:
-        """Count one more. By nought, it is shown from the start, so that its first rise is seen."""
+        """Count one more. With 0, it is shown from the start, so that its first rise is seen."""
         self._values[labels] = self._values.get(labels, 0) + by
 
     def values(self) -> dict[tuple[str, ...], int]:
@@ -51,18 +67,40 @@ class Counter:
         return dict(self._values)
 
     def family(self) -> Metric:
-        family = CounterMetricFamily(self._name, self._about, labels=self._labels)
-        for labels, value in self._values.items():
-            family.add_metric(labels, value)
-        return family
+        return _fill(CounterMetricFamily(self._name, self._about, labels=self._labels), self._values)
 
 
-class Histogram:
-    """How some measure is spread over buckets, by one label or by several."""
+class Gauge(Instrument):
+    """A number that goes up and down."""
 
-    def __init__(self, name: str, about: str, labels: str | Sequence[str], buckets: Sequence[float]) -> None:
-        self._name, self._about = name, about
-        self._labels = (labels,) if isinstance(labels, str) else labels
+    def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
+        super().__init__(registry, name, about, *labels)
+        self._values: dict[tuple[str, ...], float] = {}
+
+    def set(self, value: float, *labels: str) -> None:
+        self._values[labels] = value
+
+    def clear(self) -> None:
+        """Show nothing, until it is set anew."""
+        self._values.clear()
+
+    def family(self) -> Metric:
+        return _fill(GaugeMetricFamily(self._name, self._about, labels=self._labels), self._values)
+
+
+def _fill(
+    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[tuple[str, ...], float]
+) -> CounterMetricFamily | GaugeMetricFamily:
+    for labels, value in values.items():
+        family.add_metric(labels, value)
+    return family
+
+
+class Histogram(Instrument):
+    """A distribution over buckets."""
+
+    def __init__(self, registry: Registry, name: str, about: str, *labels: str, buckets: Sequence[float]) -> None:
+        super().__init__(registry, name, about, *labels)
         self._buckets = buckets
         self._rows: dict[str | tuple[str, ...], list[float]] = {}
         """Per label: how many fell into each bucket, into none of them, and the sum of all."""
@@ -79,50 +117,10 @@ class Histogram:
         family = HistogramMetricFamily(self._name, self._about, labels=self._labels)
         names = [*(f"{float(limit)}" for limit in self._buckets), "+Inf"]
         for label, row in self._rows.items():
-            upto = 0.0
-            buckets = []
-            for name, n in zip(names, row[:-1], strict=True):
-                upto += n
-                buckets.append((name, upto))
+            upto = list(accumulate(row[:-1]))
+            buckets = list(zip(names, upto, strict=True))
             family.add_metric((label,) if isinstance(label, str) else label, buckets, row[-1])
         return family
-
-
-class Gauge:
-    """Something that goes up and down, or is simply so."""
-
-    def __init__(self, name: str, about: str, *labels: str) -> None:
-        self._name, self._about, self._labels = name, about, labels
-        self._values: dict[tuple[str, ...], float] = {}
-
-    def set(self, value: float, *labels: str) -> None:
-        """Say how it stands."""
-        self._values[labels] = value
-
-    def clear(self) -> None:
-        """Say nothing, until it is set anew."""
-        self._values.clear()
-
-    def family(self) -> Metric:
-        family = GaugeMetricFamily(self._name, self._about, labels=self._labels)
-        for labels, value in self._values.items():
-            family.add_metric(labels, value)
-        return family
-
-
-class Registry:
-    """The instruments of one inbox together, as a registry that the client library can write out."""
-
-    def __init__(self) -> None:
-        self._instruments: list[Instrument] = []
-
-    def mount(self, instrument: Counter | Histogram | Gauge) -> None:
-        """Show this one too."""
-        self._instruments.append(instrument)
-
-    def collect(self) -> Iterable[Metric]:
-        """What all of them show now."""
-        return [instrument.family() for instrument in self._instruments]
 
 
 log = logging.getLogger("oncehook.arrival")
@@ -132,85 +130,78 @@ replay_log = logging.getLogger("oncehook.replay")
 
 
 class LiveStream(Protocol):
-    """Who looks on as things happen; `web.live` has the real one."""
+    """Stream of what happens, for open pages and `oncehook tail`."""
 
     @property
     def is_there(self) -> bool:
-        """Whether anybody looks on now: what nobody hears is not put into words."""
+        """Whether anybody follows it now: otherwise nothing is put into words."""
 
     def publish(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Tell them. Called on the loop; must be quick and must not raise."""
+        """Publish one moment. Called on the loop; must be quick and must not raise."""
 
 
-class _Nobody:
+class _NoFollowers:
     is_there = False
 
-    def publish(self, kind: str, fields: Mapping[str, object]) -> None:
-        """Nobody hears it."""
+    def publish(self, kind: str, fields: Mapping[str, object]) -> None: ...
 
 
 _FAST: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_ATTEMPTS: Final = (*_FAST, 10.0, 30.0, 60.0)
 _SLOW: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0, 3600.0, 21600.0, 86400.0)
 _SIZES: Final = (256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216)
 
 
 class Observer:
-    """Counts and tells. One per inbox."""
+    """Observer of one inbox: counts and logs what its receiver, worker, sweep and store report."""
 
     def __init__(self, engine: str) -> None:
         self.verbose = False
         """On a terminal every arrival is worth a line; elsewhere only what somebody may have to act on."""
         self.worker: str | None = None
-        """Who makes the attempts, as lines name it."""
-        self._arrivals = Counter("oncehook_arrivals", "Arrivals by outcome", "source", "outcome")
-        self._acks = Histogram("oncehook_ack_duration_seconds", "From the whole request to its answer", "source", _FAST)
-        self._sizes = Histogram("oncehook_arrival_size_bytes", "Size of bodies", "source", _SIZES)
-        self._unkeyed = Counter("oncehook_unkeyed", "Events accepted although no key was found", "source")
-        self._unparsed = Counter("oncehook_unparsed", "Verified events whose body could not be read", "source")
+        """Id of the worker of this process, for log lines."""
+        self.registry = all_ = Registry()
+        self._arrivals = Counter(all_, "oncehook_arrivals", "Arrivals by outcome", "source", "outcome")
+        self._acks = Histogram(
+            all_, "oncehook_ack_duration_seconds", "From the whole request to its answer", "source", buckets=_FAST
+        )
+        self._sizes = Histogram(all_, "oncehook_arrival_size_bytes", "Size of bodies", "source", buckets=_SIZES)
+        self._unkeyed = Counter(all_, "oncehook_unkeyed", "Events accepted although no key was found", "source")
+        self._unparsed = Counter(all_, "oncehook_unparsed", "Verified events whose body could not be read", "source")
         self._same_bodies = Counter(
-            "oncehook_same_bodies", "Events whose signed body had come before under another key", "source"
+            all_, "oncehook_same_bodies", "Events whose signed body had come before under another key", "source"
         )
-        self._store_errors = Counter("oncehook_store_errors", "Operations the store could not do", "operation")
-        self._store_errors.add("record", by=0)
-        self._operations = Histogram(
-            "oncehook_store_operation_duration_seconds", "Time of a store operation", "operation", _FAST
-        )
-        self._attempts = Counter("oncehook_attempts", "Attempts by outcome", "destination", "outcome")
+        self._attempts = Counter(all_, "oncehook_attempts", "Attempts by outcome", "destination", "outcome")
         self._durations = Histogram(
-            "oncehook_attempt_duration_seconds", "Time of an attempt", "destination", (*_FAST, 10.0, 30.0, 60.0)
+            all_, "oncehook_attempt_duration_seconds", "Time of an attempt", "destination", buckets=_ATTEMPTS
         )
         self._latencies = Histogram(
-            "oncehook_delivery_latency_seconds", "From received to done", ("source", "destination"), _SLOW
+            all_, "oncehook_delivery_latency_seconds", "From received to done", "source", "destination", buckets=_SLOW
         )
-        self._deaths = Counter("oncehook_dead_letters", "Deliveries that were given up", "destination")
-        self._lost = Counter("oncehook_leases_lost", "Leases that ended before their attempt did", "destination")
-        self._expired = Counter("oncehook_leases_expired", "Leases that ran out and were taken over here")
+        self._deaths = Counter(all_, "oncehook_dead_letters", "Deliveries that were given up", "destination")
+        self._lost = Counter(all_, "oncehook_leases_lost", "Leases that ended before their attempt did", "destination")
+        self._expired = Counter(all_, "oncehook_leases_expired", "Leases that ran out and were taken over here")
         self._expired.add(by=0)
-        self._replayed = Counter("oncehook_replayed", "Replayed deliveries by outcome", "destination", "outcome")
-        self._deliveries = Gauge("oncehook_deliveries", "Deliveries by status", "destination", "status")
-        self._dead = Gauge("oncehook_dead_letters", "Dead letters", "destination")
-        self._oldest = Gauge("oncehook_oldest_due_seconds", "For how long the oldest has been due", "destination")
-        self._workers = Gauge("oncehook_workers", "Workers that are there")
-        self._crossed = Gauge("oncehook_watermark_crossed", "1 while a watermark is crossed", "watermark")
-        self._store_size = Gauge("oncehook_store_size_bytes", "Bytes the store takes on disk")
-        info = Gauge("oncehook_build_info", "Version and store", "version", "store")
-        info.set(1, __version__, engine)
-        self._panel = Registry()
-        for instrument in (
-            self._arrivals, self._acks, self._sizes, self._unkeyed, self._unparsed, self._same_bodies,
-            self._attempts, self._durations, self._latencies, self._deaths, self._lost, self._expired,
-            self._replayed,
-            self._deliveries, self._dead, self._oldest, self._workers, self._crossed,
-            self._store_errors, self._operations, self._store_size, info,
-        ):  # fmt: skip
-            self._panel.mount(instrument)
+        self._replayed = Counter(all_, "oncehook_replayed", "Replayed deliveries by outcome", "destination", "outcome")
+        self._deliveries = Gauge(all_, "oncehook_deliveries", "Deliveries by status", "destination", "status")
+        self._dead = Gauge(all_, "oncehook_dead_letters", "Dead letters", "destination")
+        self._oldest = Gauge(all_, "oncehook_oldest_due_seconds", "For how long the oldest has been due", "destination")
+        self._workers = Gauge(all_, "oncehook_workers", "Workers that are there")
+        self._crossed = Gauge(all_, "oncehook_watermark_crossed", "1 while a watermark is crossed", "watermark")
+        self._store_errors = Counter(all_, "oncehook_store_errors", "Operations the store could not do", "operation")
+        self._store_errors.add("record", by=0)
+        self._operations = Histogram(
+            all_, "oncehook_store_operation_duration_seconds", "Time of a store operation", "operation", buckets=_FAST
+        )
+        self._store_size = Gauge(all_, "oncehook_store_size_bytes", "Bytes the store takes on disk")
+        Gauge(all_, "oncehook_build_info", "Version and store", "version", "store").set(1, __version__, engine)
         self._rejections: deque[Rejection] = deque(maxlen=KEPT_REJECTIONS)
         self._counts: collections.Counter[tuple[int, str]] = collections.Counter()
         self._summed = (self._arrivals.values(), self._attempts.values())
-        """What `sum_up` has told already."""
+        """Counts that `sum_up` has logged already."""
         self.volumes: Mapping[str, tuple[int, re.Pattern[str]]] = {}
-        """Of sources that say which types are volume: their number in the store, and those types."""
-        self.audience: LiveStream = _Nobody()
+        """Sources that say which types are volume: their id in the store, and those types."""
+        self.audience: LiveStream = _NoFollowers()
         self.refusals = Refusals()
 
     def sum_up(self) -> None:
@@ -250,13 +241,13 @@ class Observer:
             self._count_volume(source, outcomes, items)
         level = logging.WARNING if "conflict" in outcomes else logging.INFO if self.verbose else logging.DEBUG
         if self.audience.is_there or log.isEnabledFor(level):
-            self._tell(level, source, outcomes, seconds, items, ids)
+            self._log_arrival(level, source, outcomes, seconds, items, ids)
 
     def operation(self, name: str, seconds: float) -> None:
-        """The store did something, and took this long."""
+        """Note how long an operation of the store took."""
         self._operations.add(name, seconds)
 
-    def _tell(
+    def _log_arrival(
         self, level: int, source: str, outcomes: Sequence[str], seconds: float, items: Sequence[Item], ids: list[str]
     ) -> None:
         # Of a batch, the line is named by what somebody may have to look at, then by what was new.
@@ -278,7 +269,7 @@ class Observer:
             log.log(level, f"arrival.{outcome}", extra={"fields": fields})
 
     def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
-        # An unknown source's name is a stranger's text: never a label, and never as it came.
+        # An unknown source's name is untrusted text: never a label, and never as it came.
         name = "unknown" if source is None else source.name
         self._arrivals.add(name, "rejected")
         self._counts[0 if source is None else source.id, "rejected"] += 1
@@ -314,7 +305,7 @@ class Observer:
 
     def _count_volume(self, source: str, outcomes: Sequence[str], items: Sequence[Item]) -> None:
         number, types = self.volumes[source]
-        # What a batch leaves out stands behind the outcomes of its items.
+        # The outcomes of what a batch leaves out follow those of its items.
         for item, outcome in zip(items, outcomes, strict=False):
             if outcome == Outcome.accepted and types.match(item.type):
                 self._counts[number, "volume"] += 1
@@ -329,7 +320,6 @@ class Observer:
     # -- the way out ---------------------------------------------------------------------------
 
     def attempted(self, destination: Destination, settled: Settlement) -> None:
-        """A delivery was settled: done, to be tried again, or dead."""
         name, outcome = destination.name, str(settled.what)
         lease = settled.lease
         self._attempts.add(name, outcome)
@@ -344,12 +334,12 @@ class Observer:
         if level == logging.DEBUG and self.verbose:
             level = logging.INFO
         if self.audience.is_there or attempt_log.isEnabledFor(level):
-            fields = _told(name, settled, self.worker)
+            fields = _attempt_fields(name, settled, self.worker)
             self.audience.publish("attempt", fields)
             attempt_log.log(level, _MOMENTS[settled.what], extra={"fields": fields})
 
     def lease_lost(self, destination: Destination, lease: Lease) -> None:
-        """Somebody else works on it by now; what this worker had to say was refused."""
+        """Note that somebody else works on a delivery by now, and what this worker wanted to settle was refused."""
         self._lost.add(destination.name)
         fields: dict[str, object] = {
             "source": lease.event.source,
@@ -362,7 +352,7 @@ class Observer:
         attempt_log.warning("lease.lost", extra={"fields": fields})
 
     def lease_expired(self, destination: Destination, expired: Expired) -> None:
-        """Somebody let a lease run out, and it was taken over here: that worker died, hung, or is cut off."""
+        """Note a lease that ran out and was taken over here: its worker died, hung, or is cut off."""
         self._expired.add()
         fields: dict[str, object] = {
             "destination": destination.name,
@@ -377,7 +367,7 @@ class Observer:
         attempt_log.warning("lease.expired", extra={"fields": fields})
 
     def replay_over(self, replay: StoredReplay) -> None:
-        """A replay is done, or was aborted."""
+        """Log a replay that is done, or was aborted."""
         fields: dict[str, object] = {
             "replay_id": str(replay.id),
             "state": str(replay.state),
@@ -390,21 +380,21 @@ class Observer:
         replay_log.info("replay.done", extra={"fields": fields})
 
     def watermark(self, mark: Watermark) -> None:
-        """A watermark has just been crossed, or is back."""
-        told = {"watermark": mark.name, "level": mark.level, "limit": mark.limit, "crossed": mark.crossed}
-        self.audience.publish("watermark", told)
+        """Log a watermark that has just been crossed, or is back."""
+        seen = {"watermark": mark.name, "level": mark.level, "limit": mark.limit, "crossed": mark.crossed}
+        self.audience.publish("watermark", seen)
         moment = "watermark.crossed" if mark.crossed else "watermark.back"
-        # Not `level`: of a line that is its own.
+        # Not `level`: that is the log line's own.
         fields = {"watermark": mark.name, "measured": mark.level, "limit": mark.limit}
         log.log(logging.WARNING if mark.crossed else logging.INFO, moment, extra={"fields": fields})
 
     def watermarks(self, marks: Sequence[Watermark]) -> None:
-        """How the watermarks stand."""
+        """Show the levels of all watermarks."""
         for mark in marks:
             self._crossed.set(int(mark.crossed), mark.name)
 
     def levels(self, levels: Mapping[str, model.Level], workers: int) -> None:
-        """How the destinations stand, and how many workers there are."""
+        """Show the levels of all destinations, and how many workers there are."""
         self._workers.set(workers)
         self._oldest.clear()
         for name, level in levels.items():
@@ -414,15 +404,15 @@ class Observer:
             self._oldest.set(level.oldest_due or 0.0, name)
 
     def exposition(self, store_size: int | None) -> bytes:
-        """The metrics in Prometheus's text format."""
+        """Return the metrics in Prometheus's text format."""
         if store_size is not None:
             self._store_size.set(store_size)
-        return generate_latest(self._panel)
+        return generate_latest(self.registry)
 
 
 class Refusals:
-    """Wrong tokens and passwords, gathered for the audit log: the first makes a row within a second, the rest are told
-    in sum every ten minutes, so that guessing cannot fill the table."""
+    """Wrong tokens and passwords, gathered for the audit log: the first makes a row within a second, the rest are
+    summed up every ten minutes, so that guessing cannot fill the table."""
 
     PACE: Final = 600.0
     MOST: Final = 20
@@ -465,11 +455,11 @@ def _more(now: Mapping[tuple[str, ...], int], before: Mapping[tuple[str, ...], i
 
 
 def _of(counted: Mapping[tuple[str, ...], int], outcome: str) -> collections.Counter[str]:
-    """How often this outcome was counted, by source or destination, where it was."""
+    """Return how often this outcome was counted, by source or destination, where it was."""
     return collections.Counter({name: n for (name, what), n in counted.items() if what == outcome and n})
 
 
-def _told(destination: str, settled: Settlement, worker: str | None) -> dict[str, object]:
+def _attempt_fields(destination: str, settled: Settlement, worker: str | None) -> dict[str, object]:
     lease = settled.lease
     fields: dict[str, object] = {
         "source": lease.event.source,

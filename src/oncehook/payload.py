@@ -34,14 +34,14 @@ MOST_STEPS: Final = 200_000
 hold, several times; with two of them, one below the other, it would need the square of that."""
 
 MISSING: Final = msgspec.UNSET
-"""Nothing stands there. JSON's own null is None."""
+"""No value. JSON's own null is None."""
 
 Location = tuple[str | int, ...]
 """Names and indexes that lead from the root of a document to one value in it."""
 
 
 class Unreadable(ValueError):
-    """The body cannot be read as what it should be."""
+    """A body that cannot be read as what it should be."""
 
 
 class OverBudget(Unreadable):
@@ -59,7 +59,7 @@ _decode: Final = msgspec.json.Decoder().decode
 
 
 def parse(body: bytes) -> Any:
-    """The value of a JSON body.
+    """Return the value of a JSON body.
 
     Raises Unreadable when it is not JSON or not UTF-8, is nested deeper than MAX_DEPTH, holds more than MAX_NODES
     values or a number too large to hold. Of a name that occurs twice the last one counts.
@@ -75,7 +75,7 @@ Parse = Callable[[bytes], Any]
 
 
 def parser_of(names: Collection[str]) -> Parse:
-    """Like `parse`, for who looks at these members of an object and no others: the rest is checked, but not built.
+    """Return a `parse` that builds only these members of an object: the rest is checked, but not built.
 
     That takes a quarter of the time. One thing escapes it: a number like 1e999, too large to hold, where nobody looks.
     """
@@ -120,7 +120,7 @@ def _check_extent(body: bytes) -> None:
 
 
 def _is_shallow(brackets: bytes) -> bool:
-    """Whether they nest at most MAX_DEPTH deep: each round takes the innermost pairs away, and with them one level."""
+    """Tell whether they nest at most MAX_DEPTH deep: each round takes the innermost pairs away, one level."""
     for _ in range(MAX_DEPTH):
         if not brackets:
             return True
@@ -129,9 +129,9 @@ def _is_shallow(brackets: bytes) -> bool:
 
 
 def _structure(body: bytes) -> bytes:
-    """The brackets and commas of a body that stand outside its strings.
+    """Return the brackets and commas of a body outside its strings.
 
-    Exact for everything that is JSON, where a backslash stands in strings only; the rest is refused by the decoder.
+    Exact for everything that is JSON, where a backslash occurs in strings only; the rest is refused by the decoder.
     Whether a mark is inside a string depends on how many quotes precede it, so quotes may be taken out in pairs.
     """
     if b"\\" in body:
@@ -146,7 +146,7 @@ def _structure(body: bytes) -> bytes:
 
 
 def parse_form(body: bytes) -> dict[str, list[str]]:
-    """The fields of an urlencoded body or query, in order; raises Unreadable for more than MAX_FIELDS of them.
+    """Return the fields of an urlencoded body or query, in order; raises Unreadable for more than MAX_FIELDS of them.
 
     What is not UTF-8 is read as latin-1: old senders still do that, and their ids are ASCII all the same.
     """
@@ -175,7 +175,7 @@ def _gather(pairs: Sequence[tuple[bytes, bytes]], encoding: str) -> dict[str, li
 
 
 def text_of(value: object) -> str | None:
-    """A scalar as the text of a key or subject: numbers in plain decimals, never with an exponent.
+    """Return a scalar as the text of a key or subject: numbers in plain decimals, never with an exponent.
 
     None for null, for the empty text, for objects, arrays and MISSING.
     """
@@ -198,7 +198,7 @@ def _decimal_text(number: float) -> str | None:
 
 
 def walk(data: Any, location: Sequence[str | int]) -> Any:
-    """What stands at a location, or MISSING."""
+    """Return the value at a location, or MISSING."""
     for step in location:
         if isinstance(step, str):
             data = data.get(step, MISSING) if isinstance(data, dict) else MISSING
@@ -230,7 +230,7 @@ class _Query(Protocol):
 
 
 class Meter:
-    """Counts the values that an evaluation looks at."""
+    """Count of the values that an evaluation looks at."""
 
     __slots__ = ("_left", "_most", "path")
 
@@ -270,13 +270,13 @@ class Path:
             self.location = tuple(step for step in self._steps if step is not None)
 
     def first(self, data: Any) -> Any:
-        """The first value it leads to, or MISSING."""
+        """Return the first value it leads to, or MISSING."""
         if self.location is not None:
             return walk(data, self.location)
         return next((walk(data, location) for location in self.locations(data)), MISSING)
 
     def locations(self, data: Any) -> Iterator[Location]:
-        """Where everything stands that it leads to, in order."""
+        """Return the locations of everything that it leads to, in order."""
         if self._query is not None:
             self._meter.reset()
             return (node.location for node in self._query.finditer(data))
@@ -284,7 +284,7 @@ class Path:
 
 
 def _read_steps(text: str) -> tuple[str | int | None, ...] | None:
-    """The steps of a path that needs no library; `*` is None."""
+    """Read the steps of a path that needs no library; `*` is None."""
     if not _PLAIN.fullmatch(text):
         return None
     return tuple(_read_step(match) for match in _STEP.finditer(text))
@@ -342,7 +342,7 @@ def _children(data: Any) -> list[Any]:
 
 
 def rewrite(data: Any, paths: Sequence[Path], change: Callable[[Any], Any]) -> Any:
-    """A copy in which every value that a path leads to has become `change(value)`; MISSING takes it out.
+    """Return a copy in which every value that a path leads to has become `change(value)`; MISSING takes it out.
 
     The original is left alone, and what no path touches is shared with it.
     """
@@ -376,7 +376,7 @@ _canonical: Final = msgspec.json.Encoder(order="deterministic").encode
 
 
 class BodyHash:
-    """Tells a repeated body from another one, leaving out what changes from attempt to attempt (`volatile`).
+    """Hash by which a repeated body is known, without what changes from attempt to attempt (`volatile`).
 
     Of a source that splits, the meaning is compared and not the spelling (`by_meaning`): an item that came in a batch
     and comes again alone has other bytes, and is the same.
@@ -392,7 +392,7 @@ class BodyHash:
             raise ConfigError("`volatile` cannot be the whole body: every body would look the same.")
 
     def __call__(self, body: bytes, data: Any = MISSING) -> bytes:
-        """16 bytes. `data` is the parsed body, where the caller has it; an unreadable body is hashed as it is.
+        """Return 16 bytes. `data` is the parsed body, where the caller has it; an unreadable body is hashed as it is.
 
         So is one in which a path is over its budget.
         """
@@ -406,7 +406,7 @@ class BodyHash:
 
 
 class Redaction:
-    """Takes credentials out of a body before it is kept: values at JSONPaths, and `form:field` in urlencoded bodies."""
+    """Removal of credentials from a body before it is kept: at JSONPaths, and `form:field` in urlencoded bodies."""
 
     __slots__ = ("_fields", "_paths")
 
@@ -416,7 +416,7 @@ class Redaction:
         self._paths = [Path(path) for path in paths if not path.startswith("form:")]
 
     def __call__(self, body: bytes, data: Any = MISSING) -> bytes:
-        """The body with every scalar at those places replaced; the very same bytes when there was none to replace."""
+        """Return the body with every scalar at those places replaced; the same bytes when there was none to replace."""
         try:
             data = parse(body) if data is MISSING else data
         except Unreadable:
@@ -439,7 +439,7 @@ class Redaction:
 
 
 def _redact(value: Any) -> Any:
-    """Every scalar in a value; null stays, for it tells nothing."""
+    """Redact every scalar in a value; null stays, for it reveals nothing."""
     if isinstance(value, dict):
         return {name: _redact(item) for name, item in value.items()}
     if isinstance(value, list):

@@ -1,8 +1,8 @@
-"""A replay before it is made: what is asked for, its plan, and the token that stands for a plan.
+"""A replay before it is made: the request, its plan, and the token of a plan.
 
-The desk plans and starts replays with these; the store fixes their items and workers work them off. A token holds the
+`Admin` plans and starts replays with these; the store fixes their items and workers work them off. A token holds the
 whole plan (its query with fixed times, its options, its number, its moment), so that no plan has to be kept anywhere.
-Who discards many dead letters says yes to such a plan, too.
+Discarding many dead letters takes such a plan, too.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class ReplayRequest:
     """Deliveries a second at most."""
 
     def without_subject(self) -> ReplayRequest:
-        """Return it with a hash in the place of the subject's text."""
+        """Return the request with a hash in the place of the subject's text."""
         subject = self.filter.subject
         hidden = None if subject is None else f"#{subject_hash(subject)}"
         return replace(self, filter=replace(self.filter, subject=hidden))
 
     def about(self) -> dict[str, object]:
-        """The wish in words, to be kept with the replay."""
+        """Return the request in words, to be kept with the replay."""
         return {
             "query": query.fixed(self.filter),
             "force": self.force,
@@ -67,7 +67,7 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """Who would get it."""
+    """A destination that a replay would reach."""
 
     destination: str
     count: int
@@ -78,33 +78,33 @@ class Recipient:
     failing: bool
     """Its breaker is open, or its last deliveries have failed."""
     changed: int
-    """How many of these were first delivered to another address than this."""
+    """Deliveries of these that first went to another address than this."""
 
     @property
     def moved(self) -> str:
-        """That it goes elsewhere than the first time, as a sentence."""
+        """A sentence about deliveries that go elsewhere than the first time."""
         many = "This was" if self.changed == self.count == 1 else f"{self.changed:,} of {self.count:,} were"
         return f"{many} first delivered to another address than {self.destination} has now."
 
     @property
     def warnings(self) -> list[str]:
-        """What stands against replaying to it now."""
-        said = []
+        """Reasons against replaying to it now."""
+        found = []
         if self.kind == "gone":
-            said.append(f"{self.destination} is no longer configured: nobody would work these.")
+            found.append(f"{self.destination} is no longer configured: nobody would work these.")
         elif self.paused:
-            said.append(f"{self.destination} is paused: nothing is sent before it is resumed.")
+            found.append(f"{self.destination} is paused: nothing is sent before it is resumed.")
         elif self.failing:
-            said.append(f"{self.destination} is failing right now: these may become dead letters again.")
-        return [*said, self.moved] if self.changed else said
+            found.append(f"{self.destination} is failing right now: these may become dead letters again.")
+        return [*found, self.moved] if self.changed else found
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a replay would do; nothing has been done yet."""
+    """A replay that is not made yet: what it would do."""
 
     token: str
-    wish: ReplayRequest
+    request: ReplayRequest
     total: int
     recipients: Sequence[Recipient]
     by_status: Mapping[DeliveryStatus, int]
@@ -113,27 +113,27 @@ class Plan:
     newest: datetime | None
     sample: Sequence[StoredDelivery]
     previews: Mapping[bytes, Preview]
-    """Of those of the sample that say something to a person: who gets it, and what; by delivery."""
+    """By delivery, of those of the sample that a person can read: who gets it, and what."""
     expected_seconds: float | None
-    """How long it takes at the rate; None: as fast as the destinations go."""
+    """Duration at the rate; None: as fast as the destinations go."""
 
     @property
     def notes(self) -> list[str]:
-        """What to know before saying yes."""
+        """Everything to know before saying yes."""
         return [*self.visible, BEHIND, *self.warnings]
 
     @property
     def visible(self) -> list[str]:
-        """What those who get it see of it."""
-        said = []
+        """Differences from the first time that receivers see."""
+        seen = []
         if any(recipient.kind == "sender" for recipient in self.recipients):
-            said.append("Whoever got a message already gets it a second time: WhatsApp cannot tell.")
-        return said if self.goes_only_to("sender") else [*said, *self._what_receivers_see()]
+            seen.append("Whoever got a message already gets it a second time: WhatsApp cannot tell.")
+        return seen if self.goes_only_to("sender") else [*seen, *self._seen_by_receivers()]
 
     @property
     def warnings(self) -> list[str]:
-        """What stands against it now."""
-        return [said for recipient in self.recipients for said in recipient.warnings]
+        """Reasons against it now."""
+        return [warning for recipient in self.recipients for warning in recipient.warnings]
 
     @property
     def can_work(self) -> bool:
@@ -141,35 +141,34 @@ class Plan:
         return self.total > 0 and not self.goes_only_to("gone")
 
     def goes_only_to(self, kind: str) -> bool:
-        """Whether all of it goes to destinations of this kind."""
+        """Tell whether all of it goes to destinations of this kind."""
         return bool(self.recipients) and all(recipient.kind == kind for recipient in self.recipients)
 
-    def _what_receivers_see(self) -> list[str]:
+    def _seen_by_receivers(self) -> list[str]:
         if self.goes_only_to("handler"):
-            key = "a new idempotency_key" if self.wish.fresh_id else "the same idempotency_key as before"
-            said = [f"The handler gets the same event with {key}; its run tells that it is a replay."]
+            key = "a new idempotency_key" if self.request.fresh_id else "the same idempotency_key as before"
+            seen = [f"The handler gets the same event with {key}; its run tells that it is a replay."]
         else:
-            fresh = "a new webhook-id" if self.wish.fresh_id else "the same webhook-id and Idempotency-Key as before"
-            said = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
-        if not self.wish.fresh_id:
-            said.append("One that deduplicates may leave it out; a fresh id (--fresh-id) would be new to it.")
-        return said
+            fresh = "a new webhook-id" if self.request.fresh_id else "the same webhook-id and Idempotency-Key as before"
+            seen = [f"The receiver sees the same body with {fresh}, and Oncehook-Replay."]
+        if not self.request.fresh_id:
+            seen.append("One that deduplicates may leave it out; a fresh id (--fresh-id) would be new to it.")
+        return seen
 
 
 def build_plan(
-    wish: ReplayRequest,
+    request: ReplayRequest,
     counted: ReplayPlan,
     destinations: Mapping[str, Destination],
     levels: Mapping[str, Level],
     previews: Mapping[bytes, Preview],
     elsewhere: Collection[str] = (),
 ) -> Plan:
-    """The plan of a wish: what the store has counted, and whom it would reach. `elsewhere` are the destinations that
-    workers of other processes have."""
+    """Build a plan of what the store has counted. `elsewhere`: the destinations of workers in other processes."""
     counts = counted.by_destination
     return Plan(
-        token=encode_token(wish, PlanSnapshot(counted.total, counted.at)),
-        wish=wish,
+        token=encode_token(request, PlanSnapshot(counted.total, counted.at)),
+        request=request,
         total=counted.total,
         recipients=[
             _recipient(
@@ -188,7 +187,7 @@ def build_plan(
         newest=counted.newest,
         sample=counted.sample,
         previews=previews,
-        expected_seconds=_expected(wish, counts, destinations),
+        expected_seconds=_expected(request, counts, destinations),
     )
 
 
@@ -206,9 +205,11 @@ def _recipient(
     )
 
 
-def _expected(wish: ReplayRequest, counts: Mapping[str, int], destinations: Mapping[str, Destination]) -> float | None:
-    """At the rate that was asked for, or at that of the slowest destination: whichever takes longer."""
-    spans = [] if wish.rate is None else [sum(counts.values()) / wish.rate]
+def _expected(
+    request: ReplayRequest, counts: Mapping[str, int], destinations: Mapping[str, Destination]
+) -> float | None:
+    """Return the seconds at the rate asked for, or at that of the slowest destination: whichever takes longer."""
+    spans = [] if request.rate is None else [sum(counts.values()) / request.rate]
     for name, count in counts.items():
         destination = destinations.get(name)
         if destination is not None and destination.terms.rate:
@@ -217,7 +218,7 @@ def _expected(wish: ReplayRequest, counts: Mapping[str, int], destinations: Mapp
 
 
 def ended(filter: Filter, now: datetime) -> Filter:
-    """The filter with an end: what arrives after the plan was made is not meant by it."""
+    """Return a filter with an end: what arrives after the plan was made is not meant by it."""
     if filter.until is not None or filter.ids is not None or filter.event_id is not None:
         return filter
     # Received times are the store's, which may be a little ahead of ours: better one event more than one too few.
@@ -225,7 +226,7 @@ def ended(filter: Filter, now: datetime) -> Filter:
 
 
 def some_ids(ids: Sequence[DeliveryId], filter: Filter) -> tuple[DeliveryId, ...]:
-    """Deliveries that are named one by one, each once. None at all is no way of saying "all"."""
+    """Return deliveries that are named one by one, each once. Raises BadRequest for none: that never means all."""
     if filter.ids is not None:
         raise BadRequest("The deliveries are named twice, in `ids` and in the query.")
     if not ids or len(ids) > MOST_IDS:
@@ -234,22 +235,22 @@ def some_ids(ids: Sequence[DeliveryId], filter: Filter) -> tuple[DeliveryId, ...
 
 
 def some_id(kind: type[IdT], text: str) -> IdT:
-    """The id that a person wrote."""
+    """Read an id that a person wrote. Raises BadRequest."""
     try:
         return kind.parse(text)
     except ValueError:
         raise BadRequest(f"{text[:40]!r} is no id.", hint="Ids begin with evt_ or dlv_ and have 32 digits.") from None
 
 
-def command(wish: ReplayRequest) -> str:
-    """The same as a command to copy."""
-    words = ["oncehook", "replay", *_subject_of(wish.filter)]
-    if wish.force:
+def command(request: ReplayRequest) -> str:
+    """Return the command that makes the same request."""
+    words = ["oncehook", "replay", *_subject_of(request.filter)]
+    if request.force:
         words.append("--force")
-    if wish.fresh_id:
+    if request.fresh_id:
         words.append("--fresh-id")
-    if wish.rate is not None:
-        words += ["--rate", show_rate(wish.rate)]
+    if request.rate is not None:
+        words += ["--rate", show_rate(request.rate)]
     return shlex.join(words)
 
 
@@ -263,7 +264,7 @@ def _subject_of(filter: Filter) -> list[str]:
 
 
 def show_rate(rate: float) -> str:
-    """A rate as it is written, in the unit that makes it readable."""
+    """Return a rate as it is written, in the unit that makes it readable."""
     for unit, span in (("s", 1), ("m", 60), ("h", 3600)):
         if rate * span >= 1:
             return f"{round(rate * span, 3):.3f}".rstrip("0").rstrip(".") + f"/{unit}"
@@ -283,26 +284,23 @@ class _Token(msgspec.Struct, array_like=True, frozen=True):
     at: Annotated[datetime, msgspec.Meta(tz=True)]
 
 
-def encode_token(wish: ReplayRequest, seen: PlanSnapshot) -> str:
-    """The token that stands for a plan."""
-    token = _Token(2, query.fixed(wish.filter), wish.force, wish.fresh_id, wish.rate, seen.count, seen.at)
+def encode_token(request: ReplayRequest, seen: PlanSnapshot) -> str:
+    """Return the token of a plan."""
+    token = _Token(2, query.fixed(request.filter), request.force, request.fresh_id, request.rate, seen.count, seen.at)
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")
 
 
 def decode_token(token: str, now: datetime) -> tuple[ReplayRequest, PlanSnapshot]:
-    """The wish that a token stands for, and what its plan has shown.
-
-    It grants nothing: its holder needs the right all the same.
-    """
+    """Return the request of a token, and what its plan has shown. It grants nothing: its holder needs the right."""
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
         held = msgspec.json.decode(raw, type=_Token)
-        wish = ReplayRequest(query.parse(held.query, now), held.force, held.fresh_id, held.rate)
+        request = ReplayRequest(query.parse(held.query, now), held.force, held.fresh_id, held.rate)
     except (binascii.Error, ValueError, msgspec.MsgspecError, BadRequest):
         raise _not_a_plan() from None
     if held.version != 2 or held.total < 0 or (held.rate is not None and held.rate <= 0):
         raise _not_a_plan()
-    return wish, PlanSnapshot(held.total, held.at)
+    return request, PlanSnapshot(held.total, held.at)
 
 
 def _not_a_plan() -> BadRequest:

@@ -1,7 +1,7 @@
-"""The numbers since a moment, put together once for API, command line and dashboard.
+"""Values that API, command line and dashboard show alike: requests, sources, destinations, and the numbers.
 
-The desk hands in what the store has counted; `gather` adds it up. Flows come from counters, which know minutes (and
-days, once they are two days old); how deliveries stand is counted from the deliveries themselves.
+`gather` adds up what the store has counted. Flows come from counters, which know minutes (and days, once they are two
+days old); statuses of deliveries are counted from the deliveries themselves.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ ONLY_A_KEY: Final = (
     " or the event was pruned, and its key is kept longer."
 )
 MASK: Final = "[masked]"
-# Signatures prove something about this request only and stay; what would open the door again does not.
+# Signatures prove something about this request only and are shown; credentials, which could be used again, are not.
 _CREDENTIAL: Final = re.compile(
     r"(?:.*[-_])?(?:authorization|cookie|token|secret|password|passwd|credentials?|api[-_]?key|apikey)[0-9]?",
     re.IGNORECASE,
@@ -54,7 +54,7 @@ class Request:
 
 
 def request_of(head: bytes) -> Request:
-    """A stored head, with credentials masked."""
+    """Return the request of a stored head, with credentials masked."""
     method, target, headers = unpack_head(head)
     path, mark, search = target.partition("?")
     pairs = [piece.partition("=") for piece in search.split("&")]
@@ -65,7 +65,7 @@ def request_of(head: bytes) -> Request:
 
 
 HIDDEN: Final = "[hidden]"
-"""Stands for the value of a header, for whoever may not see payloads."""
+"""Shown in the place of a header's value to whoever may not see payloads."""
 
 
 def without_values(request: Request) -> Request:
@@ -90,13 +90,13 @@ class ShownEvent:
     body_authenticated: bool | None
     """Whether its source's check covers the body; None: there is no such source any more."""
     key_authenticated: bool | None
-    """Whether it covers where the key stands."""
+    """Whether it covers the place of the key."""
     size: int
     """Bytes of the body, which the event itself is without where payloads are hidden."""
 
     @property
     def covers(self) -> str | None:
-        """What the check of its source covers, in words."""
+        """Coverage of its source's check, in words."""
         if self.body_authenticated is None or self.key_authenticated is None:
             return None
         return proven(self.body_authenticated, self.key_authenticated)
@@ -104,7 +104,7 @@ class ShownEvent:
 
 @dataclass(frozen=True, slots=True)
 class ShownArrival:
-    """One time that an event came."""
+    """An arrival of an event."""
 
     id: ArrivalId
     outcome: Outcome
@@ -131,7 +131,7 @@ class ShownSource:
     body_authenticated: bool
     """Whether the check covers the body; if not, the body is a hint."""
     key_authenticated: bool
-    """Whether it covers where the key stands; if not, a captured request can come back under another key."""
+    """Whether it covers the place of the key; if not, a captured request can come back under another key."""
     loopback_only: bool
     secrets: int
     key: str
@@ -144,13 +144,13 @@ class ShownSource:
 
     @property
     def proven(self) -> str:
-        """What its check covers, in words."""
+        """Coverage of its check, in words."""
         return proven(self.body_authenticated, self.key_authenticated)
 
 
 @dataclass(frozen=True, slots=True)
 class ShownDestination:
-    """A destination: whom it reaches, on what terms, how it stands."""
+    """A destination: whom it reaches, on what terms, in which state."""
 
     name: str
     kind: str
@@ -172,7 +172,7 @@ class ShownDestination:
 
     @property
     def state(self) -> str:
-        """How it stands, in the one word that all faces use: `paused`, `held_back`, `failing` or `ready`."""
+        """State in the one word that all faces use: `paused`, `held_back`, `failing` or `ready`."""
         if self.level.paused_at is not None:
             return "paused"
         if self.breaker != "closed":
@@ -181,7 +181,7 @@ class ShownDestination:
 
     @property
     def streak(self) -> str:
-        """What its failures in a row mean, and what comes next; empty where there are none."""
+        """A sentence about its failures in a row and what comes next; empty where there are none."""
         failures, held = self.level.failures, span(self.holding.open)
         if not failures:
             return ""
@@ -193,7 +193,7 @@ class ShownDestination:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """The whole, from outside."""
+    """Version, store and workers of an inbox."""
 
     version: str
     engine: str
@@ -212,7 +212,6 @@ class System:
 def show_source(
     source: Source, routes: Iterable[Route], last_arrival: datetime | None, figures: Mapping[str, int]
 ) -> ShownSource:
-    """A source as it may be shown."""
     return ShownSource(
         name=source.name,
         preset=source.preset.name if source.preset else None,
@@ -239,7 +238,6 @@ def show_source(
 def show_destination(
     destination: Destination, routes: Iterable[Route], level: Level, figures: Mapping[str, int], now: datetime
 ) -> ShownDestination:
-    """A destination as it may be shown."""
     terms = destination.terms
     return ShownDestination(
         name=destination.name,
@@ -266,7 +264,7 @@ def _names(names: Iterable[str]) -> list[str]:
 
 
 def verifier_name(scheme: Scheme) -> str:
-    """The scheme as the configuration names it."""
+    """Return the name of a scheme in the configuration."""
     if isinstance(scheme, Nothing):
         return "none"
     if isinstance(scheme, StandardWebhooks):
@@ -284,7 +282,7 @@ def proven(body: bool, key: bool) -> str:
 
 
 def schedule(policy: Policy) -> str:
-    """When it is tried again, for people: `10 s, 1 min, 5 min … 24 h: 10 attempts over 3 days`."""
+    """Return the schedule of retries for people: `10 s, 1 min, 5 min … 24 h: 10 attempts over 3 days`."""
     waits = list(policy.waits or policy.in_words())
     if not waits:
         return "1 attempt"
@@ -295,7 +293,7 @@ def schedule(policy: Policy) -> str:
 
 
 def span(seconds: float) -> str:
-    """A span of time in the unit one would say it in."""
+    """Return a span of time in the unit that one would choose."""
     for name, length in (("days", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= length * (2 if name == "days" else 1):
             return f"{round(seconds / length, 0 if name == 'days' else 1):g} {name}"
@@ -303,7 +301,7 @@ def span(seconds: float) -> str:
 
 
 def rule(places: object) -> str:
-    """Where something is looked for, as it was written; functions by their name."""
+    """Return the places of a rule as they were written; functions by their name."""
     if places is None:
         return ""
     if isinstance(places, list | tuple):
@@ -312,7 +310,7 @@ def rule(places: object) -> str:
 
 
 def breaker(level: Level, now: datetime) -> str:
-    """Whether a destination is held back."""
+    """Return the state of a destination's breaker."""
     if level.open_until is None:
         return "closed"
     return "open" if level.open_until > now else "half_open"
@@ -324,19 +322,19 @@ PerDay = dict[str, dict[str, int]]
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The numbers since a moment."""
+    """Numbers since a moment."""
 
     since: datetime
     total: int
     """Events accepted."""
     by_status: Mapping[DeliveryStatus, int]
-    """How the deliveries of events received since stand now."""
+    """Deliveries of events received since, by their status now."""
     dead: int
     """All dead letters there are now."""
     duplicates: int
     conflicts: int
     rejected: int
-    """Also what asked for a source that does not exist; per source, only those that do are told apart."""
+    """Also what asked for a source that does not exist, which is counted for no source."""
     retries: int
     replays: int
     last_replay_at: datetime | None
@@ -347,7 +345,7 @@ class Stats:
     """Events accepted since midnight UTC; of sources that tell messages from receipts, the messages."""
     watermarks: Sequence[Watermark]
     by: Mapping[str, Mapping[str, int]] | None
-    """The same per source or per destination."""
+    """Numbers per source or per destination."""
 
 
 def gather(
@@ -362,7 +360,6 @@ def gather(
     per_day: PerDay,
     last_replay_at: datetime | None,
 ) -> Stats:
-    """Add it all up."""
     sources, destinations = figures.by_source.values(), figures.by_destination.values()
     groups = {"source": lambda: _by_source(figures, today), "destination": lambda: _by_destination(figures, levels)}
     return Stats(

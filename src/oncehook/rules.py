@@ -1,4 +1,4 @@
-"""The rule language: where in an arrival its key, subject, type, time and rank stand.
+"""The rule language: where in an arrival to find its key, subject, type, time and rank.
 
 A rule is a place (`header:Name`, `query:name`, `form:field`, `literal:text`, or a JSONPath that begins with `$`), or
 a list of places of which the first that is there counts; a place that is itself a list is a composite, all of whose
@@ -43,7 +43,7 @@ FORM: Final = "application/x-www-form-urlencoded"
 
 
 def header(headers: Headers, name: bytes) -> str | None:
-    """The value of a header (its name in lower case); None when it is absent, empty, or there twice and not the same.
+    """Return a header by its name in lower case; None when it is absent, empty, or there twice and not the same.
 
     The quotes that the Idempotency-Key draft puts around its value are no part of it.
     """
@@ -59,7 +59,7 @@ def _header_text(name: bytes, value: bytes) -> str | None:
 
 
 class RuleContext:
-    """What a rule sees of an arrival, each part read when it is first asked for.
+    """An arrival as a rule sees it, each part read when it is first asked for.
 
     A rule written in Python is called with one and returns the value, a tuple of parts, or None. `parse` may give
     less of a body than there is, where no such rule looks and the others need no more.
@@ -74,7 +74,7 @@ class RuleContext:
         self.unparsed = False
         """JSON was asked for, and the body could not be read, or not within a path's budget."""
         self.memo: Any = None
-        """What one rule of a preset has read, for the others: all of them are called with the same sight."""
+        """What one rule of a preset has read, for the others: all of them are called with the same context."""
         self._data = data
         self._parse = parse
         self._loaded = data is not MISSING
@@ -96,11 +96,11 @@ class RuleContext:
         return None if text is None else text.partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str | None:
-        """The value of a header; None when it is absent, empty, or there twice and not the same."""
+        """Return a header; None when it is absent, empty, or there twice and not the same."""
         return self.find_header(name.lower().encode("latin-1", "replace"))
 
     def find_header(self, name: bytes) -> str | None:
-        """The same, by its name in lower case."""
+        """Return a header by its name in lower case."""
         if self._head is None:
             self._head = dict(self.arrival.headers)
         value = self._head.get(name)
@@ -111,19 +111,19 @@ class RuleContext:
         return _header_text(name, value)
 
     def query(self, name: str) -> str | None:
-        """The value of a query parameter; None when it is absent, empty, or there twice and not the same."""
+        """Return a query parameter; None when it is absent, empty, or there twice and not the same."""
         if self._query is None:
             self._query = _fields_of(self.arrival.query)
         return _single(self._query, name)
 
     def form(self, name: str) -> str | None:
-        """The value of a field of an urlencoded body; None as with `query`, and for every other content type."""
+        """Return a field of an urlencoded body; None as with `query`, and for every other content type."""
         if self._form is None:
             self._form = _fields_of(self.arrival.body) if self.media_type in (FORM, None) else {}
         return _single(self._form, name)
 
     def find(self, path: Path) -> Any:
-        """The first value a path leads to in the body, or MISSING."""
+        """Return the first value a path leads to in the body, or MISSING."""
         if not self._loaded:
             self._load()
         try:
@@ -144,12 +144,12 @@ class RuleContext:
             self.unparsed = True
 
     def _is_opaque(self) -> bool:
-        """Forms and uploads are not ours to look into (S13).
+        """Tell whether the body is a form or an upload, which is not ours to look into (S13).
 
         But what begins like JSON is JSON whatever it is called: `curl -d '{…}'` calls it a form, and who relays a
         captured request could call it an upload, to hide its key.
         """
-        if JSON in self.arrival.headers or JSON_UTF8 in self.arrival.headers:  # told without a closer look
+        if JSON in self.arrival.headers or JSON_UTF8 in self.arrival.headers:  # without a closer look
             return False
         media_type = self.media_type or ""
         is_called_opaque = media_type == FORM or media_type.startswith("multipart/")
@@ -171,8 +171,8 @@ def _single(fields: Mapping[str, list[str]], name: str) -> str | None:
 __all__ = [
     "DEFAULT_KEY",
     "DEFAULT_TYPE",
-    "Asked",
     "BodyHash",
+    "PythonRule",
     "Reading",
     "Redaction",
     "Rule",
@@ -257,14 +257,14 @@ class _Composite:
     def read(self, context: RuleContext) -> Parts | None:
         found = []
         # Literals and absent parts alone would make all arrivals alike, so they do not count as a hit.
-        told = self.is_constant
+        counts = self.is_constant
         for part, optional in zip(self.parts, self.optional, strict=True):
             text = part.read(context)
             if text is None and not optional:
                 return None
-            told = told or (text is not None and not isinstance(part, _Literal))
+            counts = counts or (text is not None and not isinstance(part, _Literal))
             found.append(text or "")
-        return tuple(found) if told else None
+        return tuple(found) if counts else None
 
     @property
     def is_constant(self) -> bool:
@@ -313,7 +313,7 @@ def _parse_composite(parts: Sequence[object]) -> _Composite:
 
 
 class Rule:
-    """Where one value stands: places tried in order, and for a rank the order of its words."""
+    """Places of one value, tried in order, and for a rank the order of its words."""
 
     __slots__ = ("order", "places")
 
@@ -323,7 +323,7 @@ class Rule:
 
     @classmethod
     def parse(cls, spec: object) -> Rule:
-        """Compile a rule as it stands in the configuration; raises ConfigError naming the place that is wrong."""
+        """Compile a rule as it is written in the configuration; raises ConfigError naming the place that is wrong."""
         if isinstance(spec, Mapping):
             return cls._parse_order(spec)
         places = spec if isinstance(spec, list | tuple) else [spec]
@@ -345,7 +345,7 @@ class Rule:
 
     @property
     def paths(self) -> list[Path]:
-        """The JSONPaths it may look at."""
+        """JSONPaths it may look at."""
         parts = [part for place in self.places for part in (place.parts if isinstance(place, _Composite) else [place])]
         return [part.path for part in parts if isinstance(part, _Json)]
 
@@ -355,7 +355,7 @@ class Rule:
         return any(isinstance(place, _Literal) or getattr(place, "is_constant", False) for place in self.places)
 
     def read(self, context: RuleContext) -> Parts | None:
-        """The parts of the first place that is there: one, or those of a composite."""
+        """Return the parts of the first place that is there: one, or those of a composite."""
         for place in self.places:
             found = place.read(context)
             if found is not None:
@@ -365,14 +365,14 @@ class Rule:
 
 Reader = Callable[[RuleContext], str | Parts | None]
 Spec = str | Sequence[str | Sequence[str]] | Mapping[str, object] | Reader | None
-"""A rule as people write it: places, or a function of what is seen."""
+"""A rule as people write it: places, or a function of the context."""
 
 # What reading something that is not there raises, in a rule written in Python.
 _ABSENT: Final = (LookupError, TypeError, AttributeError, ValueError)
 
 
 @dataclass(slots=True, frozen=True)
-class Asked:
+class PythonRule:
     """A rule written in Python. When it stumbles over an arrival's shape, the value is missing."""
 
     reader: Reader
@@ -388,7 +388,7 @@ class Asked:
 
 
 class Reading(msgspec.Struct, gc=False):
-    """What was read from one arrival, or from one part of it."""
+    """Values read from one arrival, or from one part of it."""
 
     key: Parts | None
     subject: str | None
@@ -400,7 +400,7 @@ class Reading(msgspec.Struct, gc=False):
 
 
 class Rules:
-    """The rules of one source, compiled together."""
+    """Rules of one source, compiled together."""
 
     __slots__ = ("_event_time", "_key", "_order", "_parse", "_rank", "_rank_scope", "_subject", "_type")
 
@@ -450,12 +450,12 @@ class Rules:
         )
 
 
-def compile_rule(name: str, spec: Spec) -> Rule | Asked | None:
+def compile_rule(name: str, spec: Spec) -> Rule | PythonRule | None:
     """Compile the rule of one setting; raises ConfigError when it is wrong."""
     if spec is None:
         return None
     if callable(spec):
-        return Asked(spec)
+        return PythonRule(spec)
     rule = Rule.parse(spec)
     if rule.order is not None and name != "rank":
         raise ConfigError(f"`{name}` takes places, not a table with an order; only `rank` has one.", hint=ALLOWED)
@@ -466,11 +466,11 @@ def compile_rule(name: str, spec: Spec) -> Rule | Asked | None:
     return rule
 
 
-def _parser(rules: Sequence[Rule | Asked | None]) -> Parse:
-    """The cheapest parser that gives all that these rules may look at."""
+def _parser(rules: Sequence[Rule | PythonRule | None]) -> Parse:
+    """Return the cheapest parser that gives all that these rules may look at."""
     names = set()
     for rule in rules:
-        if isinstance(rule, Asked):
+        if isinstance(rule, PythonRule):
             return parse
         for path in rule.paths if rule is not None else ():
             first = path.location[0] if path.location else None
@@ -490,7 +490,7 @@ _FIRST_MILLISECONDS: Final = 1e11
 
 
 def _read_time(text: str) -> datetime | None:
-    """Unix seconds, with decimals or not, milliseconds, or RFC 3339; None for anything else."""
+    """Read Unix seconds, with decimals or not, milliseconds, or RFC 3339; None for anything else."""
     try:
         if _NUMBER.fullmatch(text):
             number = float(text)
@@ -509,14 +509,14 @@ def _read_rank(text: str, order: Mapping[str, int] | None) -> int | None:
 
 
 def key_text(parts: Sequence[str]) -> str:
-    """Parts as one text to show and to order by: `a:b`, with a backslash before a colon that belongs to a part."""
+    """Return parts as one text to show and to order by: `a:b`, with a backslash before a colon of a part."""
     if len(parts) == 1:
         return bounded(parts[0])
     return bounded(":".join(part.replace("\\", "\\\\").replace(":", "\\:") for part in parts))
 
 
 def bounded(text: str, limit: int = 512) -> str:
-    """A text that every store can hold: without NUL and lone surrogates, in at most `limit` bytes of UTF-8.
+    """Return a text that every store can hold: without NUL and lone surrogates, in at most `limit` bytes of UTF-8.
 
     Of a longer one the end is replaced by a digest of the whole, so that different texts stay different.
     """

@@ -1,26 +1,23 @@
-"""Trying things out on purpose: a harmless test to an HTTP destination, a signed sample to a source (S22).
+"""Signed samples for a source, and a harmless test for an HTTP destination (S22).
 
-A name comes in, what came of it goes out. A test is one attempt by the guarded client, over a connection of its own; it
-makes no event and no delivery. A sample goes through the ordinary way in and is an event like any other. The desk holds
-one `Trials`; what of the answer may be shown to whom, faces decide.
+A test is one attempt by the guarded client, over a connection of its own; it makes no event and no delivery. A sample
+goes through the ordinary way in and is an event like any other.
 """
 
 from __future__ import annotations
 
 import http.client
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from oncehook import clock
-from oncehook.destinations.base import Destination
 from oncehook.destinations.http import HttpDestination
-from oncehook.errors import BadRequest, ConfigError, NotFound, Rejected, TestedTooSoon
+from oncehook.errors import ConfigError, Rejected
 from oncehook.model import (
     Arrival,
     DeliveryId,
@@ -35,25 +32,21 @@ from oncehook.model import (
 )
 from oncehook.rules import Spec
 from oncehook.sources import Sample, Source
-from oncehook.store.base import Store
 from oncehook.verify import development_keys
-
-if TYPE_CHECKING:
-    from oncehook.ingest import Receipt
 
 _SIMPLE: Final = re.compile(r"\$(?:\.[A-Za-z_][\w-]*)+")
 
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """What came back, and how long it took."""
+    """The answer to a sample, and how long it took."""
 
     status: int
     body: bytes
     seconds: float
 
     def json(self) -> dict[str, Any]:
-        """The answer's fields; empty when it is not a JSON object."""
+        """Return the fields of the answer; empty when it is not a JSON object."""
         try:
             fields = msgspec.json.decode(self.body)
         except msgspec.DecodeError:
@@ -62,7 +55,7 @@ class Answer:
 
 
 def draft(source: Source, kind: str, *, body: bytes | None = None) -> Arrival:
-    """A fresh, unsigned arrival of this type: the preset's sample, or JSON in which the rules find something.
+    """Build an unsigned arrival of this type: the preset's sample, or JSON in which the rules find something.
 
     A body of one's own goes with the headers of that type's sample, or with those in which the rules look.
     """
@@ -109,7 +102,7 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 
 def _fit(source: Source, made: Arrival) -> Arrival:
-    """A sample in which a key is found also where the settings look for it elsewhere than the preset."""
+    """Put a key into a sample where the settings look for it elsewhere than the preset."""
     if source.preset is None or source.places.get("key") == source.preset.key or source.rules.read(made).key:
         return made
     headers = list(made.headers)
@@ -138,7 +131,7 @@ def _put_rules(source: Source, kind: str, data: dict[str, Any], headers: list[tu
 
 
 def _first_place(spec: Spec) -> list[str]:
-    """The parts of the first place a rule looks at."""
+    """Return the parts of the first place a rule looks at."""
     if spec is None or callable(spec) or isinstance(spec, Mapping):
         return []
     place = spec if isinstance(spec, str) else spec[0]
@@ -159,13 +152,13 @@ def _put(data: dict[str, Any], headers: list[tuple[bytes, bytes]], part: str, va
 
 
 def sign(source: Source, arrival: Arrival, *, url: str | None = None, forge: bool = False) -> Arrival:
-    """The arrival as its genuine sender would sign it; with `forge`, as somebody who does not know the secret would."""
+    """Sign an arrival as its genuine sender would; with `forge`, as somebody who does not know the secret would."""
     secret = development_keys(source.scheme).signing if forge else source.signing
     return source.scheme.sign(arrival, secret, at=clock.now(), url=url)
 
 
 def signed_url(source: Source, target: str) -> str:
-    """The address that a signature must cover: the registered one, whatever leads to it from here.
+    """Return the address that a signature must cover: the registered one, whatever leads to it from here.
 
     A development source is registered at the development server only, on whichever port that listens.
     """
@@ -176,7 +169,7 @@ def signed_url(source: Source, target: str) -> str:
 
 
 def post(url: str, arrival: Arrival, *, timeout: float = 10.0) -> Answer:
-    """Send it over HTTP. Raises OSError when nobody answers."""
+    """Send an arrival over HTTP. Raises OSError when nobody answers."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError(f"{url} is not a web address.", hint="It begins with http:// or https://.")
@@ -200,23 +193,12 @@ def post(url: str, arrival: Arrival, *, timeout: float = 10.0) -> Answer:
         connection.close()
 
 
-TakeIn = Callable[[Arrival], Awaitable["Receipt"]]
-"""The front door."""
-
-PAUSE: Final = 10.0
-"""Seconds between two tests of one destination, per server process."""
-TYPE: Final = "oncehook.test"
-_HEAD: Final = b"POST /\r\ncontent-type: application/json"
-
-
-async def nobody_home(arrival: Arrival) -> Receipt:
-    """Where nothing is received."""
-    raise BadRequest("This process takes nothing in.", hint="Ask the one that runs `oncehook serve`.")
+TEST_TYPE: Final = "oncehook.test"
 
 
 @dataclass(frozen=True, slots=True)
 class Tested:
-    """How a destination answered a test."""
+    """The answer of a destination to a test."""
 
     destination: str
     address: str
@@ -229,134 +211,65 @@ class Tested:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What became of a sample."""
+    """The outcome of a sample."""
 
     source: str
     type: str
     status: int
-    """Of the answer that its sender would have got."""
+    """Status of the answer that its sender would have got."""
     outcome: str
     event_ids: Sequence[str]
 
 
-class _Test(Lease):
-    """What a test hands to a destination; nothing in the store stands behind it."""
+class _TestLease(Lease):
+    """The lease of a test, which is not in the store."""
 
     @property
     def trigger(self) -> Trigger:
         return Trigger.test
 
 
-class Trials:
-    """Tries out what is set up."""
-
-    def __init__(
-        self,
-        store: Store,
-        sources: Mapping[str, Source],
-        destinations: Mapping[str, Destination],
-        take_in: TakeIn = nobody_home,
-    ) -> None:
-        self._store = store
-        self._sources = sources
-        self._destinations = destinations
-        self._take_in = take_in
-        self._tested: dict[str, float] = {}
-        self._signs: dict[str, bool] = {}
-
-    def within(self, sources: Mapping[str, Source], destinations: Mapping[str, Destination]) -> Trials:
-        """Return the same for somebody who sees only these."""
-        limited = copy(self)
-        limited._sources, limited._destinations = sources, destinations
-        return limited
-
-    # -- destinations --------------------------------------------------------------------------
-
-    def can_test(self, name: str) -> bool:
-        """Whether a test can be sent there: to a function or a person nothing harmless can be sent."""
-        return isinstance(self._destinations.get(name), HttpDestination)
-
-    async def test(self, name: str, *, actor: str) -> Tested:
-        """Send one signed test, within the destination's own timeout. Raises NotFound, BadRequest or TestedTooSoon."""
-        destination = self._destinations.get(name)
-        if destination is None:
-            raise NotFound(f'There is no destination "{name[:60]}".')
-        if not isinstance(destination, HttpDestination):
-            raise BadRequest(f"{name} is no web address; only those can be tested.")
-        self._wait_turn(name)
-        # Before it goes out: whoever hangs up in the middle has tested all the same.
-        await self._store.audit(actor, "test", name, {})
-        apart = destination.apart()
-        await apart.open()
-        started = clock.perf()
-        try:
-            result = await apart.attempt(_lease(name))
-        finally:
-            await apart.close()
-        evidence = result.evidence
-        answered = "none" if evidence.status is None else f"{evidence.status // 100}xx"
-        took = clock.perf() - started
-        return Tested(name, destination.address, answered, evidence.status, evidence.error, took)
-
-    def _wait_turn(self, name: str) -> None:
-        now = clock.steady()
-        left = self._tested.get(name, now - PAUSE) + PAUSE - now
-        if left > 0:
-            raise TestedTooSoon(left)
-        self._tested[name] = now
-
-    # -- sources -------------------------------------------------------------------------------
-
-    def samples(self, name: str) -> Sequence[str]:
-        """Types of which a genuine sample can be made here; none where we only know how to check a signature."""
-        source = self._sources.get(name)
-        if source is None or source.preset is None or not source.preset.samples:
-            return ()
-        if name not in self._signs:
-            self._signs[name] = _can_sign(source, next(iter(source.preset.samples)))
-        return tuple(source.preset.samples) if self._signs[name] else ()
-
-    async def sample(self, name: str, kind: str = "", *, actor: str) -> Sampled:
-        """Send one signed sample of the preset through the ordinary way in. Raises NotFound or BadRequest."""
-        source, known = self._sources.get(name), self.samples(name)
-        if source is None:
-            raise NotFound(f'There is no source "{name[:60]}".')
-        if not known:
-            raise BadRequest(f"No sample can be made for {name}.", hint="It has none, or only its sender can sign.")
-        kind = kind or known[0]
-        if kind not in known:
-            raise BadRequest(f'There is no sample "{kind[:60]}".', hint=f"There are: {', '.join(known)}.")
-        await self._store.audit(actor, "sample", name, {"type": kind})
-        receipt = await self._take_in(_signed(source, kind))
-        return Sampled(name, kind, receipt.reply.status, receipt.outcome, receipt.event_ids)
+async def send_test(destination: HttpDestination) -> Tested:
+    """Send one signed test over a connection of its own, within the destination's timeout."""
+    apart = destination.apart()
+    await apart.open()
+    started = clock.perf()
+    try:
+        evidence = (await apart.attempt(_test_lease(destination.name))).evidence
+    finally:
+        await apart.close()
+    answered = "none" if evidence.status is None else f"{evidence.status // 100}xx"
+    took = clock.perf() - started
+    return Tested(destination.name, destination.address, answered, evidence.status, evidence.error, took)
 
 
-def _signed(source: Source, kind: str) -> Arrival:
-    """What `oncehook send` would send, as a program of ours hands it over."""
+def build_signed(source: Source, kind: str) -> Arrival:
+    """Build the arrival that `oncehook send` would send, as a program of ours hands it over."""
     address = f"/in/{source.path}"
     arrival = sign(source, draft(source, kind), url=source.public_url or address)
     return replace(arrival, headers=[*arrival.headers, (b"user-agent", b"oncehook-sample")], path=address)
 
 
-def _can_sign(source: Source, kind: str) -> bool:
-    """Whether what is signed here is taken for genuine: of some senders we hold only the public key."""
+def can_sign(source: Source, kind: str) -> bool:
+    """Tell whether what is signed here is taken for genuine: of some senders we hold only the public key."""
     try:
-        source.verifier(_signed(source, kind))
+        source.verifier(build_signed(source, kind))
     except (Rejected, ConfigError):
         return False
     return True
 
 
-def _lease(destination: str) -> Lease:
+def _test_lease(destination: str) -> Lease:
     event_id = new_id()
-    said = {
-        "type": TYPE,
+    content = {
+        "type": TEST_TYPE,
         "message": "A test from oncehook. Nothing happened, and nothing needs to be done.",
         "destination": destination,
         "id": str(event_id),
         "sent_at": clock.now_utc().isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
-    now, body = clock.now_utc(), msgspec.json.encode(said)
-    event = StoredEvent(event_id, 0, "oncehook", TYPE, None, None, now, None, Mark.none, None, None, _HEAD, body)
+    now, body = clock.now_utc(), msgspec.json.encode(content)
+    head = b"POST /\r\ncontent-type: application/json"
+    event = StoredEvent(event_id, 0, "oncehook", TEST_TYPE, None, None, now, None, Mark.none, None, None, head, body)
     delivery = LeasedDelivery(DeliveryId(event_id), 0, 1, 1, Options.none, None)
-    return _Test(delivery, event, event_id, delivery.id, fence=0, deaths=0, priority=Priority.live, seconds=0.0)
+    return _TestLease(delivery, event, event_id, delivery.id, fence=0, deaths=0, priority=Priority.live, seconds=0.0)

@@ -27,8 +27,8 @@ from oncehook.model import LONGEST_BODY, Arrival, StoredEvent, line, unpack_head
 from oncehook.rules import (
     DEFAULT_KEY,
     DEFAULT_TYPE,
-    Asked,
     BodyHash,
+    PythonRule,
     Redaction,
     Rule,
     RuleContext,
@@ -198,7 +198,7 @@ class Source:
     """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
     places: Mapping[str, Spec]
     """The rules as they were written (`key`, `type`, `subject`), to show them and to make samples that fit."""
-    preview: Rule | Asked | None = None
+    preview: Rule | PythonRule | None = None
     """Where a person's text stands."""
     volume: re.Pattern[str] | None = None
     """The types that count for the daily volume; None: all of them."""
@@ -212,7 +212,7 @@ class Source:
     """Whether the check covers where the key stands."""
     proof: Proof | None = None
     """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
-    own: Rule | Asked | None = None
+    own: Rule | PythonRule | None = None
     """Where in what is signed an id or a time of its own stands."""
     id: int = 0
     """What stands for its name in the store; given at start."""

@@ -5,7 +5,7 @@
 off, nothing of this is imported and nothing is paid. A receiver and a worker are different processes, so the context
 of the first span is kept with the event, as one more of its headers.
 
-All names of attributes stand here: the messaging conventions, on which most of them are modelled, may still change.
+All names of attributes are here: the messaging conventions, on which most of them are modelled, may still change.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ KEPT: Final = "oncehook-traceparent"
 
 
 def wanted() -> Traces | None:
-    """Traces, where an OpenTelemetry SDK has been set up in this process; else None."""
+    """Return traces, where an OpenTelemetry SDK has been set up in this process; else None."""
     return Traces() if "opentelemetry.sdk.trace" in sys.modules else None
 
 
 class Traces:
-    """Makes spans for one inbox. Set `inbox.traces` before it is started."""
+    """Spans of one inbox. Set `inbox.traces` before it is started."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        """`provider` stands for the process's own. Raises ConfigError when the API package is missing."""
+        """`provider` replaces the process's own. Raises ConfigError when the API package is missing."""
         try:
             from opentelemetry import propagate, trace
             from opentelemetry.context import Context
@@ -79,11 +79,11 @@ class Traces:
     # -- what the inbox calls when it starts ---------------------------------------------------
 
     def receiver(self, *parts: Any) -> Receiver:
-        """A receiver of these parts, with a span for each arrival."""
+        """Build a receiver of these parts, with a span for each arrival."""
         return _TracedReceiver(self, *parts)
 
     def destination(self, destination: Destination) -> Destination:
-        """The same destination, with a span for each attempt."""
+        """Wrap a destination, with a span for each attempt."""
         if isinstance(destination, HttpDestination):
             destination.trace_headers = self._outgoing
         return _TracedDestination(destination, self)
@@ -91,8 +91,8 @@ class Traces:
     # -- spans ---------------------------------------------------------------------------------
 
     def begin_receive(self, source: Source | None, arrival: Arrival) -> Span:
-        """A child of the sender's span, where it told of one."""
-        name = "unknown" if source is None else source.name  # an unknown name is a stranger's text
+        """Begin the span of an arrival, a child of the sender's where the headers name one."""
+        name = "unknown" if source is None else source.name  # an unknown name is untrusted text
         about = {SYSTEM: "oncehook", OPERATION_NAME: "receive", OPERATION_TYPE: "receive", SOURCE: name}
         span = self._tracer.start_span(
             f"receive {name}",
@@ -107,7 +107,6 @@ class Traces:
         return span
 
     def end_receive(self, span: Span, outcome: str, event_ids: Sequence[str] = (), error: str = "") -> None:
-        """It was answered so."""
         span.set_attribute(OUTCOME, outcome)
         if event_ids:
             span.set_attribute(MESSAGE_ID, event_ids[0])
@@ -120,7 +119,7 @@ class Traces:
 
     @contextmanager
     def process(self, destination: Destination, lease: Lease) -> Iterator[Span]:
-        """The span of one attempt, current while it lasts: what a handler calls becomes its children."""
+        """Open the span of one attempt, current while it lasts: what a handler calls becomes its children."""
         about: dict[str, str | int] = {
             SYSTEM: "oncehook",
             OPERATION_NAME: "process",
@@ -149,7 +148,6 @@ class Traces:
             yield span
 
     def judge(self, span: Span, result: Result) -> None:
-        """An attempt ended so."""
         if result.evidence.status is not None:
             span.set_attribute(STATUS_CODE, result.evidence.status)
         span.set_attribute(OUTCOME, "done" if result.category is None else "failed")
@@ -158,7 +156,7 @@ class Traces:
             span.set_status(self._api.StatusCode.ERROR, result.evidence.error)
 
     def _links(self, head: bytes) -> list[Link]:
-        """To the arrival's own span, or to its sender's where the arrival was not traced."""
+        """Return a link to the arrival's span, or to its sender's where the arrival was not traced."""
         _, _, headers = unpack_head(head)
         kept = [value for name, value in headers if name == KEPT]
         # The last one is ours; a sender may have written others before it.
@@ -167,12 +165,12 @@ class Traces:
         return [self._api.Link(span)] if span.is_valid else []
 
     def _context(self, headers: Iterable[tuple[str, str]]) -> Context:
-        """What the sender's headers say. Only W3C's two: a stranger's baggage is not for our handlers."""
+        """Read the sender's context. Only W3C's two headers: untrusted baggage is not for our handlers."""
         carrier = {name: value for name, value in headers if name in ("traceparent", "tracestate")}
         return self._w3c.extract(carrier, self._nothing)
 
     def _outgoing(self) -> Mapping[str, str]:
-        """The headers that make the receiver's span a child of the current one, by the process's own propagators."""
+        """Return the headers that make the receiver's span a child of the current one, by the process's propagators."""
         carrier: dict[str, str] = {}
         self._propagate.inject(carrier)
         return carrier
@@ -206,7 +204,7 @@ class _TracedReceiver(Receiver):
 
 
 class _TracedDestination:
-    """See `Destination`."""
+    """A destination with a span for each attempt."""
 
     def __init__(self, destination: Destination, traces: Traces) -> None:
         self._destination = destination

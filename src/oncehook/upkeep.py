@@ -1,4 +1,4 @@
-"""The sweep: housekeeping beside the work. Rescues, feeds bulk replays, prunes, rolls up, and watches the watermarks.
+"""The sweep: housekeeping beside the work. Feeds bulk replays, prunes, rolls up counters, and checks the watermarks.
 
 Every process of an inbox runs one; what must happen once is decided by the store. Each duty has its own pace, and one
 that fails is logged and tried again, so that none can stop the others.
@@ -8,49 +8,45 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final, Protocol
 
-from oncehook import clock, query
-from oncehook.errors import BadRequest, NotFound, StoreUnavailable
-from oncehook.model import Engine, EraseOrder, Erasure, Level, StoredReplay, StoredWorker, subject_hash
-from oncehook.rules import bounded
-from oncehook.sources import Source
+from oncehook import clock
+from oncehook.errors import StoreUnavailable
+from oncehook.model import Level, StoredReplay, StoredWorker
 from oncehook.store.base import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What is too much; None or empty: nobody asked."""
+    """Limits of watermarks; None or empty: no limit."""
 
     dead: int | None = None
     """Dead letters."""
     oldest_due: float | None = None
     """Seconds for which the oldest delivery has been due."""
     daily_volume: Mapping[str, int] = field(default_factory=dict)
-    """Events since midnight UTC, by source, of the types that count; 0: nobody wants to know, whatever the source's
-    preset says."""
+    """Events since midnight UTC, by source, of the types that count; 0: no limit, whatever the source's preset says."""
     disk: float | None = None
     """The free part of the disk, from 0 to 1: here less is worse."""
 
     def with_usual(self, usual: Mapping[str, int]) -> Limits:
-        """With the usual daily volumes of some sources, where nothing else was said about them."""
+        """Return the limits with the usual daily volumes of sources that have none of their own."""
         volumes = {source: limit for source, limit in {**usual, **self.daily_volume}.items() if limit}
         return replace(self, daily_volume=volumes)
 
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """One level and its limit."""
+    """A level and its limit."""
 
     name: str
     """`dead`, `oldest_due`, `disk`, or `daily_volume.SOURCE`."""
     level: float | None
-    """None: it cannot be told."""
+    """None: unknown."""
     limit: float
     crossed: bool
 
@@ -64,7 +60,7 @@ class Watermark:
 def measure(
     limits: Limits, levels: Mapping[str, Level], volumes: Mapping[str, int], free: float | None
 ) -> list[Watermark]:
-    """Every watermark that has a limit: how destinations stand, what came today, the free part of the disk."""
+    """Return every watermark that has a limit, of destinations' levels, today's volumes, the free part of the disk."""
     found = []
     if limits.dead is not None:
         found.append(_above("dead", sum(level.dead for level in levels.values()), limits.dead))
@@ -82,83 +78,12 @@ def _above(name: str, level: float, limit: float) -> Watermark:
     return Watermark(name, level, limit, level > limit)
 
 
-AT_ONCE: Final = 2000
-"""Events that one request erases at most; whoever wants more asks again."""
-BATCH: Final = 100
-LONGEST_REASON: Final = 1000
-LONGEST_SUBJECT: Final = 10_000
-
-
-class Erasing:
-    """Erases subjects of one store."""
-
-    def __init__(self, store: Store, sources: Mapping[str, Source], *, is_limited: bool = False) -> None:
-        """`is_limited`: there are other sources, which are not to be touched."""
-        self._store = store
-        self._sources = sources
-        self._is_limited = is_limited
-
-    async def count(self, subject: str, source: str | None = None) -> Erasure:
-        """What is there to be erased. Nothing happens."""
-        return await self._store.erasable(self._order(subject, source))
-
-    async def erase(
-        self, subject: str, source: str | None = None, *, actor: str, reason: str, at_most: int = AT_ONCE
-    ) -> tuple[Erasure, int]:
-        """Erase, and say how many events are left: none, unless there were more than `at_most`.
-
-        What arrives for the subject while it runs is erased too. Asked again, it goes on where it ended.
-        """
-        order = self._order(subject, source, actor, reason)
-        total = Erasure()
-        while total.events < at_most:
-            batch = await self._store.erase(order, min(BATCH, at_most - total.events))
-            total += batch
-            if not batch.events:
-                break
-        await self._store.empty_log()
-        if not total.events:  # that somebody looked, and there was nothing, is worth a line too
-            said = {"reason": reason, **asdict(total)}
-            await self._store.audit(actor, "erase", f"subject {subject_hash(order.subject)}", said)
-        return total, (await self._store.erasable(order)).events
-
-    def _order(self, subject: str, source: str | None, actor: str = "", reason: str | None = None) -> EraseOrder:
-        query.check_text(subject, "The subject", LONGEST_SUBJECT)
-        kept = bounded(subject)
-        if not kept:
-            raise BadRequest("Whose events? An empty subject means nobody's.")
-        if reason is not None:
-            _check_reason(reason, subject)
-        return EraseOrder(kept, self._number(source), actor, reason or "", query.quoted(kept))
-
-    def _number(self, name: str | None) -> int | None:
-        if name is None and self._is_limited:
-            raise BadRequest(
-                "Say of which source: you may not see all of them.", hint=f"One of: {', '.join(self._sources)}."
-            )
-        if name is None:
-            return None
-        if (source := self._sources.get(name)) is None:
-            raise NotFound(f'There is no source "{name[:60]}".')
-        return source.id
-
-
-def _check_reason(reason: str, subject: str) -> None:
-    query.check_text(reason, "The reason", LONGEST_REASON)
-    if not reason.strip():
-        raise BadRequest("Say why: a subject is erased only with a reason.")
-    if re.search(rf"(?<!\w){re.escape(subject)}(?!\w)", reason):
-        raise BadRequest(
-            "The reason names the subject, and stays in the audit log.", hint="Name the request by its number instead."
-        )
-
-
 log = logging.getLogger("oncehook.sweep")
 
 Measure = Callable[[], Awaitable[Sequence[Watermark]]]
 
 STRAY_HINT: Final = "Define it again, or start the program that does, as in: oncehook serve module:inbox"
-"""What to do when deliveries wait for a destination that nobody knows."""
+"""Hint where deliveries wait for a destination that no process knows."""
 
 FEEDING: Final = 0.05
 RESTING: Final = 1.0
@@ -166,23 +91,21 @@ RESTING: Final = 1.0
 
 
 class UpkeepObserver(Protocol):
-    """Who is told when a watermark is crossed, and when it is back; and when a replay is over."""
+    """Observer of the sweep, for logs and metrics."""
 
     def watermark(self, mark: Watermark) -> None:
-        """It has just been crossed, or is back."""
+        """Note a watermark that has just been crossed, or is back."""
 
-    def watermarks(self, marks: Sequence[Watermark]) -> None:
-        """How they all stand."""
+    def watermarks(self, marks: Sequence[Watermark]) -> None: ...
 
-    def replay_over(self, replay: StoredReplay) -> None:
-        """This process has brought a replay to its end, or it was aborted here."""
+    def replay_over(self, replay: StoredReplay) -> None: ...
 
     def sum_up(self) -> None:
-        """A second has passed: say how much went well."""
+        """Log how much went well; called once a second."""
 
 
 class Sweep:
-    """Keeps house for one process."""
+    """Housekeeping of one process."""
 
     def __init__(
         self,
@@ -204,32 +127,31 @@ class Sweep:
         self._works_for = works_for
         self._worker = worker
         self._write_counts = write_counts
-        self._hungry = asyncio.Event()
+        self._has_replays = asyncio.Event()
         self._stopping = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        """Begin, on the running loop."""
         self._store.finished = self._observer.replay_over
         duties = (
-            (1.0, self._sum_up), (1.0, self._write_counts), (10.0, self._greet), (10.0, self._watch),
-            (60.0, self._prune), (3600.0, self._roll_up),
+            (1.0, self._sum_up), (1.0, self._write_counts), (10.0, self._register_worker),
+            (10.0, self._check_watermarks), (60.0, self._prune), (3600.0, self._roll_up),
         )  # fmt: skip
         self._tasks = [asyncio.create_task(self._every(pace, duty)) for pace, duty in duties]
-        self._tasks.append(asyncio.create_task(self._feed_for_ever()))
+        self._tasks.append(asyncio.create_task(self._feed_until_stopped()))
 
     async def stop(self) -> None:
         """Stop at the next pause; a duty under way is ended."""
         self._stopping.set()
-        self._hungry.set()
+        self._has_replays.set()
         for task in self._tasks:
             task.cancel()
         # A cancellation can get lost inside a driver. Then the task sees that it is to stop when the duty is over.
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def nudge(self) -> None:
-        """A bulk replay was made or resumed in this process: feed it now."""
-        self._hungry.set()
+        """Feed bulk replays now: one was made or resumed in this process."""
+        self._has_replays.set()
 
     async def _every(self, pace: float, duty: Callable[[], Awaitable[None]]) -> None:
         while not self._stopping.is_set():
@@ -251,24 +173,24 @@ class Sweep:
     async def _sum_up(self) -> None:
         self._observer.sum_up()
 
-    async def _feed_for_ever(self) -> None:
-        # First what was asked for while nobody was there: what it leads nowhere with waits from then on.
+    async def _feed_until_stopped(self) -> None:
+        # First what was asked for while no process ran: what it feeds to an unknown destination is a stray then.
         await self._try(self._store.feed_replays)
-        await self._try(self._tell_strays)
+        await self._try(self._log_strays)
         while not self._stopping.is_set():
-            self._hungry.clear()
+            self._has_replays.clear()
             fed = await self._try(self._store.feed_replays)
             if not self._stopping.is_set():
-                await _rest(self._hungry, FEEDING if fed else RESTING)
+                await _rest(self._has_replays, FEEDING if fed else RESTING)
 
-    async def _tell_strays(self) -> None:
+    async def _log_strays(self) -> None:
         if self._works_for is None:  # here deliveries are only taken in
             return
         for name, waiting in (await strays(self._store, self._works_for)).items():
             fields = {"destination": name, "waiting": waiting, "hint": STRAY_HINT}
             log.warning("destination.unknown", extra={"fields": fields})
 
-    async def _greet(self) -> None:
+    async def _register_worker(self) -> None:
         worker = self._worker()
         if worker is not None:
             await self._store.register_worker(worker)
@@ -284,8 +206,8 @@ class Sweep:
     async def _roll_up(self) -> None:
         await self._store.roll_up()
 
-    async def _watch(self) -> None:
-        """Tell each watermark once when it is crossed and once when it is back, by whichever process sees it first."""
+    async def _check_watermarks(self) -> None:
+        """Report each watermark once when it is crossed and once when it is back, by the process that sees it first."""
         marks = await self._measure()
         self._observer.watermarks(marks)
         known: Mapping[str, datetime] = await self._store.crossings()
@@ -301,9 +223,9 @@ async def _rest(until: asyncio.Event, seconds: float) -> None:
 
 
 async def strays(store: Store, known: Collection[str]) -> dict[str, int]:
-    """How many deliveries wait for each destination that is known neither here nor to a worker elsewhere."""
-    # Workers that a SQLite file speaks of are this process, or have died.
-    workers = [] if store.engine is Engine.sqlite else await store.workers()
+    """Return how many deliveries wait for each destination that is known neither here nor to a worker elsewhere."""
+    # Workers of a store that is not shared are this process, or have died.
+    workers = await store.workers() if store.shared else []
     known = {*known, *(name for worker in workers for name in worker.destinations)}
     levels = await store.levels()
     return {name: level.pending for name, level in levels.items() if level.pending and name not in known}

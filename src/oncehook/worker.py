@@ -1,13 +1,13 @@
 """The worker: leases what is due, has its destination make the attempt, and settles what came of it.
 
 Leases and settlements go to the store in groups, and a group gathers while the one before it is under way. A worker
-leases no more than it can start at once. The store tells it for which destinations something became due; it asks by
-itself when the next thing it knows of is due, and on a shared store once a second, in case a notice was lost. What
-waits behind a delivery of the same subject is leased by the settlement of that delivery, for a while: then the subject
-makes room for others.
+leases no more than it can start at once. The store reports for which destinations something became due; the worker asks
+by itself when the next thing it knows of is due, and on a shared store once a second, in case a notice was lost. The
+next delivery of a subject is leased by the settlement of the one before it, for a while: then the subject makes room
+for others.
 
-What was being worked on when a process died is a suspect: it is run alone, with nothing else under way in this worker,
-so that an event which kills its process condemns nobody but itself.
+A delivery that was being worked on when a process died is quarantined: it is run alone, with nothing else under way in
+this worker, so that an event which kills its process condemns nobody but itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
@@ -31,7 +31,6 @@ from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
 from oncehook.model import (
     DEATHS,
     Category,
-    Engine,
     Evidence,
     Expired,
     Lease,
@@ -44,418 +43,87 @@ from oncehook.model import (
 )
 from oncehook.store.base import Store
 
-BEATS: Final = 6
-"""Heartbeats in one lease."""
-
-
-class _Held:
-    __slots__ = ("ends_at", "lease", "renewed_at")
-
-    def __init__(self, lease: Lease, now: float, ends_at: float | None) -> None:
-        self.lease = lease
-        self.renewed_at = now
-        """When its last renewal was asked for: from then on it is surely ours for `lease.seconds`."""
-        self.ends_at = ends_at
-
-
-class Heartbeat:
-    """Keeps leases alive until they are let go. `lost` is called on threads of the heartbeat's own."""
-
-    def __init__(self, store: Store, lost: Callable[[Lease], None], shortest: float) -> None:
-        self._store = store
-        self._lost = lost
-        self._interval = shortest / BEATS
-        self._held: dict[int, _Held] = {}
-        self._unanswered: list[_Held] = []
-        """What the last try asked for, until it is answered."""
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._beat_until_stopped, name="oncehook-heartbeat", daemon=True),
-            threading.Thread(target=self._mind_until_stopped, name="oncehook-heartbeat-mind", daemon=True),
-        ]
-
-    def start(self) -> None:
-        """Begin to beat."""
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self) -> None:
-        """Stop; leases that are still held run out by themselves."""
-        self._stop.set()
-        for thread in self._threads:
-            if thread.ident is not None:
-                thread.join()
-
-    def hold(self, lease: Lease, asked_at: float, ends_at: float | None) -> None:
-        """Keep this lease from now on. `asked_at`: when it was asked for, by the steady clock.
-
-        `ends_at`: not longer than this; None: until it is let go, because whoever works on it cannot be stopped.
-        """
-        self._held[lease.fence] = _Held(lease, asked_at, ends_at)
-
-    def let_go(self, lease: Lease) -> bool:
-        """It is settled, or no longer wanted. Says whether it was held until now."""
-        return self._held.pop(lease.fence, None) is not None
-
-    def __len__(self) -> int:
-        return len(self._held)
-
-    def _beat_until_stopped(self) -> None:
-        while not self._stop.wait(self._interval):
-            try:
-                self.beat()
-            except Exception:  # whatever it is, the next beat must come
-                log.exception("heartbeat.failed")
-
-    def _mind_until_stopped(self) -> None:
-        """A try may hang for longer than its leases last: their holder must not wait for it (R33)."""
-        while not self._stop.wait(self._interval / 2):
-            try:
-                self._give_up(self._unanswered)
-            except Exception:  # whatever it is, the next look must come
-                log.exception("heartbeat.failed")
-
-    def beat(self) -> bool:
-        """Prolong what is due to be prolonged; also out of turn, and always on a thread. Tells whether it is known now
-        which leases are ours."""
-        now = clock.steady()
-        # A copy: the loop adds and removes meanwhile.
-        held = [h for h in list(self._held.values()) if now - h.renewed_at >= h.lease.seconds / BEATS]
-        held = [h for h in held if not h.lease.is_settling]
-        wanted = [h for h in held if h.ends_at is None or now < h.ends_at]
-        is_known = not wanted or self._renew(wanted, now)
-        self._give_up(held)
-        return is_known
-
-    def _give_up(self, held: list[_Held]) -> None:
-        for h in held:
-            # A thread that has no lease goes on all the same, and somebody would begin beside it: when the store is
-            # back before anybody has looked, its lease is still there to be had.
-            if h.ends_at is not None and self._is_over(h):
-                self._lose(h.lease)
-
-    def _renew(self, wanted: list[_Held], now: float) -> bool:
-        self._unanswered = wanted
-        try:
-            ours = self._store.renew([h.lease for h in wanted])
-        except StoreError as error:
-            log.warning("heartbeat.unanswered", extra={"fields": {"leases": len(wanted), "error": str(error)}})
-            return False
-        for h in wanted:
-            if h.lease.fence in ours:
-                h.renewed_at = now
-            else:
-                self._lose(h.lease)
-        self._unanswered = []
-        return True
-
-    def _lose(self, lease: Lease) -> None:
-        if not lease.is_settling and self.let_go(lease):  # whoever settles it learns of it there
-            self._lost(lease)
-
-    def _is_over(self, h: _Held) -> bool:
-        """One beat before it may belong to somebody else."""
-        return clock.steady() >= h.renewed_at + h.lease.seconds * (1 - 1 / BEATS)
-
-
-class Holder(Protocol):
-    """The worker, as its settlements see it."""
-
-    id: str
-
-    def settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
-        """Handle a committed settlement; `following`: the next of its subject, leased with it, asked for then."""
-
-    def lost(self, lease: Lease) -> None:
-        """Handle a lease that was lost; nothing was changed."""
-
-    def unsettled(self) -> int:
-        """Return how many attempts are under way, or have ended and keep their place."""
-
-    def destination_of(self, lease: Lease) -> Destination:
-        """Return the destination of a lease."""
-
-
-GROUPS: Final = 2
-"""Groups under way at once: a subject that goes on must not wait for the others' commit."""
-
-
-TURNS: Final = 8
-"""Turns of the loop for which subjects that go on wait for each other, to share a commit: short when little happens."""
-
-
-class SettlementBatcher:
-    """Attempts that have ended and are not settled yet."""
-
-    def __init__(self, store: Store, worker: Holder) -> None:
-        self._store = store
-        self._worker = worker
-        self._ended: list[Settlement] = []
-        self._under_way = 0
-        """Settlements that are being written."""
-        self._groups = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        """Held, or they could be collected while they run."""
-        self._turn_over = asyncio.Event()
-        """Set when a group is written."""
-        self._is_planned = False
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping = False
-
-    def start(self) -> None:
-        """Begin, on the running loop."""
-        self._loop = asyncio.get_running_loop()
-
-    async def stop(self) -> None:
-        """Settle what is there, and end."""
-        self._stopping = True
-        await self.caught_up()
-
-    def add(self, ended: Settlement) -> None:
-        """Add a settlement to the next group."""
-        self._ended.append(ended)
-        self._plan()
-
-    def is_empty(self) -> bool:
-        """Tell whether everything is settled."""
-        return not self._ended and not self._under_way
-
-    async def caught_up(self) -> None:
-        """Return when everything that has ended so far is written down."""
-        while not self.is_empty() and self._loop is not None:
-            self._turn_over.clear()
-            await self._turn_over.wait()
-
-    def is_behind(self) -> bool:
-        """Tell whether so much is unsettled that nothing new may begin."""
-        return len(self._ended) + self._under_way > 1000
-
-    def _plan(self) -> None:
-        """Begin soon, and not at once: whatever else ends in this turn of the loop belongs to the same group."""
-        if not self._is_planned and self._loop is not None:
-            self._is_planned = True
-            self._loop.call_soon(self._gather, TURNS)
-
-    def _gather(self, turns: int) -> None:
-        """Begin the next group; where all of it are subjects that go on, others may join for so many turns."""
-        assert self._loop is not None
-        is_short = 0 < len(self._ended) < self._worker.unsettled()
-        if turns and is_short and all(one.take_next is not None for one in self._ended):
-            self._loop.call_soon(self._gather, turns - 1)
-        else:
-            self._begin()
-
-    def _begin(self) -> None:
-        """Begin the next group; beside another one only if as many wait as that holds: a commit has its price."""
-        self._is_planned = False
-        if self._ended and self._groups < GROUPS and len(self._ended) >= self._under_way:
-            assert self._loop is not None
-            group, self._ended = self._ended, []
-            self._under_way += len(group)
-            self._groups += 1
-            task = self._loop.create_task(self._settle_all(group), name="oncehook-settling")
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _settle_all(self, ended: list[Settlement]) -> None:
-        single = [s for s in ended if _may_fail(s)]
-        plain = [s for s in ended if not _may_fail(s)] if single else ended
-        try:
-            if single:
-                # Those with an effect of their own can fail by themselves; on SQLite all join the same commit.
-                await asyncio.gather(self._settle(plain), *(self._settle([s]) for s in single))
-            else:
-                await self._settle(plain)
-        finally:
-            self._under_way -= len(ended)
-            self._groups -= 1
-            self._turn_over.set()
-            self._plan()
-
-    async def _settle(self, group: list[Settlement]) -> None:
-        if not group:
-            return
-        asked_at = clock.steady()
-        try:
-            settled = await self._persist(group)
-        except StoreUnavailable as error:
-            log.error("worker.settle_failed", extra={"fields": {"leases": len(group), "error": str(error)}})
-            for one in group:  # their leases run out, and somebody makes the attempts again
-                self._worker.lost(one.lease)
-            return
-        except Exception as error:
-            self._failed(group, error)
-            return
-        following = {lease.queue_key: lease for lease in settled.next}
-        for one in group:
-            if one.lease.fence in settled.ours:
-                self._worker.settled(one, following.get(one.lease.queue_key), asked_at)
-                for emission in one.emits:
-                    emission.committed()
-            else:
-                self._worker.lost(one.lease)
-
-    async def _persist(self, group: list[Settlement]) -> Settled:
-        """Ask again while the store is away, for as long as the leases can still be ours: they are kept alive."""
-        wait, ends_at = 0.05, clock.steady() + max(s.lease.seconds for s in group)
-        while True:
-            try:
-                return await self._store.settle(group, self._worker.id)
-            except StoreUnavailable:
-                if clock.steady() + wait > ends_at or self._stopping:
-                    raise
-                await asyncio.sleep(wait)
-                wait = min(wait * 2, 1.0)
-
-    def _failed(self, group: list[Settlement], error: Exception) -> None:
-        """What a handler wanted written could not be: it is undone, and the attempt has failed like any other."""
-        for settled in group:
-            if not _may_fail(settled):
-                log.error("worker.settle_failed", exc_info=error)
-                self._worker.lost(settled.lease)
-                continue
-            terms = self._worker.destination_of(settled.lease).terms
-            self.add(settlement(terms, settled.lease, failure(error, terms.rules), settled.duration))
-
-
-def _may_fail(settled: Settlement) -> bool:
-    """Tell whether it carries an effect or events of its handler."""
-    return settled.commit is not None or bool(settled.emits)
-
-
 log = logging.getLogger("oncehook.worker")
-
-POLL: Final = 1.0
-"""Seconds between two looks where other processes share the store: a notice may be lost, and suspects must be seen."""
-
-LONGEST_REST: Final = 30.0
 
 LOOKED_AT: Final = 500
 """Destinations that one look asks about, in turn; of the others it only learns what has become due since the last."""
 
-LOOK_PAUSE: Final = 0.1
-"""Seconds between two looks because a lease brought less than was wanted."""
-
-GATHER: Final = 0.002
-"""Seconds for which wake-ups gather when the last lease brought little."""
-
-LITTLE: Final = 4
-"""Fewer deliveries than this are little."""
-
-SHARE: Final = 0.1
-"""Seconds for which one subject is worked on while others of its destination may wait."""
+FEW: Final = 4
+"""Fewer leases than this let wake-ups gather before the next are asked for."""
 
 REPLAY_SHARE: Final = 10
 """Of so many deliveries one is of a bulk replay, while there is live work too."""
 
-HELD_SURELY: Final = 1 - 1 / BEATS
-"""The part of a lease after which it may soon be somebody else's, if it was not renewed."""
-
-GRACE: Final = 2.0
-"""Seconds that a coroutine gets to end after it was cancelled, before its lease is left to run out."""
+MOST_UNSETTLED: Final = 1000
+"""Ended attempts that may wait for their settlement before nothing new is begun."""
 
 THE_PAST: Final = datetime(2000, 1, 1, tzinfo=UTC)
 
 
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Times of a worker, in seconds."""
+
+    poll: float = 1.0
+    """Between two looks where other processes share the store: a notice may be lost, and quarantine must be seen."""
+    longest_rest: float = 30.0
+    """Between two looks otherwise."""
+    look_pause: float = 0.1
+    """Between two looks because a lease brought less than was asked for."""
+    gather: float = 0.002
+    """For which wake-ups gather when the last lease brought little."""
+    subject_share: float = 0.1
+    """For which one subject is worked on while others of its destination may wait."""
+    grace: float = 2.0
+    """For a coroutine to end after it was cancelled, before its lease is left to run out."""
+    beats: int = 6
+    """Heartbeats in one lease; one beat before its end it is given up, because it may soon be somebody else's."""
+
+    @property
+    def safe_part(self) -> float:
+        """The part of a lease for which it is surely ours without a renewal."""
+        return 1 - 1 / self.beats
+
+
+TIMEOUTS: Final = Timeouts()
+
+
 class AttemptObserver(Protocol):
-    """Observer of attempts, for logs and metrics; `observe` has the real one."""
+    """Observer of attempts, for logs and metrics."""
 
-    def attempted(self, destination: Destination, settled: Settlement) -> None:
-        """A delivery was settled."""
+    def attempted(self, destination: Destination, settled: Settlement) -> None: ...
 
-    def lease_lost(self, destination: Destination, lease: Lease) -> None:
-        """What was worked on is no longer ours; nothing was written."""
+    def lease_lost(self, destination: Destination, lease: Lease) -> None: ...
 
-    def lease_expired(self, destination: Destination, expired: Expired) -> None:
-        """Somebody let a lease run out, and this worker has taken it over."""
-
-
-class _Place:
-    """One destination in this worker: how much of it is under way, and how much may begin."""
-
-    __slots__ = ("_allowance", "_at", "asked", "busy", "destination")
-
-    def __init__(self, destination: Destination) -> None:
-        self.destination = destination
-        self.busy = 0
-        self.asked = 0
-        """Places that are kept for a lease that is being asked for."""
-        self._allowance = 1.0
-        self._at = clock.steady()
-
-    def room(self, most: int) -> int:
-        """Return how many attempts may begin now, by its concurrency, its rate and the worker's free places."""
-        room = min(self.destination.terms.concurrency - self.busy, most, self._allowed())
-        return max(room - self.asked, 0)
-
-    def _allowed(self) -> int:
-        rate = self.destination.terms.rate
-        if rate is None:
-            return self.destination.terms.concurrency
-        now = clock.steady()
-        # What was not used is kept for a second at most, so that a pause is not followed by a burst.
-        self._allowance = min(self._allowance + (now - self._at) * rate, max(rate, 1.0))
-        self._at = now
-        return int(self._allowance)
-
-    def take(self) -> None:
-        self.busy += 1
-        self.spend()
-
-    def give_back(self) -> None:
-        self.busy -= 1
-
-    def spend(self) -> None:
-        """Count an attempt against its rate."""
-        self._allowance -= 1.0
-
-    def refund(self) -> None:
-        """Take that back: the attempt is not made."""
-        self._allowance += 1.0
-
-    def allowed_in(self) -> float | None:
-        """Seconds until its rate allows another one; None: it does now, or has none."""
-        rate = self.destination.terms.rate
-        if rate is None or self._allowed() >= 1:
-            return None
-        return (1.0 - self._allowance) / rate
-
-
-class _UnderWay:
-    """An attempt that is being made."""
-
-    __slots__ = ("began", "late_at", "on_thread", "takes_next", "task")
-
-    def __init__(self, began: float, late_at: float, on_thread: bool) -> None:
-        self.began = began
-        """When its subject was leased: an earlier delivery of it may have been worked on since."""
-        self.late_at = late_at
-        """When it should have ended: what goes on beyond that hangs, and nobody waits for it."""
-        self.on_thread = on_thread
-        """It runs on a thread, and cannot be ended."""
-        self.takes_next = False
-        """Its settlement asks for the next of its subject, which is counted against the rate already."""
-        self.task: asyncio.Task[None]
+    def lease_expired(self, destination: Destination, expired: Expired) -> None: ...
 
 
 class Worker:
-    """Works for some destinations until it is told to stop. Lives on one event loop."""
+    """A worker for some destinations, on one event loop."""
 
     def __init__(
-        self, store: Store, destinations: Iterable[Destination], observer: AttemptObserver, *, concurrency: int = 1000
+        self,
+        store: Store,
+        destinations: Iterable[Destination],
+        observer: AttemptObserver,
+        *,
+        concurrency: int = 1000,
+        timeouts: Timeouts = TIMEOUTS,
+        heartbeat: type[Heartbeat] | None = None,
     ) -> None:
         self.id = f"{socket.gethostname()}:{os.getpid()}:{clock.random_bytes(3).hex()}"
         self._store = store
         self._observer = observer
-        self._places = {d.id: _Place(d) for d in destinations}
+        self._timeouts = timeouts
+        self._slots = {d.id: DestinationSlots(d) for d in destinations}
         self._concurrency = concurrency
-        self._attempts: dict[int, _UnderWay] = {}
+        self._attempts: dict[int, RunningAttempt] = {}
         """By fence."""
         self.left_behind = 0
         """Threads that were still at work when it stopped: the process must end before anybody else may begin."""
-        self._kept: dict[int, _UnderWay] = {}
-        """Attempts that ended and keep their place until they are settled, by fence: failed ones, so that a breaker
-        opens in time, and those whose place goes to the next of the subject."""
+        self._kept: dict[int, RunningAttempt] = {}
+        """Attempts that ended and keep their slot until they are settled, by fence: failed ones, so that a breaker
+        opens in time, and those whose slot goes to the next of the subject."""
         self._settling = SettlementBatcher(store, self)
         self._woken = asyncio.Event()
         self._stopping = False
@@ -463,35 +131,35 @@ class Worker:
         self._due: dict[Priority, dict[int, None]] = {Priority.live: {}, Priority.replay: {}}
         """Destinations that may have something to be leased, the one that waits longest first."""
         self._reserved = 0
-        """Places that are kept for leases that are being asked for, and for arrivals on their way to the store."""
+        """Slots that are kept for leases that are being asked for, and for arrivals on their way to the store."""
         self._is_alone = False
-        """A suspect is run, or is to be: nothing else may begin."""
+        """A quarantined delivery is run, or is to be: nothing else may begin."""
         self._quarantined: set[int] = set()
         """Destinations that have something to be run alone."""
         self._rounds = 0
-        self._looked_at = -LONGEST_REST
+        self._looked_at = -timeouts.longest_rest
         self._look_at = 0.0
         """When to look next, at the latest."""
-        self._order = list(self._places)
-        self._since: datetime | None = THE_PAST if len(self._places) > LOOKED_AT else None
+        self._order = list(self._slots)
+        self._since: datetime | None = THE_PAST if len(self._slots) > LOOKED_AT else None
         """Up to when it is known what has become due, where that cannot be asked for each destination."""
         self._gathers_until = 0.0
-        # By chance: a process that is killed by a suspect must not begin with the same destination for ever.
-        self._last_alone = clock.chance.choice([0, *self._places])
+        # By chance: a process that is killed by a quarantined delivery must not begin with it again for ever.
+        self._last_alone = clock.chance.choice([0, *self._slots])
         self._alone_after = 0.0
-        """Not before this moment is the next suspect run: other work gets as much time as the last one took."""
-        shortest = min((p.destination.terms.lease for p in self._places.values()), default=10.0)
-        self.heartbeat = Heartbeat(store, self._lost_by_thread, shortest)
+        """Not before this moment is the next one run alone: other work gets as much time as the last one took."""
+        shortest = min((slots.destination.terms.lease for slots in self._slots.values()), default=10.0)
+        self.heartbeat = (heartbeat or Heartbeat)(store, self._lost_by_thread, shortest, timeouts.beats)
 
     # -- starting and stopping -----------------------------------------------------------------
 
     async def start(self) -> None:
         """Begin to work, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._store.expired = self._taken_over
+        self._store.expired = self._note_expired
         self._store.taker = self
-        for place in self._places.values():
-            await place.destination.open()
+        for slots in self._slots.values():
+            await slots.destination.open()
         self.heartbeat.start()
         self._settling.start()
         self._main = asyncio.create_task(self._work(), name="oncehook-worker")
@@ -502,7 +170,7 @@ class Worker:
         self._store.taker = None
         self._woken.set()
 
-    async def stop(self, patience: float = 25.0) -> None:
+    async def stop(self, patience: float) -> None:
         """Take no more work, let what is under way end within `patience` seconds, and give back the rest uncounted."""
         self.quiesce()
         if self._main is not None:
@@ -512,11 +180,11 @@ class Worker:
         for _ in range(100):  # arrivals may be on their way to the store: what is leased with them is given back
             if not self._reserved:
                 break
-            await asyncio.sleep(GRACE / 100)
+            await asyncio.sleep(self._timeouts.grace / 100)
         await self._settling.stop()
         await asyncio.to_thread(self.heartbeat.stop)
-        for place in self._places.values():
-            await place.destination.close()
+        for slots in self._slots.values():
+            await slots.destination.close()
 
     async def _finish(self, patience: float) -> None:
         if self._attempts:
@@ -525,7 +193,7 @@ class Worker:
         for task in late:
             task.cancel()
         if late:
-            await asyncio.wait(late, timeout=GRACE)
+            await asyncio.wait(late, timeout=self._timeouts.grace)
         # A thread cannot be ended. Its lease is not given back, or somebody would begin beside it: it runs out with
         # the process, and that is no attempt.
         self.left_behind = len(self._attempts)
@@ -535,18 +203,14 @@ class Worker:
         if destination_ids is None:
             self._look_at = 0.0
         else:
-            self._due[Priority.live].update(dict.fromkeys(n for n in destination_ids if n in self._places))
+            self._due[Priority.live].update(dict.fromkeys(n for n in destination_ids if n in self._slots))
         self._woken.set()
 
-    @property
-    def destinations(self) -> Sequence[str]:
-        """Return the names of its destinations."""
-        return [place.destination.name for place in self._places.values()]
-
-    def as_stored(self, since: datetime) -> StoredWorker:
+    def describe(self, since: datetime) -> StoredWorker:
         """Return this worker as the store lists it."""
         host, pid, _ = self.id.rsplit(":", 2)
-        return StoredWorker(self.id, host, int(pid), since, since, len(self.heartbeat), self.destinations)
+        names = [slots.destination.name for slots in self._slots.values()]
+        return StoredWorker(self.id, host, int(pid), since, since, len(self.heartbeat), names)
 
     async def drained(self) -> None:
         """Return when nothing is left to do for its destinations, retries included; what is paused does not count."""
@@ -559,7 +223,7 @@ class Worker:
             else:
                 await asyncio.sleep(0.005)
 
-    # -- the loop ------------------------------------------------------------------------------
+    # -- rounds --------------------------------------------------------------------------------
 
     async def _work(self) -> None:
         trouble = 0
@@ -584,20 +248,20 @@ class Worker:
                         await self._woken.wait()
 
     async def _round(self) -> float:
-        """Take what there is and room for; returns how long to rest, unless woken."""
+        """Lease what there is and room for; returns how long to rest, unless woken."""
         self._woken.clear()
         if clock.steady() >= self._look_at:
             await self._look()
         if self._quarantined and clock.steady() >= self._alone_after:
             await self._run_alone()
-        wants = self._wants()
-        if wants and (pause := self._gathers_until - clock.steady()) > 0:
+        requests = self._build_requests()
+        if requests and (pause := self._gathers_until - clock.steady()) > 0:
             await asyncio.sleep(pause)
-            wants = self._wants()
+            requests = self._build_requests()
         if self._stopping:
             return 0.0
-        if wants:
-            await self._take(wants)
+        if requests:
+            await self._lease_due(requests)
             return 0.0
         return self._rest()
 
@@ -606,8 +270,8 @@ class Worker:
         waits = [self._look_at - now]
         if self._quarantined:
             waits.append(max(self._alone_after - now, 0.002))
-        places = [self._places[n] for due in self._due.values() for n in due]
-        waits += [wait for place in places if (wait := place.allowed_in()) is not None]
+        due = [self._slots[n] for known in self._due.values() for n in known]
+        waits += [wait for slots in due if (wait := slots.allowed_in()) is not None]
         return max(min(waits), 0.0)
 
     # -- what is due ---------------------------------------------------------------------------
@@ -615,15 +279,16 @@ class Worker:
     async def _look(self) -> None:
         """Ask the store what is due, and when the next thing will be; of many destinations for some, in turn."""
         self._looked_at = clock.steady()
-        self._look_at = self._looked_at + (POLL if self._store.engine is Engine.postgres else LONGEST_REST)
+        pause = self._timeouts.poll if self._store.shared else self._timeouts.longest_rest
+        self._look_at = self._looked_at + pause
         asked, rest = self._order[:LOOKED_AT], self._order[LOOKED_AT:]
         self._order = rest + asked
         next_due = await self._store.next_due(asked, self._since)
         self._since = next_due.looked_at
         for priority, found in ((Priority.live, next_due.live), (Priority.replay, next_due.replay)):
-            self._due[priority].update(dict.fromkeys(n for n in found if n in self._places))
+            self._due[priority].update(dict.fromkeys(n for n in found if n in self._slots))
         self._quarantined.difference_update(asked)
-        self._quarantined.update(n for n in next_due.quarantined if n in self._places)
+        self._quarantined.update(n for n in next_due.quarantined if n in self._slots)
         if next_due.due_in is not None:
             self._look_in(next_due.due_in)
 
@@ -634,81 +299,88 @@ class Worker:
             self._look_at = look_at
             self._woken.set()  # it may rest for longer than that
 
-    def _wants(self) -> list[LeaseRequest]:
+    def _build_requests(self) -> list[LeaseRequest]:
         """Return what to ask the store for, as far as destinations and this worker have room."""
         left = self._room()
         if left <= 0 or self._settling.is_behind():
             return []
         self._rounds += 1
-        wants: list[LeaseRequest] = []
+        requests: list[LeaseRequest] = []
         live, replay = self._due.values()
         for number in [*live, *(n for n in replay if n not in live)]:
-            place = self._places[number]
-            room = place.room(left)
+            slots = self._slots[number]
+            room = slots.room(left)
             if room <= 0:
                 continue
             left -= room
-            wants += self._split(place.destination, room, number in live, number in replay)
+            requests += self._split(slots.destination, room, number in live, number in replay)
             if left <= 0:
                 break
-        return wants
+        return requests
 
     def _split(self, destination: Destination, room: int, live: bool, replay: bool) -> list[LeaseRequest]:
-        """Live work gets the room; a bulk replay a small part of it, so that neither starves, or what is left free."""
+        """Give live work the room, and a bulk replay a small part of it, so that neither starves, or what is free."""
         kept = 0
         if replay:
             kept = room if not live else max(room // REPLAY_SHARE, int(self._rounds % REPLAY_SHARE == 0))
         shares = ((room - kept, Priority.live), (kept, Priority.replay))
-        return [_want(destination, share, priority) for share, priority in shares if share]
+        return [_request(destination, share, priority) for share, priority in shares if share]
 
-    async def _take(self, wants: Sequence[LeaseRequest]) -> None:
-        """Lease, and forget that something is due where less came than was wanted."""
-        for want in wants:  # before it is asked: what becomes due meanwhile is noted anew
-            self._due[want.priority].pop(want.destination_id, None)
+    async def _lease_due(self, requests: Sequence[LeaseRequest]) -> None:
+        """Lease, and forget that something is due where less came than was asked for."""
+        for one in requests:  # before it is asked: what becomes due meanwhile is noted anew
+            self._due[one.priority].pop(one.destination_id, None)
         began = clock.steady()
         try:
-            leases = await self._lease(wants)
+            leases = await self._lease(requests)
         except BaseException:
-            for want in wants:
-                self._due[want.priority][want.destination_id] = None
+            for one in requests:
+                self._due[one.priority][one.destination_id] = None
             raise
-        self._gathers_until = began + GATHER if len(leases) < LITTLE else 0.0
+        self._gathers_until = began + self._timeouts.gather if len(leases) < FEW else 0.0
         came = Counter((lease.delivery.destination_id, lease.priority) for lease in leases)
-        for want in wants:
-            if came[want.destination_id, want.priority] >= want.limit:
-                self._due[want.priority][want.destination_id] = None
+        for one in requests:
+            if came[one.destination_id, one.priority] >= one.limit:
+                self._due[one.priority][one.destination_id] = None
             else:  # nothing more is due, or it is held back: until when, the store knows
-                self._look_in(self._looked_at + LOOK_PAUSE - clock.steady())
+                self._look_in(self._looked_at + self._timeouts.look_pause - clock.steady())
 
-    async def _lease(self, wants: Sequence[LeaseRequest]) -> list[Lease]:
+    async def _lease(self, requests: Sequence[LeaseRequest]) -> list[Lease]:
         asked_at = clock.steady()
-        self._keep_places(wants, 1)
+        self._keep_slots(requests, 1)
         try:
-            leases = await self._store.lease(wants, self.id)
+            leases = await self._store.lease(requests, self.id)
         finally:
-            self._keep_places(wants, -1)
+            self._keep_slots(requests, -1)
         for lease in leases:
-            self._places[lease.delivery.destination_id].take()
+            self._slots[lease.delivery.destination_id].take()
             self._begin(lease, asked_at, clock.steady())
         return leases
 
-    def _keep_places(self, wants: Sequence[LeaseRequest], sign: int) -> None:
-        """Keep places for what is asked for, or free them again: arrivals must not take them meanwhile."""
-        for want in wants:
-            self._places[want.destination_id].asked += sign * want.limit
-            self._reserved += sign * want.limit
+    def _keep_slots(self, requests: Sequence[LeaseRequest], sign: int) -> None:
+        """Keep slots for what is asked for, or free them again: arrivals must not take them meanwhile."""
+        for one in requests:
+            self._slots[one.destination_id].asked += sign * one.limit
+            self._reserved += sign * one.limit
+
+    def _room(self) -> int:
+        return self._concurrency - self.unsettled() - self._reserved
+
+    def unsettled(self) -> int:
+        """Return how many attempts are under way, or have ended and keep their slot."""
+        return len(self._attempts) + len(self._kept)
 
     # -- arrivals ------------------------------------------------------------------------------
 
     def reserve(self, destination_id: int) -> float | None:
-        place = self._places.get(destination_id)
-        if place is None or self._is_alone or self._stopping or destination_id in self._due[Priority.live]:
+        slots = self._slots.get(destination_id)
+        if slots is None or self._is_alone or self._stopping or destination_id in self._due[Priority.live]:
             return None  # what waits longer comes first
-        if not place.room(self._room()) or self._settling.is_behind():
+        if not slots.room(self._room()) or self._settling.is_behind():
             return None
-        place.take()
+        slots.take()
         self._reserved += 1
-        return place.destination.terms.lease
+        return slots.destination.terms.lease
 
     def begin_reserved(self, lease: Lease, asked_at: float) -> None:
         self._reserved -= 1
@@ -716,13 +388,10 @@ class Worker:
 
     def give_up_reserved(self, destination_id: int) -> None:
         self._reserved -= 1
-        self._places[destination_id].refund()
-        self._free(self._places[destination_id])
+        self._slots[destination_id].refund()
+        self._free(self._slots[destination_id])
 
-    def _room(self) -> int:
-        return self._concurrency - self.unsettled() - self._reserved
-
-    # -- suspects ------------------------------------------------------------------------------
+    # -- quarantine ----------------------------------------------------------------------------
 
     async def _run_alone(self) -> None:
         self._is_alone = True
@@ -732,25 +401,26 @@ class Worker:
             self._is_alone = False
 
     async def _run_one_alone(self) -> None:
-        await self._quiet()
+        await self._wait_until_idle()
         if self._stopping:
             return
         started = clock.steady()
-        # In turn: a destination full of suspects must not starve the others.
+        # In turn: a destination with many of them must not starve the others.
         number = min((n for n in self._quarantined if n > self._last_alone), default=min(self._quarantined))
         self._last_alone = number
-        if await self._lease([_want(self._places[number].destination, 1, Priority.quarantined)]):
-            await self._quiet()
+        if await self._lease([_request(self._slots[number].destination, 1, Priority.quarantined)]):
+            await self._wait_until_idle()
         else:
             self._quarantined.discard(number)
             self._look_at = 0.0
         self._alone_after = clock.steady() + (clock.steady() - started)
 
-    async def _quiet(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """Wait until nothing is under way and all that ended is settled: a crash must be held against nobody else."""
         while not self._stopping:
-            if under_way := self._in_time():
-                await asyncio.wait(under_way, timeout=0.5)
+            now = clock.steady()
+            if running := [one.task for one in self._attempts.values() if now < one.late_at]:
+                await asyncio.wait(running, timeout=0.5)
             elif self._reserved:
                 await asyncio.sleep(0.001)
             elif not self._settling.is_empty():  # with a settlement the next of its subject may begin
@@ -758,48 +428,44 @@ class Worker:
             else:
                 return
 
-    def _in_time(self) -> list[asyncio.Task[None]]:
-        """Return the tasks of attempts that are under way and do not hang."""
-        now = clock.steady()
-        return [one.task for one in self._attempts.values() if now < one.late_at]
-
     # -- an attempt ----------------------------------------------------------------------------
 
     def _begin(self, lease: Lease, asked_at: float, began: float) -> None:
-        """Begin an attempt in a place that is taken for it. `asked_at`: from when on the lease is surely ours."""
-        place = self._places[lease.delivery.destination_id]
+        """Begin an attempt in a slot that is taken for it. `asked_at`: from when on the lease is surely ours."""
+        slots = self._slots[lease.delivery.destination_id]
         faults.point("after_lease")
-        if self._stopping or clock.steady() >= asked_at + lease.seconds * HELD_SURELY:
+        if self._stopping or clock.steady() >= asked_at + lease.seconds * self._timeouts.safe_part:
             # This process slept: what may be somebody else's by now is not begun (R33).
-            place.give_back()
+            slots.give_back()
             self._settling.add(Settlement(lease, Settle.release))
             return
-        ends_by_itself = _ends_by_itself(place.destination)
-        late_at = asked_at + place.destination.terms.timeout + GRACE
-        under_way = self._attempts[lease.fence] = _UnderWay(began, late_at, not ends_by_itself)
+        destination = slots.destination
+        is_cancellable = getattr(destination, "is_cancellable", True)
+        late_at = asked_at + destination.terms.timeout + self._timeouts.grace
+        running = self._attempts[lease.fence] = RunningAttempt(began, late_at, not is_cancellable)
         self._look_in(lease.seconds)  # in case it is not settled by then
-        self.heartbeat.hold(lease, asked_at, late_at if ends_by_itself else None)
-        under_way.task = self._loop.create_task(self._attempt(place, lease, under_way))
+        self.heartbeat.hold(lease, asked_at, late_at if is_cancellable else None)
+        running.task = self._loop.create_task(self._attempt(slots, lease, running))
 
-    async def _attempt(self, place: _Place, lease: Lease, under_way: _UnderWay) -> None:
-        destination = place.destination
+    async def _attempt(self, slots: DestinationSlots, lease: Lease, running: RunningAttempt) -> None:
+        destination = slots.destination
         started = clock.perf()
         try:
-            settled = _without_attempt(lease)
+            settled = _settle_unattempted(lease)
             if settled is None:
                 result = await destination.attempt(lease) if lease.unreadable is None else _unreadable(lease.unreadable)
                 if result.settled:
                     self.settled(Settlement(lease, Settle.done, duration=clock.perf() - started))
                     return
-                goes_on = self._goes_on(place, lease, under_way)
+                goes_on = self._goes_on(slots, lease, running)
                 settled = settlement(destination.terms, lease, result, clock.perf() - started, take_next=goes_on)
                 if lease.unreadable is not None:
                     settled = replace(settled, breaker=None)
             if settled.take_next is not None:
-                under_way.takes_next = True
-                place.spend()
-            if under_way.takes_next or settled.category is not None:
-                self._kept[lease.fence] = under_way
+                running.takes_next = True
+                slots.spend()
+            if running.takes_next or settled.category is not None:
+                self._kept[lease.fence] = running
             self._settling.add(settled)
         except asyncio.CancelledError:
             # Stopped, or the lease was lost: given back uncounted (R37); refused if it is no longer ours.
@@ -813,87 +479,78 @@ class Worker:
         finally:
             del self._attempts[lease.fence]
             if lease.fence not in self._kept:
-                self._free(place)
+                self._free(slots)
 
-    def _goes_on(self, place: _Place, lease: Lease, under_way: _UnderWay) -> bool:
+    def _goes_on(self, slots: DestinationSlots, lease: Lease, running: RunningAttempt) -> bool:
         """Tell whether the next delivery of the subject is to follow at once: its share of time is not used up."""
         return (
             lease.more
             and lease.priority is not Priority.quarantined
             and not (self._is_alone or self._stopping)
-            and clock.steady() < under_way.began + SHARE
-            and place.allowed_in() is None
+            and clock.steady() < running.began + self._timeouts.subject_share
+            and slots.allowed_in() is None
         )
 
-    def _free_kept(self, place: _Place, lease: Lease) -> None:
-        """Free the place that an attempt has kept, if it has; nothing follows."""
+    def _free_kept(self, slots: DestinationSlots, lease: Lease) -> None:
+        """Free the slot that an attempt has kept, if it has; nothing follows."""
         if (kept := self._kept.pop(lease.fence, None)) is not None:
             if kept.takes_next:
-                place.refund()
-            self._free(place)
+                slots.refund()
+            self._free(slots)
 
-    def _free(self, place: _Place) -> None:
-        place.give_back()
+    def _free(self, slots: DestinationSlots) -> None:
+        slots.give_back()
         if any(self._due.values()) or self._stopping:
             self._woken.set()
 
     # -- after an attempt ----------------------------------------------------------------------
 
     def settled(self, done: Settlement, following: Lease | None = None, asked_at: float = 0.0) -> None:
-        """Free the place of an attempt that is settled, or begin `following` in it: the next of its subject."""
+        """Free the slot of an attempt that is settled, or begin `following` in it: the next of its subject."""
         lease = done.lease
         self.heartbeat.let_go(lease)
         if done.what is Settle.retry:
             self._look_in(done.wait)
-        place = self._places[lease.delivery.destination_id]
+        slots = self._slots[lease.delivery.destination_id]
         if following is not None and (kept := self._kept.pop(lease.fence, None)) is not None:
-            # A lease that goes on is prolonged only when a sixth of it is over.
-            self._begin(following, asked_at - following.seconds / BEATS, kept.began)
+            # A lease that goes on is prolonged only when one beat of it is over.
+            self._begin(following, asked_at - following.seconds / self._timeouts.beats, kept.began)
         else:
-            self._free_kept(place, lease)
+            self._free_kept(slots, lease)
         if done.what is not Settle.release:
-            self._observer.attempted(place.destination, done)
+            self._observer.attempted(slots.destination, done)
 
     def lost(self, lease: Lease) -> None:
         """Forget a lease that belongs to somebody else by now; nothing was changed."""
         self.heartbeat.let_go(lease)
-        place = self._places[lease.delivery.destination_id]
-        self._free_kept(place, lease)
-        self._observer.lease_lost(place.destination, lease)
-
-    def _taken_over(self, expired: Expired) -> None:
-        self._look_at = 0.0  # it may have been set aside
-        self._observer.lease_expired(self._places[expired.destination_id].destination, expired)
-
-    def unsettled(self) -> int:
-        """Return how many attempts are under way, or have ended and keep their place."""
-        return len(self._attempts) + len(self._kept)
+        slots = self._slots[lease.delivery.destination_id]
+        self._free_kept(slots, lease)
+        self._observer.lease_lost(slots.destination, lease)
 
     def destination_of(self, lease: Lease) -> Destination:
-        """Return whom a lease is for."""
-        return self._places[lease.delivery.destination_id].destination
+        """Return the destination of a lease."""
+        return self._slots[lease.delivery.destination_id].destination
+
+    def _note_expired(self, expired: Expired) -> None:
+        self._look_at = 0.0  # it may have been set aside
+        self._observer.lease_expired(self._slots[expired.destination_id].destination, expired)
 
     def _lost_by_thread(self, lease: Lease) -> None:
-        """The heartbeat says that a lease is lost, or may be in a moment: what works on it must stop (R33)."""
+        """Stop the attempt of a lease that the heartbeat has lost, or may lose in a moment (R33)."""
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._cancel, lease)
 
     def _cancel(self, lease: Lease) -> None:
-        under_way = self._attempts.get(lease.fence)
+        running = self._attempts.get(lease.fence)
         # A thread goes on whatever we do. To give its lease back now would have somebody begin beside it; what it
         # comes to is settled when it ends, and refused if the lease is somebody else's by then.
-        if under_way is not None and not under_way.on_thread:
-            under_way.task.cancel()
+        if running is not None and not running.on_thread:
+            running.task.cancel()
 
 
-def _want(destination: Destination, limit: int, priority: Priority) -> LeaseRequest:
+def _request(destination: Destination, limit: int, priority: Priority) -> LeaseRequest:
     terms = destination.terms
     return LeaseRequest(destination.id, limit, terms.lease, priority, destination.crash_tolerance, terms.breaker.open)
-
-
-def _ends_by_itself(destination: Destination) -> bool:
-    """A thread cannot be ended: its lease is kept until it ends."""
-    return getattr(destination, "is_cancellable", True)
 
 
 def _unreadable(reason: str) -> Result:
@@ -901,10 +558,328 @@ def _unreadable(reason: str) -> Result:
     return Result(Category.transient, Evidence(error=f"undecryptable: {reason}"))
 
 
-def _without_attempt(lease: Lease) -> Settlement | None:
-    """What is settled without being tried: overtaken by a higher rank, or deadly."""
+def _settle_unattempted(lease: Lease) -> Settlement | None:
+    """Settle without an attempt what was overtaken by a higher rank, or has killed too many processes."""
     if lease.deaths >= DEATHS:
         return Settlement(lease, Settle.dead, evidence=Evidence(error="crash"))
     if lease.is_stale:
         return Settlement(lease, Settle.done, note="stale")
     return None
+
+
+class DestinationSlots:
+    """Slots of one destination in this worker: how many attempts are under way, and how many may begin."""
+
+    __slots__ = ("_allowance", "_at", "asked", "busy", "destination")
+
+    def __init__(self, destination: Destination) -> None:
+        self.destination = destination
+        self.busy = 0
+        self.asked = 0
+        """Slots that are kept for a lease that is being asked for."""
+        self._allowance = 1.0
+        self._at = clock.steady()
+
+    def room(self, most: int) -> int:
+        """Return how many attempts may begin now, by its concurrency, its rate and the worker's free slots."""
+        room = min(self.destination.terms.concurrency - self.busy, most, self._allowed())
+        return max(room - self.asked, 0)
+
+    def _allowed(self) -> int:
+        rate = self.destination.terms.rate
+        if rate is None:
+            return self.destination.terms.concurrency
+        now = clock.steady()
+        # What was not used is kept for a second at most, so that a pause is not followed by a burst.
+        self._allowance = min(self._allowance + (now - self._at) * rate, max(rate, 1.0))
+        self._at = now
+        return int(self._allowance)
+
+    def take(self) -> None:
+        self.busy += 1
+        self.spend()
+
+    def give_back(self) -> None:
+        self.busy -= 1
+
+    def spend(self) -> None:
+        """Count an attempt against the rate."""
+        self._allowance -= 1.0
+
+    def refund(self) -> None:
+        """Take an attempt off the rate again: it is not made."""
+        self._allowance += 1.0
+
+    def allowed_in(self) -> float | None:
+        """Return the seconds until the rate allows another attempt; None: it does now, or there is none."""
+        rate = self.destination.terms.rate
+        if rate is None or self._allowed() >= 1:
+            return None
+        return (1.0 - self._allowance) / rate
+
+
+class RunningAttempt:
+    """An attempt that is being made."""
+
+    __slots__ = ("began", "late_at", "on_thread", "takes_next", "task")
+
+    def __init__(self, began: float, late_at: float, on_thread: bool) -> None:
+        self.began = began
+        """When its subject was leased: an earlier delivery of it may have been worked on since."""
+        self.late_at = late_at
+        """When it should have ended: what goes on beyond that hangs, and nobody waits for it."""
+        self.on_thread = on_thread
+        """It runs on a thread, and cannot be ended."""
+        self.takes_next = False
+        """Its settlement asks for the next of its subject, which is counted against the rate already."""
+        self.task: asyncio.Task[None]
+
+
+class HeldLease:
+    """A lease that the heartbeat keeps alive."""
+
+    __slots__ = ("ends_at", "lease", "renewed_at")
+
+    def __init__(self, lease: Lease, renewed_at: float, ends_at: float | None) -> None:
+        self.lease = lease
+        self.renewed_at = renewed_at
+        """When its last renewal was asked for: from then on it is surely ours for `lease.seconds`."""
+        self.ends_at = ends_at
+
+
+class Heartbeat:
+    """Renewal of leases until they are let go. `lost` is called on threads of the heartbeat's own."""
+
+    def __init__(
+        self, store: Store, lost: Callable[[Lease], None], shortest: float, beats: int = TIMEOUTS.beats
+    ) -> None:
+        """`shortest`: seconds of the shortest lease; `beats`: heartbeats in one lease."""
+        self._store = store
+        self._lost = lost
+        self._beats = beats
+        self._interval = shortest / beats
+        self._held: dict[int, HeldLease] = {}
+        self._unanswered: list[HeldLease] = []
+        """Leases of the last renewal, until it is answered."""
+        self._stop = threading.Event()
+        # A renewal may hang for longer than its leases last: their holder must not wait for it (R33).
+        self._threads = [
+            self._thread("oncehook-heartbeat", 1.0, self.beat),
+            self._thread("oncehook-heartbeat-mind", 0.5, lambda: self._give_up(self._unanswered)),
+        ]
+
+    def _thread(self, name: str, part: float, repeated: Callable[[], object]) -> threading.Thread:
+        """Return a thread that calls a function each time such a part of the interval is over."""
+
+        def repeat() -> None:
+            while not self._stop.wait(self._interval * part):
+                try:
+                    repeated()
+                except Exception:  # whatever it is, the next beat must come
+                    log.exception("heartbeat.failed")
+
+        return threading.Thread(target=repeat, name=name, daemon=True)
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Stop; leases that are still held run out by themselves."""
+        self._stop.set()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def hold(self, lease: Lease, asked_at: float, ends_at: float | None) -> None:
+        """Keep a lease from now on. `asked_at`: when it was asked for, by the steady clock.
+
+        `ends_at`: not longer than this; None: until it is let go, because its attempt cannot be stopped.
+        """
+        self._held[lease.fence] = HeldLease(lease, asked_at, ends_at)
+
+    def let_go(self, lease: Lease) -> bool:
+        """Stop keeping a lease. Tells whether it was held until now."""
+        return self._held.pop(lease.fence, None) is not None
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def beat(self) -> bool:
+        """Renew what is due to be renewed; also out of turn, and always on a thread. Tells whether it is known now
+        which leases are ours."""
+        now = clock.steady()
+        # A copy: the loop adds and removes meanwhile.
+        held = [h for h in list(self._held.values()) if now - h.renewed_at >= h.lease.seconds / self._beats]
+        held = [h for h in held if not h.lease.is_settling]
+        wanted = [h for h in held if h.ends_at is None or now < h.ends_at]
+        is_known = not wanted or self._renew(wanted, now)
+        self._give_up(held)
+        return is_known
+
+    def _renew(self, wanted: list[HeldLease], now: float) -> bool:
+        self._unanswered = wanted
+        try:
+            ours = self._store.renew([h.lease for h in wanted])
+        except StoreError as error:
+            log.warning("heartbeat.unanswered", extra={"fields": {"leases": len(wanted), "error": str(error)}})
+            return False
+        for h in wanted:
+            if h.lease.fence in ours:
+                h.renewed_at = now
+            else:
+                self._lose(h.lease)
+        self._unanswered = []
+        return True
+
+    def _give_up(self, held: list[HeldLease]) -> None:
+        """Give up leases one beat before they may belong to somebody else."""
+        now = clock.steady()
+        for h in held:
+            # A thread that has no lease goes on all the same, and somebody would begin beside it: when the store is
+            # back before anybody has looked, its lease is still there to be had.
+            if h.ends_at is not None and now >= h.renewed_at + h.lease.seconds * (1 - 1 / self._beats):
+                self._lose(h.lease)
+
+    def _lose(self, lease: Lease) -> None:
+        if not lease.is_settling and self.let_go(lease):  # whoever settles it learns of it there
+            self._lost(lease)
+
+
+GROUPS: Final = 2
+"""Groups of settlements under way at once: a subject that goes on must not wait for the others' commit."""
+
+TURNS: Final = 8
+"""Turns of the loop for which subjects that go on wait for each other, to share a commit: short when little happens."""
+
+
+class SettlementBatcher:
+    """Attempts that have ended and are not settled yet, written in groups."""
+
+    def __init__(self, store: Store, worker: Worker) -> None:
+        self._store = store
+        self._worker = worker
+        self._ended: list[Settlement] = []
+        self._under_way = 0
+        """Settlements that are being written."""
+        self._groups = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Held, or they could be collected while they run."""
+        self._group_written = asyncio.Event()
+        self._is_planned = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping = False
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+
+    async def stop(self) -> None:
+        """Settle what is there, and end."""
+        self._stopping = True
+        await self.caught_up()
+
+    def add(self, ended: Settlement) -> None:
+        """Add a settlement to the next group."""
+        self._ended.append(ended)
+        self._plan()
+
+    def is_empty(self) -> bool:
+        return not self._ended and not self._under_way
+
+    def is_behind(self) -> bool:
+        """Tell whether so much is unsettled that nothing new may begin."""
+        return len(self._ended) + self._under_way > MOST_UNSETTLED
+
+    async def caught_up(self) -> None:
+        """Return when everything that has ended so far is written."""
+        while not self.is_empty() and self._loop is not None:
+            self._group_written.clear()
+            await self._group_written.wait()
+
+    def _plan(self) -> None:
+        """Begin soon, and not at once: whatever else ends in this turn of the loop belongs to the same group."""
+        if not self._is_planned and self._loop is not None:
+            self._is_planned = True
+            self._loop.call_soon(self._gather, TURNS)
+
+    def _gather(self, turns: int) -> None:
+        """Begin the next group; where all of it are subjects that go on, others may join for so many turns."""
+        assert self._loop is not None
+        is_short = 0 < len(self._ended) < self._worker.unsettled()
+        if turns and is_short and all(one.take_next is not None for one in self._ended):
+            self._loop.call_soon(self._gather, turns - 1)
+            return
+        self._is_planned = False
+        # Beside another group only if as many wait as that holds: a commit has its price.
+        if self._ended and self._groups < GROUPS and len(self._ended) >= self._under_way:
+            group, self._ended = self._ended, []
+            self._under_way += len(group)
+            self._groups += 1
+            task = self._loop.create_task(self._settle_all(group), name="oncehook-settling")
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _settle_all(self, ended: list[Settlement]) -> None:
+        single = [s for s in ended if _may_fail(s)]
+        plain = [s for s in ended if not _may_fail(s)] if single else ended
+        try:
+            if single:
+                # Those with an effect of their own can fail by themselves; on SQLite all join the same commit.
+                await asyncio.gather(self._settle(plain), *(self._settle([s]) for s in single))
+            else:
+                await self._settle(plain)
+        finally:
+            self._under_way -= len(ended)
+            self._groups -= 1
+            self._group_written.set()
+            self._plan()
+
+    async def _settle(self, group: list[Settlement]) -> None:
+        if not group:
+            return
+        asked_at = clock.steady()
+        try:
+            settled = await self._persist(group)
+        except StoreUnavailable as error:
+            log.error("worker.settle_failed", extra={"fields": {"leases": len(group), "error": str(error)}})
+            for one in group:  # their leases run out, and somebody makes the attempts again
+                self._worker.lost(one.lease)
+            return
+        except Exception as error:
+            self._fail(group, error)
+            return
+        following = {lease.queue_key: lease for lease in settled.next}
+        for one in group:
+            if one.lease.fence in settled.ours:
+                self._worker.settled(one, following.get(one.lease.queue_key), asked_at)
+                for emission in one.emits:
+                    emission.committed()
+            else:
+                self._worker.lost(one.lease)
+
+    async def _persist(self, group: list[Settlement]) -> Settled:
+        """Write a group; ask again while the store is away, for as long as the leases can still be ours."""
+        wait, ends_at = 0.05, clock.steady() + max(s.lease.seconds for s in group)
+        while True:
+            try:
+                return await self._store.settle(group, self._worker.id)
+            except StoreUnavailable:
+                if clock.steady() + wait > ends_at or self._stopping:
+                    raise
+                await asyncio.sleep(wait)
+                wait = min(wait * 2, 1.0)
+
+    def _fail(self, group: list[Settlement], error: Exception) -> None:
+        """Turn settlements whose effect could not be written, and is undone, into failed attempts like any other."""
+        for settled in group:
+            if not _may_fail(settled):
+                log.error("worker.settle_failed", exc_info=error)
+                self._worker.lost(settled.lease)
+                continue
+            terms = self._worker.destination_of(settled.lease).terms
+            self.add(settlement(terms, settled.lease, failure(error, terms.rules), settled.duration))
+
+
+def _may_fail(settled: Settlement) -> bool:
+    """Tell whether a settlement carries an effect or events of its handler."""
+    return settled.commit is not None or bool(settled.emits)

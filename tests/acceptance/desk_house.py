@@ -30,7 +30,7 @@ from oncehook.web import api
 from oncehook.web.access import Access, Authorize
 from oncehook.web.live import Stream
 from tests.servers import fresh_schema, shared_postgres
-from tests.store.making import enrolled
+from tests.store.making import AdminOnly, enrolled
 from tests.wire import Answer
 
 CANARY = "canary-signing-secret-71f0"
@@ -172,8 +172,8 @@ async def desk_house(
     await store.open()
     try:
         await enrolled(store)
-        stream, nudges = Stream(), []
-        admin = Admin(
+        stream = Stream()
+        host = AdminOnly(
             store,
             sources=sources(),
             destinations={
@@ -182,9 +182,9 @@ async def desk_house(
             },
             routes=[Route("orders", "crm"), Route("orders", "mail"), Route("payments", "crm")],
             limits=limits or Limits(),
-            free_disk=lambda: free,
-            nudge=lambda: nudges.append(1),
+            free=free,
         )
+        admin, nudges = host.admin, host.nudges
         made = api.routes(admin, access(authorize=authorize), stream)
         yield House(store, Starlette(routes=[*made, Mount("/below/this", routes=made)]), stream, nudges, admin)
         failed = [check.name for check in await store.check() if not check.ok and check.name != "encryption"]

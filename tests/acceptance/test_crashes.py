@@ -364,7 +364,7 @@ async def test_nobody_begins_beside_a_thread_whose_heartbeat_gave_up(engine: Eng
     async with inbox.running():
         assert (await inbox.receive("orders", signed(body), body)).outcome == "accepted"
         await asyncio.to_thread(until, lambda: begun, "at work")
-        worker = inbox._worker
+        worker = inbox.worker
         assert worker is not None
         (held,) = worker.heartbeat._held.values()
         # The store did not answer for most of a lease; it is still ours, and nobody else's.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from oncehook import upkeep
 from oncehook.model import subject_hash
 from tests.acceptance.desk_house import House
 from tests.acceptance.test_api import dlv, either, evt, house
@@ -45,9 +44,9 @@ async def test_it_is_erased_and_the_audit_log_says_so_without_the_subject(either
     assert len(found["items"]) == 2
 
 
-async def test_one_request_erases_so_many_and_the_next_goes_on(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_request_erases_so_many_and_the_next_goes_on(house: House) -> None:
     await deliver(house.store, *["cus_42"] * 7)
-    monkeypatch.setattr(upkeep.Erasing.erase, "__kwdefaults__", {"at_most": 3})
+    house.admin.erased_at_most = 3
     order = {"subject": "cus_42", **REASON}
     told = [await house.post("/erase", order, role="admin") for _ in range(4)]
     assert [(one["events"], one["remaining"]) for one in told] == [(3, 4), (3, 1), (1, 0), (0, 0)]

@@ -13,7 +13,7 @@ import pytest
 
 from oncehook import Event, Inbox
 from oncehook.model import Filter, LeaseRequest
-from oncehook.worker import GRACE
+from oncehook.worker import TIMEOUTS
 from tests.acceptance.conftest import Engine
 from tests.acceptance.test_crashes import LONG, end_leases
 from tests.torture.fleet import HANG, Fleet, Process, until
@@ -183,7 +183,7 @@ async def test_a_thread_that_never_yields_keeps_its_lease_beyond_its_time_limit(
             await inbox.emit("app", "t", {}, key="1")
             while not begun:
                 await asyncio.sleep(0.01)
-            await kept_for(0.1 + GRACE, engine)
+            await kept_for(0.1 + TIMEOUTS.grace, engine)
             assert len(begun) == 1
         finally:
             may_end.set()
@@ -254,8 +254,8 @@ async def test_a_worker_that_finds_the_store_again_takes_nothing_from_its_own_th
     async with proxied(postgres) as (proxy, inbox):
         work = Work(inbox)
         async with inbox.running():
-            assert inbox._worker is not None
-            inbox._worker.heartbeat._interval = 3600.0  # from the next beat on there is none of its own accord
+            assert inbox.worker is not None
+            inbox.worker.heartbeat._interval = 3600.0  # from the next beat on there is none of its own accord
             await work.begin(inbox)
             await fall_silent(proxy, postgres)
             while postgres.rows("SELECT count(*) FROM heads WHERE due_at > now() OR turn = 2") != [(1,)]:

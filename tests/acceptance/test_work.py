@@ -212,8 +212,8 @@ def later() -> Iterator[Callable[[float], None]]:
 def outlive_lease(inbox: Inbox, later: Callable[[float], None]) -> None:
     """Do nothing else while more time passes than the one lease there is has: a minute, of which heartbeats see all."""
     # They come often because of somebody else's lease, which is short.
-    assert inbox._worker is not None
-    (held,) = inbox._worker.heartbeat._held.values()
+    assert inbox.worker is not None
+    (held,) = inbox.worker.heartbeat._held.values()
     for _ in range(4):
         later(20.0)
         block_until(lambda: clock.steady() - held.renewed_at < 10.0, "a heartbeat")
@@ -287,8 +287,8 @@ async def test_concurrency_and_rate_are_kept(inbox: Inbox) -> None:
         inbox.destination("slow", url=sink.url, allow_private=True, concurrency=3, rate="40/s")
         inbox.route("app", "slow")
         async with inbox.running():
-            assert inbox._worker is not None
-            (place,) = inbox._worker._places.values()
+            assert inbox.worker is not None
+            (place,) = inbox.worker._slots.values()
             started, at_once = place._at, place._allowance  # the longer it has waited for work, the more it may begin
             for n in range(20):
                 await inbox.emit("app", "x", {}, key=str(n))

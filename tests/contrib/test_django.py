@@ -159,9 +159,9 @@ def test_payloads_are_encrypted_under_the_key_of_the_settings(
     with override_settings(ONCEHOOK=said, BASE_DIR=tmp_path):
         inbox = assembly.the_inbox.__wrapped__()
         assert inbox.store.cipher.encrypts
-        inbox.url = "postgresql:///elsewhere"
+        inbox.store_url = "postgresql:///elsewhere"
         inbox._follow_database()
-        assert inbox.url != "postgresql:///elsewhere"
+        assert inbox.store_url != "postgresql:///elsewhere"
     assert inbox.store.cipher.encrypts
 
 
@@ -354,7 +354,7 @@ def test_the_inbox_follows_djangos_test_database(database: str) -> None:
     """Else the tests of a project would write into the database it works with."""
     assembly.the_bridge().start()
     inbox = assembly.the_inbox()
-    assert database in str(inbox.url)
+    assert database in str(inbox.store_url)
     assert inbox.store._here.conninfo.count(f"dbname={database}") == 1  # type: ignore[attr-defined]
 
 

@@ -47,7 +47,7 @@ def exposed() -> dict[str, set[str]]:
     """Every series that `/metrics` may show, and its labels."""
     series: dict[str, set[str]] = {}
     observer = Observer("sqlite")
-    for instrument in observer._panel._instruments:
+    for instrument in observer.registry.instruments:
         family = instrument.family()
         labels = set(instrument._labels)  # type: ignore[attr-defined]
         if family.type == "histogram":

@@ -89,7 +89,7 @@ async def test_who_waits_for_nobody_is_told_at_the_start(tmp_path: Path, lines: 
     command = make("ship")
     await command.store.open()
     if bulk:
-        await command.admin.start_replay(command.admin.wish("status:dead"), actor="cli")
+        await command.admin.start_replay(command.admin.build_request("status:dead"), actor="cli")
     else:
         await command.admin.replay_one(dead[0].id, actor="cli")
     await command.store.close()
@@ -117,8 +117,8 @@ async def test_an_aborted_replay_says_so_once(tmp_path: Path, lines: io.StringIO
         for n in range(3):
             await inbox.emit("app", "t", {}, key=str(n))
         await inbox.drain()
-        replay = await inbox.admin.start_replay(inbox.admin.wish("status:dead"), actor="somebody")
-        await inbox.admin.steer(replay.id, ReplayState.aborted, actor="somebody")
+        replay = await inbox.admin.start_replay(inbox.admin.build_request("status:dead"), actor="somebody")
+        await inbox.admin.set_replay_state(replay.id, ReplayState.aborted, actor="somebody")
     (over,) = moments(lines, "replay.done")
     assert (over["replay_id"], over["state"], over["planned"]) == (str(replay.id), "aborted", 3)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Protocol
 
+from oncehook.admin import Admin
+from oncehook.destinations.base import Destination
+from oncehook.ingest import ClosedReceiver, Receiver
 from oncehook.model import (
     Breaker,
     Category,
@@ -36,13 +39,50 @@ from oncehook.model import (
     new_id,
     subject_key,
 )
+from oncehook.observe import Observer
+from oncehook.routes import Route
+from oncehook.sources import Source
 from oncehook.store.base import NameIds, Store
+from oncehook.upkeep import Limits
 
 DAY = 86400.0
 HEAD = b"POST /in/orders\r\ncontent-type: application/json"
 CRM = ("crm", 1)
 MAIL = ("mail", 2)
 DEAD = Filter(status=DeliveryStatus.dead)
+
+
+class AdminOnly:
+    """An inbox of which only the questions and acts of people are tested."""
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        sources: dict[str, Source] | None = None,
+        destinations: Mapping[str, Destination] | None = None,
+        routes: Sequence[Route] = (),
+        limits: Limits | None = None,
+        free: float | None = None,
+    ) -> None:
+        self.store, self.limits = store, limits or Limits()
+        self.sources, self.destinations, self.routes = sources or {}, dict(destinations or {}), list(routes)
+        self.nudges: list[int] = []
+        self._free = free
+        self.admin = Admin(self)
+
+    @property
+    def receiver(self) -> Receiver:
+        return ClosedReceiver(self.sources, self.store, lambda *_: (), Observer("sqlite"))
+
+    def free_disk(self) -> float | None:
+        return self._free
+
+    def nudge(self) -> None:
+        self.nudges.append(1)
+
+    async def write_counts(self) -> None:
+        """Nothing is counted here."""
 
 
 def item(

@@ -27,11 +27,11 @@ from oncehook.model import (
 )
 from oncehook.store.base import Store
 from oncehook.store.sqlite import SqliteStore, engine
-from oncehook.upkeep import Erasing
 from tests.store.conftest import Ground
 from tests.store.making import (
     CRM,
     MAIL,
+    AdminOnly,
     dead,
     deliver,
     deliver_one,
@@ -327,7 +327,7 @@ async def test_the_files_themselves_forget(tmp_path: Path, monkeypatch: pytest.M
     store = SqliteStore(tmp_path / "oncehook.db")
     await store.open()
     await store.register_names(["orders"], ["crm"])
-    erasing = Erasing(store, {})
+    erasing = AdminOnly(store).admin
     for n in range(60):
         whose, word = (CANARY, b"canary") if n % 3 == 0 else (f"cus_{n % 7}", b"others")
         body = word + b"-body " * (1, 40, 900)[n % 4 % 3]
@@ -368,7 +368,7 @@ async def test_a_log_that_is_being_read_is_told(tmp_path: Path, monkeypatch: pyt
         reader.execute("BEGIN")
         reader.execute("SELECT count(*) FROM events").fetchone()
         with pytest.raises(StoreUnavailable, match="still in the log"):
-            await Erasing(store, {}).erase(CANARY, actor="ann", reason="asked by letter 7")
-    total, left = await Erasing(store, {}).erase(CANARY, actor="ann", reason="asked by letter 7")
+            await AdminOnly(store).admin.erase(CANARY, actor="ann", reason="asked by letter 7")
+    total, left = await AdminOnly(store).admin.erase(CANARY, actor="ann", reason="asked by letter 7")
     assert (total, left, _mentions(tmp_path)) == (Erasure(), 0, 0)
     await store.close()

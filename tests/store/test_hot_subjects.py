@@ -13,7 +13,7 @@ from oncehook import clock
 from oncehook.destinations.base import WELL, Result
 from oncehook.model import DeliveryStatus, Lease, Options, Outcome, Settle, Settled, Settlement
 from oncehook.store.base import Store
-from oncehook.worker import SHARE
+from oncehook.worker import TIMEOUTS
 from tests.store.conftest import Ground
 from tests.store.making import (
     CRM,
@@ -308,7 +308,7 @@ async def test_a_busy_subject_makes_room_for_others(store: Store) -> None:
     hot = [one for _ in range(10) for one in await deliver(store, *["hot"] * 20)]
     other = await deliver_one(store, "other")
     crm = Scripted(concurrency=1)
-    with slow(crm, seconds=SHARE / 10):
+    with slow(crm, seconds=TIMEOUTS.subject_share / 10):
         async with working(store, crm) as worker:
             await worker.drained()
     assert crm.order.index(other) <= 12, "its share is ten of them"
@@ -321,7 +321,7 @@ async def test_a_busy_subject_makes_room_for_other_destinations(store: Store) ->
         await deliver(store, *["hot"] * 20)
     [other] = await deliver(store, "other", to=MAIL)
     crm, mail = Scripted(), Scripted("mail", 2)
-    with slow(crm, mail, seconds=SHARE / 10) as order:
+    with slow(crm, mail, seconds=TIMEOUTS.subject_share / 10) as order:
         async with working(store, crm, mail, concurrency=1) as worker:
             await worker.drained()
     assert mail.order == [other]
@@ -332,7 +332,7 @@ async def test_without_others_a_busy_subject_goes_on(store: Store) -> None:
     """Its share over, it is due like any other, and comes again."""
     made = [one for _ in range(2) for one in await deliver(store, *["hot"] * 20)]
     crm = Scripted(concurrency=1)
-    with slow(crm, seconds=SHARE / 3):
+    with slow(crm, seconds=TIMEOUTS.subject_share / 3):
         async with working(store, crm) as worker:
             await worker.drained()
     assert crm.order == made

@@ -15,7 +15,7 @@ from oncehook.errors import StoreUnavailable
 from oncehook.model import Lease, Outcome
 from oncehook.store.base import Store
 from oncehook.store.sqlite import SqliteStore
-from oncehook.worker import BEATS, Heartbeat
+from oncehook.worker import TIMEOUTS, Heartbeat
 from tests.store.making import deliver_one, done, enrolled, intake, item, settle, take, take_one
 from tests.store.place import Place
 
@@ -47,7 +47,7 @@ async def test_a_worker_is_told_in_time_though_its_heartbeat_waits_for_an_answer
     try:
         await asyncio.to_thread(silent.asked.wait)
         assert await asyncio.to_thread(told.wait, 20), "nobody was told as long as the store did not answer"
-        assert clock.steady() >= asked_at + lease.seconds * (1 - 1 / BEATS)
+        assert clock.steady() >= asked_at + lease.seconds * TIMEOUTS.safe_part
         assert len(heartbeat) == 0
     finally:
         silent.may_answer.set()

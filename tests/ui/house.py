@@ -270,7 +270,7 @@ def lived_in(house: House) -> None:
         house.settle()
         clock.forward(HOUR / steps)
     house.settle()
-    worker = house.inbox._as_worker()  # it has not been heard of for an hour, by a clock that ran away
+    worker = house.inbox._describe_worker()  # it has not been heard of for an hour, by a clock that ran away
     assert worker is not None
     house.do(house.inbox.store.register_worker(worker))
 

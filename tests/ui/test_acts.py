@@ -208,7 +208,7 @@ def test_the_server_wants_the_number_too(own_house: House) -> None:
     own_house.settle()
     headers = {"cookie": own_house.login("operator"), **OURS}
     admin = own_house.inbox.admin
-    plan = own_house.do(admin.plan(admin.wish("source:orders", force=True)))
+    plan = own_house.do(admin.plan(admin.build_request("source:orders", force=True)))
     answer = own_house.ask("POST", "/replays", form={"plan": plan.token, "typed": "2"}, headers=headers)
     assert (answer.status, "Type 1 to confirm" in answer.text) == (400, True)
     assert not own_house.do(admin.replays()).items
@@ -225,7 +225,7 @@ def test_a_plan_for_a_handler_says_what_it_gets_and_offers_a_new_id(own_house: H
     assert ("Send a fresh id" in same, "Send a fresh id" in new) == (True, False)
     admin = own_house.inbox.admin
     own_house.do(admin.pause("ship", actor="ana"))
-    said = own_house.do(admin.plan(admin.wish("status:dead"))).notes
+    said = own_house.do(admin.plan(admin.build_request("status:dead"))).notes
     page = unescape(own_house.ask("GET", plan, headers=cookie).text)
     assert any("is paused" in note for note in said)
     assert [note for note in said if note not in page] == []
@@ -236,7 +236,7 @@ def test_a_double_click_is_one_replay(own_house: House) -> None:
     own_house.mood.ship = "mended"
     headers = {"cookie": own_house.login("operator"), **OURS}
     admin = own_house.inbox.admin
-    plan = own_house.do(admin.plan(admin.wish("status:dead")))
+    plan = own_house.do(admin.plan(admin.build_request("status:dead")))
     form = {"plan": plan.token, "request_key": "one-click"}
     first, second = (own_house.ask("POST", "/replays", form=form, headers=headers) for _ in range(2))
     assert first.status == second.status == 303
@@ -249,7 +249,7 @@ def test_a_set_that_has_changed_is_planned_anew(own_house: House) -> None:
     dead_orders(own_house, 2)
     headers = {"cookie": own_house.login("operator"), **OURS}
     admin = own_house.inbox.admin
-    plan = own_house.do(admin.plan(admin.wish("status:dead")))
+    plan = own_house.do(admin.plan(admin.build_request("status:dead")))
     own_house.do(admin.discard(plan.sample[0].id, actor="somebody else"))
     answer = own_house.ask("POST", "/replays", form={"plan": plan.token}, headers=headers)
     assert answer.status == 409
@@ -313,7 +313,7 @@ def test_more_than_were_shown_are_shown_before_they_are_discarded(own_house: Hou
     dead_orders(own_house, 2)
     headers = {"cookie": own_house.login("operator"), **OURS}
     admin = own_house.inbox.admin
-    wish, seen = admin.planned(own_house.do(admin.plan(admin.wish("status:dead"))).token)
+    wish, seen = admin.read_plan(own_house.do(admin.plan(admin.build_request("status:dead"))).token)
     form = {"plan": encode_token(wish, replace(seen, count=1)), "reason": "no <address>"}
     answer = own_house.ask("POST", "/dead/discard", form=form, headers=headers)
     assert answer.status == 409

@@ -7,7 +7,6 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from oncehook import samples
 from oncehook.model import digest
 from tests.ui.conftest import Enter
 from tests.ui.house import House
@@ -16,10 +15,8 @@ from tests.ui.test_pages import axed
 
 
 @pytest.mark.parametrize("scripted", [True, False])
-def test_a_destination_is_tested_from_its_page(
-    own_house: House, enter: Enter, monkeypatch: pytest.MonkeyPatch, scripted: bool
-) -> None:
-    monkeypatch.setattr(samples, "PAUSE", 3600.0)  # however long we look at the answer
+def test_a_destination_is_tested_from_its_page(own_house: House, enter: Enter, scripted: bool) -> None:
+    own_house.inbox.admin.test_pause = 3600.0  # however long we look at the answer
     page = enter(own_house, java_script_enabled=scripted, viewport={"width": 1280, "height": 900})
     own_house.moods["/webhook/abc"] = (503, b"busy")
     page.goto(own_house.url + "/destinations")
@@ -77,7 +74,7 @@ def test_a_sample_is_sent_from_the_page_of_sources(own_house: House, enter: Ente
 def test_what_was_erased_says_so(own_house: House, enter: Enter) -> None:
     order = own_house.order("gone", order="order/canary")
     own_house.settle()
-    own_house.do(own_house.inbox.admin.erasing.erase("order/canary", actor="ana", reason="request 9"))
+    own_house.do(own_house.inbox.admin.erase("order/canary", actor="ana", reason="request 9"))
     page = enter(own_house)
     page.goto(f"{own_house.url}/events/{order}")
     expect(page.get_by_role("heading", level=1)).to_contain_text("erased")

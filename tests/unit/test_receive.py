@@ -45,7 +45,7 @@ class Unhurried(Inbox):
 async def inbox(tmp_path: Path) -> AsyncIterator[Inbox]:
     made = Unhurried(f"sqlite:{tmp_path / 'inbox.db'}")
     yield made
-    if made._receiver is not None:
+    if made.is_started:
         await made.stop()
 
 

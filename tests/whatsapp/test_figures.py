@@ -212,7 +212,7 @@ async def test_it_is_told_once_a_day_in_the_log_and_stands_in_the_metrics(
 ) -> None:
     caplog.set_level(logging.WARNING, "oncehook.arrival")
     async with inbox_of(tmp_path) as inbox:
-        watch = inbox._new_sweep(works=False)._watch
+        watch = inbox._build_sweep(works=False)._check_watermarks
         assert b'oncehook_watermark_crossed{watermark="daily_volume.whatsapp"} 1.0' not in await inbox.metrics()
         for day in (1, 2):
             await fill(inbox, "whatsapp", MANY)

@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from oncehook import samples
 from oncehook.inbox import Inbox
-from oncehook.model import Arrival, Engine, Filter
+from oncehook.model import Arrival, Filter
 from oncehook.store.base import NameIds
 from oncehook.store.sqlite import SqliteStore
 
@@ -117,7 +117,7 @@ class Inside:
     """
 
     def __init__(self, inbox: Inbox) -> None:
-        self.is_alone = inbox.store.engine is Engine.sqlite
+        self.is_alone = not inbox.store.shared
         logging.getLogger("oncehook").addHandler(logging.NullHandler())
         self._store = inbox.store
         self._runner = asyncio.Runner()

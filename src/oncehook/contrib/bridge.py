@@ -24,7 +24,7 @@ from oncehook.errors import ConfigError, Malformed, OncehookError, Rejected, Sto
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt, try_again
 from oncehook.logs import ration
-from oncehook.model import Arrival, Engine, Headers
+from oncehook.model import Arrival, Headers
 from oncehook.settings import build
 from oncehook.sources import Reply, Source
 
@@ -47,7 +47,7 @@ class Bridge:
     def __init__(self, inbox: Inbox, *, work: bool | None = None) -> None:
         """`work` says whether this process also makes attempts. Unsaid, it does on SQLite, where nobody else could."""
         self.inbox = inbox
-        self._work = inbox.store.engine is Engine.sqlite if work is None else work
+        self._work = not inbox.store.shared if work is None else work
         self._turn = threading.Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -26,8 +26,7 @@ from oncehook.destinations.base import WELL, Result, Terms, settlement
 from oncehook.errors import ConfigError, LeaseLost, RetryLater
 from oncehook.event import Event
 from oncehook.ingest import Emitter
-from oncehook.model import ANSWER_KEPT, NO_EVIDENCE, RESULT_KEPT, Emission, Engine, Evidence, Lease
-from oncehook.store.base import Store
+from oncehook.model import ANSWER_KEPT, NO_EVIDENCE, RESULT_KEPT, Emission, Evidence, Lease
 
 Handler = Callable[..., Any]
 
@@ -46,17 +45,16 @@ class HandlerDestination:
     kind = "handler"
     crash_tolerance = 0
 
-    def __init__(self, name: str, handler: Handler, terms: Terms, store: Store, emitter: Emitter) -> None:
+    def __init__(self, name: str, handler: Handler, terms: Terms, emitter: Emitter) -> None:
         self.name = name
         self.id = 0
         self.terms = terms
         self.handler = handler
         self.address = f"{handler.__module__}.{getattr(handler, '__qualname__', type(handler).__qualname__)}"
-        self._store = store
         self._emitter = emitter
         self._on_loop = inspect.iscoroutinefunction(inspect.unwrap(handler))
         self._takes_tx = "tx" in inspect.signature(handler).parameters
-        self._takes_effects = store.engine is Engine.sqlite
+        self._takes_effects = not emitter.store.lends_transactions
         self._threads: ThreadPoolExecutor | None = None
         if self._takes_tx and self._takes_effects:
             raise ConfigError(
@@ -108,7 +106,7 @@ class HandlerDestination:
 
     async def _on_the_loop_with_tx(self, lease: Lease, event: Event) -> Result:
         started = clock.perf()
-        async with self._store.transaction() as tx:
+        async with self._emitter.store.transaction() as tx:
             well = await self._well(event, await self._within_limit(self.handler(event, tx=tx.connection)))
             faults.point("before_tx_settle")
             lease.is_settling = True
@@ -138,7 +136,7 @@ class HandlerDestination:
 
     def _call_with_tx(self, lease: Lease, event: Event) -> Sequence[Emission]:
         started = clock.perf()
-        with self._store.blocking_transaction() as tx:
+        with self._emitter.store.blocking_transaction() as tx:
             returned = self.handler(event, tx=tx.connection)
             well = Result(evidence=kept_result(returned), emits=self._emitter.emissions_blocking(event.finish()))
             faults.point("before_tx_settle")

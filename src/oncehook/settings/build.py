@@ -11,14 +11,14 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast
 
 from oncehook import human, presets, verify
 from oncehook.categories import Classify, Rules
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
-from oncehook.model import Breaker, Headers
+from oncehook.model import Breaker, Engine, Headers
 from oncehook.retry import Policy, policy
 from oncehook.routes import Route
 from oncehook.secret import OldSecret, Secret, read_secret
@@ -247,21 +247,30 @@ def networks(allow_private: bool | Sequence[str]) -> Any:
 # -- store and arrivals --------------------------------------------------------------------------
 
 
-def open_store(url: str, cipher: Cipher | None = None) -> Store:
-    """The engine a URL names. Nothing is opened yet."""
+ENGINES: Final = {"sqlite": Engine.sqlite, "postgresql": Engine.postgres, "postgres": Engine.postgres}
+"""Engines by the scheme of a store's address."""
+
+
+def engine_of(url: str) -> Engine:
+    """Return the engine that an address names. Raises ConfigError for one that is not known."""
     scheme = url.partition(":")[0]
-    if scheme == "sqlite":
+    if scheme not in ENGINES:
+        raise ConfigError(
+            f"{scheme!r} is not a store this program knows.",
+            hint="Write sqlite:./oncehook.db or postgresql://host/database.",
+        )
+    return ENGINES[scheme]
+
+
+def open_store(url: str, cipher: Cipher | None = None) -> Store:
+    """Build the store at an address. Nothing is opened yet."""
+    if engine_of(url) is Engine.sqlite:
         from oncehook.store.sqlite import SqliteStore
 
         return SqliteStore(_file(url), cipher=cipher)
-    if scheme in ("postgresql", "postgres"):
-        from oncehook.store.postgres import PostgresStore
+    from oncehook.store.postgres import PostgresStore
 
-        return PostgresStore(url, cipher=cipher)
-    raise ConfigError(
-        f"{scheme!r} is not a store this program knows.",
-        hint="Write sqlite:./oncehook.db or postgresql://host/database.",
-    )
+    return PostgresStore(url, cipher=cipher)
 
 
 Encrypt: TypeAlias = str | bytes | Sequence[str | bytes] | Mapping[str, Any] | EncryptConfig

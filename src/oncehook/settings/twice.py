@@ -1,6 +1,6 @@
 """What a file and an app both say: a name that is defined twice is an error, and so is a setting with two values.
 
-`Layout.add_settings` asks here before it takes anything from the file; all that is wrong is told at once, each with the
+`Inbox.add_settings` asks here before it takes anything from the file; all that is wrong is told at once, each with the
 place in the file and the app.
 """
 

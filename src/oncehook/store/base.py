@@ -254,6 +254,10 @@ class Store(Protocol):
     """What oncehook asks of a database."""
 
     engine: Engine
+    shared: bool
+    """Whether several processes write it at once, so that it has a clock and a list of workers of its own."""
+    lends_transactions: bool
+    """Whether a handler may write in a transaction of the store (`tx`); where not, it hands in an effect to commit."""
     cipher: Cipher
     """Encrypts what is kept of payloads; may be given other keys before `open`."""
     watch: Watch

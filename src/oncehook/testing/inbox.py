@@ -21,7 +21,7 @@ from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
-from oncehook.model import Arrival, DeliveryStatus, Engine, Filter, Headers, StoredDelivery
+from oncehook.model import Arrival, DeliveryStatus, Filter, Headers, StoredDelivery
 from oncehook.samples import Answer
 from oncehook.settings import development
 from oncehook.sources import Source
@@ -100,6 +100,13 @@ UNLIMITED: Final = 3600.0
 """Seconds that a sender waits, and that an attempt may take to end when its worker stops: as long as the test."""
 
 
+JOINED: Final = (
+    "store_url", "cipher", "sources", "destinations", "routes", "classifiers", "limits", "retention", "observer",
+    "emitter", "_parts",
+)  # fmt: skip
+"""Attributes that a program's inbox has in common with the one of a test that uses it."""
+
+
 class TrialClock:
     """The time of an inbox under test: the store's and the program's."""
 
@@ -141,7 +148,7 @@ class TestInbox(Inbox):
     def __init__(self, store: str) -> None:
         super().__init__(store)
         self.clock = TrialClock(self)
-        self._standing_in: list[tuple[Inbox, dict[str, Any]]] = []
+        self._joined: list[tuple[Inbox, list[Any]]] = []
         self._budgets: list[tuple[Source, float]] = []
         self._last: Arrival | None = None
 
@@ -168,14 +175,13 @@ class TestInbox(Inbox):
             self.add_destination(self._on_own_store(destination))
         self.routes += map(copy.copy, inbox.routes)
         self.limits, self.retention, self.classifiers = inbox.limits, inbox.retention, inbox.classifiers
-        self._standing_in.append((inbox, inbox.__dict__))
-        inbox.__dict__ = self.__dict__
+        self._joined.append((inbox, [getattr(inbox, name) for name in JOINED]))
+        for name in JOINED:
+            setattr(inbox, name, getattr(self, name))
 
     def _on_own_store(self, destination: Any) -> Any:
         if isinstance(destination, HandlerDestination):
-            return HandlerDestination(
-                destination.name, destination.handler, destination.terms, self.store, self._emitter
-            )
+            return HandlerDestination(destination.name, destination.handler, destination.terms, self.emitter)
         return copy.copy(destination)
 
     def recorded(self, name: str) -> Recorded:
@@ -203,8 +209,10 @@ class TestInbox(Inbox):
     async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
         """Begin to receive, unless it has begun. Work is done by `drain`."""
         if not self.is_started:
-            self.store.wake = self._wake
             await super().start(work=False)
+
+    async def _open_store(self, *, works: bool) -> None:
+        await super()._open_store(works=True)  # whatever is started here, `drain` works
 
     async def stop(self, patience: float = UNLIMITED) -> None:
         """End, if it was started."""
@@ -217,15 +225,16 @@ class TestInbox(Inbox):
         while self._budgets:
             source, budget = self._budgets.pop()
             source.budget = budget
-        while self._standing_in:
-            inbox, state = self._standing_in.pop()
-            inbox.__dict__ = state
+        while self._joined:
+            inbox, own = self._joined.pop()
+            for name, value in zip(JOINED, own, strict=True):
+                setattr(inbox, name, value)
 
     def check_movable(self) -> None:
         """Raises ConfigError where time cannot be moved now."""
-        if self.store.engine is not Engine.sqlite:
+        if self.store.shared:
             raise ConfigError("Only a SQLite store can be moved in time; PostgreSQL has a clock of its own.")
-        if self._worker is not None and len(self._worker.heartbeat):
+        if self.worker is not None and len(self.worker.heartbeat):
             raise ConfigError(
                 "Attempts are under way, and would lose their leases.", hint="Move the clock after `drain`."
             )
@@ -314,16 +323,16 @@ class TestInbox(Inbox):
             self.clock.forward(next_due.due_in + 0.001)
 
     async def _work_off(self, numbers: Sequence[int]) -> None:
-        if self._worker is not None:  # a host application has started it, with a worker of its own
-            await self._caught_up(self._worker, numbers)
+        if self.worker is not None:  # a host application has started it, with a worker of its own
+            await self._caught_up(self.worker, numbers)
             return
-        self._worker = worker = Worker(self.store, self.destinations.values(), self.observer)
+        self._parts.worker = worker = Worker(self.store, self.destinations.values(), self.observer)
         await worker.start()
         try:
             await self._caught_up(worker, numbers)
         finally:
             await worker.stop(UNLIMITED)
-            self._worker = None
+            self._parts.worker = None
 
     async def _caught_up(self, worker: Worker, numbers: Sequence[int]) -> None:
         """Return when nothing is under way and nothing is due."""

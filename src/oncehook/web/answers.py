@@ -346,10 +346,10 @@ def plan(made: replay.Plan) -> Plan:
     return fill(
         Plan,
         made,
-        made.wish,
+        made.request,
         plan=made.token,
-        query=fixed(made.wish.filter),
-        command=replay.command(made.wish),
+        query=fixed(made.request.filter),
+        command=replay.command(made.request),
         by_destination={recipient.destination: recipient.count for recipient in made.recipients},
         recipients=[fill(Recipient, one) for one in made.recipients],
         by_status={str(status): n for status, n in made.by_status.items()},

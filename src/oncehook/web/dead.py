@@ -146,7 +146,7 @@ async def discard_many(visit: Visit) -> Response:
     try:
         await visit.admin.discard_planned(token, actor=visit.actor, reason=reason)
     except PlanChanged as changed:
-        wish, _ = visit.admin.planned(token)
+        wish, _ = visit.admin.read_plan(token)
         return await _show_discard(visit, wish, note=str(changed), reason=reason)
     return visit.back("/dead", "discard")
 
@@ -158,5 +158,5 @@ async def _dead_of(visit: Visit) -> ReplayRequest:
     if "status:" not in text:
         text = f"{text} status:dead".strip()
     if ids:
-        text = " ".join([text, *[f"id:{one}" for one in await visit.admin.named(ids)]])
-    return visit.admin.wish(text)
+        text = " ".join([text, *[f"id:{one}" for one in await visit.admin.find_named(ids)]])
+    return visit.admin.build_request(text)

@@ -127,7 +127,7 @@ async def start_replay(ask: Ask) -> answers.Replayed:
     if body.plan is None:
         wish, expected = await _wish(ask, body), None
     else:
-        wish, seen = ask.admin.planned(body.plan)
+        wish, seen = ask.admin.read_plan(body.plan)
         expected = seen.count
         if body != StartReplay(plan=body.plan, rate=body.rate, fresh_id=body.fresh_id, reason=body.reason):
             raise _says_already()
@@ -143,9 +143,9 @@ def _says_already() -> BadRequest:
 
 
 async def _wish(ask: Ask, body: Choose) -> ReplayRequest:
-    return ask.admin.wish(
+    return ask.admin.build_request(
         body.query,
-        ids=None if body.ids is None else await ask.admin.named(body.ids),
+        ids=None if body.ids is None else await ask.admin.find_named(body.ids),
         destination=body.destination,
         until=body.until,
         force=body.force,
@@ -167,7 +167,7 @@ def steer(state: ReplayState) -> Callable[[Ask], Awaitable[answers.Replay]]:
     """A handler that brings a replay into this state."""
 
     async def handler(ask: Ask) -> answers.Replay:
-        return answers.replay_of(await ask.admin.steer(ask.id(ReplayId), state, actor=ask.actor))
+        return answers.replay_of(await ask.admin.set_replay_state(ask.id(ReplayId), state, actor=ask.actor))
 
     return handler
 

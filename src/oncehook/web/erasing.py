@@ -47,12 +47,10 @@ class Erased(Answer, frozen=True):
 async def erase(ask: Ask) -> Erased:
     body = await ask.body(Erase)
     if body.dry_run:
-        counted = await ask.admin.erasing.count(body.subject, body.source)
+        counted = await ask.admin.count_erasable(body.subject, body.source)
         remaining = counted.events
     else:
-        counted, remaining = await ask.admin.erasing.erase(
-            body.subject, body.source, actor=ask.actor, reason=body.reason
-        )
+        counted, remaining = await ask.admin.erase(body.subject, body.source, actor=ask.actor, reason=body.reason)
     hashed = subject_hash(bounded(body.subject))
     return fill(Erased, counted, subject_hash=hashed, dry_run=body.dry_run, remaining=remaining)
 

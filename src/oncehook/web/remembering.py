@@ -37,7 +37,7 @@ class Remembered(Answer, frozen=True):
 
 async def remember(ask: Ask) -> Remembered:
     body = await ask.body(Remember)
-    new = await ask.admin.remember(ask.request.path_params["name"], body.keys, actor=ask.actor)
+    new = await ask.admin.import_keys(ask.request.path_params["name"], body.keys, actor=ask.actor)
     return Remembered(new=new, known=len(body.keys) - new)
 
 

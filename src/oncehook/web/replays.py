@@ -103,7 +103,7 @@ async def abort(visit: Visit) -> Response:
 
 
 async def _steer(visit: Visit, state: ReplayState, said: str) -> Response:
-    await visit.admin.steer(visit.id(ReplayId), state, actor=visit.actor)
+    await visit.admin.set_replay_state(visit.id(ReplayId), state, actor=visit.actor)
     return visit.back("/replays", said)
 
 
@@ -129,8 +129,8 @@ async def plan(visit: Visit) -> Response:
 
 
 async def _wish(visit: Visit, query: str, ids: Sequence[str]) -> ReplayRequest:
-    named = await visit.admin.named(ids) if ids else None
-    return visit.admin.wish(
+    named = await visit.admin.find_named(ids) if ids else None
+    return visit.admin.build_request(
         query,
         ids=named,
         force=visit.is_on("force"),
@@ -197,7 +197,7 @@ async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
 async def start(visit: Visit) -> Response:
     """Confirm a plan. When the set has changed meanwhile, the new plan is shown instead."""
     form = await visit.form()
-    wish, seen = visit.admin.planned(form.get("plan", ""))
+    wish, seen = visit.admin.read_plan(form.get("plan", ""))
     expected = seen.count
     _check_typed(form.get("typed"), wish, expected)
     reason, key = form.get("reason", ""), form.get("request_key") or None

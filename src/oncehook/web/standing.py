@@ -60,7 +60,7 @@ def _source_card(visit: Visit, source: ShownSource, line: Spark, turned_away: Se
     is_secret = source.hidden or "?" in address  # a query may hold a token
     may_see = not is_secret or visit.identity.role >= Role.operator
     reasons = Counter(one.reason for one in mine).most_common(5)
-    has_samples = bool(visit.admin.trials.samples(source.name))
+    has_samples = bool(visit.admin.sample_types(source.name))
     return SourceCard(source, address if may_see else None, line, reasons, mine[:10], has_samples)
 
 
@@ -105,7 +105,7 @@ async def destinations(visit: Visit) -> Response:
     for one, line in zip(found, lines, strict=True):
         well = one.figures.get("succeeded", 0)
         tried = well + one.figures.get("retry", 0) + one.figures.get("died", 0)
-        can_test = visit.admin.trials.can_test(one.name)
+        can_test = visit.admin.can_test(one.name)
         cards.append(DestinationCard(one, line, visit.admin.policy(one.name), tried, well, can_test))
     return await visit.page("destinations.html", cards=cards)
 

@@ -56,12 +56,12 @@ def shown(outcome: Outcome, identity: Identity) -> Tested:
 async def test_destination(ask: Ask) -> Tested:
     name = ask.request.path_params["name"]
     ask.admin.check_own(name)
-    return shown(await ask.admin.trials.test(name, actor=ask.actor), ask.identity)
+    return shown(await ask.admin.test_destination(name, actor=ask.actor), ask.identity)
 
 
 async def sample_source(ask: Ask) -> Sampled:
     body = await ask.body(Sample)
-    return fill(Sampled, await ask.admin.trials.sample(ask.request.path_params["name"], body.type, actor=ask.actor))
+    return fill(Sampled, await ask.admin.send_sample(ask.request.path_params["name"], body.type, actor=ask.actor))
 
 
 TEST: Final = Endpoint(
@@ -91,7 +91,7 @@ SAMPLE: Final = Endpoint(
 async def ask_test(visit: Visit) -> Response:
     """The dialog before a test: what is sent, and to whom."""
     one = await visit.admin.destination(visit.request.path_params["name"])
-    if not visit.admin.trials.can_test(one.name):
+    if not visit.admin.can_test(one.name):
         raise BadRequest(f"{one.name} is no web address; only those can be tested.")
     return await visit.dialog("test.html", shown=one, tested=None)
 
@@ -100,7 +100,7 @@ async def test(visit: Visit) -> Response:
     """Send a test, and show how it was answered."""
     name = visit.request.path_params["name"]
     visit.admin.check_own(name)
-    tested = shown(await visit.admin.trials.test(name, actor=visit.actor), visit.identity)
+    tested = shown(await visit.admin.test_destination(name, actor=visit.actor), visit.identity)
     return await visit.dialog("test.html", shown=await visit.admin.destination(name), tested=tested)
 
 
@@ -108,7 +108,7 @@ async def ask_sample(visit: Visit) -> Response:
     """The dialog before a sample: which one, and where it will go."""
     name = visit.request.path_params["name"]
     found = [one for one in await visit.admin.sources() if one.name == name]
-    kinds = visit.admin.trials.samples(name)
+    kinds = visit.admin.sample_types(name)
     if not found or not kinds:
         raise BadRequest(f"No sample can be made for {name[:60]}.")
     return await visit.dialog("sample.html", source=found[0], kinds=kinds, sampled=None)
@@ -117,6 +117,6 @@ async def ask_sample(visit: Visit) -> Response:
 async def sample(visit: Visit) -> Response:
     """Send a sample, and show what became of it."""
     name, form = visit.request.path_params["name"], await visit.form()
-    sampled = await visit.admin.trials.sample(name, form.get("type", ""), actor=visit.actor)
+    sampled = await visit.admin.send_sample(name, form.get("type", ""), actor=visit.actor)
     source = next(one for one in await visit.admin.sources() if one.name == name)
     return await visit.dialog("sample.html", source=source, kinds=(), sampled=sampled)

@@ -97,8 +97,6 @@ class DjangoInbox(Inbox):
     takes_settings = False  # a file counts where CONFIG names it: for views and workers alike
     alias: str | None = None
     """Which of Django's databases its store is in, if it is in one."""
-    url: str | None = None
-    """That database's address."""
 
     def on(
         self,
@@ -128,9 +126,7 @@ class DjangoInbox(Inbox):
             if not self._is_handled_by(called, handler):
                 chosen = build.terms_of(timeout=timeout, **terms)
                 using = self._alias_for(called) if atomic else None
-                self.add_destination(
-                    DjangoDestination(called, handler, chosen, self.store, self._emitter, atomic=using)
-                )
+                self.add_destination(DjangoDestination(called, handler, chosen, self.emitter, atomic=using))
             plain = super(DjangoInbox, self).on(
                 source, type, name=called, when=when, coalesce=coalesce, latest_wins=latest_wins, on_dead=on_dead
             )
@@ -151,23 +147,16 @@ class DjangoInbox(Inbox):
         self._follow_database()
         await super().start(work=work, only=only, concurrency=concurrency)
 
-    def _number(self) -> None:
+    def _register_names_blocking(self) -> None:
         if not self.is_started:
             self._follow_database()
-        super()._number()
+        super()._register_names_blocking()
 
     def _follow_database(self) -> None:
         """Be where Django's database is now: its test runner makes another one, after all apps are loaded."""
         url = None if self.alias is None else store_url()
-        if url is None or url == self.url:
-            return
-        from oncehook.store.postgres import PostgresStore
-
-        assert isinstance(self.store, PostgresStore)
-        # the same one to all who know it, at another address
-        PostgresStore.__init__(self.store, url, cipher=self.store.cipher)
-        self.store.watch = self.observer.operation
-        self.url = url
+        if url is not None and url != self.store_url:
+            self.move_store(url)
 
 
 @functools.cache
@@ -179,8 +168,9 @@ def the_inbox() -> DjangoInbox:
         inbox = DjangoInbox.from_loaded(load(file, flags={"store": url}, whole=False))
     else:
         inbox = DjangoInbox(str(url), migrate=given.get("MIGRATE", True))
-    inbox.store.cipher.take_over(build.cipher_of(given.get("ENCRYPT")))
-    inbox.alias, inbox.url = alias(), url
+    if "ENCRYPT" in given:
+        inbox.cipher = build.cipher_of(given["ENCRYPT"])
+    inbox.alias = alias()
     for name, settings_ in given.get("SOURCES", {}).items():
         _said(f"SOURCES: {name}", inbox.source, name, **settings_)
     for name, settings_ in given.get("DESTINATIONS", {}).items():

@@ -21,7 +21,6 @@ from oncehook.errors import ConfigError
 from oncehook.event import Event
 from oncehook.ingest import Emitter
 from oncehook.model import Emission, Lease
-from oncehook.store.base import Store
 
 if TYPE_CHECKING:
     from oncehook.store.postgres.transactions import JoinedTransaction
@@ -33,9 +32,9 @@ class DjangoDestination(HandlerDestination):
     """See `Destination`. `atomic` names the database whose transaction the handler runs in."""
 
     def __init__(
-        self, name: str, handler: Handler, terms: Terms, store: Store, emitter: Emitter, *, atomic: str | None = None
+        self, name: str, handler: Handler, terms: Terms, emitter: Emitter, *, atomic: str | None = None
     ) -> None:
-        super().__init__(name, handler, terms, store, emitter)
+        super().__init__(name, handler, terms, emitter)
         self._alias = atomic or ""
         self._kept: set[Any] = set()
         """Django's connections, one for each thread and database."""
@@ -122,5 +121,5 @@ class DjangoDestination(HandlerDestination):
     def _joined(self) -> JoinedTransaction:
         from oncehook.store.postgres import PostgresStore
 
-        assert isinstance(self._store, PostgresStore)  # no other store is in a database of Django's
-        return self._store.join_transaction(connections[self._alias].connection)
+        assert isinstance(self._emitter.store, PostgresStore)  # no other store is in a database of Django's
+        return self._emitter.store.join_transaction(connections[self._alias].connection)

@@ -44,6 +44,8 @@ class PostgresStore(PostgresTransactions, PostgresIntake, PostgresAdmin, Postgre
     """
 
     engine = Engine.postgres
+    shared = True
+    lends_transactions = True
 
     def __init__(
         self,

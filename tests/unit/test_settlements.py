@@ -54,7 +54,7 @@ class Holder:
 
 
 def ended(fence: int, take_next: float | None = None) -> Settlement:
-    lease = SimpleNamespace(fence=fence, line=bytes([fence]), seconds=10.0)
+    lease = SimpleNamespace(fence=fence, queue_key=bytes([fence]), seconds=10.0)
     return Settlement(cast("Lease", lease), Settle.done, take_next=take_next)
 
 

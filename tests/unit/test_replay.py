@@ -1,4 +1,4 @@
-"""What the desk says in words: plans and their tokens, commands, schedules, and what it masks."""
+"""Plans of replays: their tokens, their commands, whom they reach, and what is said before anybody says yes."""
 
 from __future__ import annotations
 
@@ -10,17 +10,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oncehook import human, query, retry
+from oncehook import human, query
 from oncehook.destinations.base import Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
-from oncehook.model import DeliveryStatus, Filter, Level, PlanSnapshot, ReplayPlan
-from oncehook.replay import ReplayRequest, build_plan, command, decode_token, encode_token, ended, show_rate
-from oncehook.reports import MASK, request_of, schedule, span
-from oncehook.upkeep import Limits, measure
+from oncehook.model import DeliveryId, DeliveryStatus, EventId, Filter, Level, PlanSnapshot, ReplayPlan
+from oncehook.replay import (
+    Plan,
+    ReplayRequest,
+    build_plan,
+    command,
+    decode_token,
+    encode_token,
+    ended,
+    show_rate,
+    some_ids,
+)
 
 NOW = datetime(2026, 11, 16, 12, 0, 0, 250_000, tzinfo=UTC)
-EVENT, DELIVERY = b"\1" * 16, b"\2" * 16
+EVENT, DELIVERY = EventId(b"\1" * 16), DeliveryId(b"\2" * 16)
 
 
 # -- plans -------------------------------------------------------------------------------------
@@ -109,68 +117,48 @@ def test_a_rate_is_shown_as_it_can_be_written(rate: float) -> None:
     assert human.rate(show_rate(rate)) == pytest.approx(rate, rel=0.01)
 
 
-# -- words -------------------------------------------------------------------------------------
+# -- what is said before -----------------------------------------------------------------------
+
+
+def plan_of(level: Level, *, changed: int = 0, fresh_id: bool = False, to: str = "crm") -> Plan:
+    crm = HttpDestination("crm", "https://crm.example/")
+    counted = ReplayPlan(2, NOW, {to: 2}, changed={to: changed})
+    return build_plan(ReplayRequest(Filter(), fresh_id=fresh_id), counted, {"crm": crm}, {to: level}, {})
 
 
 @pytest.mark.parametrize(
-    ("policy", "said"),
+    ("level", "warning"),
     [
-        (retry.DURABLE, "10 s, 1 min, 5 min … 24 h: 10 attempts over 3 days"),
-        (retry.QUICK, "2.5 s, 4.5 s: 3 attempts over 7 s"),
-        (retry.Policy(attempts=1), "1 attempt"),
-        (retry.Policy(attempts=3, base=60.0, cap=3600.0), "up to 1 min, 2 min: 3 attempts over 3 min"),
-        (retry.policy(["90s"]), "1.5 min: 2 attempts over 1.5 min"),
+        (Level(), None),
+        (Level(paused_at=NOW, failures=3), "crm is paused: nothing is sent before it is resumed."),
+        (Level(failures=1), "crm is failing right now: these may become dead letters again."),
+        (Level(open_until=NOW), "crm is failing right now: these may become dead letters again."),
     ],
 )
-def test_a_schedule_is_told_in_words(policy: retry.Policy, said: str) -> None:
-    assert schedule(policy) == said
+def test_a_plan_warns_of_a_destination_that_cannot_take_it(level: Level, warning: str | None) -> None:
+    assert plan_of(level).warnings == ([] if warning is None else [warning])
 
 
-def test_spans_are_told_in_their_unit() -> None:
-    assert [span(s) for s in (0.2, 59, 60, 3600, 86_400, 172_800, 600_000)] == [
-        "0.2 s", "59 s", "1 min", "1 h", "24 h", "2 days", "7 days",
-    ]  # fmt: skip
+def test_a_plan_warns_of_another_address_and_of_nobody() -> None:
+    assert plan_of(Level(), changed=1).warnings == ["1 of 2 were first delivered to another address than crm has now."]
+    assert plan_of(Level(), changed=1, to="old").warnings == ["old is no longer configured: nobody would work these."]
 
 
-# -- masks -------------------------------------------------------------------------------------
+def test_a_plan_says_what_the_receiver_sees() -> None:
+    kept, fresh = plan_of(Level()).visible, plan_of(Level(), fresh_id=True).visible
+    assert "the same webhook-id and Idempotency-Key as before" in kept[0]
+    assert "--fresh-id" in kept[1]
+    assert len(fresh) == 1
+    assert "a new webhook-id" in fresh[0]
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["authorization", "cookie", "x-api-key", "apikey", "x-gitlab-token", "x-secret", "x-auth-token", "client_secret"],
+    ("ids", "filter"), [([], Filter()), ([DELIVERY] * 501, Filter()), ([DELIVERY], Filter(ids=()))]
 )
-def test_what_opens_a_door_is_masked(name: str) -> None:
-    shown = request_of(f"POST /in/x?{name}=v&a=b\r\n{name}: v".encode())
-    assert shown.target == f"/in/x?{name}={MASK}&a=b"
-    assert list(shown.headers) == [(name, MASK)]
+def test_deliveries_are_named_one_by_one_within_bounds(ids: list[DeliveryId], filter: Filter) -> None:
+    with pytest.raises(BadRequest):
+        some_ids(ids, filter)
 
 
-@pytest.mark.parametrize("name", ["x-hub-signature-256", "webhook-signature", "content-type", "idempotency-key", "key"])
-def test_what_only_proves_is_shown(name: str) -> None:
-    assert list(request_of(f"POST /in/x\r\n{name}: v".encode()).headers) == [(name, "v")]
-
-
-def test_a_head_of_any_shape_can_be_shown() -> None:
-    for head in (b"", b"POST", b"POST /x?\r\n: v\r\nname", b"EMIT app\r\na" * 3):
-        request_of(head)
-
-
-# -- watermarks --------------------------------------------------------------------------------
-
-
-def test_a_watermark_is_crossed_above_its_limit_and_a_disk_below() -> None:
-    levels = {"a": Level(dead=3, oldest_due=10.0), "b": Level(dead=2, oldest_due=None)}
-
-    def crossed(limits: Limits, free: float | None = None) -> dict[str, tuple[float | None, bool]]:
-        return {mark.name: (mark.level, mark.crossed) for mark in measure(limits, levels, {"s": 7}, free)}
-
-    assert crossed(Limits()) == {}
-    assert crossed(Limits(5, 10.0, {"s": 7, "t": 1})) == {
-        "dead": (5, False), "oldest_due": (10.0, False), "daily_volume.s": (7, False), "daily_volume.t": (0, False),
-    }  # fmt: skip
-    assert crossed(Limits(4, 9.0, {"s": 6})) == {
-        "dead": (5, True), "oldest_due": (10.0, True), "daily_volume.s": (7, True),
-    }  # fmt: skip
-    assert crossed(Limits(disk=0.1), 0.1) == {"disk": (0.1, False)}
-    assert crossed(Limits(disk=0.1), 0.09) == {"disk": (0.09, True)}
-    assert crossed(Limits(disk=0.1)) == {"disk": (None, False)}
+def test_a_delivery_that_is_named_twice_counts_once() -> None:
+    assert some_ids([DELIVERY, DELIVERY], Filter()) == (DELIVERY,)
