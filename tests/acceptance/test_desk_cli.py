@@ -348,7 +348,7 @@ def test_dead_letters_are_grouped_and_discarded(admin: Admin) -> None:
 
 def test_what_dies_while_it_asks_is_not_discarded(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     admin.die("a", "b")
-    monkeypatch.setattr("oncehook.cli.dead.confirm", lambda *_, **__: admin.die("c"))
+    monkeypatch.setattr("oncehook.cli.browse.confirm", lambda *_, **__: admin.die("c"))
     done = admin.good("dead", "discard", "status:dead", "--reason", "test orders")
     assert "2 dead letters" in done.err
     assert done.out == "discarded 2\n"

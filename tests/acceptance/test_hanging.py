@@ -20,7 +20,7 @@ from tests.waiting import until
 PROGRAM = """
 import asyncio, sys
 from oncehook import Event, Inbox
-from oncehook.cli.hangup import Hangup
+from oncehook.cli.run import Hangup
 
 inbox = Inbox(sys.argv[1])
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oncehook.cli.moments import read
-from oncehook.cli.screen import Screen
+from oncehook.cli.tail import Screen, read
 from oncehook.model import Arrival
 from oncehook.verify.standard import StandardWebhooks
 from tests.acceptance.test_desk_cli import Admin, Sink
@@ -196,8 +195,8 @@ def test_it_is_signed_as_a_destination_would(here: Admin, begin: Begin, app: Sin
 def test_who_is_told_that_ctrl_c_ends_it_may_end_it(here: Admin) -> None:
     """However soon."""
     code = (
-        "import signal; from oncehook.cli import forward, main; "
-        "forward.say = lambda *_, **__: signal.raise_signal(signal.SIGINT); main()"
+        "import signal; from oncehook.cli import main, send; "
+        "send.say = lambda *_, **__: signal.raise_signal(signal.SIGINT); main()"
     )
     words = [sys.executable, "-c", code, "forward", "orders", "--to", "http://127.0.0.1:1/"]
     ended = subprocess.run(words, cwd=here.receiver.folder, stderr=subprocess.PIPE, text=True)

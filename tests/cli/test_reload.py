@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from oncehook.cli.reload import stamps
+from oncehook.cli.run import stamps
 from tests.cli.conftest import Process
 
 APP = """

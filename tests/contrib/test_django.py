@@ -18,7 +18,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from oncehook import Event
-from oncehook.cli.setup import from_app
+from oncehook.cli.options import from_app
 from oncehook.contrib.bridge import Bridge
 from oncehook.errors import ConfigError
 from oncehook.model import DeliveryStatus, Filter, StoredDelivery

@@ -17,39 +17,39 @@ import click
 from click.shell_completion import CompletionItem
 
 from oncehook import __version__
-from oncehook.cli.manners import polite, voice
+from oncehook.cli.options import polite, voice
 from oncehook.errors import ConfigError, OncehookError, StoreUnavailable
 
 COMMANDS = {
-    "serve": ("serve", "Receive hooks, keep them, and work them off."),
-    "worker": ("worker", "Work only; arrivals are received elsewhere."),
-    "demo": ("demo", "A living inbox with sample traffic, in a folder that is removed afterwards."),
+    "serve": ("run", "Receive hooks, keep them, and work them off."),
+    "worker": ("run", "Work only; arrivals are received elsewhere."),
+    "demo": ("run", "A living inbox with sample traffic, in a folder that is removed afterwards."),
     "send": ("send", "Send a signed sample to a source."),
-    "forward": ("forward", "Relay live arrivals to a local server."),
+    "forward": ("send", "Relay live arrivals to a local server."),
     "tail": ("tail", "What happens, as it happens."),
-    "events": ("events", "List events, by the same query as everywhere."),
-    "show": ("show", "Show an event, a delivery or a replay with all that is known about it."),
-    "replay": ("replay", "Deliver again: plan, ask, run."),
-    "dead": ("dead", "Dead letters by destination and cause; discard them."),
-    "erase": ("erase", "Erase everything that is kept of a subject."),
-    "pause": ("destinations:pause", "Hold a destination back."),
-    "resume": ("destinations:resume", "Let a destination go on."),
-    "sources": ("sources", "What is set up to receive, and how it goes."),
-    "destinations": ("destinations", "Where events go, and how that stands."),
-    "stats": ("stats", "The numbers since a moment."),
-    "keys": ("keys", "Claim, commit, release and show a key by hand."),
-    "whatsapp": ("whatsapp", "Send a message over WhatsApp, or look after an instance."),
-    "token": ("token", "Make a bearer token for the API."),
-    "import": ("import_", "Take over what was processed elsewhere."),
-    "export": ("export", "Events with their bodies, as JSON lines."),
-    "init": ("init", "Ask three questions and write an oncehook.toml."),
-    "config": ("config", "Check, show and describe the settings."),
-    "db": ("db", "The store: migrate, status, sql, prune, backup, restored."),
-    "doctor": ("doctor", "Check that everything is well, and say what to do when not."),
-    "health": ("health", "One exit code for probes: is the server ready?"),
-    "bench": ("bench", "Measure this machine on a store that is thrown away."),
-    "completion": ("completion", "Print the script that completes commands in your shell."),
-    "version": ("version", "Print the version."),
+    "events": ("browse", "List events, by the same query as everywhere."),
+    "show": ("browse", "Show an event, a delivery or a replay with all that is known about it."),
+    "replay": ("operate", "Deliver again: plan, ask, run."),
+    "dead": ("browse", "Dead letters by destination and cause; discard them."),
+    "erase": ("operate", "Erase everything that is kept of a subject."),
+    "pause": ("browse", "Hold a destination back."),
+    "resume": ("browse", "Let a destination go on."),
+    "sources": ("browse", "What is set up to receive, and how it goes."),
+    "destinations": ("browse", "Where events go, and how that stands."),
+    "stats": ("browse", "The numbers since a moment."),
+    "keys": ("operate", "Claim, commit, release and show a key by hand."),
+    "whatsapp": ("whatsapp:command", "Send a message over WhatsApp, or look after an instance."),
+    "token": ("settings", "Make a bearer token for the API."),
+    "import": ("operate:import_", "Take over what was processed elsewhere."),
+    "export": ("operate", "Events with their bodies, as JSON lines."),
+    "init": ("settings", "Ask three questions and write an oncehook.toml."),
+    "config": ("settings", "Check, show and describe the settings."),
+    "db": ("db:command", "The store: migrate, status, sql, prune, backup, restored."),
+    "doctor": ("settings", "Check that everything is well, and say what to do when not."),
+    "health": ("settings", "One exit code for probes: is the server ready?"),
+    "bench": ("bench:command", "Measure this machine on a store that is thrown away."),
+    "completion": ("settings", "Print the script that completes commands in your shell."),
+    "version": ("settings", "Print the version."),
 }
 """Name: module (and the command in it, where it is not `command`), and the line that `--help` shows without importing
 it."""
@@ -64,7 +64,7 @@ class _Lazy(click.Group):
             return None
         module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
         module = importlib.import_module(f"oncehook.cli.{module_name}")
-        command: click.Command = getattr(module, attribute or "command")
+        command: click.Command = getattr(module, attribute or cmd_name)
         return polite(command, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:

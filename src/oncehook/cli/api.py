@@ -20,14 +20,13 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import click
 
-from oncehook.cli.manners import voice
-from oncehook.cli.setup import OTHER_STORE, config_option, from_app, from_settings
-from oncehook.cli.showing import say
+from oncehook.cli.options import OTHER_STORE, config_option, from_app, from_settings, voice
+from oncehook.cli.output import say
 from oncehook.errors import ConfigError, StoreHeld
 from oncehook.logs import plain
 
 if TYPE_CHECKING:  # whoever asks brings nearly everything with them: a command's --help must not wait for that
-    from oncehook.cli.lines import Answer, Beside, Headers, Line, Wire
+    from oncehook.cli.transport import Answer, Beside, Headers, Line, Wire
     from oncehook.inbox import Inbox
     from oncehook.settings import Loaded
     from oncehook.store.sqlite.hold import Holder
@@ -95,7 +94,7 @@ class Where:
         return self._line(functools.partial(self._beside_server, or_read=or_read))
 
     def _line(self, beside: Callable[[Path, Inbox | None, bool], Line]) -> Line:
-        from oncehook.cli.lines import Inside
+        from oncehook.cli.transport import Inside
         from oncehook.settings.build import open_store
         from oncehook.store.sqlite import SqliteStore
 
@@ -121,7 +120,7 @@ class Where:
         return load(self.config_file, secrets=False, whole=False)
 
     def _named(self, server: str) -> Line:
-        from oncehook.cli.lines import Wire
+        from oncehook.cli.transport import Wire
         from oncehook.settings.forms import is_loopback
 
         token, host = self._token(), _host(server)
@@ -165,12 +164,12 @@ class Where:
         raise Unreachable(f"Process {held.pid} writes {path}, and has no address to listen at.")
 
     def _wire(self, held: Holder) -> Wire:
-        from oncehook.cli.lines import Wire
+        from oncehook.cli.transport import Wire
 
         return Wire(_reachable(held.address), self._token() if self.token_env else held.token)
 
     def _inside(self, path: Path, inbox: Inbox | None, is_named: bool) -> Line:
-        from oncehook.cli.lines import Inside
+        from oncehook.cli.transport import Inside
 
         line = Inside(inbox or self._inbox())
         if not is_named and line.is_empty():
@@ -179,7 +178,7 @@ class Where:
 
     def _reading(self, path: Path, inbox: Inbox | None, held: Holder | None) -> Line:
         """SQLite: what the process that writes the file has written, which it cannot be asked about."""
-        from oncehook.cli.lines import Beside
+        from oncehook.cli.transport import Beside
         from oncehook.inbox import Inbox
         from oncehook.settings import load
 
@@ -266,7 +265,7 @@ class Api:
 
     def check_may_act(self) -> None:
         """Raise Unreachable where all that can be done is to look."""
-        from oncehook.cli.lines import Beside
+        from oncehook.cli.transport import Beside
 
         if isinstance(self.line, Beside):
             raise _cannot_act(self.line)

@@ -23,8 +23,7 @@ import click
 
 from oncehook import __version__, clock
 from oncehook.cli.api import json_option
-from oncehook.cli.progress import Progress
-from oncehook.cli.showing import document, fields, say
+from oncehook.cli.output import Progress, document, fields, say
 from oncehook.errors import StoreUnavailable
 
 if TYPE_CHECKING:

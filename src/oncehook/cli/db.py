@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 from oncehook.cli.api import Failed, Misused
-from oncehook.cli.progress import Progress
-from oncehook.cli.setup import config_option
-from oncehook.cli.showing import say
+from oncehook.cli.options import config_option
+from oncehook.cli.output import Progress, say
 from oncehook.errors import ConfigError
 from oncehook.model import Engine
 

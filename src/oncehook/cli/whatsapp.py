@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 import msgspec
 
-from oncehook.cli.manners import voice
-from oncehook.cli.setup import config_option
-from oncehook.cli.showing import line, say
+from oncehook.cli.options import config_option, voice
+from oncehook.cli.output import line, say
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.logs import plain, set_up_logging
 from oncehook.model import Category

@@ -1,9 +1,9 @@
-"""`oncehook show`: one event, delivery or replay with everything that is known about it."""
+"""`oncehook events`: a list of events, by the same query as everywhere."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -12,10 +12,228 @@ import click
 import msgspec
 
 from oncehook.cli.api import Api, Failed, Misused, Unreachable, at, json_option, speaks
-from oncehook.cli.replay import replay_lines, why
-from oncehook.cli.showing import document, fields, moment, next_moment, readable, say, state, text
+from oncehook.cli.operate import confirm, replay_lines, why
+from oncehook.cli.output import count, document, fields, line, moment, next_moment, readable, say, state, table, text
 from oncehook.human import words
 from oncehook.query import show_moment
+
+SOURCE_COLUMNS = (
+    *("name", "preset", "address", "verifier", "covers", "secrets", "to"),
+    *("last arrival", "24 h", "duplicates", "rejected"),
+)
+
+
+@click.command("sources")
+@json_option
+@speaks
+def sources(api: Api, as_json: bool) -> int:
+    """Show every source: its address, its verifier and what that covers, and what came in the last 24 hours."""
+    answer = api.get("sources")
+    if as_json:
+        say([document(answer)])
+    elif answer["items"]:
+        say(table(SOURCE_COLUMNS, map(source_row, answer["items"])))
+    else:
+        say(["no sources: add a [source.NAME]"], err=True)
+    return 0
+
+
+def source_row(found: Mapping[str, Any]) -> list[str]:
+    from oncehook.reports import proven  # brings much with it: --help must not wait for that
+
+    verifier = click.style("none: anyone may send", fg="red") if found["unverified"] else found["verifier"]
+    counts = [f"{found['figures'].get(word, 0):,}" for word in ("accepted", "duplicate", "rejected")]
+    return [
+        text(found["name"]),
+        found["preset"] or "",
+        text(found["address"] or "hidden", 60),
+        verifier,
+        "" if found["unverified"] else proven(found["body_authenticated"], found["key_authenticated"]),
+        str(found["secrets"]),
+        text(", ".join(found["destinations"])),
+        moment(found["last_arrival"]),
+        *counts,
+    ]
+
+
+DESTINATION_COLUMNS = ("name", "kind", "address", "state", "pending", "leased", "dead", "oldest due", "retry")
+
+
+@click.command("destinations")
+@json_option
+@speaks
+def destinations(api: Api, as_json: bool) -> int:
+    """Show every destination: whom it reaches, how it stands, when it is tried again."""
+    answer = api.get("destinations")
+    if as_json:
+        say([document(answer)])
+    elif answer["items"]:
+        say(table(DESTINATION_COLUMNS, map(destination_row, answer["items"])))
+    else:
+        say(["no destinations: add a [destination.NAME] and a [[route]] to it"], err=True)
+    return 0
+
+
+def destination_row(found: Mapping[str, Any]) -> list[str]:
+    oldest = found["oldest_due"]
+    counts = [f"{found[word]:,}" for word in ("pending", "leased", "dead")]
+    due = "" if oldest is None else words(round(oldest))
+    return [text(found["name"]), found["kind"], text(found["address"], 60), _state(found), *counts, due, found["retry"]]
+
+
+def _state(found: Mapping[str, Any]) -> str:
+    word, failures = found["state"], found["failures"]
+    notes = {
+        "paused": text(found["paused_why"] or ""),
+        "held_back": f"{count(failures, 'failure')} in a row",
+        "failing": f"{count(failures, 'failure')} in a row",
+    }
+    return state(word.replace("_", " "), notes.get(word))
+
+
+@click.command("pause")
+@click.argument("names", nargs=-1, required=True, metavar="DESTINATION...")
+@click.option("--reason", default="", help="Why; shown beside it, and kept in the audit log.")
+@json_option
+@speaks
+def pause(api: Api, names: Sequence[str], reason: str, as_json: bool) -> int:
+    """Hold a destination back. Its deliveries wait; nothing is lost, and no attempt is burnt."""
+    return _told([api.post(at("destinations", name, "pause"), {"reason": reason}) for name in names], as_json)
+
+
+@click.command("resume")
+@click.argument("names", nargs=-1, required=True, metavar="DESTINATION...")
+@json_option
+@speaks
+def resume(api: Api, names: Sequence[str], as_json: bool) -> int:
+    """Let a destination go on."""
+    return _told([api.post(at("destinations", name, "resume")) for name in names], as_json)
+
+
+def _told(changed: Sequence[Mapping[str, Any]], as_json: bool) -> int:
+    if as_json:
+        say([document({"items": changed})])
+    else:
+        say(f"{text(one['name'])}  {_state(one)}  {one['pending']:,} pending" for one in changed)
+    return 0
+
+
+_FLOWS: Final = ("total", "duplicates", "conflicts", "rejected", "retries", "replays")
+
+
+@click.command("stats")
+@click.option("--since", default="24h", show_default=True, metavar="TIME", help="A duration ago, or an ISO time.")
+@click.option("--by", type=click.Choice(["source", "destination"]), help="The same for each of them.")
+@json_option
+@speaks
+def stats(api: Api, since: str, by: str | None, as_json: bool) -> int:
+    """Show what came, what became of it, and every watermark."""
+    answer = api.get("stats", since=since, by=by)
+    say([document(answer)] if as_json else stats_lines(answer, by))
+    return 0
+
+
+def stats_lines(stats: Mapping[str, Any], by: str | None) -> list[str]:
+    deliveries = ", ".join(f"{number:,} {word}" for word, number in stats["by_status"].items() if number)
+    lines = fields(
+        {
+            "since": moment(stats["since"]),
+            **{word: f"{stats[word]:,}" for word in _FLOWS},
+            "deliveries": deliveries or "none",
+            "dead now": click.style(f"{stats['dead']:,}", fg="red" if stats["dead"] else None),
+            "today": f"{stats['volume_today']:,}",
+        }
+    )
+    lines += [_watermark(mark) for mark in stats["watermarks"]]
+    if by and stats["by"]:
+        lines += ["", *_groups(by, stats["by"])]
+    if by == "destination" and any(stats["per_day"].values()):
+        lines += ["", *_days(stats["per_day"])]
+    return lines
+
+
+def _watermark(mark: Mapping[str, Any]) -> str:
+    level = "unknown" if mark["level"] is None else _level(mark["name"], mark["level"])
+    word = click.style("crossed", fg="red") if mark["crossed"] else click.style("fine", fg="green")
+    return f"watermark {text(mark['name'])}: {level}, limit {_level(mark['name'], mark['limit'])}, {word}"
+
+
+def _level(name: str, level: float) -> str:
+    if name.startswith("oldest_due"):
+        return words(round(level))
+    return f"{level:.1%}" if name.startswith("disk") else f"{level:,g}"
+
+
+def _days(per_day: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """What was delivered, by day and destination."""
+    days = sorted({day for counts in per_day.values() for day in counts})
+    rows = [[day, *(f"{counts.get(day, 0):,}" for counts in per_day.values())] for day in days]
+    return table(("day", *map(text, per_day)), rows)
+
+
+def _groups(by: str, groups: Mapping[str, Mapping[str, int]]) -> list[str]:
+    names = list(dict.fromkeys(word for counts in groups.values() for word in counts))
+    rows = [[text(name), *(f"{counts.get(word, 0):,}" for word in names)] for name, counts in groups.items()]
+    return table((by, *(word.replace("_", " ") for word in names)), rows)
+
+
+@click.group("dead", invoke_without_command=True)
+@click.option("--destination", metavar="NAME", help="Only this one's.")
+@json_option
+@speaks
+def dead(api: Api, destination: str | None, as_json: bool) -> int:
+    """Show dead letters, by destination and cause."""
+    context = click.get_current_context()
+    if context.invoked_subcommand is not None:
+        return 0
+    answer = api.get("dead", destination=destination)
+    if as_json:
+        say([document(answer)])
+        return 0
+    if not answer["items"]:
+        say(["no dead letters"], err=True)
+        return 0
+    say(table(("count", "destination", "cause", "first", "last", "sample"), map(dead_row, answer["items"])))
+    return 0
+
+
+def dead_row(cause: Mapping[str, Any]) -> list[str]:
+    first, last = moment(cause["first_at"]), moment(cause["last_at"])
+    return [f"{cause['count']:,}", text(cause["destination"]), text(cause["cause"], 80), first, last, cause["sample"]]
+
+
+@dead.command("discard")
+@click.argument("query", nargs=-1, required=True, metavar="QUERY")
+@click.option("--reason", required=True, help="Why; kept with each of them and in the audit log.")
+@click.option("--dry-run", is_flag=True, help="Show how many, and do nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
+@json_option
+@speaks
+def discard(api: Api, query: tuple[str, ...], reason: str, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Close all dead letters that match QUERY, without replay. They can still be replayed later."""
+    # A plan counts, and stands for what it has shown: what dies while the question is on the screen is not closed.
+    plan = api.post("replays/plan", {"query": " ".join([*query, "status:dead"])})
+    if dry_run:
+        say([document({"matching": plan["total"], "query": plan["query"]})] if as_json else [str(plan["total"])])
+        return 0
+    if plan["total"]:
+        say(_shown(plan), err=True)
+        confirm(api, "discard them?", yes=yes)
+        answer = api.post("dead/discard", {"plan": plan["plan"], "reason": reason})
+    else:
+        answer = {"discarded": 0}
+    say([document(answer) if as_json else f"discarded {answer['discarded']}"])
+    return 0
+
+
+def _shown(plan: Mapping[str, Any]) -> list[str]:
+    by = ", ".join(f"{number:,} {text(name)}" for name, number in plan["by_destination"].items())
+    span = f"{moment(plan['oldest'])} to {moment(plan['newest'])}"
+    return [
+        count(plan["total"], "dead letter"),
+        *fields({"for": by, "received": span, "query": text(plan["query"], 2000)}, "  "),
+    ]
+
 
 _SHOWN: Final = ("evt", "dlv", "rpl", "arr", "att")
 _NEAR: Final = timedelta(seconds=5)
@@ -42,7 +260,7 @@ class _Wanted:
 @click.option("--arrival", metavar="ID", help="With an event: body and headers as they came in this arrival (arr_…).")
 @json_option
 @speaks
-def command(
+def show(
     api: Api,
     id: str,
     with_body: bool,
@@ -147,7 +365,7 @@ def _event(api: Api, event_id: str, wanted: _Wanted, as_json: bool) -> None:
         say([document({**event, "arrivals": told, **_as_text(body)})])
         return
     lines = event_lines(event)
-    lines += ["", "arrivals", *(f"  {_arrival(one)}" for one in arrivals)]
+    lines += ["", "arrivals", *(f"  {arrival_line(one)}" for one in arrivals)]
     if wanted.headers:
         lines += ["", "headers", *_headers(came)]
     if wanted.diff:
@@ -206,7 +424,7 @@ def _in_a_line(delivery: Mapping[str, Any]) -> str:
     return "  ".join(part for part in (delivery["id"], stands, tried, due, failed) if part)
 
 
-def _arrival(arrival: Mapping[str, Any]) -> str:
+def arrival_line(arrival: Mapping[str, Any]) -> str:
     differs = "  another body" if arrival["body_differs"] else ""
     return f"{moment(arrival['at'])}  {state(arrival['outcome'])}{differs}  {arrival['id']}"
 
@@ -224,7 +442,7 @@ def _differences(arrivals: Sequence[Mapping[str, Any]], body: bytes, others: Map
         if one["id"] in others:
             another = _changed(readable(body, sort=True), readable(others[one["id"]], sort=True), 3)
             changed += another or ["  the same body, written in another way"]
-        lines += [f"  {_arrival(one)}", *(f"  {line}" for line in changed)]
+        lines += [f"  {arrival_line(one)}", *(f"  {line}" for line in changed)]
     return lines or ["  it came once"]
 
 
@@ -249,7 +467,7 @@ def _delivery(api: Api, delivery: Mapping[str, Any], as_json: bool) -> None:
     lines = [f"{delivery['id']}  {state(delivery['status'], delivery['note'])}"]
     lines += fields(_facts(delivery), "  ")
     if attempts:
-        lines += ["", "attempts", *(line for one in attempts for line in _attempt(one))]
+        lines += ["", "attempts", *(line for one in attempts for line in attempt_lines(one))]
     say(lines)
 
 
@@ -274,7 +492,7 @@ def _facts(delivery: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _attempt(attempt: Mapping[str, Any]) -> list[str]:
+def attempt_lines(attempt: Mapping[str, Any]) -> list[str]:
     number = f"run {attempt['run']} attempt {attempt['attempt']}"
     outcome = state(attempt["outcome"]) + (f" {attempt['category']}" if attempt["category"] else "")
     code = f"HTTP {attempt['status']}" if attempt["status"] else ""
@@ -288,3 +506,49 @@ def _attempt(attempt: Mapping[str, Any]) -> list[str]:
     if attempt["result"] is not None:
         lines.append(f"    returned {text(msgspec.json.encode(attempt['result']).decode(), 2000)}")
     return lines
+
+
+@click.command("events")
+@click.argument("query", nargs=-1, metavar="[QUERY]")
+@click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many, the newest.")
+@click.option("--all", "everything", is_flag=True, help="All that match.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@speaks
+def events(api: Api, query: tuple[str, ...], limit: int, everything: bool, as_json: bool) -> int:
+    """List events, newest first: all, or those that match QUERY.
+
+    For example: oncehook events source:stripe status:dead since:2h
+    """
+    found = api.pages("events", most=None if everything else limit, query=" ".join(query))
+    if as_json:
+        # As they come: who reads them may stop early, or be slow.
+        say(line(one) for one in found)
+        return 0
+    rows = [event_row(one) for one in found]
+    if rows:
+        say(table(("received", "id", "source", "type", "subject", "key", "came", "deliveries"), rows))
+    else:
+        say(["no events match" if query else "no events yet: oncehook send --list shows what can be sent"], err=True)
+    return 0
+
+
+def event_row(event: Mapping[str, Any]) -> list[str]:
+    return [
+        moment(event["received_at"]),
+        event["id"],
+        text(event["source"], 20),
+        text(event["type"], 32),
+        text(event["subject"], 24),
+        text(event["key"] or ", ".join(event["marks"]), 28),
+        f"×{event['copies']}" if event["copies"] > 1 else "",
+        _chips(event["deliveries"]),
+    ]
+
+
+def _chips(deliveries: Iterable[Mapping[str, Any]]) -> str:
+    return " ".join(map(_chip, deliveries))
+
+
+def _chip(delivery: Mapping[str, Any]) -> str:
+    stands = f"{text(delivery['destination'], 20)}:{state(delivery['status'], delivery['note'])}"
+    return f"{stands} (replayed)" if delivery["replayed"] else stands
