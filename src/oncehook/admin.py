@@ -15,10 +15,9 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 from typing import Final, Literal
 
-from oncehook import __version__, clock, query, reports, upkeep
+from oncehook import __version__, clock, human, query, reports, upkeep
 from oncehook.destinations.base import Destination
 from oncehook.errors import (
     BadRequest,
@@ -253,7 +252,7 @@ class Admin:
 
     def moment(self, text: str) -> datetime:
         """The moment that `2h` or an ISO time means now."""
-        return query.moment(text, self._now())
+        return human.moment(text, self._now())
 
     # -- events --------------------------------------------------------------------------------
 
@@ -637,8 +636,8 @@ class Admin:
     def _destination(self, name: str) -> Destination:
         destination = self._destinations.get(name)
         if destination is None:
-            near = get_close_matches(name, list(self._destinations), 1)
-            raise NotFound(f'There is no destination "{name[:60]}".', hint=f'Did you mean "{near[0]}"?' if near else "")
+            near = human.nearest(name, self._destinations)
+            raise NotFound(f'There is no destination "{name[:60]}".', hint=f'Did you mean "{near}"?' if near else "")
         return destination
 
     # -- how it goes ---------------------------------------------------------------------------

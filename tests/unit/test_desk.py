@@ -15,8 +15,8 @@ from oncehook.destinations.base import Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
 from oncehook.model import DeliveryStatus, Filter, Level, ReplayPlan, Seen
-from oncehook.replay import ReplayRequest, build_plan, command, decode_token, encode_token, ended, show_rate
-from oncehook.reports import MASK, request_of, schedule, span
+from oncehook.replay import ReplayRequest, build_plan, command, decode_token, encode_token, ended
+from oncehook.reports import MASK, request_of, schedule
 from oncehook.upkeep import Limits, measure
 
 NOW = datetime(2026, 11, 16, 12, 0, 0, 250_000, tzinfo=UTC)
@@ -106,7 +106,7 @@ def test_a_strangers_text_stays_one_word_of_the_command(subject: str) -> None:
 
 @given(st.floats(0.0001, 10_000))
 def test_a_rate_is_shown_as_it_can_be_written(rate: float) -> None:
-    assert human.rate(show_rate(rate)) == pytest.approx(rate, rel=0.01)
+    assert human.rate(human.show_rate(rate)) == pytest.approx(rate, rel=0.01)
 
 
 # -- words -------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_a_schedule_is_told_in_words(policy: retry.Policy, said: str) -> None:
 
 
 def test_spans_are_told_in_their_unit() -> None:
-    assert [span(s) for s in (0.2, 59, 60, 3600, 86_400, 172_800, 600_000)] == [
+    assert [human.show_span(s) for s in (0.2, 59, 60, 3600, 86_400, 172_800, 600_000)] == [
         "0.2 s", "59 s", "1 min", "1 h", "24 h", "2 days", "7 days",
     ]  # fmt: skip
 

@@ -20,7 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final, Literal
 
 from oncehook.errors import OncehookError
-from oncehook.human import bytes_words
+from oncehook.human import show_size
 from oncehook.whatsapp.messages import MediaKind
 
 SizeKind = MediaKind | Literal["animated sticker"]
@@ -91,7 +91,7 @@ class FileTooLarge(FileRefused):
         hint = 'Make it smaller, or send it as a document: kind="document".'
         if kind == "document":
             hint = "Put it where it can be downloaded, and send the address as text."
-        allowed = f"{_one(kind).capitalize()} may have {bytes_words(limit)} ({limit:,} bytes)"
+        allowed = f"{_one(kind).capitalize()} may have {show_size(limit)} ({limit:,} bytes)"
         super().__init__(f"{allowed}; this file has {size:,}.", hint=hint)
         self.kind = kind
         self.size = size

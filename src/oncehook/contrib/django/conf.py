@@ -7,7 +7,6 @@ PostgreSQL database, and handlers can commit together with it.
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 from typing import Any, Final
 from urllib.parse import quote, urlencode
 
@@ -15,6 +14,7 @@ from django.conf import settings
 from django.db import connections
 
 from oncehook.errors import ConfigError
+from oncehook.human import nearest
 
 KEYS: Final = (
     *("STORE", "SCHEMA", "MIGRATE", "ENCRYPT", "CONFIG", "WORK"),
@@ -32,10 +32,10 @@ def said() -> dict[str, Any]:
         raise ConfigError("settings.ONCEHOOK must be a dict.")
     for key in given:
         if key not in KEYS:
-            near = get_close_matches(str(key).upper(), KEYS, 1)
+            near = nearest(str(key).upper(), KEYS)
             raise ConfigError(
                 f'settings.ONCEHOOK: unknown key "{key}".',
-                hint=f'Did you mean "{near[0]}"?' if near else f"Allowed: {', '.join(KEYS)}.",
+                hint=f'Did you mean "{near}"?' if near else f"Allowed: {', '.join(KEYS)}.",
             )
     return given
 

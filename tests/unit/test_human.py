@@ -151,17 +151,17 @@ def test_a_rate_that_lets_nothing_through() -> None:
     ],
 )
 def test_words(seconds: float, expected: str) -> None:
-    assert human.words(seconds) == expected
+    assert human.show_duration(seconds) == expected
 
 
 @given(st.integers(0, human.LONGEST * 1000))
 def test_words_read_back_the_same(milliseconds: int) -> None:
-    assert human.seconds(human.words(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, abs=1e-4)
+    assert human.seconds(human.show_duration(milliseconds / 1000)) == pytest.approx(milliseconds / 1000, abs=1e-4)
 
 
 @given(st.integers(0, 1 << 50))
 def test_sizes_read_back_the_same(count: int) -> None:
-    assert human.size(human.bytes_words(count)) == count
+    assert human.size(human.show_size(count)) == count
 
 
 @given(st.text() | st.floats() | st.integers())
