@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oncehook.cli.tail import Screen, read
+from oncehook.cli.tail import Screen, decode_events
 from oncehook.model import Arrival
 from oncehook.verify.standard import StandardWebhooks
 from tests.acceptance.test_desk_cli import Admin, Sink
@@ -79,7 +79,7 @@ def test_nobody_to_listen_to(here: Admin) -> None:
 
 def test_a_stream_is_read_event_by_event() -> None:
     lines = iter([b"retry: 2000", b": hello", b"", b"event: arrival", b'data: {"a": "b: c"}', b"", b"event: x", b""])
-    assert list(read(lines)) == [("arrival", {"a": "b: c"})]
+    assert list(decode_events(lines)) == [("arrival", {"a": "b: c"})]
 
 
 # -- on a terminal -----------------------------------------------------------------------------

@@ -1,31 +1,24 @@
-"""What all commands have in common: `-q` and `-v`, a variable for every option, and whether talk is wanted.
-
-`polite` is called on each command as it is loaded. How loud this process is stands in `voice`; `showing` and `progress`
-ask it before they talk.
-"""
+"""Options that commands share: -q and -v, a variable for every option, and the inbox that --config and --app name."""
 
 from __future__ import annotations
 
-import gc
 import importlib
-import logging
-import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from oncehook.errors import ConfigError
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # settings and inbox import nearly everything: a command's --help must not wait for that
     from oncehook.inbox import Inbox
     from oncehook.settings import Config, Loaded, ServerConfig
 
-OTHER_STORE: Final = "A program's own store is found with --app module:inbox, another one by ONCEHOOK_STORE."
-"""Said where nothing names a store, and nothing is in the usual one."""
+SHARED: Final = {"--config", "--server", "--token-env", "--json", "--quiet", "--verbose"}
+"""Options that mean the same everywhere: one variable sets them for every command."""
 
 config_option = click.option(
     "--config",
@@ -33,28 +26,99 @@ config_option = click.option(
     type=click.Path(path_type=Path, dir_okay=False),
     help="Settings file, instead of ./oncehook.toml.",
 )
+app_option = click.option(
+    "--app", metavar="MODULE:INBOX", help="The inbox that a program makes, instead of the settings'."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
+json_lines_option = click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask. Needed where there is no terminal.")
+
+
+class Voice:
+    """The verbosity of this process."""
+
+    quiet = False
+    verbose = False
+
+    @property
+    def log_level(self) -> str | None:
+        """Return the level that -q or -v ask for; None leaves it to the settings."""
+        return "debug" if self.verbose else "warning" if self.quiet else None
+
+
+voice: Final = Voice()
+
+
+def add_shared_options(command: click.Command, *names: str) -> click.Command:
+    """Give a command, called by these names, and those below it -q, -v and a variable for each option."""
+    if isinstance(command, click.Group):
+        for name, below in command.commands.items():
+            add_shared_options(below, *names, name)
+    if not isinstance(command, click.Group) or command.invoke_without_command:
+        _add_voice(command)
+    for option in command.params:
+        if isinstance(option, click.Option):
+            _name_variable(option, names)
+    return command
+
+
+def _add_voice(command: click.Command) -> None:
+    present = {name for option in command.params for name in option.opts}
+    for short, name, about in (
+        ("-q", "quiet", "Data and errors only."),
+        ("-v", "verbose", "Say more; trace errors."),
+    ):
+        if f"--{name}" not in present:  # a command may have its own, or have been loaded before
+            flag = [short, f"--{name}"]
+            command.params.append(
+                click.Option(flag, is_flag=True, expose_value=False, callback=_set_voice(name), help=about)
+            )
+
+
+def _set_voice(name: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    return lambda context, option, value: setattr(voice, name, value)
+
+
+def _name_variable(option: click.Option, names: tuple[str, ...]) -> None:
+    if option.is_flag and not option.is_bool_flag:
+        return  # --abort and the like are acts, and no settings
+    if option.envvar is None:
+        longest = max(option.opts, key=len)
+        words = [] if longest in SHARED else list(names)
+        option.envvar = "_".join(["ONCEHOOK", *words, longest.lstrip("-")]).upper().replace("-", "_")
+    option.show_envvar = True
+
+
+# -- the inbox ---------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Setup:
-    """An inbox, the settings it came from, and whether there were any."""
+    """An inbox and the settings it was built from."""
 
     inbox: Inbox
     loaded: Loaded
     config: Config
-    """As it holds: the store is the inbox's."""
+    """The settings with the inbox's own store."""
     origin: str
     development: bool = False
+    """There were no settings: every preset under its own name, from this machine only."""
 
 
-def from_settings(config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
-    """The inbox that the settings describe; without any, the development inbox. `flags` lie over the settings."""
+def build_setup(app: str | None, config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
+    """Build the inbox that --app or else the settings name; without either, the development inbox.
+
+    `flags` take precedence over the settings.
+    """
+    return _from_app(app, config_file, flags) if app else _from_settings(config_file, flags)
+
+
+def _from_settings(config_file: Path | None, flags: Mapping[str, object] | None) -> Setup:
     from oncehook.inbox import Inbox
     from oncehook.settings import load
 
     loaded = load(config_file, flags=flags)
-    for warning in loaded.warnings:
-        click.echo(f"warning: {warning}", err=True)
+    warn(loaded.warnings)
     inbox = Inbox.from_config(loaded.config)
     if loaded.origin is not None or inbox.sources:
         return Setup(inbox, loaded, loaded.config, str(loaded.origin or "environment"))
@@ -65,17 +129,18 @@ def from_settings(config_file: Path | None, flags: Mapping[str, object] | None =
     return Setup(inbox, loaded, loaded.config, "development", development=True)
 
 
-def from_app(target: str, config_file: Path | None, flags: Mapping[str, object] | None = None) -> Setup:
-    """The inbox that a program made (`module:attribute`), and beside it what the settings define: the two are one.
-
-    One that was made with `Inbox.from_toml` has had its file already.
-    """
+def _from_app(target: str, config_file: Path | None, flags: Mapping[str, object] | None) -> Setup:
+    """Import the inbox of `module:attribute`, and add what the settings define unless it was made from them."""
     import msgspec
 
-    inbox = _made_by(target)
-    loaded = _settings_beside(inbox, target, config_file, flags)
-    for warning in [*loaded.warnings, *_unused_store(inbox, target, loaded)]:
-        click.echo(f"warning: {warning}", err=True)
+    from oncehook.settings import load
+
+    inbox = _import_inbox(target)
+    own = inbox.settings.origin if inbox.settings else None
+    if own and config_file and config_file.resolve() != own.resolve():
+        raise ConfigError(f"{target} was made from {own}, and --config names {config_file}.", hint="One file counts.")
+    loaded = load(config_file or own, flags=flags, whole=False)
+    warn([*loaded.warnings, *_unused_store(inbox, target, loaded)])
     if inbox.settings is None and inbox.takes_settings:
         inbox.add_settings(loaded, target)
     inbox.check_names()
@@ -83,7 +148,7 @@ def from_app(target: str, config_file: Path | None, flags: Mapping[str, object] 
     return Setup(inbox, loaded, msgspec.structs.replace(loaded.config, store=inbox.store_url), origin)
 
 
-def _made_by(target: str) -> Inbox:
+def _import_inbox(target: str) -> Inbox:
     from oncehook.inbox import Inbox
 
     module_name, _, attribute = target.partition(":")
@@ -99,16 +164,6 @@ def _made_by(target: str) -> Inbox:
     return found
 
 
-def _settings_beside(inbox: Inbox, target: str, config_file: Path | None, flags: Mapping[str, object] | None) -> Loaded:
-    """The one file that counts: the app's own, where it was made from one."""
-    from oncehook.settings import load
-
-    own = inbox.settings.origin if inbox.settings else None
-    if own and config_file and config_file.resolve() != own.resolve():
-        raise ConfigError(f"{target} was made from {own}, and --config names {config_file}.", hint="One file counts.")
-    return load(config_file or own, flags=flags, whole=False)
-
-
 def _unused_store(inbox: Inbox, target: str, loaded: Loaded) -> list[str]:
     from oncehook.settings.build import is_same_store
     from oncehook.settings.forms import hide_password
@@ -119,86 +174,18 @@ def _unused_store(inbox: Inbox, target: str, loaded: Loaded) -> list[str]:
     return [f"{place}: not used, since {target} keeps its events in {hide_password(inbox.store_url)}"]
 
 
+def warn(warnings: list[str] | tuple[str, ...]) -> None:
+    """Print warnings on stderr, with -q too."""
+    for warning in warnings:
+        click.echo(f"warning: {warning}", err=True)
+
+
 def address_of(server: ServerConfig) -> str:
-    """Where commands on this machine find the server of these settings."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(server.host, server.host)  # noqa: S104 - told apart, not bound
-    return f"http://[{host}]:{server.port}" if ":" in host else f"http://{host}:{server.port}"
+    """Return the address at which commands on this machine find the server of these settings."""
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return loopback(f"http://{host}:{server.port}")
 
 
-def settle_in() -> None:
-    """Everything is loaded, and stays: the garbage collector need not walk through it again and again. Its pauses were
-    half of the slowest answers under load."""
-    gc.collect()
-    gc.freeze()
-
-
-def leave(inbox: Inbox) -> None:
-    """End this process now if a handler's thread is still at work.
-
-    Python would wait for it, while its lease runs out and somebody else begins beside it (DESIGN.md 8.16).
-    """
-    if inbox.left_behind:
-        logging.shutdown()
-        os._exit(0)
-
-
-SHARED: Final = {"--config", "--server", "--token-env", "--json", "--quiet", "--verbose"}
-"""Options that mean the same everywhere: one variable says them to every command."""
-
-
-class Voice:
-    """How loud this process is."""
-
-    quiet = False
-    verbose = False
-
-    @property
-    def log_level(self) -> str | None:
-        """What to log; None: as the settings say."""
-        return "debug" if self.verbose else "warning" if self.quiet else None
-
-
-voice: Final = Voice()
-
-
-def _set_quiet(context: click.Context, option: click.Parameter, value: bool) -> None:
-    voice.quiet = value
-
-
-def _set_verbose(context: click.Context, option: click.Parameter, value: bool) -> None:
-    voice.verbose = value
-
-
-def polite(command: click.Command, *names: str) -> click.Command:
-    """The command (and what is below it) with what every command has. `names` is what it is called, word by word."""
-    if isinstance(command, click.Group):
-        for name, below in command.commands.items():
-            polite(below, *names, name)
-    if not isinstance(command, click.Group) or command.invoke_without_command:
-        _add_voice(command)
-    for option in command.params:
-        if isinstance(option, click.Option):
-            _name_variable(option, names)
-    return command
-
-
-def _add_voice(command: click.Command) -> None:
-    there = {name for option in command.params for name in option.opts}
-    for short, name, callback, about in (
-        ("-q", "--quiet", _set_quiet, "Data and errors only."),
-        ("-v", "--verbose", _set_verbose, "Say more; trace errors."),
-    ):
-        if name not in there:  # a command may have one of its own, or have been loaded before
-            option = click.Option([short, name], is_flag=True, expose_value=False, callback=callback, help=about)
-            command.params.append(option)
-
-
-def _name_variable(option: click.Option, names: tuple[str, ...]) -> None:
-    is_act = option.is_flag and not option.is_bool_flag  # --abort and its like: a deed is no setting
-    if is_act:
-        return
-    if option.envvar is None:
-        longest = max(option.opts, key=len)
-        words = [] if longest in SHARED else list(names)
-        option.envvar = "_".join(["ONCEHOOK", *words, longest.lstrip("-")]).upper().replace("-", "_")
-    option.show_envvar = True
+def loopback(address: str) -> str:
+    """Replace the address that means every interface by the loopback one, which accepts the local token."""
+    return address.replace("//0.0.0.0", "//127.0.0.1").replace("//[::]", "//[::1]")

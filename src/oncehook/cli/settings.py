@@ -1,14 +1,12 @@
-"""`oncehook config`: check the settings, show which ones hold and why, describe them to an editor.
+"""Commands about the settings: config, init, token, doctor and health.
 
-Problems are lines on stderr and exit code 1; what was asked for goes to stdout. No command here ever prints the
-value of a secret.
+Problems are lines on stderr and exit code 1; what was asked for goes to stdout. Only `token` prints a secret, once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-import json
 import os
 import re
 import shutil
@@ -17,223 +15,130 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 import click
-import msgspec
-from click.shell_completion import get_completion_class
 
-from oncehook import __version__, clock
-from oncehook.cli.api import Failed
-from oncehook.cli.options import address_of, config_option, from_app
-from oncehook.cli.output import say
+from oncehook import clock
+from oncehook.cli.api import Failed, no_answer
+from oncehook.cli.options import address_of, build_setup, config_option, json_option, warn
+from oncehook.cli.output import answer, document, json_line, say, table
 from oncehook.errors import ConfigError, OncehookError
+from oncehook.human import count, suggest
 from oncehook.model import ROLES, Check, Engine, SchemaState
-from oncehook.secret import new_token
-from oncehook.settings import Loaded, load
-from oncehook.settings import schema as describe
-from oncehook.settings.forms import duration
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the settings and the store import much: --help must not wait for that
     from oncehook.destinations.base import Destination
     from oncehook.destinations.http import HttpDestination
     from oncehook.inbox import Inbox
+    from oncehook.settings import Loaded
     from oncehook.sources import Source
     from oncehook.store.base import Store
-    from oncehook.store.sqlite import SqliteStore
 
-LEAST_FREE: Final = 256 << 20
-"""Below this much free disk the doctor worries."""
-REACH_SECONDS: Final = 3.0
-"""How long a destination has to answer the door."""
+# -- config ------------------------------------------------------------------------------------
+
+_existing_config_option = click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Settings file, instead of ./oncehook.toml.",
+)
+NO_FILE: Final = "no settings file here, defaults hold"
 
 
-@click.command("doctor")
+@click.group("config")
+def config() -> None:
+    """Check, show and describe the settings."""
+
+
+@config.command("check")
 @click.argument("app", required=False)
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
-def doctor(app: str | None, config_file: Path | None, as_json: bool) -> int:
-    """Look at settings, secrets, store, schema, disk, clock and destinations, and count everything that must add up.
+@_existing_config_option
+@json_option
+@click.option("--without-secrets", is_flag=True, help="Do not ask whether secrets are set: for CI, which has none.")
+def check(app: str | None, config_file: Path | None, as_json: bool, without_secrets: bool) -> int:
+    """Find everything that is wrong with the settings, and with APP (module:inbox) beside them; exit 1 if so."""
+    from oncehook.settings import load
 
-    With APP (module:inbox) also at what it defines. Destinations are connected to, and sent nothing.
-    """
-    checks = asyncio.run(_examine(app, config_file))
+    if app and without_secrets:
+        raise click.UsageError("An app is made with its secrets; --without-secrets is for the file alone.")
+    try:
+        if app:
+            setup = build_setup(app, config_file)
+            loaded, inbox = setup.loaded, setup.inbox
+            summary = _summary(inbox.sources, inbox.destinations, inbox.routes)
+        else:
+            loaded = load(config_file, secrets=not without_secrets)
+            summary = _summary(loaded.config.source, loaded.config.destination, loaded.config.route)
+    except ConfigError as error:
+        return _refuse(error, as_json)
+    if not (app or as_json):  # loading an app prints them
+        warn(loaded.warnings)
+    found = " and ".join([*([app] if app else []), *([str(loaded.origin)] if loaded.origin else [])])
+    facts = {"ok": True, "origin": _origin(loaded), "problems": [], "warnings": list(loaded.warnings)}
+    return answer(facts, [f"OK  {found or NO_FILE}  {summary}"], as_json=as_json)
+
+
+@config.command("show")
+@_existing_config_option
+@json_option
+def show(config_file: Path | None, as_json: bool) -> int:
+    """Show the settings that hold, and where each comes from. Secrets are shown by name only."""
+    from oncehook.settings import load
+
+    try:
+        loaded = load(config_file, secrets=False, whole=False)
+    except ConfigError as error:
+        return _refuse(error, as_json=False)
     if as_json:
-        fields = ("name", "ok", "warning", "detail", "hint")
-        click.echo(json.dumps([{field: getattr(check, field) for field in fields} for check in checks], indent=2))
+        settings = {one.name: {"value": one.value, "from": one.origin} for one in loaded.settings()}
+        facts = {"origin": _origin(loaded), "settings": settings, "warnings": list(loaded.warnings)}
+        return answer(facts, (), as_json=True)
+    warn(loaded.warnings)
+    shown = {one: one.value if isinstance(one.value, str) else json_line(one.value) for one in loaded.settings()}
+    rows = [(one.name, value, click.style(one.origin, dim=True)) for one, value in shown.items()]
+    say([f"# {_origin(loaded) or NO_FILE}", *table((), rows)])
+    return 0
+
+
+@config.command("schema")
+@_existing_config_option
+def schema(config_file: Path | None) -> int:
+    """Print the JSON Schema of oncehook.toml, for editors. The same for every file."""
+    from oncehook.settings import schema as describe
+
+    return answer(describe(), (), as_json=True)
+
+
+@config.command("reference")
+def reference() -> None:
+    """Print every setting with its meaning and default, as a page in Markdown."""
+    from oncehook.settings.reference import reference as page
+
+    click.echo(page(), nl=False)
+
+
+def _refuse(error: ConfigError, as_json: bool) -> int:
+    problems = str(error).splitlines()
+    if as_json:
+        say([document({"ok": False, "problems": problems})])
     else:
-        for check in checks:
-            print_check(check)
-    return 0 if all(check.ok for check in checks) else 1
+        for line in [*problems, *([f"  {error.hint}"] if error.hint else [])]:
+            click.echo(line, err=True)
+    return 1
 
 
-def print_check(check: Check) -> None:
-    word, color = ("ok", "green") if check.ok else ("FAIL", "red")
-    if check.ok and check.warning:
-        word, color = "warn", "yellow"
-    click.echo(f"{click.style(f'{word:<5}', fg=color)} {check.name:<12} {check.detail}")
-    if check.hint and (not check.ok or check.warning):
-        click.echo(f"{'':<18} → {check.hint}")
+def _origin(loaded: Loaded) -> str | None:
+    return str(loaded.origin) if loaded.origin else None
 
 
-async def _examine(app: str | None, config_file: Path | None) -> list[Check]:
-    try:
-        inbox, origin = load_inbox(app, config_file)
-    except OncehookError as error:
-        return [Check("settings", False, str(error), error.hint)]
-    detail = f"{origin}: {len(inbox.sources)} sources, {len(inbox.routes)} routes, secrets set"
-    store, reached = await asyncio.gather(_examine_store(inbox), _examine_destinations(inbox.destinations.values()))
-    return [Check("settings", True, detail), *_examine_sources(inbox.sources.values()), *store, *reached]
+def _summary(*named: Iterable[object]) -> str:
+    words = zip(("source", "destination", "route"), named, strict=True)
+    return ", ".join(count(len(list(found)), word) for word, found in words)
 
 
-def load_inbox(app: str | None, config_file: Path | None) -> tuple[Inbox, str]:
-    from oncehook.inbox import Inbox
-    from oncehook.settings import load
-
-    if app:
-        setup = from_app(app, config_file)
-        return setup.inbox, setup.origin
-    loaded = load(config_file)
-    return Inbox.from_config(loaded.config), str(loaded.origin or "defaults")
-
-
-# -- sources -----------------------------------------------------------------------------------
-
-
-def _examine_sources(sources: Iterable[Source]) -> list[Check]:
-    from oncehook.reports import proven
-    from oncehook.verify import Nothing
-
-    checks = []
-    for source in sources:
-        body, key = source.body_authenticated, source.key_authenticated
-        if not isinstance(source.scheme, Nothing):
-            checks.append(Check("covers", True, f"{source.name}: the check covers {proven(body, key)}"))
-        checks += [Check("secret", True, *warning, warning=True) for warning in source.secret_warnings()]
-    return checks
-
-
-# -- the store ---------------------------------------------------------------------------------
-
-
-async def _examine_store(inbox: Inbox) -> list[Check]:
-    store = inbox.store
-    try:
-        state = await store.schema_state()
-        if state.pending:
-            return [_behind(state, inbox.migrates), *_examine_file(store)]
-        await store.open(migrate=False, write=False)
-        checks = [Check("schema", True, f"version {state.current} of {state.target}"), *await store.check()]
-        return [*checks, *await _examine_strays(inbox), *_examine_file(store), *await _examine_server(store)]
-    except OncehookError as error:
-        return [Check("store", False, str(error), error.hint)]
-    finally:
-        await store.close()
-
-
-def _behind(state: SchemaState, migrates: bool) -> Check:
-    if not migrates:
-        return Check("schema", False, f"version {state.current} of {state.target}", "Run: oncehook db migrate")
-    if state.current == 0:
-        return Check("schema", True, "nothing is kept here yet", "The first `oncehook serve` makes it.", warning=True)
-    detail = f"version {state.current} of {state.target}: the next start brings it up to date"
-    return Check("schema", True, detail, "To do it now, run: oncehook db migrate", warning=True)
-
-
-async def _examine_strays(inbox: Inbox) -> list[Check]:
-    from oncehook.upkeep import STRAY_HINT, strays
-
-    return [
-        Check("waiting", True, f'{number:,} for "{name}", which nobody here knows', STRAY_HINT, warning=True)
-        for name, number in (await strays(inbox.store, inbox.destinations)).items()
-    ]
-
-
-async def _examine_server(store: Store) -> list[Check]:
-    if store.engine is Engine.sqlite:
-        return []
-    try:
-        await store.ping()
-    except OncehookError as error:
-        return [Check("writable", False, str(error), "Give the role of `store` the right to write to its schema.")]
-    return [Check("writable", True, "a write was made and committed")]
-
-
-def _examine_file(store: Store) -> list[Check]:
-    if store.engine is not Engine.sqlite:
-        return []
-    from oncehook.store.sqlite import SqliteStore
-    from oncehook.store.sqlite.hold import holder
-    from oncehook.store.sqlite.opening import warn_of_old_library
-
-    assert isinstance(store, SqliteStore)
-    folder = store_folder(store)
-    free = shutil.disk_usage(folder).free
-    enough = free >= LEAST_FREE
-    old = warn_of_old_library()
-    held = holder(store.path) if store.path.exists() else None
-    return [
-        _examine_rights(store, folder),
-        Check("disk", enough, f"{free >> 20} MiB free beside {store.path}", "Make room; a full disk means 503."),
-        Check("library", True, old or "SQLite is recent enough", "Use a newer Python or SQLite.", warning=bool(old)),
-        Check("writer", True, f"process {held.pid} {held.address}".strip() if held else "nobody writes it now"),
-        Check("clock", True, f"this machine says {clock.now_utc():%Y-%m-%d %H:%M:%S} UTC"),
-    ]
-
-
-def store_folder(store: SqliteStore) -> Path:
-    """Where the file is, or the nearest folder that is there already: a start makes the others."""
-    return next(folder for folder in store.path.absolute().parents if folder.exists())
-
-
-def _examine_rights(store: SqliteStore, folder: Path) -> Check:
-    places = [folder, *([store.path] if store.path.exists() else [])]
-    if all(os.access(place, os.W_OK) for place in places):
-        return Check("writable", True, "may be written, and so may its folder")
-    hint = "Give them to the user that oncehook runs as."
-    return Check("writable", False, f"{store.path} or its folder may not be written", hint)
-
-
-# -- destinations ------------------------------------------------------------------------------
-
-
-async def _examine_destinations(destinations: Iterable[Destination]) -> list[Check]:
-    from oncehook.destinations.http import HttpDestination
-
-    return await asyncio.gather(*(_reach(one) for one in destinations if isinstance(one, HttpDestination)))
-
-
-async def _reach(destination: HttpDestination) -> Check:
-    await destination.open()
-    try:
-        tried = await destination.reach(REACH_SECONDS)
-    except OncehookError as error:
-        hint = "Deliveries to it are tried again by its policy; nothing is lost."
-        return Check("reachable", True, f"{destination.name}: {error}", hint, warning=True)
-    finally:
-        await destination.close()
-    return Check("reachable", True, f"{destination.name}: {'connected' if tried else 'not tried, behind a proxy'}")
-
-
-@click.command("health")
-@config_option
-@click.option("--server", "address", help="Address of the server (default: that of these settings).", show_envvar=True)
-def health(config_file: Path | None, address: str | None) -> int:
-    """Exit 0 when the server is ready, 1 when it is not, 3 when nobody answers."""
-    from oncehook.model import Arrival
-    from oncehook.samples import post
-    from oncehook.settings import load
-
-    address = (address or address_of(load(config_file, secrets=False, whole=False).config.server)).rstrip("/")
-    try:
-        answer = post(f"{address}/readyz", Arrival("", [], b"", method="GET"), timeout=5)
-    except OSError as error:
-        click.echo(f"oncehook: nobody answers at {address} ({error})", err=True)
-        return 3
-    click.echo(answer.json().get("status", "not an oncehook server"))
-    return 0 if answer.status == 200 else 1
-
+# -- init --------------------------------------------------------------------------------------
 
 PYTHON: Final = "python"
 SQLITE: Final = "sqlite:./oncehook.db"
@@ -259,7 +164,7 @@ def init(origins: tuple[str, ...], goal: str | None, store: str | None, file: Pa
     )
     store = store or click.prompt("Which store? sqlite:FILE or postgresql://HOST/DATABASE", SQLITE, err=True)
     text = page(origins, goal, store)
-    check_page(text)
+    _check_page(text)
     with file.open("x", encoding="utf-8") as new:
         new.write(text)
     say([str(file)])
@@ -275,8 +180,8 @@ def _ask_origins() -> tuple[str, ...]:
     return tuple(re.split(r"[\s,]+", str(said).strip()))
 
 
-def check_page(text: str) -> None:
-    """What is written must be good: the same check as `oncehook config check`, secrets aside."""
+def _check_page(text: str) -> None:
+    """Refuse a page that `oncehook config check` would refuse, secrets aside."""
     from oncehook.settings import load
 
     with tempfile.TemporaryDirectory() as folder:
@@ -301,19 +206,19 @@ def _next_steps(text: str, goal: str, file: Path) -> list[str]:
 
 
 def page(origins: Sequence[str], goal: str, store: str) -> str:
-    """The whole file."""
+    """Write the whole file."""
     return "\n".join(
         [
             "# Settings of this inbox. `oncehook config check` looks it over, `oncehook config show` says what holds.",
             "# Secrets are named here and never written: this file is safe to commit.",
             "",
-            *store_line(store),
+            *_store_lines(store),
             "",
             "[server]",
             'host = "127.0.0.1"',
             "port = 4020",
             '# admin_token = { env = "ONCEHOOK_TOKEN" }   # for the API and the dashboard from elsewhere',
-            *(line for origin in origins for line in ["", *source_lines(origin)]),
+            *(line for origin in origins for line in ["", *_source_lines(origin)]),
             "",
             *_goal(origins, goal),
             "",
@@ -325,7 +230,7 @@ def page(origins: Sequence[str], goal: str, store: str) -> str:
     )
 
 
-def store_line(store: str) -> list[str]:
+def _store_lines(store: str) -> list[str]:
     from oncehook.settings.forms import hide_password
 
     if hide_password(store) != store:
@@ -337,15 +242,11 @@ def store_line(store: str) -> list[str]:
     return [f"store = {_quoted(store)}   {about}"]
 
 
-def source_lines(origin: str) -> list[str]:
+def _source_lines(origin: str) -> list[str]:
     from oncehook import presets
 
     if origin not in presets.names():
-        from difflib import get_close_matches
-
-        near = get_close_matches(origin, presets.names(), 1)
-        hint = f'Did you mean "{near[0]}"?' if near else f"There are: {', '.join(presets.names())}."
-        raise ConfigError(f'There is no preset "{origin}".', hint=hint)
+        raise ConfigError(f'There is no preset "{origin}".', hint=suggest(origin, presets.names()))
     preset = presets.load(origin)
     variable = re.sub(r"\W", "_", origin).upper()
     variable = f"_{variable}" if variable[0].isdigit() else variable
@@ -402,35 +303,41 @@ def _quoted(text: str) -> str:
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
+# -- token -------------------------------------------------------------------------------------
+
+
 @click.command("token")
 @click.argument("name")
 @click.option("--role", type=click.Choice(ROLES), default="viewer", help="What it may do.")
 @click.option("--expires", metavar="DURATION", help='After how long it ends, as in "90d".')
 @click.option("--sources", metavar="NAMES", help="The only sources it sees and acts on, as in stripe,github.")
 @click.option("--no-payloads", is_flag=True, help="It sees events, but neither bodies nor header values.")
-@click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
+@json_option
 def token(name: str, role: str, expires: str | None, sources: str | None, no_payloads: bool, as_json: bool) -> None:
     """Make a bearer token for NAME: somebody or something that may use the API.
 
     Put the token into the environment of the server, and the lines into oncehook.toml.
     """
+    from oncehook.secret import new_token
+
     token = new_token()
     variable = "ONCEHOOK_TOKEN_" + (re.sub(r"[^A-Z0-9]+", "_", name.upper()).strip("_") or "X")
     limits = _limits(expires, sources, no_payloads)
     if as_json:
         fields = {"name": name, "role": role, "token": token, "variable": variable, **limits}
-        click.echo(msgspec.json.encode(fields))
+        say([json_line(fields)])
         return
     click.echo(token)
-    shown = msgspec.json.encode(name).decode()
     click.echo(f"Shown this once. In the server's environment: {variable}\nIn oncehook.toml:\n", err=True)
-    lines = [f"name = {shown}", f'role = "{role}"', f'token = {{ env = "{variable}" }}']
-    lines += [f"{key} = {msgspec.json.encode(value).decode()}" for key, value in limits.items()]
+    lines = [f"name = {json_line(name)}", f'role = "{role}"', f'token = {{ env = "{variable}" }}']
+    lines += [f"{key} = {json_line(value)}" for key, value in limits.items()]
     click.echo("\n".join(["[[server.tokens]]", *lines]), err=True)
 
 
 def _limits(expires: str | None, sources: str | None, no_payloads: bool) -> dict[str, object]:
-    """The settings of a token that has limits."""
+    """Return the settings of a token's limits."""
+    from oncehook.settings.forms import duration
+
     limits: dict[str, object] = {}
     if expires is not None:
         ends = clock.now_utc() + timedelta(seconds=duration(expires))
@@ -442,147 +349,176 @@ def _limits(expires: str | None, sources: str | None, no_payloads: bool) -> dict
     return limits | ({"payloads": False} if no_payloads else {})
 
 
-@click.command("completion")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the completion script of SHELL.
+# -- doctor and health -------------------------------------------------------------------------
 
-    \b
-    bash   eval "$(oncehook completion bash)"              in ~/.bashrc
-    zsh    eval "$(oncehook completion zsh)"               in ~/.zshrc
-    fish   oncehook completion fish > ~/.config/fish/completions/oncehook.fish
-    """
-    from oncehook.cli import cli
-
-    kind = get_completion_class(shell)
-    assert kind is not None
-    click.echo(kind(cli, {}, "oncehook", "_ONCEHOOK_COMPLETE").source())
+LEAST_FREE: Final = 256 << 20
+"""Bytes of free disk below which the check fails."""
+REACH_SECONDS: Final = 3.0
+"""How long a destination has to accept a connection."""
 
 
-@click.command("version")
-def version() -> None:
-    """Print the version."""
-    click.echo(__version__)
-
-
-_config_option = click.option(
-    "--config",
-    "config_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Settings file, instead of ./oncehook.toml.",
-)
-_json_option = click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
-
-Counts: TypeAlias = tuple[int, int, int]
-"""How many sources, destinations and routes there are."""
-
-
-@click.group("config")
-def config() -> None:
-    """The settings: check them, show them, describe them."""
-
-
-@config.command("check")
+@click.command("doctor")
 @click.argument("app", required=False)
-@_config_option
-@_json_option
-@click.option("--without-secrets", is_flag=True, help="Do not ask whether secrets are set: for CI, which has none.")
-def check(app: str | None, config_file: Path | None, as_json: bool, without_secrets: bool) -> int:
-    """Find everything that is wrong with the settings, and with APP (module:inbox) beside them; exit 1 if so."""
-    if app and without_secrets:
-        raise click.UsageError("An app is made with its secrets; --without-secrets is for the file alone.")
+@config_option
+@json_option
+def doctor(app: str | None, config_file: Path | None, as_json: bool) -> int:
+    """Check settings, secrets, store, schema, disk, clock and destinations, and count everything that must add up.
+
+    With APP (module:inbox) also what it defines. Destinations are connected to, and sent nothing: one that is away is
+    a warning, since deliveries wait for it.
+    """
+    checks = asyncio.run(_examine(app, config_file))
+    names = ("name", "ok", "warning", "detail", "hint")
+    facts = [{name: getattr(check, name) for name in names} for check in checks]
+    answer(facts, (line for check in checks for line in _check_lines(check)), as_json=as_json)
+    return 0 if all(check.ok for check in checks) else 1
+
+
+def _check_lines(check: Check) -> list[str]:
+    word, color = ("ok", "green") if check.ok else ("FAIL", "red")
+    if check.ok and check.warning:
+        word, color = "warn", "yellow"
+    has_hint = check.hint and (check.warning or not check.ok)
+    line = f"{click.style(f'{word:<5}', fg=color)} {check.name:<12} {check.detail}"
+    return [line, *([f"{'':<18} → {check.hint}"] if has_hint else [])]
+
+
+async def _examine(app: str | None, config_file: Path | None) -> list[Check]:
+    from oncehook.inbox import Inbox
+    from oncehook.settings import load
+
     try:
-        loaded, counts = load_app(app, config_file) if app else _file(config_file, secrets=not without_secrets)
-    except ConfigError as error:
-        return _refuse(error, as_json)
-    if as_json:
-        document = {"ok": True, "origin": _origin(loaded), "problems": [], "warnings": list(loaded.warnings)}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-        return 0
-    if not app:  # loading an app tells them
-        _warn(loaded)
-    found = [*([app] if app else []), *([str(loaded.origin)] if loaded.origin else [])]
-    click.echo(f"OK  {' and '.join(found) or 'no settings file here, defaults hold'}  {_summary(counts)}")
-    return 0
+        if app:
+            setup = build_setup(app, config_file)
+            inbox, origin = setup.inbox, setup.origin
+        else:
+            loaded = load(config_file)
+            inbox, origin = Inbox.from_config(loaded.config), str(loaded.origin or "defaults")
+    except OncehookError as error:
+        return [Check("settings", False, str(error), error.hint)]
+    store, reached = await asyncio.gather(_examine_store(inbox), _examine_destinations(inbox.destinations.values()))
+    detail = f"{origin}: {count(len(inbox.sources), 'source')}, {count(len(inbox.routes), 'route')}, secrets set"
+    return [Check("settings", True, detail), *_examine_sources(inbox.sources.values()), *store, *reached]
 
 
-def _file(config_file: Path | None, *, secrets: bool) -> tuple[Loaded, Counts]:
-    loaded = load(config_file, secrets=secrets)
-    config = loaded.config
-    return loaded, (len(config.source), len(config.destination), len(config.route))
+def _examine_sources(sources: Iterable[Source]) -> list[Check]:
+    from oncehook.reports import proven
+    from oncehook.verify import Nothing
+
+    checks = []
+    for source in sources:
+        if not isinstance(source.scheme, Nothing):
+            covered = proven(source.body_authenticated, source.key_authenticated)
+            checks.append(Check("covers", True, f"{source.name}: the check covers {covered}"))
+        checks += [Check("secret", True, *warning, warning=True) for warning in source.secret_warnings()]
+    return checks
 
 
-def load_app(app: str, config_file: Path | None) -> tuple[Loaded, Counts]:
-    from oncehook.cli.options import from_app
+async def _examine_store(inbox: Inbox) -> list[Check]:
+    from oncehook.upkeep import STRAY_HINT, strays
 
-    setup = from_app(app, config_file)
-    inbox = setup.inbox
-    return setup.loaded, (len(inbox.sources), len(inbox.destinations), len(inbox.routes))
-
-
-@config.command("show")
-@_config_option
-@_json_option
-def show(config_file: Path | None, as_json: bool) -> int:
-    """Show the settings that hold, and where each comes from. Secrets are shown by name only."""
+    store = inbox.store
     try:
-        loaded = load(config_file, secrets=False, whole=False)
-    except ConfigError as error:
-        return _refuse(error, as_json=False)
-    if as_json:
-        settings = {one.name: {"value": one.value, "from": one.origin} for one in loaded.settings()}
-        document = {"origin": _origin(loaded), "settings": settings, "warnings": list(loaded.warnings)}
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
-        return 0
-    _warn(loaded)
-    click.echo(f"# {_origin(loaded) or 'no settings file here, defaults hold'}")
-    rows = [(one.name, _as_text(one.value), one.origin) for one in loaded.settings()]
-    name_width, value_width = (max(len(row[column]) for row in rows) for column in (0, 1))
-    for name, value, origin in rows:
-        click.echo(f"{name:<{name_width}}  {value:<{min(value_width, 48)}}  {click.style(origin, dim=True)}")
-    return 0
+        schema = await store.schema_state()
+        if schema.pending:
+            return [_pending_schema(schema, inbox.migrates), *_examine_file(store)]
+        await store.open(migrate=False, write=False)
+        checks = [Check("schema", True, f"version {schema.current} of {schema.target}"), *await store.check()]
+        for name, number in (await strays(store, inbox.destinations)).items():
+            detail = f'{number:,} for "{name}", which nobody here knows'
+            checks.append(Check("waiting", True, detail, STRAY_HINT, warning=True))
+        return [*checks, *_examine_file(store), *await _examine_server(store)]
+    except OncehookError as error:
+        return [Check("store", False, str(error), error.hint)]
+    finally:
+        await store.close()
 
 
-@config.command("schema")
-@_config_option
-def schema(config_file: Path | None) -> None:
-    """Print the JSON Schema of oncehook.toml, for editors. The same for every file."""
-    click.echo(json.dumps(describe(), indent=2, ensure_ascii=False))
+def _pending_schema(schema: SchemaState, migrates: bool) -> Check:
+    detail = f"version {schema.current} of {schema.target}"
+    if not migrates:
+        return Check("schema", False, detail, "Run: oncehook db migrate")
+    if schema.current == 0:
+        return Check("schema", True, "nothing is kept here yet", "The first `oncehook serve` makes it.", warning=True)
+    hint = "To do it now, run: oncehook db migrate"
+    return Check("schema", True, f"{detail}: the next start brings it up to date", hint, warning=True)
 
 
-@config.command("reference")
-def reference() -> None:
-    """Print every setting with its meaning and default, as a page in Markdown."""
-    from oncehook.settings.reference import reference as page
-
-    click.echo(page(), nl=False)
-
-
-def _refuse(error: ConfigError, as_json: bool) -> int:
-    problems = str(error).splitlines()
-    if as_json:
-        click.echo(json.dumps({"ok": False, "problems": problems}, indent=2, ensure_ascii=False))
-    else:
-        for problem in problems:
-            click.echo(problem, err=True)
-        if error.hint:
-            click.echo(f"  {error.hint}", err=True)
-    return 1
+async def _examine_server(store: Store) -> list[Check]:
+    if store.engine is Engine.sqlite:
+        return []
+    try:
+        await store.ping()
+    except OncehookError as error:
+        return [Check("writable", False, str(error), "Give the role of `store` the right to write to its schema.")]
+    return [Check("writable", True, "a write was made and committed")]
 
 
-def _warn(loaded: Loaded) -> None:
-    for warning in loaded.warnings:
-        click.echo(f"warning: {warning}", err=True)
+def _examine_file(store: Store) -> list[Check]:
+    if store.engine is not Engine.sqlite:
+        return []
+    from oncehook.store.sqlite import SqliteStore
+    from oncehook.store.sqlite.hold import holder
+    from oncehook.store.sqlite.opening import warn_of_old_library
+
+    assert isinstance(store, SqliteStore)
+    exists = store.path.exists()
+    folder = next(folder for folder in store.path.absolute().parents if folder.exists())  # a start makes the others
+    free = shutil.disk_usage(folder).free
+    old = warn_of_old_library()
+    held = holder(store.path) if exists else None
+    return [
+        _examine_rights(store.path, [folder, *([store.path] if exists else [])]),
+        Check(
+            "disk",
+            free >= LEAST_FREE,
+            f"{free >> 20} MiB free beside {store.path}",
+            "Make room; a full disk means 503.",
+        ),
+        Check("library", True, old or "SQLite is recent enough", "Use a newer Python or SQLite.", warning=bool(old)),
+        Check("writer", True, f"process {held.pid} {held.address}".strip() if held else "nobody writes it now"),
+        Check("clock", True, f"this machine says {clock.now_utc():%Y-%m-%d %H:%M:%S} UTC"),
+    ]
 
 
-def _origin(loaded: Loaded) -> str | None:
-    return str(loaded.origin) if loaded.origin else None
+def _examine_rights(path: Path, places: Iterable[Path]) -> Check:
+    if all(os.access(place, os.W_OK) for place in places):
+        return Check("writable", True, "may be written, and so may its folder")
+    hint = "Give them to the user that oncehook runs as."
+    return Check("writable", False, f"{path} or its folder may not be written", hint)
 
 
-def _summary(counts: Counts) -> str:
-    words = zip(("source", "destination", "route"), counts, strict=True)
-    return ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for word, number in words)
+async def _examine_destinations(destinations: Iterable[Destination]) -> list[Check]:
+    from oncehook.destinations.http import HttpDestination
+
+    return await asyncio.gather(*(_reach(one) for one in destinations if isinstance(one, HttpDestination)))
 
 
-def _as_text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+async def _reach(destination: HttpDestination) -> Check:
+    await destination.open()
+    try:
+        tried = await destination.reach(REACH_SECONDS)
+    except OncehookError as error:
+        hint = "Deliveries to it are tried again by its policy; nothing is lost."
+        return Check("reachable", True, f"{destination.name}: {error}", hint, warning=True)
+    finally:
+        await destination.close()
+    return Check("reachable", True, f"{destination.name}: {'connected' if tried else 'not tried, behind a proxy'}")
+
+
+@click.command("health")
+@config_option
+@click.option("--server", "address", help="Address of the server (default: that of these settings).")
+def health(config_file: Path | None, address: str | None) -> int:
+    """Exit 0 when the server is ready, 1 when it is not, 3 when nobody answers."""
+    from oncehook.model import Arrival
+    from oncehook.samples import post
+    from oncehook.settings import load
+
+    address = (address or address_of(load(config_file, secrets=False, whole=False).config.server)).rstrip("/")
+    try:
+        response = post(f"{address}/readyz", Arrival("", [], b"", method="GET"), timeout=5)
+    except OSError as error:
+        raise no_answer(address, error, hint="") from error
+    say([response.json().get("status", "not an oncehook server")])
+    return 0 if response.status == 200 else 1
