@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
+from oncehook.verify import readers
 from oncehook.verify.schemes import (
     NONE,
     UNCOVERED,
@@ -112,7 +112,7 @@ class Ed25519(Signature):
         return matches
 
     def _decode(self, text: bytes) -> bytes:
-        return reading.hex_strict(text) if self.encoding == "hex" else reading.base64_strict(text)
+        return readers.hex_strict(text) if self.encoding == "hex" else readers.base64_strict(text)
 
 
 def _spki(secret: bytes) -> EllipticCurvePublicKey:
@@ -126,7 +126,7 @@ def _spki(secret: bytes) -> EllipticCurvePublicKey:
         if text.startswith(PEM):
             key = load_pem_public_key(text)
         else:
-            key = load_der_public_key(reading.base64_key(b"".join(text.split())) or b"")
+            key = load_der_public_key(readers.base64_key(b"".join(text.split())) or b"")
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
@@ -154,28 +154,28 @@ class SendGrid:
     covers: ClassVar[frozenset[str]] = frozenset({"body"})
 
     def __post_init__(self) -> None:
-        reading.header_name(self.header)
-        reading.header_name(self.timestamp)
+        readers.header_name(self.header)
+        readers.header_name(self.timestamp)
         check_tolerance(self.tolerance)
 
     @property
     def signed_headers(self) -> frozenset[bytes]:
-        return frozenset({reading.header_name(self.timestamp)})
+        return frozenset({readers.header_name(self.timestamp)})
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header(self.header)(arrival)
+        return readers.shows_header(self.header)(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         checks = [_ecdsa_check(_spki(secret)) for secret in usable(secrets)]
         window = self.tolerance if tolerance is None else tolerance
         check_tolerance(window)
-        read, read_timestamp = reading.header(self.header), reading.header(self.timestamp)
+        read, read_timestamp = readers.header(self.header), readers.header(self.timestamp)
 
         def verify(arrival: Arrival) -> None:
             value, timestamp = read(arrival), read_timestamp(arrival)
             if value is None or timestamp is None:
                 raise SignatureInvalid("missing")
-            moment, signature = digits(timestamp), reading.base64_strict(value)
+            moment, signature = digits(timestamp), readers.base64_strict(value)
             message = timestamp + arrival.body
             if not any(check(signature, message) for check in checks):
                 raise SignatureInvalid("mismatch")
@@ -192,10 +192,10 @@ class SendGrid:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise SecretError("To sign as SendGrid takes a P-256 private key in PEM.")
         timestamp = str(int(at)).encode()
-        signed = reading.with_headers(draft)
+        signed = readers.with_headers(draft)
         signature = key.sign(timestamp + draft.body, ec.ECDSA(SHA256()))
-        reading.put_header(signed, self.timestamp, timestamp)
-        reading.put_header(signed, self.header, base64.b64encode(signature))
+        readers.put_header(signed, self.timestamp, timestamp)
+        readers.put_header(signed, self.header, base64.b64encode(signature))
         return signed
 
 
@@ -262,7 +262,7 @@ class PayPal:
         check_tolerance(self.tolerance)
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header("paypal-transmission-sig")(arrival)
+        return readers.shows_header("paypal-transmission-sig")(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         given = [secret.strip() for secret in usable(secrets)]
@@ -274,7 +274,7 @@ class PayPal:
             raise SecretError("PayPal's webhook id is missing: it is part of what PayPal signs.")
         if not pinned and self.fetch is None:
             raise SecretError("PayPal's certificate is missing: add it, in PEM, beside the webhook id.")
-        read = [reading.header(f"paypal-{name}") for name in _PAYPAL_HEADERS]
+        read = [readers.header(f"paypal-{name}") for name in _PAYPAL_HEADERS]
         wallet = _Wallet(self.fetch) if self.fetch and not pinned else None
 
         def verify(arrival: Arrival) -> None:
@@ -285,7 +285,7 @@ class PayPal:
             # pinned: the header may only say what we do anyway (S6)
             if algorithm.lower() != b"sha256withrsa" or b"|" in transmission_id + time:
                 raise SignatureInvalid("malformed")
-            moment, signature = _iso(time), reading.base64_strict(text)
+            moment, signature = _iso(time), readers.base64_strict(text)
             checks = [wallet.check_at(address)] if wallet else pinned
             checksum = zlib.crc32(arrival.body)
             messages = [b"%b|%b|%b|%d" % (transmission_id, time, name, checksum) for name in webhook_ids]
@@ -297,7 +297,7 @@ class PayPal:
 
     def proof(self, arrival: Arrival) -> bytes:
         """Return the id of the transmission."""
-        return reading.header("paypal-transmission-id")(arrival) or b""
+        return readers.header("paypal-transmission-id")(arrival) or b""
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
         """The secret is the webhook's id, a line's end, and an RSA private key in PEM."""
@@ -312,11 +312,11 @@ class PayPal:
         message = b"%b|%b|%b|%d" % (transmission_id, time, webhook_id, zlib.crc32(draft.body))
         signature = base64.b64encode(key.sign(message, padding.PKCS1v15(), SHA256()))
         address = b"https://api.paypal.com/v1/notifications/certs/CERT-development"
-        signed = reading.with_headers(draft)
+        signed = readers.with_headers(draft)
         for name, value in zip(
             _PAYPAL_HEADERS, (transmission_id, time, signature, address, b"SHA256withRSA"), strict=True
         ):
-            reading.put_header(signed, f"paypal-{name}", value)
+            readers.put_header(signed, f"paypal-{name}", value)
         return signed
 
 

@@ -18,7 +18,7 @@ import msgspec
 from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
+from oncehook.verify import readers
 from oncehook.verify.schemes import NONE, UNCOVERED, SecretError, Verifier, check_tolerance, matches_any, one_of, usable
 
 
@@ -46,7 +46,7 @@ class Token:
     @property
     def masked(self) -> frozenset[bytes]:
         kind, _, name = self.place.partition(":")
-        return frozenset({reading.header_name(name)}) if kind == "header" else NONE
+        return frozenset({readers.header_name(name)}) if kind == "header" else NONE
 
     @property
     def masked_query(self) -> frozenset[bytes]:
@@ -56,9 +56,9 @@ class Token:
     def shows(self, arrival: Arrival) -> bool:
         kind, _, name = self.place.partition(":")
         if kind == "header":
-            return reading.shows_header(name)(arrival)
+            return readers.shows_header(name)(arrival)
         if kind == "query":
-            return any(key == name.encode() for key, _ in reading.pairs(arrival.query))
+            return any(key == name.encode() for key, _ in readers.pairs(arrival.query))
         return True
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
@@ -78,21 +78,21 @@ class Token:
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
         kind, _, name = self.place.partition(":")
         value = self.prefix.encode() + secret
-        signed = reading.with_headers(draft)
+        signed = readers.with_headers(draft)
         if kind == "header":
-            reading.put_header(signed, name, value)
+            readers.put_header(signed, name, value)
         elif kind == "query":
-            others = [pair for pair in reading.pairs(draft.query) if pair[0] != name.encode()]
-            signed.query = reading.encode_pairs([*others, (name.encode(), value)])
+            others = [pair for pair in readers.pairs(draft.query) if pair[0] != name.encode()]
+            signed.query = readers.encode_pairs([*others, (name.encode(), value)])
         else:
-            signed.body = reading.put_body_field(draft.body, name, value.decode())
+            signed.body = readers.put_body_field(draft.body, name, value.decode())
         return signed
 
-    def _reader(self) -> reading.Reader:
+    def _reader(self) -> readers.Reader:
         kind, _, name = self.place.partition(":")
         if kind != "body":
-            return reading.header(name) if kind == "header" else reading.query(name)
-        read = reading.body_field(name, str)
+            return readers.header(name) if kind == "header" else readers.query(name)
+        read = readers.body_field(name, str)
 
         def from_body(arrival: Arrival) -> bytes | None:
             text: str | None = read(arrival.body)
@@ -111,10 +111,10 @@ class Basic:
     signed_headers: ClassVar[frozenset[bytes]] = NONE
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header("authorization")(arrival)
+        return readers.shows_header("authorization")(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
-        credentials, read = usable(secrets), reading.header("authorization")
+        credentials, read = usable(secrets), readers.header("authorization")
         if not all(b":" in credential.strip(b":") for credential in credentials):
             raise SecretError("The secret for Basic must be written user:password.")
 
@@ -124,14 +124,14 @@ class Basic:
                 raise SignatureInvalid("missing")
             if value[:6].lower() != b"basic ":
                 raise SignatureInvalid("malformed")
-            if not matches_any(credentials, [reading.base64_strict(value[6:].strip())]):
+            if not matches_any(credentials, [readers.base64_strict(value[6:].strip())]):
                 raise SignatureInvalid("mismatch")
 
         return verify
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        signed = reading.with_headers(draft)
-        reading.put_header(signed, "authorization", b"Basic " + base64.b64encode(secret))
+        signed = readers.with_headers(draft)
+        readers.put_header(signed, "authorization", b"Basic " + base64.b64encode(secret))
         return signed
 
 
@@ -154,18 +154,18 @@ class Jwt:
     signed_headers: ClassVar[frozenset[bytes]] = NONE
 
     def __post_init__(self) -> None:
-        reading.header_name(self.header)
+        readers.header_name(self.header)
         check_tolerance(self.leeway)
 
     @property
     def masked(self) -> frozenset[bytes]:
-        return frozenset({reading.header_name(self.header)})
+        return frozenset({readers.header_name(self.header)})
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header(self.header)(arrival)
+        return readers.shows_header(self.header)(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
-        keys, read, prefix = usable(secrets), reading.header(self.header), self.prefix.lower().encode()
+        keys, read, prefix = usable(secrets), readers.header(self.header), self.prefix.lower().encode()
         grace = self.leeway if tolerance is None else tolerance
         claims = dict(self.claims)
 
@@ -191,8 +191,8 @@ class Jwt:
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
         payload = {"iat": int(at), "exp": int(at) + 600, **self.claims}
         message = b".".join(_base64url(msgspec.json.encode(part)) for part in ({"alg": "HS256", "typ": "JWT"}, payload))
-        signed = reading.with_headers(draft)
-        reading.put_header(signed, self.header, self.prefix.encode() + message + b"." + _hs256(secret, message))
+        signed = readers.with_headers(draft)
+        readers.put_header(signed, self.header, self.prefix.encode() + message + b"." + _hs256(secret, message))
         return signed
 
 
@@ -205,7 +205,7 @@ def _hs256(key: bytes, message: bytes) -> bytes:
 
 
 def _read_part(part: bytes) -> dict[str, Any]:
-    data = reading.base64_key(part.translate(bytes.maketrans(b"-_", b"+/")))
+    data = readers.base64_key(part.translate(bytes.maketrans(b"-_", b"+/")))
     try:
         return msgspec.json.decode(data or b"", type=dict[str, Any])
     except (ValueError, RecursionError):

@@ -13,7 +13,7 @@ from typing import ClassVar, Final
 
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
+from oncehook.verify import readers
 from oncehook.verify.schemes import NONE, UNCOVERED, Verifier, usable
 
 Genuine = Callable[[Arrival, bytes], bool]
@@ -48,7 +48,7 @@ class Custom:
 
     @property
     def masked(self) -> frozenset[bytes]:
-        return frozenset(reading.header_name(name) for name in self.headers)
+        return frozenset(readers.header_name(name) for name in self.headers)
 
     @property
     def covers(self) -> frozenset[str]:
@@ -78,4 +78,4 @@ class Custom:
                 "This source has a check of its own, and nothing that signs for it.",
                 hint="Give it verify=Custom(check, signer=…).",
             )
-        return self.signer(reading.with_headers(draft), secret)
+        return self.signer(readers.with_headers(draft), secret)

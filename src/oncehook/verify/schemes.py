@@ -21,7 +21,7 @@ from typing import ClassVar, Final, Protocol
 from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
+from oncehook.verify import readers
 from oncehook.verify.template import Address, Template
 
 Verifier = Callable[[Arrival], None]
@@ -186,7 +186,7 @@ class Signature(ABC):
     masked_query: ClassVar[frozenset[bytes]] = NONE
 
     def __post_init__(self) -> None:
-        reading.header_name(self.header)
+        readers.header_name(self.header)
         one_of(self.encoding, ENCODINGS, "encoding")
         one_of(self.unit, UNITS, "unit of a timestamp")
         one_of(self.key, KEYS, "form of a key")
@@ -221,7 +221,7 @@ class Signature(ABC):
         return frozenset(text.lower().encode() for text in names | ({name} if place == "header" else set()))
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header(self.header)(arrival)
+        return readers.shows_header(self.header)(arrival)
 
     @property
     @abstractmethod
@@ -242,7 +242,7 @@ class Signature(ABC):
         window = self.tolerance if tolerance is None else tolerance
         check_tolerance(window)
         templates, split = self._templates, self._splitter()
-        read, presented = reading.header(self.header), self._presented()
+        read, presented = readers.header(self.header), self._presented()
         read_timestamp, check_time = self._timestamp_reader(), self._time_check(window)
 
         def verify(arrival: Arrival) -> None:
@@ -263,11 +263,11 @@ class Signature(ABC):
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
         place, _, name = (self.timestamp or "").partition(":")
         timestamp = stamp(at, self.unit)
-        signed = reading.with_headers(draft)
+        signed = readers.with_headers(draft)
         if place == "header":
-            reading.put_header(signed, name, timestamp)
+            readers.put_header(signed, name, timestamp)
         elif place == "body":
-            signed.body = reading.put_body_field(draft.body, name, int(timestamp))
+            signed.body = readers.put_body_field(draft.body, name, int(timestamp))
         try:
             message = self._templates[0].render(signed, timestamp, self._address(url))
         except SignatureInvalid:
@@ -277,7 +277,7 @@ class Signature(ABC):
             value = f"{self.fields.signature}=".encode() + value
         if self.fields and place == "field":
             value = name.encode() + b"=" + timestamp + self.fields.separator.encode() + value
-        reading.put_header(signed, self.header, value)
+        readers.put_header(signed, self.header, value)
         return signed
 
     def _address(self, url: str | None) -> Address | None:
@@ -288,7 +288,7 @@ class Signature(ABC):
         if self.key == "text":
             return secret
         try:
-            loaded = bytes.fromhex(secret.decode()) if self.key == "hex" else reading.base64_key(secret)
+            loaded = bytes.fromhex(secret.decode()) if self.key == "hex" else readers.base64_key(secret)
         except ValueError:
             loaded = None
         if not loaded:
@@ -311,7 +311,7 @@ class Signature(ABC):
         def presented(pairs: _Pairs) -> list[bytes]:
             texts = [text for name, text in pairs if name == wanted]
             found = [text[len(prefix) :] for text in texts if len(text) == size and text.startswith(prefix)]
-            if not found or len(texts) > reading.MOST_SIGNATURES:
+            if not found or len(texts) > readers.MOST_SIGNATURES:
                 raise SignatureInvalid("malformed")
             return [text.lower() for text in found] if is_hex else found
 
@@ -322,11 +322,11 @@ class Signature(ABC):
         place, _, name = (self.timestamp or "").partition(":")
         if place not in ("header", "field"):
             return lambda arrival, pairs: b""
-        from_header = reading.header(name) if place == "header" else None
+        from_header = readers.header(name) if place == "header" else None
         wanted = name.encode()
 
         def timestamp(arrival: Arrival, pairs: _Pairs) -> bytes:
-            text = from_header(arrival) if from_header else reading.sole(pairs, wanted)
+            text = from_header(arrival) if from_header else readers.sole(pairs, wanted)
             if text is None:
                 raise SignatureInvalid("missing")
             return text
@@ -340,7 +340,7 @@ class Signature(ABC):
             return lambda arrival, timestamp: None
         if place != "body":
             return lambda arrival, timestamp: check_moment(digits(timestamp), unit, window)
-        read = reading.body_field(name, int)
+        read = readers.body_field(name, int)
 
         def check(arrival: Arrival, timestamp: bytes) -> None:
             value = read(arrival.body)
@@ -426,7 +426,7 @@ class Nothing:
         return _accept
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        return reading.with_headers(draft)
+        return readers.with_headers(draft)
 
 
 def _accept(arrival: Arrival) -> None:

@@ -17,7 +17,7 @@ import msgspec
 from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading, schemes
+from oncehook.verify import readers, schemes
 from oncehook.verify.schemes import (
     NONE,
     UNCOVERED,
@@ -54,15 +54,15 @@ class Twilio:
     signed_headers: ClassVar[frozenset[bytes]] = NONE
 
     def __post_init__(self) -> None:
-        reading.header_name(self.header)
-        reading.header_name(self.settings)
+        readers.header_name(self.header)
+        readers.header_name(self.settings)
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header(self.header)(arrival)
+        return readers.shows_header(self.header)(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         tokens, addresses = usable(secrets), _with_and_without_port(url)
-        read, read_settings = reading.header(self.header), reading.header(self.settings)
+        read, read_settings = readers.header(self.header), readers.header(self.settings)
 
         def verify(arrival: Arrival) -> None:
             value, algorithm = read(arrival), _algorithm(read_settings(arrival))
@@ -86,13 +86,13 @@ class Twilio:
         return _signed_fields(arrival) or arrival.body
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        signed = reading.with_headers(draft)
-        if draft.body and not reading.is_form(draft):
-            others = [pair for pair in reading.pairs(draft.query) if pair[0] != _BODY_HASH]
+        signed = readers.with_headers(draft)
+        if draft.body and not readers.is_form(draft):
+            others = [pair for pair in readers.pairs(draft.query) if pair[0] != _BODY_HASH]
             body_hash = hashlib.sha256(draft.body).hexdigest().encode()
-            signed.query = reading.encode_pairs([*others, (_BODY_HASH, body_hash)])
+            signed.query = readers.encode_pairs([*others, (_BODY_HASH, body_hash)])
         message = Address(url).of(signed) + _signed_fields(signed)
-        reading.put_header(signed, self.header, base64.b64encode(hmac.digest(secret, message, "sha1")))
+        readers.put_header(signed, self.header, base64.b64encode(hmac.digest(secret, message, "sha1")))
         return signed
 
 
@@ -113,7 +113,7 @@ def _algorithm(settings: bytes | None) -> str:
 
 def _signed_fields(arrival: Arrival) -> bytes:
     """What is signed beside the URL. Raises unless that covers the body."""
-    body_hash = reading.sole(reading.pairs(arrival.query), _BODY_HASH)
+    body_hash = readers.sole(readers.pairs(arrival.query), _BODY_HASH)
     if body_hash is not None:
         # whatever the content type says: a hash in the URL is the body's, and the URL is signed
         if not schemes.same(hashlib.sha256(arrival.body).hexdigest().encode(), body_hash.lower()):
@@ -121,7 +121,7 @@ def _signed_fields(arrival: Arrival) -> bytes:
         return b""
     if not arrival.body:
         return b""
-    found = reading.pairs(arrival.body) if reading.is_form(arrival) else []
+    found = readers.pairs(arrival.body) if readers.is_form(arrival) else []
     if not found:
         raise SignatureInvalid("malformed")
     # sorted bytes of UTF-8 are in the order of their characters, which is what Twilio sorts by
@@ -206,17 +206,17 @@ class Mailgun:
         timestamp, token = str(int(at)), clock.random_bytes(25).hex()
         signature = hmac.digest(secret, (timestamp + token).encode(), "sha256").hex()
         triple = {"timestamp": timestamp, "token": token, "signature": signature}
-        if not reading.is_form(draft):
-            return reading.with_headers(draft, body=reading.put_body_field(draft.body, "signature", triple))
-        others = [pair for pair in reading.pairs(draft.body) if pair[0].decode("latin-1") not in triple]
+        if not readers.is_form(draft):
+            return readers.with_headers(draft, body=readers.put_body_field(draft.body, "signature", triple))
+        others = [pair for pair in readers.pairs(draft.body) if pair[0].decode("latin-1") not in triple]
         added = [(name.encode(), value.encode()) for name, value in triple.items()]
-        return reading.with_headers(draft, body=reading.encode_pairs([*others, *added]))
+        return readers.with_headers(draft, body=readers.encode_pairs([*others, *added]))
 
 
 def _triple_of(arrival: Arrival) -> tuple[bytes, bytes, list[bytes]]:
-    if reading.is_form(arrival):
-        found = reading.pairs(arrival.body)
-        timestamp, token, signature = (reading.sole(found, name) for name in (b"timestamp", b"token", b"signature"))
+    if readers.is_form(arrival):
+        found = readers.pairs(arrival.body)
+        timestamp, token, signature = (readers.sole(found, name) for name in (b"timestamp", b"token", b"signature"))
         return timestamp or b"", token or b"", [signature] if signature else []
     try:
         triple = _envelope.decode(arrival.body).signature

@@ -16,7 +16,7 @@ from typing import ClassVar, Final
 from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
+from oncehook.verify import readers
 from oncehook.verify.asymmetric import ed25519_check, ed25519_public, ed25519_sign
 from oncehook.verify.schemes import (
     DEFAULT_TOLERANCE,
@@ -52,7 +52,7 @@ class StandardWebhooks:
     covers: ClassVar[frozenset[str]] = frozenset({"body"})
 
     def __post_init__(self) -> None:
-        reading.header_name(self.prefix)
+        readers.header_name(self.prefix)
         check_tolerance(self.tolerance)
 
     @property
@@ -60,14 +60,14 @@ class StandardWebhooks:
         return frozenset({f"{self.prefix}-id".lower().encode(), f"{self.prefix}-timestamp".lower().encode()})
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header(f"{self.prefix}-signature")(arrival)
+        return readers.shows_header(f"{self.prefix}-signature")(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         shared, public = self._load(usable(secrets))
         window = self.tolerance if tolerance is None else tolerance
         check_tolerance(window)
         read_id, read_timestamp, read_signature = (
-            reading.header(f"{self.prefix}-{name}") for name in ("id", "timestamp", "signature")
+            readers.header(f"{self.prefix}-{name}") for name in ("id", "timestamp", "signature")
         )
 
         def verify(arrival: Arrival) -> None:
@@ -78,7 +78,7 @@ class StandardWebhooks:
             v1, v1a = _split(value)
             message = b"%b.%b.%b" % (event_id, timestamp, arrival.body)
             matched = v1 and matches_any([_v1(key, message) for key in shared], v1)
-            raw = [reading.base64_strict(signature) for signature in v1a] if public else []
+            raw = [readers.base64_strict(signature) for signature in v1a] if public else []
             if not matched and not any(check(signature, message) for signature in raw for check in public):
                 raise SignatureInvalid("mismatch")
             if window != math.inf:
@@ -87,14 +87,14 @@ class StandardWebhooks:
         return verify
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        signed = reading.with_headers(draft)
-        event_id = reading.header(f"{self.prefix}-id")(draft) or b"msg_" + clock.random_bytes(12).hex().encode()
+        signed = readers.with_headers(draft)
+        event_id = readers.header(f"{self.prefix}-id")(draft) or b"msg_" + clock.random_bytes(12).hex().encode()
         timestamp = str(int(at)).encode()
         if not secret.startswith(PRIVATE):
             self._shared(secret)
         value = signer(secret)(event_id, timestamp, draft.body)
         for name, text in (("id", event_id), ("timestamp", timestamp), ("signature", value)):
-            reading.put_header(signed, f"{self.prefix}-{name}", text)
+            readers.put_header(signed, f"{self.prefix}-{name}", text)
         return signed
 
     def _load(self, secrets: Sequence[bytes]) -> tuple[list[bytes], list[Callable[[bytes, bytes], bool]]]:
@@ -133,7 +133,7 @@ def signer(secret: bytes) -> Signer:
 
 
 def _decoded(secret: bytes, prefix: bytes) -> bytes:
-    key = reading.base64_key(secret.strip().removeprefix(prefix))
+    key = readers.base64_key(secret.strip().removeprefix(prefix))
     if not key:
         raise SecretError("The secret is not base64, as Standard Webhooks wants it (whsec_…).")
     return key
@@ -146,7 +146,7 @@ def _split(value: bytes) -> tuple[list[bytes], list[bytes]]:
     # an empty signature is no signature (CVE-2024-21491)
     v1 = [signature for version, signature in found if version == b"v1" and len(signature) == 44]
     v1a = [signature for version, signature in found if version == b"v1a" and len(signature) == 88]
-    if not (v1 or v1a) or len(parts) > reading.MOST_SIGNATURES:
+    if not (v1 or v1a) or len(parts) > readers.MOST_SIGNATURES:
         raise SignatureInvalid("malformed")
     return v1, v1a
 

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
+from oncehook.verify import readers
 
 PLACES: Final = "{body} {timestamp} {url} {method} {header:name} {query:name}"
 
@@ -135,7 +135,7 @@ class Template:
         if name in _PLAIN:
             part = _PLAIN[name]
         elif kind in ("header", "query") and detail:
-            part = _outside(reading.header(detail) if kind == "header" else reading.query(detail))
+            part = _outside(readers.header(detail) if kind == "header" else readers.query(detail))
         else:
             raise self._wrong(f"{{{text}}} is no place; there are {PLACES}")
         self.uses.add(name.lower())
@@ -151,7 +151,7 @@ class Template:
         return ConfigError(f"The template {self.text!r} cannot be read: {why}.")
 
 
-def _outside(read: reading.Reader) -> Callable[[Arrival, bytes, Address | None], bytes | None]:
+def _outside(read: readers.Reader) -> Callable[[Arrival, bytes, Address | None], bytes | None]:
     return lambda arrival, timestamp, address: read(arrival)
 
 
