@@ -6,6 +6,7 @@ The lines of events, deliveries and destinations are printed here for `operate` 
 from __future__ import annotations
 
 import difflib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -442,7 +443,8 @@ def attempt_lines(attempt: Mapping[str, Any]) -> list[str]:
     lines += [f"    {text(one, 500)}" for one in (attempt["error"] or "").splitlines()]
     lines += [f"    | {text(one, 500)}" for one in (attempt["answer"] or "").splitlines()]
     if attempt["result"] is not None:
-        lines.append(f"    returned {text(json_line(attempt['result']), 2000)}")
+        result = json.dumps(attempt["result"], ensure_ascii=False, separators=(",", ":"))
+        lines.append(f"    returned {text(result, 2000)}")
     return lines
 
 

@@ -1,7 +1,7 @@
-"""Credentials that travel with the arrival: the secret itself (Token, Basic), or a pass made with it (Jwt).
+"""Credentials that come with the arrival: the secret itself (Token, Basic), or a token signed with it (Jwt).
 
-They say who sends, and nothing about what was sent: a body that comes with them is a hint, not a proof.
-The headers that carry them are `masked`, so that they never reach the store.
+They prove the sender, and nothing about the body. The headers that carry them are `masked`, so that they never reach
+the store.
 """
 
 from __future__ import annotations
@@ -19,42 +19,52 @@ from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import readers
-from oncehook.verify.schemes import NONE, UNCOVERED, SecretError, Verifier, check_tolerance, matches_any, one_of, usable
+from oncehook.verify.schemes import (
+    NONE,
+    Scheme,
+    SecretError,
+    Verifier,
+    check_tolerance,
+    matches_any,
+    one_of,
+    usable,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class Token(Scheme):
     """The secret itself, in a header, in the query or in a field of the JSON body. It authenticates nothing else.
 
-    `place` is `header:Name`, `query:name` or `body:path`; `prefix` is what stands before it (`Bearer `), in
-    upper or lower case.
+    `place` is `header:Name`, `query:name` or `body:path`; `prefix` comes before it (`Bearer `), in upper or lower case.
     """
 
     place: str
     prefix: str = ""
 
     def __post_init__(self) -> None:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         one_of(kind, ("header", "query", "body"), "place of a token")
         if not name:
             raise ConfigError(f"{self.place!r} does not say where the token stands.")
         self._reader()
 
-    covers: ClassVar[frozenset[str]] = UNCOVERED
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
+    @property
+    def _place(self) -> tuple[str, str]:
+        kind, _, name = self.place.partition(":")
+        return kind, name
 
     @property
     def masked(self) -> frozenset[bytes]:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         return frozenset({readers.header_name(name)}) if kind == "header" else NONE
 
     @property
     def masked_query(self) -> frozenset[bytes]:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         return frozenset({name.encode()}) if kind == "query" else NONE
 
     def shows(self, arrival: Arrival) -> bool:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         if kind == "header":
             return readers.shows_header(name)(arrival)
         if kind == "query":
@@ -76,7 +86,7 @@ class Token:
         return verify
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         value = self.prefix.encode() + secret
         signed = readers.with_headers(draft)
         if kind == "header":
@@ -89,7 +99,7 @@ class Token:
         return signed
 
     def _reader(self) -> readers.Reader:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         if kind != "body":
             return readers.header(name) if kind == "header" else readers.query(name)
         read = readers.body_field(name, str)
@@ -102,13 +112,10 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Basic:
+class Basic(Scheme):
     """HTTP Basic: the secret is `user:password`, and the whole of it is compared."""
 
     masked: ClassVar[frozenset[bytes]] = frozenset({b"authorization"})
-    masked_query: ClassVar[frozenset[bytes]] = NONE
-    covers: ClassVar[frozenset[str]] = UNCOVERED
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
 
     def shows(self, arrival: Arrival) -> bool:
         return readers.shows_header("authorization")(arrival)
@@ -136,7 +143,7 @@ class Basic:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jwt:
+class Jwt(Scheme):
     """A JSON Web Token in a header, HS256 and nothing else: the token's own `alg` never chooses (S6).
 
     `exp` is required and, like `nbf` and `iat`, checked with `leeway` seconds of grace, which a source's tolerance
@@ -148,10 +155,6 @@ class Jwt:
     prefix: str = "Bearer "
     leeway: float = 60.0
     claims: Mapping[str, Any] = field(default_factory=dict, hash=False)
-
-    masked_query: ClassVar[frozenset[bytes]] = NONE
-    covers: ClassVar[frozenset[str]] = UNCOVERED
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
 
     def __post_init__(self) -> None:
         readers.header_name(self.header)
@@ -179,7 +182,7 @@ class Jwt:
             if not matches_any([_hs256(key, message) for key in keys], [signature]):
                 raise SignatureInvalid("mismatch")
             head, payload = (_read_part(part) for part in message.split(b"."))
-            # RFC 7515 4.1.11: what is critical and not understood makes the token invalid
+            # RFC 7515 4.1.11: a critical header that is not understood makes the token invalid.
             if head.get("alg") != "HS256" or "crit" in head:
                 raise SignatureInvalid("malformed")
             if any(payload.get(name) != value for name, value in claims.items()):
@@ -220,7 +223,7 @@ def _check_times(payload: Mapping[str, Any], grace: float) -> None:
         return
     if "exp" not in times:
         raise SignatureInvalid("malformed")
-    # compared, never added to: such a number may be too large for arithmetic
+    # Compared, never added to: such a number may be too large for arithmetic.
     begins = max(times.get("nbf", 0), times.get("iat", 0))
     if times["exp"] < clock.now() - grace or begins > clock.now() + grace:
         raise SignatureInvalid("stale")

@@ -1,12 +1,10 @@
-"""Schemes that one sender alone uses and no template can say: Twilio signs the form's sorted fields, Mailgun a
-random token inside the body."""
+"""Schemes that no template describes: Twilio signs the form's sorted fields, Mailgun a token inside the body."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -19,8 +17,7 @@ from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import readers, schemes
 from oncehook.verify.schemes import (
-    NONE,
-    UNCOVERED,
+    Scheme,
     Verifier,
     check_moment,
     check_tolerance,
@@ -37,7 +34,7 @@ _BODY_HASH: Final = b"bodySHA256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Twilio:
+class Twilio(Scheme):
     """The URL and the form's fields, sorted; or the URL alone, with the body's SHA-256 in its query.
 
     HMAC-SHA1 with the auth token is Twilio's default. Its settings header may name HMAC-SHA256 with a shared key
@@ -48,10 +45,7 @@ class Twilio:
     header: str = "x-twilio-signature"
     settings: str = "x-twilio-webhooks-signature-settings"
 
-    masked: ClassVar[frozenset[bytes]] = NONE
-    masked_query: ClassVar[frozenset[bytes]] = NONE
     covers: ClassVar[frozenset[str]] = frozenset({"body", "url"})
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
 
     def __post_init__(self) -> None:
         readers.header_name(self.header)
@@ -82,7 +76,7 @@ class Twilio:
         return verify
 
     def proof(self, arrival: Arrival) -> bytes:
-        """Return what was signed: names and values without the borders between them, which nothing tells apart."""
+        """Return what was signed: names and values joined, so that other borders between them sign the same."""
         return _signed_fields(arrival) or arrival.body
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
@@ -97,7 +91,7 @@ class Twilio:
 
 
 def _algorithm(settings: bytes | None) -> str:
-    """The one of the two algorithms that `key=…,algorithm=…` names."""
+    """Read which of the two algorithms `key=…,algorithm=…` names."""
     named = [
         value.strip()
         for name, _, value in (part.partition(b"=") for part in (settings or b"").split(b","))
@@ -112,10 +106,10 @@ def _algorithm(settings: bytes | None) -> str:
 
 
 def _signed_fields(arrival: Arrival) -> bytes:
-    """What is signed beside the URL. Raises unless that covers the body."""
+    """Return what is signed beside the URL. Raises unless that covers the body."""
     body_hash = readers.sole(readers.pairs(arrival.query), _BODY_HASH)
     if body_hash is not None:
-        # whatever the content type says: a hash in the URL is the body's, and the URL is signed
+        # Whatever the content type says: a hash in the URL is the body's, and the URL is signed.
         if not schemes.same(hashlib.sha256(arrival.body).hexdigest().encode(), body_hash.lower()):
             raise SignatureInvalid("mismatch")
         return b""
@@ -124,7 +118,7 @@ def _signed_fields(arrival: Arrival) -> bytes:
     found = readers.pairs(arrival.body) if readers.is_form(arrival) else []
     if not found:
         raise SignatureInvalid("malformed")
-    # sorted bytes of UTF-8 are in the order of their characters, which is what Twilio sorts by
+    # Bytes of UTF-8 sort in the order of their characters, which is what Twilio sorts by.
     return b"".join(name + value for name, value in sorted(set(found)))
 
 
@@ -156,7 +150,7 @@ _envelope: Final = msgspec.json.Decoder(_Envelope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mailgun:
+class Mailgun(Scheme):
     """HMAC-SHA256 over timestamp + token, all three inside the body; the event itself is not signed.
 
     Events are JSON, forwarded messages are forms. Events of a subaccount carry the parent account's signature
@@ -166,21 +160,12 @@ class Mailgun:
 
     tolerance: float = 12 * 3600.0
 
-    masked: ClassVar[frozenset[bytes]] = NONE
-    masked_query: ClassVar[frozenset[bytes]] = NONE
-    covers: ClassVar[frozenset[str]] = UNCOVERED
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
-
     def __post_init__(self) -> None:
         check_tolerance(self.tolerance)
 
-    def shows(self, arrival: Arrival) -> bool:
-        return True
-
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         keys = usable(secrets)
-        window = self.tolerance if tolerance is None else tolerance
-        check_tolerance(window)
+        window = check_tolerance(self.tolerance if tolerance is None else tolerance)
 
         def verify(arrival: Arrival) -> None:
             timestamp, token, signatures = _triple_of(arrival)
@@ -192,8 +177,7 @@ class Mailgun:
             expected = [hmac.digest(key, timestamp + token, "sha256").hex().encode() for key in keys]
             if not matches_any(expected, signatures):
                 raise SignatureInvalid("mismatch")
-            if window != math.inf:
-                check_moment(moment, "seconds", window)
+            check_moment(moment, "seconds", window)
 
         return verify
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -20,7 +19,7 @@ from oncehook.verify import readers
 from oncehook.verify.asymmetric import ed25519_check, ed25519_public, ed25519_sign
 from oncehook.verify.schemes import (
     DEFAULT_TOLERANCE,
-    NONE,
+    Scheme,
     SecretError,
     Verifier,
     check_moment,
@@ -36,7 +35,7 @@ PRIVATE: Final = b"whsk_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandardWebhooks:
+class StandardWebhooks(Scheme):
     """The signature in `webhook-signature`, over id, timestamp and body; of several, any may match.
 
     `prefix` names the headers (`svix` for Svix). `bare=False` wants secrets with their `whsec_`, for senders where
@@ -47,8 +46,6 @@ class StandardWebhooks:
     tolerance: float = DEFAULT_TOLERANCE
     bare: bool = True
 
-    masked: ClassVar[frozenset[bytes]] = NONE
-    masked_query: ClassVar[frozenset[bytes]] = NONE
     covers: ClassVar[frozenset[str]] = frozenset({"body"})
 
     def __post_init__(self) -> None:
@@ -64,8 +61,7 @@ class StandardWebhooks:
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         shared, public = self._load(usable(secrets))
-        window = self.tolerance if tolerance is None else tolerance
-        check_tolerance(window)
+        window = check_tolerance(self.tolerance if tolerance is None else tolerance)
         read_id, read_timestamp, read_signature = (
             readers.header(f"{self.prefix}-{name}") for name in ("id", "timestamp", "signature")
         )
@@ -81,8 +77,7 @@ class StandardWebhooks:
             raw = [readers.base64_strict(signature) for signature in v1a] if public else []
             if not matched and not any(check(signature, message) for signature in raw for check in public):
                 raise SignatureInvalid("mismatch")
-            if window != math.inf:
-                check_moment(moment, "seconds", window)
+            check_moment(moment, "seconds", window)
 
         return verify
 
@@ -116,17 +111,17 @@ class StandardWebhooks:
 
 
 Signer = Callable[[bytes, bytes, bytes], bytes]
-"""The signature over id, timestamp and body, as it stands in the header."""
+"""(id, timestamp, body) -> the value of the signature header."""
 
 
 def signer(secret: bytes) -> Signer:
-    """Signs with one secret, whose key is read once. Raises SecretError for one that cannot sign."""
+    """Return the function that signs with one secret. Raises SecretError for one that cannot sign."""
     secret = secret.strip()
     if secret.startswith(PUBLIC):
         raise SecretError("A public key (whpk_…) cannot sign; give the private one (whsk_…) or a shared secret.")
     if secret.startswith(PRIVATE):
         private = _decoded(secret, PRIVATE)
-        ed25519_public(private)  # now, and not at the first attempt, it is told that this is no key
+        ed25519_public(private)  # raises now, and not at the first attempt, for what is no key
         return lambda *parts: b"v1a," + base64.b64encode(ed25519_sign(private, b"%b.%b.%b" % parts))
     shared = _decoded(secret, SHARED)
     return lambda *parts: b"v1," + _v1(shared, b"%b.%b.%b" % parts)
@@ -140,10 +135,10 @@ def _decoded(secret: bytes, prefix: bytes) -> bytes:
 
 
 def _split(value: bytes) -> tuple[list[bytes], list[bytes]]:
-    """The signatures of the two versions we know; others are skipped, as the specification says."""
+    """Return the signatures of the two known versions; others are skipped, as the specification says."""
     parts = value.split()
     found = [(version, signature) for version, _, signature in (part.partition(b",") for part in parts)]
-    # an empty signature is no signature (CVE-2024-21491)
+    # An empty signature is no signature (CVE-2024-21491).
     v1 = [signature for version, signature in found if version == b"v1" and len(signature) == 44]
     v1a = [signature for version, signature in found if version == b"v1a" and len(signature) == 88]
     if not (v1 or v1a) or len(parts) > readers.MOST_SIGNATURES:
