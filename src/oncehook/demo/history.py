@@ -1,7 +1,7 @@
-"""An hour of history, lived through in a moment: real arrivals and real attempts on a clock that runs ahead.
+"""An hour of history, made in a moment: real arrivals and real attempts on a clock that runs ahead.
 
-The demo's clock is set back by an hour and moved on minute by minute, so charts, retries and dead letters are there at
-the first look. When it is over the clock is right again, whatever happened.
+The clock is set back by an hour and moved on step by step, so charts, retries and dead letters are there at the first
+look. When it is over the clock is right again, whatever happened.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from oncehook import clock
 from oncehook.demo.shop import MENDS_AFTER, MINUTES, Shop
-from oncehook.demo.traffic import Traffic, Way
+from oncehook.demo.traffic import Post, Traffic
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival
 from oncehook.sources import Source
@@ -20,18 +20,17 @@ from oncehook.sources import Source
 STEP: Final = 20.0
 """Seconds that pass at once: about as long as a retry waits."""
 
-ACTS: Final = (2, 7)
-"""How many things happen in a step, at least one and less than the other."""
+ACTS: Final = range(2, 7)
+"""How many things may happen in a step."""
 
 EXPIRES: Final = 48
-"""The minute in which the key of the CRM expires."""
+"""The minute in which the CRM's key expires."""
 
-LOOK: Final = 0.001
-PATIENCE: Final = 1000
-"""Looks for which a step may take to come to rest."""
+MOST_POLLS: Final = 1000
+"""Polls, a millisecond apart, after which a step ends although work is left."""
 
 
-class _Past:
+class _PastClock:
     """A clock that is behind, and catches up."""
 
     def __init__(self, seconds: float) -> None:
@@ -39,50 +38,49 @@ class _Past:
         clock.forward(-seconds)
 
     def forward(self, seconds: float) -> None:
-        """Let time pass, and never go beyond the present."""
+        """Let time pass, up to the present at most."""
         seconds = min(max(seconds, 0.0), self.behind)
         self.behind -= seconds
         clock.forward(seconds)
 
     async def pace(self, seconds: float) -> None:
-        """A handler works for so long; others at the same time, so that only a part of it is the clock's."""
+        """Work for so long as a handler. Others work at the same time, so that the clock moves by a part of it."""
         await asyncio.sleep(0)
         self.forward(seconds / 8)
 
 
-async def live_through(shop: Shop, tell: Callable[[int], None] = lambda minute: None) -> None:
-    """Give the shop its history. `tell` hears of every minute."""
-    past = _Past(MINUTES * 60.0)
+async def make_history(shop: Shop, on_minute: Callable[[int], None] = lambda minute: None) -> None:
+    """Give the shop its history; call `on_minute` after every minute of it."""
+    past = _PastClock(MINUTES * 60.0)
     try:
         inbox = shop.inbox(past.pace)
         async with inbox.running():
-            traffic = Traffic(shop, inbox.sources, _straight_into(inbox))
+            traffic = Traffic(shop, inbox.sources, _receive_by(inbox))
             while past.behind:
                 minute = MINUTES - int(past.behind // 60)
                 shop.crm.is_expired = minute > EXPIRES
-                await asyncio.gather(*[traffic.act() for _ in range(clock.chance.randrange(*ACTS))])
-                await _come_to_rest(inbox)
+                await asyncio.gather(*[traffic.act() for _ in range(clock.chance.choice(ACTS))])
+                await _wait_until_idle(inbox)
                 await inbox.store.record_rejections(*inbox.observer.take_counts())
                 past.forward(past.behind % STEP or STEP)
                 if past.behind <= (MINUTES - minute) * 60.0:
-                    tell(minute)
+                    on_minute(minute)
     finally:
         past.forward(past.behind)
     shop.crm.mends_at = clock.now_utc() + MENDS_AFTER
 
 
-def _straight_into(inbox: Inbox) -> Way:
-    async def bring(source: Source, arrival: Arrival) -> int:
+def _receive_by(inbox: Inbox) -> Post:
+    async def post(source: Source, arrival: Arrival) -> int:
         receipt = await inbox.receive(source.name, arrival.headers, arrival.body, query=arrival.query)
         return receipt.reply.status
 
-    return bring
+    return post
 
 
-async def _come_to_rest(inbox: Inbox) -> None:
-    """Nothing is at work and nothing is due; or it is time to go on all the same."""
-    for _ in range(PATIENCE):
+async def _wait_until_idle(inbox: Inbox) -> None:
+    for _ in range(MOST_POLLS):
         levels = (await inbox.admin.levels()).values()
         if not any(level.leased or level.oldest_due is not None for level in levels):
             return
-        await asyncio.sleep(LOOK)
+        await asyncio.sleep(0.001)
