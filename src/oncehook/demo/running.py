@@ -1,4 +1,8 @@
-"""The run of the demo: history, server, traffic, and a summary at the end. Called by `oncehook demo`."""
+"""The run of the demo: an hour of history, then server and traffic, and a summary at the end.
+
+The history is made in a moment, of real arrivals and real attempts: the clock is set back by an hour and moved on step
+by step, so charts, retries and dead letters are there at the first look. Then the clock is right again.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,8 @@ from typing import Final
 
 import click
 
-from oncehook import samples
-from oncehook.demo.history import make_history
-from oncehook.demo.shop import MINUTES, Shop
+from oncehook import clock, samples
+from oncehook.demo.shop import MENDS_AFTER, MINUTES, Shop
 from oncehook.demo.tour import Tour
 from oncehook.demo.traffic import Post, Traffic
 from oncehook.errors import ConfigError
@@ -31,6 +34,15 @@ from oncehook.web.server import listen, serve_inbox
 PORT: Final = 4020
 STOP_SECONDS: Final = 0.5
 """Seconds for which attempts may go on when the demo is stopped: nothing is kept anyway."""
+
+STEP: Final = 20.0
+"""Seconds of history that pass at once: about as long as a retry waits."""
+ACTS: Final = range(2, 7)
+"""How many things may happen in a step."""
+EXPIRES: Final = 48
+"""The minute in which the CRM's key expires."""
+MOST_POLLS: Final = 1000
+"""Polls, a millisecond apart, after which a step ends although work is left."""
 
 
 def free_port(asked: int | None) -> int:
@@ -51,8 +63,77 @@ async def run(folder: Path, seconds: float | None, rate: float, port: int, *, br
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # until the server handles it
     set_up_logging("critical")  # the dashboard shows the history, not the log
     with Shop(folder) as shop:
-        await make_history(shop, _print_history)
+        await _make_history(shop)
         await _serve(shop, seconds, rate, port, browse=browse, verbose=verbose)
+
+
+# -- history -----------------------------------------------------------------------------------
+
+
+class _PastClock:
+    """A clock that is behind, and catches up."""
+
+    def __init__(self, seconds: float) -> None:
+        self.behind = seconds
+        clock.forward(-seconds)
+
+    def forward(self, seconds: float) -> None:
+        """Let time pass, up to the present at most."""
+        seconds = min(max(seconds, 0.0), self.behind)
+        self.behind -= seconds
+        clock.forward(seconds)
+
+    async def pace(self, seconds: float) -> None:
+        """Work for so long as a handler. Others work at the same time, so the clock moves by a part of it."""
+        await asyncio.sleep(0)
+        self.forward(seconds / 8)
+
+
+async def _make_history(shop: Shop) -> None:
+    past = _PastClock(MINUTES * 60.0)
+    try:
+        inbox = shop.inbox(past.pace)
+        async with inbox.running():
+            traffic = Traffic(shop, inbox.sources, _receive_by(inbox))
+            while past.behind:
+                minute = MINUTES - int(past.behind // 60)
+                shop.crm.is_expired = minute > EXPIRES
+                await asyncio.gather(*[traffic.act() for _ in range(clock.chance.choice(ACTS))])
+                await _wait_until_idle(inbox)
+                await inbox.store.record_rejections(*inbox.observer.take_counts())
+                past.forward(past.behind % STEP or STEP)
+                if past.behind <= (MINUTES - minute) * 60.0:
+                    _print_history(minute)
+    finally:
+        past.forward(past.behind)
+    shop.crm.mends_at = clock.now_utc() + MENDS_AFTER
+
+
+def _receive_by(inbox: Inbox) -> Post:
+    async def post(source: Source, arrival: Arrival) -> int:
+        receipt = await inbox.receive(source.name, arrival.headers, arrival.body, query=arrival.query)
+        return receipt.reply.status
+
+    return post
+
+
+async def _wait_until_idle(inbox: Inbox) -> None:
+    for _ in range(MOST_POLLS):
+        levels = (await inbox.admin.levels()).values()
+        if not any(level.leased or level.oldest_due is not None for level in levels):
+            return
+        await asyncio.sleep(0.001)
+
+
+def _print_history(minute: int) -> None:
+    """Print one line, which a terminal shows growing."""
+    is_terminal = sys.stderr.isatty()
+    if is_terminal or minute == MINUTES:
+        start = "\r" if is_terminal else ""
+        click.echo(f"{start}  history    {count(minute, 'minute')} of it", nl=minute == MINUTES, err=True)
+
+
+# -- live --------------------------------------------------------------------------------------
 
 
 async def _serve(shop: Shop, seconds: float | None, rate: float, port: int, *, browse: bool, verbose: bool) -> None:
@@ -85,13 +166,6 @@ async def _serve(shop: Shop, seconds: float | None, rate: float, port: int, *, b
         _print_summary(sent, await _figures(inbox) - before, (await inbox.store.levels()).values())
     finally:
         await inbox.stop(STOP_SECONDS)
-
-
-def _print_history(minute: int) -> None:
-    """Print one line, which a terminal shows growing."""
-    if sys.stderr.isatty() or minute == MINUTES:
-        start = "\r" if sys.stderr.isatty() else ""
-        click.echo(f"{start}  history    {count(minute, 'minute')} of it", nl=minute == MINUTES, err=True)
 
 
 def _post_to(address: str) -> Post:
