@@ -157,7 +157,7 @@ class Word:
     read: Reader
     example: str
     about: str
-    """The meaning, for help and reference."""
+    """The meaning, for help and reference, with code in backticks."""
     values: Sequence[str] = ()
     """Values that completion offers; those of sources and destinations are known at run time only."""
 
@@ -230,14 +230,14 @@ _CODES: Final = ("4xx", "5xx", "404", "429", "500", "502", "503")
 
 WORDS: Final[Mapping[str, Word]] = {
     "source": _text("source", "stripe", "the source"),
-    "type": _text("type", "invoice.*", "the type, with * and ?"),
+    "type": _text("type", "invoice.*", "the type, with `*` and `?`"),
     "status": _choice("status", DeliveryStatus, "dead", "status of the delivery"),
     "subject": _text("subject", "cus_42", "the subject, exactly"),
     "key": _text("key", "evt_1", "the key, exactly"),
     "destination": _text("destination", "crm", "the destination"),
-    "to": _text("destination", "crm", "short for destination:"),
-    "attempts": Word(_read_attempts, ">3", "attempts of the run; also <3, >=3, <=3, 3", (">1", ">3", ">5")),
-    "code": Word(_read_code, "5xx", "status code of the last attempt; also 503", _CODES),
+    "to": _text("destination", "crm", "short for `destination:`"),
+    "attempts": Word(_read_attempts, ">3", "attempts of its run; also `<3`, `>=3`, `<=3`, `3`", (">1", ">3", ">5")),
+    "code": Word(_read_code, "5xx", "status code of the last attempt; also `503`", _CODES),
     "category": _choice("category", Category, "transient", "of the last attempt"),
     "note": _choice("note", ("stale", "coalesced", "erased"), "stale", "of the delivery"),
     "is": Word(_read_is, "replayed", "a replay has run it again", _IS.values),

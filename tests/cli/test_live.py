@@ -56,9 +56,9 @@ def test_a_server_that_goes_and_comes_back(here: Admin, begin: Begin) -> None:
     tail = begin(here.receiver.folder, "tail")
     tail.wait_for("watching", "err")
     here.receiver.stop()
-    tail.wait_for("the line is gone", "err")
+    tail.wait_for("the connection is lost", "err")
     here.receiver.start()
-    tail.wait_for("the line is back", "err")
+    tail.wait_for("connected again", "err")
     here.send("o1")
     tail.wait_for("→ crm  done")
     assert tail.end() == 0

@@ -41,7 +41,7 @@ class QueryCommand(click.Command):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         from oncehook.query import BODY, WORDS
 
-        words = {f"{name}:{word.example}": word.about for name, word in WORDS.items()}
+        words = {f"{name}:{word.example}": word.about.replace("`", "") for name, word in WORDS.items()}
         with formatter.section("Words of a query"):
             formatter.write_dl([*words.items(), (f"{BODY}data.amount:>1000", "the value at this place of a JSON body")])
 
