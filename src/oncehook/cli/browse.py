@@ -5,7 +5,6 @@ The lines of events, deliveries and destinations are printed here for `operate` 
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -401,6 +400,8 @@ def _differences(arrivals: Sequence[Mapping[str, Any]], body: bytes, others: Map
 
 def _diff(before: Sequence[str], after: Sequence[str], around: int) -> list[str]:
     """Return a coloured diff with so many lines around each change; with none, without line numbers."""
+    import difflib  # only here: --help must not wait for it
+
     colors = {"+": "green", "-": "red", "@": "cyan"}
     lines = list(difflib.unified_diff(before, after, lineterm="", n=around))[2:]
     shown = [line for line in lines if around or not line.startswith("@@")]

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import click
 
@@ -92,8 +91,7 @@ def _name_variable(option: click.Option, names: tuple[str, ...]) -> None:
 # -- the inbox ---------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Setup:
+class Setup(NamedTuple):
     """An inbox and the settings it was built from."""
 
     inbox: Inbox
