@@ -63,10 +63,10 @@ def parse(text: str, now: datetime) -> Filter:
             texts.append(value)
         else:
             word = word or ("replay" if value.startswith(f"{Kind.replay}_") else "id")
-            for field, meant in _read(word, value, now).items():
+            for field, wanted in _read(word, value, now).items():
                 if field == "ids":
-                    ids += meant
-                elif found.setdefault(field, meant) != meant:
+                    ids += wanted
+                elif found.setdefault(field, wanted) != wanted:
                     raise QueryInvalid(
                         f"{word}: is given twice, with different values.", hint="A query means all its words."
                     )
@@ -82,7 +82,7 @@ def parse(text: str, now: datetime) -> Filter:
 
 
 def check_text(text: str, what: str, longest: int) -> None:
-    """Refuse text that no database would take, or that is too long to be meant."""
+    """Refuse text that no database would take, or that is too long."""
     if len(text) > longest:
         raise QueryInvalid(f"{what} is longer than {longest} characters.")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):

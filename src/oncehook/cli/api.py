@@ -1,6 +1,6 @@
 """The JSON API as commands use it: every command that reads or acts asks through `Api`, and through nothing else.
 
-Three transports lead to it, and a command cannot tell them apart: HTTP to the server that is named (`--server`), HTTP
+Three transports lead to it, and commands do not know which: HTTP to the server that is named (`--server`), HTTP
 to the process that writes this SQLite file, and, when no server is needed or runs, the same routes called in this
 process. A program that writes the file and serves no API can only be read; acts are refused then.
 """
@@ -294,7 +294,7 @@ class Api:
                 return
 
     def post(self, path: str, body: Mapping[str, object] | None = None, *, key: str | None = None) -> dict[str, Any]:
-        """Do one act. With a key it is asked for again when the answer is lost: the server does it once (R47)."""
+        """Do one act. With a key it is tried again when the answer is lost: the server does it once (R47)."""
         headers = {"content-type": "application/json"}
         if key is not None:
             headers["idempotency-key"] = key
@@ -310,8 +310,8 @@ class Api:
         body: bytes = b"",
         tries: int = 1,
     ) -> ApiResponse:
-        given = {name: value for name, value in parameters.items() if value not in (None, "")}
-        target = PREFIX + path + (f"?{urlencode(given)}" if given else "")
+        query = urlencode({name: value for name, value in parameters.items() if value not in (None, "")})
+        target = PREFIX + path + (f"?{query}" if query else "")
         while True:
             tries -= 1
             try:

@@ -61,7 +61,7 @@ def commit(claims: Claims, key: str, as_json: bool, token: str, result: str | No
 @keys.command("release")
 @_takes_key
 @click.option("--token", help="What `claim` gave: only that claim is released.")
-@click.option("--force", is_flag=True, help="Whoever has it, and even if it is done: the work may be done twice.")
+@click.option("--force", is_flag=True, help="Anybody's claim, and even if it is done: the work may be done twice.")
 def release(claims: Claims, key: str, as_json: bool, token: str | None, force: bool) -> int:
     """Let the next one have KEY; exit 1 when there was nothing to release."""
     if (token is None) is not force:

@@ -81,11 +81,11 @@ class Selection:
 
     @property
     def _is_replay(self) -> bool:
-        """A replay is named: its dead deliveries are meant."""
+        """Tell whether a replay is named, which means its dead deliveries."""
         return any(one.startswith("rpl_") for one in self.ids)
 
     def check(self) -> None:
-        """Refuse what cannot be meant, before anything is asked."""
+        """Refuse a selection of nothing, or of a replay and something beside it."""
         if not self.ids and not self.query.strip():
             raise click.UsageError("What? Name events or deliveries by their ids, or give a --query.")
         if self._is_replay and len(self.ids) > 1:
@@ -160,11 +160,11 @@ def _start(api: Api, selection: Selection, plan: Mapping[str, Any], reason: str,
     one = selection.delivery or (plan["sample"][0]["id"] if is_single else None)
     if one is not None:
         # At once, not behind live traffic; and one that was replayed a moment ago is refused, instead of left out.
-        request = {"force": selection.force, "fresh_id": selection.fresh_id, "reason": reason}
-        made = api.post(at("deliveries", one, "replay"), request, key=key)
+        options = {"force": selection.force, "fresh_id": selection.fresh_id, "reason": reason}
+        made = api.post(at("deliveries", one, "replay"), options, key=key)
     else:
-        meant = {"plan": plan["plan"]} if request_key is None else selection.body()
-        made = api.post("replays", {**meant, "reason": reason}, key=key)
+        request = {"plan": plan["plan"]} if request_key is None else selection.body()
+        made = api.post("replays", {**request, "reason": reason}, key=key)
     return str(made["replay_id"])
 
 
@@ -439,7 +439,7 @@ def import_() -> None:
 @click.option("--source", required=True, metavar="NAME", help="Whose keys they are.")
 @click.option(
     "--column", "columns", multiple=True, metavar="NAME",
-    help="Where the key stands (CSV, JSON lines); repeated for a composite key, in its order.",
+    help="The column of the key (CSV, JSON lines); repeated for a composite key, in its order.",
 )  # fmt: skip
 @click.option(
     "--format",

@@ -181,8 +181,8 @@ def _ask_origins() -> tuple[str, ...]:
     from oncehook import presets
 
     say([f"  known senders: {', '.join(presets.names())}"], err=True)
-    said = click.prompt("Where do hooks come from? One or several, generic for any other", "generic", err=True)
-    return tuple(re.split(r"[\s,]+", str(said).strip()))
+    names = click.prompt("Where do hooks come from? One or several, generic for any other", "generic", err=True)
+    return tuple(re.split(r"[\s,]+", str(names).strip()))
 
 
 def _check_page(text: str) -> None:

@@ -107,7 +107,7 @@ def _lines(connection: http.client.HTTPConnection, response: http.client.HTTPRes
 
 
 class LocalTransport:
-    """The same routes, called in this process: the store is open for as long as the command runs.
+    """A transport that calls the routes in this process: the store is open for as long as the command runs.
 
     The inbox is not started: its sweep would prune, and would notify of a crossed watermark where nobody reads it.
     """
@@ -151,7 +151,7 @@ class LocalTransport:
 
 
 class ReadOnlyTransport(LocalTransport):
-    """The same routes beside a process that writes a SQLite file and has no address: only reads are answered.
+    """A local transport beside a process that writes the SQLite file and has no address: only reads are answered.
 
     Nothing is written to the file, and its log is left alone, also by the last process that closes it.
     """

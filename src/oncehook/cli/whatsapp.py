@@ -189,12 +189,12 @@ def _from_options(settings: Mapping[str, str | None], *, allow_private: bool) ->
         known = _of_others(api) | known
     if named_proxy(os.environ, known.get("instance") or known.get("phone_number_id")):
         known.setdefault("proxy", "env")
-    meant = WhatsAppConfig(**{key: value for key, value in known.items() if key not in UNKNOWN_TO[api]})
-    if missing := lacking(meant):
+    config = WhatsAppConfig(**{key: value for key, value in known.items() if key not in UNKNOWN_TO[api]})
+    if missing := lacking(config):
         raise ConfigError(
             f"{api} needs {' and '.join(missing)}.", hint=f"Set {', '.join(_ENV + key.upper() for key in missing)}."
         )
-    return sender_from(meant, files=_files(), timeout=TIMEOUT, allow_private=allow_private)
+    return sender_from(config, files=_files(), timeout=TIMEOUT, allow_private=allow_private)
 
 
 _OTHERS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
@@ -260,11 +260,11 @@ def send_text(to: str, text: str, preview_url: bool, **chat: Any) -> Message:
     metavar="NUMBER",
     required=True,
     envvar=[f"{_ENV}NOTIFY_TO", "NOTIFY_WHATSAPP_PHONE"],
-    help="Who is told.",
+    help="The number to notify.",
 )
 @_sends
 def notify(text: str, to: str) -> Message:
-    """Send TEXT to whoever looks after this machine."""
+    """Send TEXT to the person who looks after this machine."""
     return messages.Text(to=to, text=text)
 
 

@@ -45,15 +45,15 @@ MOST_POLLS: Final = 1000
 """Polls, a millisecond apart, after which a step ends although work is left."""
 
 
-def free_port(asked: int | None) -> int:
+def free_port(wanted: int | None) -> int:
     """Return the port to listen on; refuse a taken one before the history is made."""
     try:
-        listen("127.0.0.1", PORT if asked is None else asked).close()
+        listen("127.0.0.1", PORT if wanted is None else wanted).close()
     except OSError as error:
-        if asked is not None:
-            raise ConfigError(f"Cannot listen on port {asked}: {error.strerror or error}") from error
+        if wanted is not None:
+            raise ConfigError(f"Cannot listen on port {wanted}: {error.strerror or error}") from error
         return 0
-    return PORT if asked is None else asked
+    return PORT if wanted is None else wanted
 
 
 async def run(folder: Path, seconds: float | None, rate: float, port: int, *, browse: bool, verbose: bool) -> None:

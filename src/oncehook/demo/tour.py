@@ -83,8 +83,8 @@ class Tour:
 
     async def _waiting(self) -> StoredDelivery | None:
         """Return the same delivery while it waits; then another, the one that waits longest."""
-        meant = Filter(destination="ledger", status=DeliveryStatus.pending, attempts_above=0)
-        found = {one.id: one for one in (await self._admin.deliveries(meant, limit=50)).items if one.due_at}
+        waiting = Filter(destination="ledger", status=DeliveryStatus.pending, attempts_above=0)
+        found = {one.id: one for one in (await self._admin.deliveries(waiting, limit=50)).items if one.due_at}
         if self._again not in found:
             self._again = max(found, key=lambda one: str(found[one].due_at), default=None)
         return None if self._again is None else found[self._again]

@@ -150,7 +150,7 @@ def _fields(value: object) -> Fields:
 def _signature(kind: type[Hmac | Hash | Ed25519]) -> tuple[Build, tuple[str, ...]]:
     def build(options: dict[str, Any]) -> Scheme:
         if "header" not in options:
-            raise ConfigError("verify does not say which header the signature stands in.", hint='Add header = "…".')
+            raise ConfigError("verify does not say which header holds the signature.", hint='Add header = "…".')
         return kind(**options)
 
     return build, _options_of(kind)
@@ -159,7 +159,7 @@ def _signature(kind: type[Hmac | Hash | Ed25519]) -> tuple[Build, tuple[str, ...
 def _token(options: dict[str, Any]) -> Scheme:
     prefix = options.pop("prefix", "")
     if len(options) != 1:
-        raise ConfigError("A token stands in one place.", hint="Give one of header, query and body.")
+        raise ConfigError("A token has one place.", hint="Give one of header, query and body.")
     [(kind, name)] = options.items()
     return Token(place=f"{kind}:{name}", prefix=prefix)
 

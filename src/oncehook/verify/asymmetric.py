@@ -256,9 +256,9 @@ class PayPal(Scheme):
         return readers.shows_header("paypal-transmission-sig")(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
-        given = [secret.strip() for secret in usable(secrets)]
-        webhook_ids = [secret for secret in given if not secret.startswith(PEM)]
-        pinned = [_rsa_check(_certificate_key(secret)) for secret in given if secret.startswith(PEM)]
+        stripped = [secret.strip() for secret in usable(secrets)]
+        webhook_ids = [secret for secret in stripped if not secret.startswith(PEM)]
+        pinned = [_rsa_check(_certificate_key(secret)) for secret in stripped if secret.startswith(PEM)]
         window = check_tolerance(self.tolerance if tolerance is None else tolerance)
         if not webhook_ids:
             raise SecretError("PayPal's webhook id is missing: it is part of what PayPal signs.")

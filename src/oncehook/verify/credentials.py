@@ -45,7 +45,7 @@ class Token(Scheme):
         kind, name = self._place
         one_of(kind, ("header", "query", "body"), "place of a token")
         if not name:
-            raise ConfigError(f"{self.place!r} does not say where the token stands.")
+            raise ConfigError(f"{self.place!r} does not say where the token is.")
         self._reader()
 
     @property

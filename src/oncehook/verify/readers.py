@@ -70,7 +70,7 @@ def shows_header(name: str) -> Callable[[Arrival], bool]:
 
 
 def with_headers(draft: Arrival, **changes: Any) -> Arrival:
-    """A copy of the draft whose headers are a list of its own; further fields as given."""
+    """Copy the draft, with its own list of headers and these changes."""
     return replace(draft, **{"headers": list(draft.headers), **changes})
 
 

@@ -1,4 +1,4 @@
-"""The schemes by which senders prove who they are, as data: a preset names one, nobody programs one.
+"""The schemes by which senders prove who they are, as data: a preset names one, and has no code of its own for it.
 
 A scheme and a source's secrets become a `Verifier`, once, at start; it is called with every arrival. The same scheme
 signs drafts for `oncehook send` and for tests, so that both sides come from one definition. Here: what all schemes
@@ -50,7 +50,7 @@ class Scheme(Protocol):
 
     @property
     def covers(self) -> frozenset[str]:
-        """What the check authenticates, out of "body", "url" and "headers" (all of them: so far no scheme does)."""
+        """The parts that the check authenticates: "body", "url", or "headers" (all of them; so far no scheme does)."""
         return UNCOVERED
 
     @property
@@ -187,7 +187,7 @@ class Signature(Scheme, ABC):
     fields: Fields | None = None
     tolerance: float = DEFAULT_TOLERANCE
     key: str = "text"
-    """How the secret is written: text is used as it is, base64 and hex are decoded."""
+    """The form of the secret: text is used as it is, base64 and hex are decoded."""
     _templates: tuple[Template, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -212,13 +212,13 @@ class Signature(Scheme, ABC):
         if self.timestamp:
             one_of(place, ("header", "field", "body"), "place of a timestamp")
             if not name or (place == "field" and self.fields is None):
-                raise ConfigError(f"timestamp = {self.timestamp!r} does not say where it stands.")
+                raise ConfigError(f"timestamp = {self.timestamp!r} does not say where it is.")
             needed = "body" if place == "body" else "timestamp"
             if not all(needed in template.always for template in self._templates):
                 # Otherwise a sender of an old arrival would just write a new time (S5).
                 raise ConfigError(f"The timestamp must be signed: put {{{needed}}} into `signed`.")
         if place in ("", "body") and any("timestamp" in template.uses for template in self._templates):
-            raise ConfigError("`signed` uses {timestamp}, but no timestamp is configured to stand in a header.")
+            raise ConfigError("`signed` uses {timestamp}, but no timestamp in a header is configured.")
 
     @property
     def covers(self) -> frozenset[str]:
@@ -459,8 +459,8 @@ class Custom(Scheme):
 
         def verify(arrival: Arrival) -> None:
             try:
-                # All are tried, so that time does not tell which secret it was. A check that forgets to answer
-                # has not said True.
+                # All are tried, so that time does not tell which secret it was. None, the result of a check that
+                # forgets to return, is not True.
                 answers = [check(arrival, secret) for secret in kept]
             except _MALFORMED:
                 raise SignatureInvalid("malformed") from None

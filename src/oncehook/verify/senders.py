@@ -123,8 +123,7 @@ def _signed_fields(arrival: Arrival) -> bytes:
 
 
 def _with_and_without_port(url: str | None) -> list[Address]:
-    given = Address(url)
-    text = given.whole.decode()
+    text = Address(url).whole.decode()
     parts = urlsplit(text)
     host = parts.netloc.removesuffix(f":{parts.port}") if parts.port else parts.netloc
     port = parts.port or (443 if parts.scheme == "https" else 80)

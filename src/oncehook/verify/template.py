@@ -3,7 +3,7 @@
 A template is compiled once, when a scheme is built, and rendered per arrival from the received bytes (S1).
 Places: {body} {timestamp} {url} {method} {header:name} {query:name}; a place may end in `|lower` or `|decoded`.
 A part in square brackets is left out when a place in it is absent; elsewhere an absent place refuses the arrival.
-Braces and brackets that are meant are doubled.
+Literal braces and brackets are doubled.
 """
 
 from __future__ import annotations
