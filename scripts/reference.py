@@ -458,6 +458,19 @@ A histogram has `_bucket` (with `le`), `_count` and `_sum`.
 | Do leases get lost? | `sum(rate(oncehook_leases_lost_total[15m])) by (destination)` |
 """
 
+# -- words of a query --------------------------------------------------------------------------
+
+
+def query_page(page: Path) -> str:
+    """The page as it is, with the table of words anew."""
+    from oncehook.query import WORDS
+
+    rows = [f"| `{name}:{word.example}` | {word.about} |" for name, word in WORDS.items()]
+    table = "\n".join(["| word | finds |", "| --- | --- |", *rows])
+    before, _, rest = page.read_text().partition("<!-- words -->")
+    return f"{before}<!-- words -->\n{table}\n<!-- end of words -->{rest.partition('<!-- end of words -->')[2]}"
+
+
 # -- all of it ---------------------------------------------------------------------------------
 
 
@@ -468,6 +481,7 @@ def pages() -> dict[Path, str]:
         folder / "python.md": python_page(),
         folder / "errors.md": errors_page(),
         folder / "metrics.md": metrics_page(),
+        folder / "query.md": query_page(folder / "query.md"),
     }
 
 

@@ -16,10 +16,9 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import asdict, replace
 from datetime import datetime, timedelta
-from difflib import get_close_matches
 from typing import Final, Literal, Protocol
 
-from oncehook import __version__, clock, query, reports, samples, upkeep
+from oncehook import __version__, clock, human, query, reports, samples, upkeep
 from oncehook.destinations.base import Destination
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import (
@@ -268,7 +267,7 @@ class Admin:
 
     def moment(self, text: str) -> datetime:
         """Return the moment that `2h` or an ISO time means now."""
-        return query.moment(text, clock.now_utc())
+        return human.moment(text, clock.now_utc())
 
     # -- events --------------------------------------------------------------------------------
 
@@ -657,8 +656,8 @@ class Admin:
     def _destination(self, name: str) -> Destination:
         destination = self._destinations.get(name)
         if destination is None:
-            near = get_close_matches(name, list(self._destinations), 1)
-            raise NotFound(f'There is no destination "{name[:60]}".', hint=f'Did you mean "{near[0]}"?' if near else "")
+            near = human.nearest(name, self._destinations)
+            raise NotFound(f'There is no destination "{name[:60]}".', hint=f'Did you mean "{near}"?' if near else "")
         return destination
 
     async def count_erasable(self, subject: str, source: str | None = None) -> Erasure:

@@ -1,17 +1,19 @@
-"""Durations, sizes and rates as people write them, and back again.
+"""Durations, sizes, rates, moments and counts: read as people write them, and shown to people.
 
-Words come in from configuration, command line and decorators; plain numbers go out. Whatever cannot be read
-raises ConfigError with the forms that can. Nothing else in the package parses such a word.
+A noun reads (`seconds("1h30m")`), `show_…` prints. Text that cannot be read raises an error that lists the forms. No
+other module parses or prints such a value, makes a plural, or looks for the word that was probably meant.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from oncehook.errors import ConfigError
+from oncehook.errors import ConfigError, QueryInvalid
 
 _SECONDS: Final = {
     "w": Decimal(604_800),
@@ -37,6 +39,7 @@ _DURATION: Final = re.compile(rf"(?:{_NUMBER}(?:ms|[wdhms])\s*)+")
 _PART: Final = re.compile(rf"({_NUMBER})(ms|[wdhms])")
 _SIZE: Final = re.compile(rf"({_NUMBER})\s*([kmg]?i?b)", re.IGNORECASE)
 _RATE: Final = re.compile(rf"({_NUMBER})/(s|m|h|d)")
+_AGO: Final = re.compile(r"[0-9.]+[a-z]")
 
 DURATION_FORMS: Final = 'write for example "500ms", "0.2s", "15s", "5m", "1h30m", "30d" or "1w"'
 SIZE_FORMS: Final = 'write for example "64kB", "1MB", "1MiB" or "4MiB", or a number of bytes'
@@ -47,18 +50,18 @@ LONGEST: Final = 36_525 * 86_400
 
 
 def seconds(text: str | float) -> float:
-    """A duration in seconds. Text needs its units, largest first; a number is seconds already.
+    """Read a duration. Text needs its units, largest first; a number is seconds already.
 
     >>> seconds("1h30m")
     5400.0
     """
-    value = _spoken_seconds(text) if isinstance(text, str) else _number(text, "duration", DURATION_FORMS)
+    value = _sum_units(text) if isinstance(text, str) else _number(text, "duration", DURATION_FORMS)
     if value > LONGEST:
         raise ConfigError(f"{text!r} is longer than 100 years; {DURATION_FORMS}")
     return value
 
 
-def _spoken_seconds(text: str) -> float:
+def _sum_units(text: str) -> float:
     parts = _PART.findall(text) if _DURATION.fullmatch(text) else []
     names = [name for _, name in parts]
     if not parts or names != [name for name in _SECONDS if name in names]:
@@ -67,7 +70,7 @@ def _spoken_seconds(text: str) -> float:
 
 
 def size(text: str | int) -> int:
-    """A number of bytes. `kB` and `MB` count in thousands, `KiB` and `MiB` in 1024s; case does not matter.
+    """Read a number of bytes. `kB` and `MB` count in thousands, `KiB` and `MiB` in 1024s; case does not matter.
 
     >>> size("4MiB")
     4194304
@@ -88,7 +91,7 @@ def size(text: str | int) -> int:
 
 
 def rate(text: str) -> float:
-    """How often per second.
+    """Read a rate per second.
 
     >>> rate("30/m")
     0.5
@@ -102,6 +105,19 @@ def rate(text: str) -> float:
     return value
 
 
+def moment(text: str, now: datetime) -> datetime:
+    """Read a moment: a duration counts back from now (`2h`), anything else is an ISO time, in UTC unless it says."""
+    try:
+        if _AGO.match(text):
+            return now - timedelta(seconds=seconds(text))
+        at = datetime.fromisoformat(text)
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ConfigError, ValueError, OverflowError):
+        raise QueryInvalid(
+            f"{text!r} is no moment.", hint='Write a duration such as "2h", or a time such as "2026-11-16T10:00Z".'
+        ) from None
+
+
 def _number(value: object, kind: str, forms: str) -> float:
     # bool is an int to Python, and `timeout = true` is not one second
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
@@ -109,33 +125,100 @@ def _number(value: object, kind: str, forms: str) -> float:
     return float(value)
 
 
-def words(duration: float) -> str:
-    """A duration for people, in days at most: `5m`, `1h 30m`, `200ms`. `seconds` reads it back.
+# -- shown to people ---------------------------------------------------------------------------
 
-    >>> words(5400)
+
+def show_duration(duration: float) -> str:
+    """Print a duration exactly, in days at most: `5m`, `1h 30m`, `200ms`. `seconds` reads it back.
+
+    >>> show_duration(5400)
     '1h 30m'
     """
     if math.isinf(duration):
         return "no limit"
     if duration < 0:
-        return "-" + words(-duration)
+        return "-" + show_duration(-duration)
     if 0 < duration < 1:
         return f"{round(duration * 1000, 3):g}ms"
     left = round(duration, 3)
-    said = []
+    parts = []
     for name in ("d", "h", "m"):
-        count, left = divmod(left, float(_SECONDS[name]))
-        if count:
-            said.append(f"{count:.0f}{name}")
-    if round(left, 3) or not said:
-        said.append(f"{round(left, 3):g}s")
-    return " ".join(said)
+        whole, left = divmod(left, float(_SECONDS[name]))
+        if whole:
+            parts.append(f"{whole:.0f}{name}")
+    if round(left, 3) or not parts:
+        parts.append(f"{round(left, 3):g}s")
+    return " ".join(parts)
 
 
-def bytes_words(count: int) -> str:
-    """A size for people, where it comes out even: `4MiB`, `64kB`, `1500B`. `size` reads it back."""
+def show_span(duration: float) -> str:
+    """Print about how long something is, in one unit: `8 s`, `1.5 h`, `3 days`."""
+    for name, length in (("days", 86_400), ("h", 3600), ("min", 60)):
+        if duration >= length * (2 if name == "days" else 1):
+            return f"{round(duration / length, 0 if name == 'days' else 1):g} {name}"
+    return f"{round(duration, 1):g} s"
+
+
+def show_elapsed(duration: float) -> str:
+    """Print how long something took: `84 ms`, `1.2 s`, `3.5 min`."""
+    return f"{max(duration, 0) * 1000:.0f} ms" if duration < 1 else show_span(duration)
+
+
+def show_size(size: int) -> str:
+    """Print a number of bytes exactly: `4MiB`, `64kB`, `1500B`. `size` reads it back."""
     for name in ("GiB", "MiB", "KiB", "GB", "MB", "kB"):
         factor = _BYTES[name.lower()]
-        if count and count % factor == 0:
-            return f"{count // factor}{name}"
-    return f"{count}B"
+        if size and size % factor == 0:
+            return f"{size // factor}{name}"
+    return f"{size}B"
+
+
+def show_bytes(size: int) -> str:
+    """Print about how large something is: `689 bytes`, `2.1 kB`, `4.20 MB`."""
+    if size < 1000:
+        return count(size, "byte")
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:.2f} {unit}"
+    return f"{size / 1e3:.1f} kB"
+
+
+def show_rate(rate: float) -> str:
+    """Print a rate per second in the unit that makes it readable: `20/s`, `1.5/m`. `rate` reads it back."""
+    units = (("s", 1), ("m", 60), ("h", 3600), ("d", 86_400))
+    unit, length = next((unit for unit in units if rate * unit[1] >= 1), units[-1])
+    return f"{round(rate * length, 3):.3f}".rstrip("0").rstrip(".") + f"/{unit}"
+
+
+def show_moment(at: datetime, precision: str = "auto") -> str:
+    """Print a moment in UTC as queries take it; `precision` is that of `isoformat`."""
+    return at.astimezone(UTC).isoformat(timespec=precision).replace("+00:00", "Z")
+
+
+def count(number: int, noun: str) -> str:
+    """Print a number of things: `1 delivery`, `1,204 deliveries`."""
+    return f"{number:,} {noun if number == 1 else _plural(noun)}"
+
+
+def _plural(noun: str) -> str:
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "x", "ch", "sh")) else f"{noun}s"
+
+
+# -- did you mean ------------------------------------------------------------------------------
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Return the known word that was probably meant, or None."""
+    from difflib import get_close_matches  # only for those who mistype
+
+    return next(iter(get_close_matches(word, list(known), n=1)), None)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """Return the hint for an unknown word: the nearest known one, or else all of them."""
+    names = list(known)
+    if near := nearest(word, names):
+        return f'Did you mean "{near}"?'
+    return f"There are: {', '.join(names)}." if names else ""

@@ -1,22 +1,21 @@
 """The one query language: the same text in API, command line and dashboard.
 
 `parse` turns `source:stripe status:dead body.amount:>1000 since:2h refund` into a `Filter`; `fixed` writes one back as
-text in which "two hours ago" has become a moment, for plans and for commands to copy. What cannot be read raises
-QueryInvalid, naming the word that was probably meant. No text reaches a database but as a parameter (S36).
+text in which "two hours ago" has become a moment, for plans and for commands to copy. `WORDS` is the table of words:
+errors, completion, help and the reference read it. No text reaches a database but as a parameter (S36).
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from datetime import UTC, datetime, timedelta
-from difflib import get_close_matches
+from dataclasses import dataclass, fields
+from datetime import datetime
 from enum import StrEnum
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-from oncehook.errors import ConfigError, QueryInvalid
-from oncehook.human import seconds
+from oncehook.errors import QueryInvalid
+from oncehook.human import moment, nearest, show_moment
 from oncehook.model import SIGNS, Category, Clause, DeliveryId, DeliveryStatus, EventId, Filter, IdT, ReplayId
 from oncehook.payload import MAX_DEPTH
 
@@ -26,13 +25,8 @@ LONGEST: Final = 32_768
 MOST_CLAUSES: Final = 10
 """Places in the body that a query may ask for at once: each is looked up in every body."""
 
-NOTES: Final = ("stale", "coalesced", "erased")
-
-IS: Final = ("replayed",)
-"""What a delivery may be asked to be."""
-
 BODY: Final = "body."
-"""What a word begins with that names a place in the body."""
+"""The start of a word that names a place in the body."""
 
 _STEP: Final = r'(?:"(?:[^"\\]|\\.)*+"|[^\s".:\\]++)'
 _PLACE: Final = rf"body(?:\.{_STEP})++"
@@ -48,87 +42,65 @@ _PLAIN: Final = re.compile(r"[^\s\"\\]+")
 _COUNT: Final = re.compile(r"(>=|<=|>|<|=)?([0-9]{1,9})")
 _CODE: Final = re.compile(r"[1-9](?:[0-9]{2}|xx)", re.IGNORECASE)
 _ID: Final = re.compile(r"(?:evt|dlv|rpl)_[0-9a-fA-F-]{32,36}")
-_DURATION: Final = re.compile(r"[0-9.]+[a-z]")
-_UNSAID: Final = re.compile(rf"(?:{_PLACE}|[A-Za-z_.]+):")
-
-Word = TypeVar("Word", bound=StrEnum)
-
-
-@dataclass(slots=True)
-class _Reading:
-    """A query that is being read."""
-
-    now: datetime
-    found: dict[str, Any] = field(default_factory=dict)
-    ids: list[bytes] = field(default_factory=list)
-    clauses: list[Clause] = field(default_factory=list)
-    texts: list[str] = field(default_factory=list)
-
-    def put(self, name: str, value: object, word: str) -> None:
-        if name in self.found and self.found[name] != value:
-            raise QueryInvalid(f"{word}: is given twice, with different values.", hint="A query means all its words.")
-        self.found[name] = value
+_WITHOUT_VALUE: Final = re.compile(rf"(?:{_PLACE}|[A-Za-z_.]+):")
 
 
 def parse(text: str, now: datetime) -> Filter:
-    """The filter that a query means at this moment. Raises QueryInvalid.
+    """Return the filter that a query means at this moment. Raises QueryInvalid.
 
     >>> parse("source:stripe status:dead", now).source
     'stripe'
     """
     check_text(text, "The query", LONGEST)
-    reading = _Reading(now)
-    for word, value, quoted in _parts(text):
+    found: dict[str, Any] = {}
+    ids: list[bytes] = []
+    clauses: list[Clause] = []
+    texts: list[str] = []
+    for word, value, is_quoted in _split(text):
         if word is not None and word.startswith(BODY):
-            _read_clause(reading, word, value, quoted)
-        elif word is not None:
-            _read(reading, word, value)
-        elif not quoted and _ID.fullmatch(value):
-            _read_any_id(reading, value)
+            clauses.append(_read_clause(word, value, is_quoted))
+        elif word is None and (is_quoted or not _ID.fullmatch(value)):
+            texts.append(value)
         else:
-            reading.texts.append(value)
-    if reading.ids:
-        reading.found["ids"] = tuple(dict.fromkeys(reading.ids))
-    if reading.clauses:
-        reading.found["body"] = tuple(dict.fromkeys(reading.clauses))
-    if reading.texts:
-        reading.found["text"] = " ".join(reading.texts)
-    return Filter(**reading.found)
-
-
-def moment(text: str, now: datetime) -> datetime:
-    """A moment in UTC: a duration means so long ago (`2h`), everything else is an ISO time, in UTC unless it says."""
-    try:
-        if _DURATION.match(text):
-            return now - timedelta(seconds=seconds(text))
-        at = datetime.fromisoformat(text)
-        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ConfigError, ValueError, OverflowError):
-        raise QueryInvalid(
-            f"{text!r} is no moment.", hint='Write a duration such as "2h", or a time such as "2026-11-16T10:00Z".'
-        ) from None
+            word = word or ("replay" if value.startswith(ReplayId.prefix) else "id")
+            for field, wanted in _read(word, value, now).items():
+                if field == "ids":
+                    ids += wanted
+                elif found.setdefault(field, wanted) != wanted:
+                    raise QueryInvalid(
+                        f"{word}: is given twice, with different values.", hint="A query means all its words."
+                    )
+    if len(clauses) > MOST_CLAUSES:
+        raise QueryInvalid(f"A query asks for {MOST_CLAUSES} places in the body at most.")
+    if ids:
+        found["ids"] = tuple(dict.fromkeys(ids))
+    if clauses:
+        found["body"] = tuple(dict.fromkeys(clauses))
+    if texts:
+        found["text"] = " ".join(texts)
+    return Filter(**found)
 
 
 def check_text(text: str, what: str, longest: int) -> None:
-    """Refuse text that no database would take, or that is too long to be meant."""
+    """Refuse text that no database would take, or that is too long."""
     if len(text) > longest:
         raise QueryInvalid(f"{what} is longer than {longest} characters.")
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise QueryInvalid(f"{what} has a character in it that is none.")
 
 
-def _parts(text: str) -> Iterator[tuple[str | None, str, bool]]:
-    """Word, value and whether that stood in quotes."""
+def _split(text: str) -> Iterator[tuple[str | None, str, bool]]:
+    """Yield word, value, and whether the value was in quotes."""
     at, end = 0, len(text.rstrip())
     while at < end:
         part = _PART.match(text, at)
         if part is None:
             raise _unreadable(text[at:].strip())
         at = part.end()
-        quoted = part["quoted"]
-        if quoted is None and part["word"] is None and _UNSAID.fullmatch(part["bare"]):
+        value = part["quoted"]
+        if value is None and part["word"] is None and _WITHOUT_VALUE.fullmatch(part["bare"]):
             raise _unreadable(part["bare"])
-        yield part["word"], part["bare"] if quoted is None else _ESCAPED.sub(r"\1", quoted), quoted is not None
+        yield part["word"], part["bare"] if value is None else _ESCAPED.sub(r"\1", value), value is not None
 
 
 def _unreadable(rest: str) -> QueryInvalid:
@@ -138,84 +110,82 @@ def _unreadable(rest: str) -> QueryInvalid:
     return QueryInvalid(f"The query cannot be read from {start[:40]!r} on.", hint='Does a quote (") not end?')
 
 
-def _read(reading: _Reading, word: str, value: str) -> None:
-    read = _READERS.get(word)
-    if read is None:
-        near = get_close_matches(word, _READERS, 1)
-        hint = f'Did you mean "{near[0]}:"?' if near else f"There are: {', '.join(WORDS)} and {BODY}…"
+def _read(word: str, value: str, now: datetime) -> Mapping[str, Any]:
+    if word not in WORDS:
+        near = nearest(word, WORDS)
+        hint = f'Did you mean "{near}:"?' if near else f"There are: {', '.join(WORDS)} and {BODY}…"
         raise QueryInvalid(
             f'"{word}:" is no word of a query.', hint=f'{hint} Text with a colon is searched for in quotes, as "a:b".'
         )
     if not value:
         raise QueryInvalid(f"{word}: has no value.")
-    read(reading, word, value)
+    return WORDS[word].read(word, value, now)
 
 
-# -- one reader for each kind of word ----------------------------------------------------------
+def _read_clause(word: str, value: str, is_quoted: bool) -> Clause:
+    """Read `body.a.b:>10`. A sign in quotes is text."""
+    path = tuple(map(_unquoted, _STEPS.findall(word))) if _PLACES.fullmatch(word) else ()
+    sign = "" if is_quoted else next((one for one in SIGNS if value.startswith(one)), "")
+    clause = Clause(path, sign or "=", value.removeprefix(sign))
+    if not 0 < len(path) <= MAX_DEPTH:
+        raise QueryInvalid(f"{word[:60]}: leads nowhere.", hint="Write for example body.data.items.0.price:>10.")
+    if not clause.value:
+        raise QueryInvalid(f"{word[:60]}: has no value.")
+    if clause.sign != "=" and clause.number is None:
+        raise QueryInvalid(
+            f"{word[:60]}:{value[:40]} compares with what is no number.",
+            hint=f'Write {word[:60]}:{sign}10; text that begins with {sign} is looked for in quotes, as "{sign}a".',
+        )
+    return clause
 
 
-Reader = Callable[[_Reading, str, str], None]
+def _unquoted(step: str) -> str:
+    return _ESCAPED.sub(r"\1", step[1:-1]) if step.startswith('"') else step
 
 
-def _text(name: str) -> Reader:
-    def read(reading: _Reading, word: str, value: str) -> None:
-        reading.put(name, value, word)
-
-    return read
+# -- words -------------------------------------------------------------------------------------
 
 
-def _choice(name: str, choices: Sequence[str], made: Callable[[str], object] = str) -> Reader:
-    def read(reading: _Reading, word: str, value: str) -> None:
+Reader = Callable[[str, str, datetime], Mapping[str, Any]]
+"""From a word, its value and the present moment to fields of a Filter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """A word of the language."""
+
+    read: Reader
+    example: str
+    about: str
+    """The meaning, for help and reference, with code in backticks."""
+    values: Sequence[str] = ()
+    """Values that completion offers; those of sources and destinations are known at run time only."""
+
+
+def _text(field: str, example: str, about: str) -> Word:
+    return Word(lambda word, value, now: {field: value}, example, about)
+
+
+def _choice(field: str, kind: type[StrEnum] | Sequence[str], example: str, about: str) -> Word:
+    choices = [str(one) for one in kind]
+
+    def read(word: str, value: str, now: datetime) -> Mapping[str, Any]:
         if value not in choices:
-            near = get_close_matches(value, choices, 1)
-            hint = f'Did you mean "{word}:{near[0]}"?' if near else f"There are: {', '.join(choices)}."
+            near = nearest(value, choices)
+            hint = f'Did you mean "{word}:{near}"?' if near else f"There are: {', '.join(choices)}."
             raise QueryInvalid(f'"{value[:40]}" is no {word}.', hint=hint)
-        reading.put(name, made(value), word)
+        return {field: kind(value) if isinstance(kind, type) else value}
 
-    return read
-
-
-def _moment(name: str) -> Reader:
-    def read(reading: _Reading, word: str, value: str) -> None:
-        reading.put(name, moment(value, reading.now), word)
-
-    return read
+    return Word(read, example, f"{about}: {', '.join(choices)}", choices)
 
 
-def _count(reading: _Reading, word: str, value: str) -> None:
-    match = _COUNT.fullmatch(value)
-    if match is None:
-        raise QueryInvalid(f"{word}:{value[:40]} is no number.", hint=f"Write {word}:3, {word}:>3 or {word}:<3.")
-    sign, number = match[1] or "=", int(match[2])
-    if sign in (">", ">=", "="):
-        reading.put("attempts_above", number if sign == ">" else number - 1, word)
-    if sign in ("<", "<=", "="):
-        reading.put("attempts_below", number if sign == "<" else number + 1, word)
+def _time(field: str, example: str, about: str) -> Word:
+    times = ("15m", "1h", "2h", "24h", "7d")
+    return Word(lambda word, value, now: {field: moment(value, now)}, example, about, times)
 
 
-def _code(reading: _Reading, word: str, value: str) -> None:
-    if not _CODE.fullmatch(value):
-        raise QueryInvalid(f"{word}:{value[:40]} is no status code.", hint=f"Write {word}:503, or {word}:5xx.")
-    reading.put("code", value.lower(), word)
-
-
-def _id(name: str, kind: type[IdT]) -> Reader:
-    def read(reading: _Reading, word: str, value: str) -> None:
-        reading.put(name, _known_id(kind, word, value), word)
-
-    return read
-
-
-def _delivery(reading: _Reading, word: str, value: str) -> None:
-    """`id:` may be repeated, and means any of them; an event's id is understood too."""
-    if value.startswith(EventId.prefix):
-        reading.put("event_id", _known_id(EventId, word, value), word)
-    else:
-        reading.ids.append(_known_id(DeliveryId, word, value))
-
-
-def _read_any_id(reading: _Reading, value: str) -> None:
-    _read(reading, "replay" if value.startswith(ReplayId.prefix) else "id", value)
+def _id(field: str, kind: type[IdT], about: str) -> Word:
+    return Word(lambda word, value, now: {field: _known_id(kind, word, value)}, f"{kind.prefix}…", about)
 
 
 def _known_id(kind: type[IdT], word: str, value: str) -> IdT:
@@ -227,103 +197,98 @@ def _known_id(kind: type[IdT], word: str, value: str) -> IdT:
         ) from None
 
 
-def _read_clause(reading: _Reading, word: str, value: str, quoted: bool) -> None:
-    """`body.a.b:` may be repeated, and means all of them. What stands in quotes is no sign."""
-    steps = tuple(map(_unquoted, _STEPS.findall(word))) if _PLACES.fullmatch(word) else ()
-    sign = "" if quoted else next((one for one in SIGNS if value.startswith(one)), "")
-    clause = Clause(steps, sign or "=", value.removeprefix(sign))
-    if not 0 < len(steps) <= MAX_DEPTH:
-        raise QueryInvalid(f"{word[:60]}: leads nowhere.", hint="Write for example body.data.items.0.price:>10.")
-    if not clause.value:
-        raise QueryInvalid(f"{word[:60]}: has no value.")
-    if clause.sign != "=" and clause.number is None:
-        raise QueryInvalid(
-            f"{word[:60]}:{value[:40]} compares with what is no number.",
-            hint=f'Write {word[:60]}:{sign}10; text that begins with {sign} is looked for in quotes, as "{sign}a".',
-        )
-    reading.clauses.append(clause)
-    if len(reading.clauses) > MOST_CLAUSES:
-        raise QueryInvalid(f"A query asks for {MOST_CLAUSES} places in the body at most.")
+def _read_attempts(word: str, value: str, now: datetime) -> Mapping[str, Any]:
+    match = _COUNT.fullmatch(value)
+    if match is None:
+        raise QueryInvalid(f"{word}:{value[:40]} is no number.", hint=f"Write {word}:3, {word}:>3 or {word}:<3.")
+    sign, number = match[1] or "=", int(match[2])
+    above = {"attempts_above": number if sign == ">" else number - 1}
+    below = {"attempts_below": number if sign == "<" else number + 1}
+    return {**(above if sign in (">", ">=", "=") else {}), **(below if sign in ("<", "<=", "=") else {})}
 
 
-def _unquoted(step: str) -> str:
-    return _ESCAPED.sub(r"\1", step[1:-1]) if step.startswith('"') else step
+def _read_code(word: str, value: str, now: datetime) -> Mapping[str, Any]:
+    if not _CODE.fullmatch(value):
+        raise QueryInvalid(f"{word}:{value[:40]} is no status code.", hint=f"Write {word}:503, or {word}:5xx.")
+    return {"code": value.lower()}
 
 
-_READERS: Final[Mapping[str, Reader]] = {
-    "source": _text("source"),
-    "type": _text("type"),
-    "status": _choice("status", list(DeliveryStatus), DeliveryStatus),
-    "subject": _text("subject"),
-    "key": _text("key"),
-    "destination": _text("destination"),
-    "to": _text("destination"),
-    "attempts": _count,
-    "code": _code,
-    "category": _choice("category", list(Category), Category),
-    "note": _choice("note", NOTES),
-    "is": _choice("is_replayed", IS, lambda said: said == "replayed"),
-    "replay": _id("replay_id", ReplayId),
-    "event": _id("event_id", EventId),
-    "id": _delivery,
-    "since": _moment("since"),
-    "until": _moment("until"),
+def _read_is(word: str, value: str, now: datetime) -> Mapping[str, Any]:
+    _IS.read(word, value, now)
+    return {"is_replayed": True}
+
+
+def _read_delivery_id(word: str, value: str, now: datetime) -> Mapping[str, Any]:
+    """Read `id:`, which may be repeated and means any of them; an event's id is understood too."""
+    if value.startswith(EventId.prefix):
+        return {"event_id": _known_id(EventId, word, value)}
+    return {"ids": [_known_id(DeliveryId, word, value)]}
+
+
+_IS: Final = _choice("is_replayed", ("replayed",), "replayed", "run again")
+_CODES: Final = ("4xx", "5xx", "404", "429", "500", "502", "503")
+
+WORDS: Final[Mapping[str, Word]] = {
+    "source": _text("source", "stripe", "the source"),
+    "type": _text("type", "invoice.*", "the type, with `*` and `?`"),
+    "status": _choice("status", DeliveryStatus, "dead", "status of the delivery"),
+    "subject": _text("subject", "cus_42", "the subject, exactly"),
+    "key": _text("key", "evt_1", "the key, exactly"),
+    "destination": _text("destination", "crm", "the destination"),
+    "to": _text("destination", "crm", "short for `destination:`"),
+    "attempts": Word(_read_attempts, ">3", "attempts of its run; also `<3`, `>=3`, `<=3`, `3`", (">1", ">3", ">5")),
+    "code": Word(_read_code, "5xx", "status code of the last attempt; also `503`", _CODES),
+    "category": _choice("category", Category, "transient", "of the last attempt"),
+    "note": _choice("note", ("stale", "coalesced", "erased"), "stale", "of the delivery"),
+    "is": Word(_read_is, "replayed", "a replay has run it again", _IS.values),
+    "replay": _id("replay_id", ReplayId, "deliveries of this replay"),
+    "event": _id("event_id", EventId, "deliveries of this event"),
+    "id": Word(_read_delivery_id, "dlv_…", "this delivery; may be repeated; a bare id is enough"),
+    "since": _time("since", "2h", "received since: so long ago, or an ISO time (UTC)"),
+    "until": _time("until", "2026-11-16T10:00Z", "received before: so long ago, or an ISO time (UTC)"),
 }
-WORDS: Final = tuple(_READERS)
-"""Every word of a query but those of the body (BODY), for completion and for documents."""
+"""Every word of a query but those of the body (BODY)."""
 
 
 # -- and back ----------------------------------------------------------------------------------
 
 
 def fixed(filter: Filter) -> str:
-    """The filter as a query that means the same at any time. `parse` reads it back."""
+    """Write the filter as a query that means the same at any time. `parse` reads it back."""
     if filter.ids is not None and not filter.ids:
         raise ValueError("a filter of no ids means nothing; as a query it would mean everything")
-    said = [text for entry in fields(filter) for text in _said(filter, entry.name)]
-    return " ".join(said)
+    return " ".join(part for entry in fields(filter) for part in _write(filter, entry.name))
 
 
-def _said(filter: Filter, name: str) -> Iterator[str]:
-    value = getattr(filter, name)
-    if value is None or name in ("attempts_below", "sources"):
-        if name == "attempts_below" and value is not None and filter.attempts_above is None:
-            yield f"attempts:<{value}"
+def _write(filter: Filter, field: str) -> Iterator[str]:
+    value = getattr(filter, field)
+    exactly = filter.attempts_above is not None and filter.attempts_below == filter.attempts_above + 2
+    if value is None or field == "sources":
         return
-    if name == "ids":
+    if field == "ids":
         yield from (f"id:{one}" for one in value)
-    elif name == "body":
-        yield from map(_said_clause, value)
-    elif name == "attempts_above":
-        yield from _said_attempts(value, filter.attempts_below)
-    elif name == "is_replayed":
+    elif field == "body":
+        yield from map(_write_clause, value)
+    elif field == "attempts_above":
+        yield f"attempts:{'' if exactly else '>='}{value + 1}"
+    elif field == "attempts_below":
+        if not exactly:
+            yield f"attempts:<{value}"
+    elif field == "is_replayed":
         yield "is:replayed"
-    elif name == "event_id":
-        yield f"event:{value}"
-    elif name == "replay_id":
-        yield f"replay:{value}"
-    elif name == "text":
-        yield value if _is_plain_text(value) else _quoted(value)
-    elif isinstance(value, datetime):
-        yield f"{name}:{show_moment(value)}"
+    elif field in ("event_id", "replay_id"):
+        yield f"{field.removesuffix('_id')}:{value}"
+    elif field == "text":
+        yield value if _is_plain_text(value) else _in_quotes(value)
     else:
-        yield f"{name}:{quoted(value)}"
+        yield f"{field}:{show_moment(value) if isinstance(value, datetime) else quoted(value)}"
 
 
-def _said_attempts(above: int, below: int | None) -> Iterator[str]:
-    if below == above + 2:
-        yield f"attempts:{above + 1}"
-        return
-    yield f"attempts:>={above + 1}"
-    if below is not None:
-        yield f"attempts:<{below}"
-
-
-def _said_clause(clause: Clause) -> str:
-    place = ".".join(step if _PLAIN_STEP.fullmatch(step) else _quoted(step) for step in clause.path)
+def _write_clause(clause: Clause) -> str:
+    place = ".".join(step if _PLAIN_STEP.fullmatch(step) else _in_quotes(step) for step in clause.path)
     if clause.sign != "=":
         return f"{BODY}{place}:{clause.sign}{clause.value}"
-    return f"{BODY}{place}:{_quoted(clause.value) if clause.value.startswith(SIGNS) else quoted(clause.value)}"
+    return f"{BODY}{place}:{_in_quotes(clause.value) if clause.value.startswith(SIGNS) else quoted(clause.value)}"
 
 
 def _is_plain_text(value: str) -> bool:
@@ -332,14 +297,9 @@ def _is_plain_text(value: str) -> bool:
 
 
 def quoted(value: str) -> str:
-    """A value as it stands in a query, in quotes where it must be."""
-    return value if _PLAIN.fullmatch(value) else _quoted(value)
+    """Return a value as a query takes it, in quotes where it must be."""
+    return value if _PLAIN.fullmatch(value) else _in_quotes(value)
 
 
-def _quoted(value: str) -> str:
+def _in_quotes(value: str) -> str:
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-
-
-def show_moment(at: datetime) -> str:
-    """A moment as people write it: no shorter than it is, no longer than it must be."""
-    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -20,6 +20,7 @@ import msgspec
 from oncehook import query
 from oncehook.destinations.base import Destination
 from oncehook.errors import BadRequest
+from oncehook.human import show_rate
 from oncehook.model import (
     DeliveryId,
     DeliveryStatus,
@@ -261,14 +262,6 @@ def _subject_of(filter: Filter) -> list[str]:
         named = [str(filter.event_id)]
         return named if filter.destination is None else [*named, "--to", filter.destination]
     return ["--query", query.fixed(filter)]
-
-
-def show_rate(rate: float) -> str:
-    """Return a rate as it is written, in the unit that makes it readable."""
-    for unit, span in (("s", 1), ("m", 60), ("h", 3600)):
-        if rate * span >= 1:
-            return f"{round(rate * span, 3):.3f}".rstrip("0").rstrip(".") + f"/{unit}"
-    return f"{round(rate * 86_400, 3):.3f}".rstrip("0").rstrip(".") + "/d"
 
 
 # -- tokens ------------------------------------------------------------------------------------

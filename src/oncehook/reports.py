@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Final, Literal
 
 from oncehook.destinations.base import Destination
+from oncehook.human import show_span
 from oncehook.model import (
     ArrivalId,
     Breaker,
@@ -182,7 +183,7 @@ class ShownDestination:
     @property
     def streak(self) -> str:
         """A sentence about its failures in a row and what comes next; empty where there are none."""
-        failures, held = self.level.failures, span(self.holding.open)
+        failures, held = self.level.failures, show_span(self.holding.open)
         if not failures:
             return ""
         said = f"{failures:,} {'delivery has' if failures == 1 else 'deliveries have'} failed since the last success."
@@ -286,18 +287,10 @@ def schedule(policy: Policy) -> str:
     waits = list(policy.waits or policy.in_words())
     if not waits:
         return "1 attempt"
-    said = [span(wait) for wait in waits]
+    said = [show_span(wait) for wait in waits]
     shown = ", ".join(said) if len(said) <= 5 else f"{', '.join(said[:3])} … {said[-1]}"
     chance = "up to " if not policy.waits and policy.jitter == "full" else ""
-    return f"{chance}{shown}: {policy.attempts} attempts over {span(sum(waits))}"
-
-
-def span(seconds: float) -> str:
-    """Return a span of time in the unit that one would choose."""
-    for name, length in (("days", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= length * (2 if name == "days" else 1):
-            return f"{round(seconds / length, 0 if name == 'days' else 1):g} {name}"
-    return f"{round(seconds, 1):g} s"
+    return f"{chance}{shown}: {policy.attempts} attempts over {show_span(sum(waits))}"
 
 
 def rule(places: object) -> str:

@@ -38,8 +38,7 @@ from oncehook.rules import (
 )
 from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret
 from oncehook.verify import Basic, Either, Scheme, StandardWebhooks, Token, Verifier
-from oncehook.verify.either import is_public
-from oncehook.verify.schemes import Nothing
+from oncehook.verify.schemes import Nothing, is_public
 from oncehook.verify.standard import SHARED
 
 log = logging.getLogger("oncehook.source")

@@ -17,7 +17,7 @@ from urllib.parse import quote
 import pytest
 
 from oncehook import clock
-from oncehook.cli.replay import plan_lines
+from oncehook.cli.operate import plan_lines
 from oncehook.model import (
     Category,
     DeliveryId,

@@ -348,7 +348,7 @@ def test_dead_letters_are_grouped_and_discarded(admin: Admin) -> None:
 
 def test_what_dies_while_it_asks_is_not_discarded(admin: Admin, monkeypatch: pytest.MonkeyPatch) -> None:
     admin.die("a", "b")
-    monkeypatch.setattr("oncehook.cli.dead.confirm", lambda *_, **__: admin.die("c"))
+    monkeypatch.setattr(Api, "confirm", lambda *_, **__: admin.die("c"))
     done = admin.good("dead", "discard", "status:dead", "--reason", "test orders")
     assert "2 dead letters" in done.err
     assert done.out == "discarded 2\n"
@@ -648,7 +648,7 @@ def test_a_restored_backup_has_no_leases(admin: Admin) -> None:
     assert admin.stand() == {"o1": "leased"}
     admin.receiver.kill()
     done = admin.good("db", "restored", *(["--yes"] if admin.engine.name == "postgres" else []))
-    assert done.out == "1 leases ended, all fences raised\n"
+    assert done.out == "1 lease ended, all fences raised\n"
     assert admin.stand() == {"o1": "pending"}
     admin.sink.hold.set()
     admin.receiver.start()

@@ -20,7 +20,7 @@ from tests.waiting import until
 PROGRAM = """
 import asyncio, sys
 from oncehook import Event, Inbox
-from oncehook.cli.hangup import Hangup
+from oncehook.cli.run import Restart
 
 inbox = Inbox(sys.argv[1])
 
@@ -41,7 +41,7 @@ async def main() -> None:
     await told.wait()
     await inbox.stop(patience=0.1)
 
-Hangup(None, None, {}).run(main(), inbox)
+Restart(None, None, {}).run(main(), inbox)
 """
 
 

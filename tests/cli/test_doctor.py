@@ -24,7 +24,7 @@ from tests.waiting import until
 certificate = certificates.fixture("localhost")
 
 
-PATIENT = "from oncehook.cli import doctor, main; doctor.REACH_SECONDS = 120.0; main()"
+PATIENT = "from oncehook.cli import main, settings; settings.REACH_SECONDS = 120.0; main()"
 
 
 async def doctor(

@@ -85,7 +85,7 @@ def test_a_backup_of_a_running_store_is_taken_up_with_raised_fences(here: Admin,
     for file in tmp_path.glob("inbox.db*"):
         file.unlink()
     copy.rename(tmp_path / "inbox.db")
-    assert here.good("db", "restored").out == "1 leases ended, all fences raised\n"
+    assert here.good("db", "restored").out == "1 lease ended, all fences raised\n"
     [(raised,)] = rows(tmp_path / "inbox.db", "SELECT value FROM marks WHERE name = 'fence'")
     assert raised > fence + 1000, "what the original gave out since is lower"
     assert here.stand() == {"leased": "pending"}

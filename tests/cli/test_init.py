@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from oncehook import presets
-from oncehook.cli.init import page
+from oncehook.cli.settings import page
 from oncehook.settings import load
 from tests.cli.conftest import Process
 

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from oncehook.cli.moments import read
-from oncehook.cli.screen import Screen
+from oncehook.cli.tail import Screen, decode_events
 from oncehook.model import Arrival
 from oncehook.verify.standard import StandardWebhooks
 from tests.acceptance.test_desk_cli import Admin, Sink
@@ -57,9 +56,9 @@ def test_a_server_that_goes_and_comes_back(here: Admin, begin: Begin) -> None:
     tail = begin(here.receiver.folder, "tail")
     tail.wait_for("watching", "err")
     here.receiver.stop()
-    tail.wait_for("the line is gone", "err")
+    tail.wait_for("the connection is lost", "err")
     here.receiver.start()
-    tail.wait_for("the line is back", "err")
+    tail.wait_for("connected again", "err")
     here.send("o1")
     tail.wait_for("→ crm  done")
     assert tail.end() == 0
@@ -80,7 +79,7 @@ def test_nobody_to_listen_to(here: Admin) -> None:
 
 def test_a_stream_is_read_event_by_event() -> None:
     lines = iter([b"retry: 2000", b": hello", b"", b"event: arrival", b'data: {"a": "b: c"}', b"", b"event: x", b""])
-    assert list(read(lines)) == [("arrival", {"a": "b: c"})]
+    assert list(decode_events(lines)) == [("arrival", {"a": "b: c"})]
 
 
 # -- on a terminal -----------------------------------------------------------------------------
@@ -196,8 +195,8 @@ def test_it_is_signed_as_a_destination_would(here: Admin, begin: Begin, app: Sin
 def test_who_is_told_that_ctrl_c_ends_it_may_end_it(here: Admin) -> None:
     """However soon."""
     code = (
-        "import signal; from oncehook.cli import forward, main; "
-        "forward.say = lambda *_, **__: signal.raise_signal(signal.SIGINT); main()"
+        "import signal; from oncehook.cli import main, send; "
+        "send.say = lambda *_, **__: signal.raise_signal(signal.SIGINT); main()"
     )
     words = [sys.executable, "-c", code, "forward", "orders", "--to", "http://127.0.0.1:1/"]
     ended = subprocess.run(words, cwd=here.receiver.folder, stderr=subprocess.PIPE, text=True)

@@ -14,7 +14,7 @@ from click.shell_completion import ShellComplete
 
 from oncehook import clock
 from oncehook.cli import COMMANDS, cli
-from oncehook.cli.progress import Progress
+from oncehook.cli.output import Progress
 from tests.acceptance.test_desk_cli import EVERY, PAGE, Admin
 
 HEAVY = (

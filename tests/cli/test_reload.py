@@ -7,7 +7,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from oncehook.cli.reload import stamps
+from oncehook.cli.run import modification_times
 from tests.cli.conftest import Process
 
 APP = """
@@ -67,5 +67,5 @@ def test_what_is_watched(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     (tmp_path / "venv/pyvenv.cfg").touch()
     settings.touch()
-    found = stamps(tmp_path, [settings, tmp_path / "not-there.toml"])
+    found = modification_times(tmp_path, [settings, tmp_path / "not-there.toml"])
     assert {str(path.relative_to(tmp_path)) for path in found} == {"app.py", "shop/orders.py", "oncehook.toml"}

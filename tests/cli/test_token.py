@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from oncehook import clock
-from oncehook.cli.token import command
+from oncehook.cli.settings import token as command
 from oncehook.errors import ConfigError
 from oncehook.model import ROLES
 from oncehook.settings import load

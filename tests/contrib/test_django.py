@@ -18,7 +18,7 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from oncehook import Event
-from oncehook.cli.setup import from_app
+from oncehook.cli.options import build_setup
 from oncehook.contrib.bridge import Bridge
 from oncehook.errors import ConfigError
 from oncehook.model import DeliveryStatus, Filter, StoredDelivery
@@ -176,8 +176,8 @@ def test_a_file_counts_for_commands_where_config_names_it(tmp_path: Any, monkeyp
     monkeypatch.setitem(sys.modules, "projects", SimpleNamespace(named=named, unnamed=unnamed))
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    assert list(from_app("projects:named", tmp_path / "oncehook.toml").inbox.sources) == ["orders"]
-    assert not from_app("projects:unnamed", None).inbox.sources
+    assert list(build_setup("projects:named", tmp_path / "oncehook.toml").inbox.sources) == ["orders"]
+    assert not build_setup("projects:unnamed", None).inbox.sources
 
 
 def test_atomic_needs_djangos_own_database() -> None:

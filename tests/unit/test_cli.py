@@ -23,8 +23,8 @@ from click.testing import CliRunner
 from tests.servers import free_port
 
 from oncehook.cli import COMMANDS, cli, main
-from oncehook.cli.setup import address_of
-from oncehook.cli.show import _attempt as attempt_lines
+from oncehook.cli.browse import attempt_lines
+from oncehook.cli.options import address_of
 from oncehook.settings import ServerConfig
 
 CONFIG = """
@@ -247,8 +247,8 @@ def test_flags_lie_over_settings(folder: Path) -> None:
 def test_who_is_told_that_it_is_ready_may_stop_it(folder: Path) -> None:
     """R56: in order, however soon."""
     code = (
-        "import os, signal; from oncehook.cli import main, serve; "
-        "serve._greet = lambda *_: os.kill(os.getpid(), signal.SIGTERM); main(['serve', '--port', '0'])"
+        "import os, signal; from oncehook.cli import main, run; "
+        "run._greet = lambda *_: os.kill(os.getpid(), signal.SIGTERM); main(['serve', '--port', '0'])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment(folder), timeout=60)
     assert done.returncode == 0

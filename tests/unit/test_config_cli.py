@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from config_cases import BEARER, CANARY, EXAMPLE, EXAMPLE_ENV, destination, source, write
 
-from oncehook.cli.config import command
+from oncehook.cli.settings import config
 
 Run = Callable[..., Result]
 
@@ -24,7 +24,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         monkeypatch.delenv(name)
 
     def run(*arguments: str) -> Result:
-        return CliRunner().invoke(command, arguments, standalone_mode=False)
+        return CliRunner().invoke(config, arguments, standalone_mode=False)
 
     return run
 
@@ -108,7 +108,7 @@ def test_no_output_shows_a_secret(run: Run, tmp_path: Path, monkeypatch: pytest.
 
 def test_wrong_use_exits_with_2(tmp_path: Path) -> None:
     for arguments in (("check", "--config", "nowhere.toml"), ("chek",), ("show", "--yaml")):
-        assert CliRunner().invoke(command, arguments).exit_code == 2
+        assert CliRunner().invoke(config, arguments).exit_code == 2
     path = write(tmp_path, "migrate = false")
     for action in ("check", "show", "schema"):
-        assert CliRunner().invoke(command, [action, "--config", str(path)]).exit_code == 0
+        assert CliRunner().invoke(config, [action, "--config", str(path)]).exit_code == 0

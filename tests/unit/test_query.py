@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from oncehook.errors import BadRequest, QueryInvalid
+from oncehook.human import moment
 from oncehook.model import SIGNS, Category, Clause, DeliveryStatus, Filter, read_number
-from oncehook.query import WORDS, fixed, moment, parse, quoted
+from oncehook.query import WORDS, fixed, parse, quoted
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
 EVENT, DELIVERY, OTHER, REPLAY = (bytes([n]) * 16 for n in (1, 2, 3, 4))

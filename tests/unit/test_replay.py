@@ -15,17 +15,7 @@ from oncehook.destinations.base import Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import BadRequest
 from oncehook.model import DeliveryId, DeliveryStatus, EventId, Filter, Level, PlanSnapshot, ReplayPlan
-from oncehook.replay import (
-    Plan,
-    ReplayRequest,
-    build_plan,
-    command,
-    decode_token,
-    encode_token,
-    ended,
-    show_rate,
-    some_ids,
-)
+from oncehook.replay import Plan, ReplayRequest, build_plan, command, decode_token, encode_token, ended, some_ids
 
 NOW = datetime(2026, 11, 16, 12, 0, 0, 250_000, tzinfo=UTC)
 EVENT, DELIVERY = EventId(b"\1" * 16), DeliveryId(b"\2" * 16)
@@ -114,7 +104,7 @@ def test_a_strangers_text_stays_one_word_of_the_command(subject: str) -> None:
 
 @given(st.floats(0.0001, 10_000))
 def test_a_rate_is_shown_as_it_can_be_written(rate: float) -> None:
-    assert human.rate(show_rate(rate)) == pytest.approx(rate, rel=0.01)
+    assert human.rate(human.show_rate(rate)) == pytest.approx(rate, rel=0.01)
 
 
 # -- what is said before -----------------------------------------------------------------------
@@ -142,6 +132,12 @@ def test_a_plan_warns_of_a_destination_that_cannot_take_it(level: Level, warning
 def test_a_plan_warns_of_another_address_and_of_nobody() -> None:
     assert plan_of(Level(), changed=1).warnings == ["1 of 2 were first delivered to another address than crm has now."]
     assert plan_of(Level(), changed=1, to="old").warnings == ["old is no longer configured: nobody would work these."]
+
+
+def test_spans_are_told_in_their_unit() -> None:
+    assert [human.show_span(s) for s in (0.2, 59, 60, 3600, 86_400, 172_800, 600_000)] == [
+        "0.2 s", "59 s", "1 min", "1 h", "24 h", "2 days", "7 days",
+    ]  # fmt: skip
 
 
 def test_a_plan_says_what_the_receiver_sees() -> None:

@@ -11,7 +11,7 @@ from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import Basic, Ed25519, Either, Hmac, Jwt, PayPal, SecretError, SendGrid, StandardWebhooks
-from oncehook.verify.reading import put_header
+from oncehook.verify.readers import put_header
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ from oncehook.verify import (
     development_keys,
     schemes,
 )
-from oncehook.verify.reading import base64_strict, put_header
+from oncehook.verify.readers import base64_strict, put_header
 
 
 def cases(chosen: Callable[[Case], bool]) -> pytest.MarkDecorator:

@@ -16,7 +16,7 @@ from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import Jwt, StandardWebhooks, Twilio
-from oncehook.verify.reading import put_header
+from oncehook.verify.readers import put_header
 
 BODY = '{"text":"olá 🙂"}'
 WHSEC = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

@@ -12,7 +12,7 @@ from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import Jwt, PayPal, Token, Twilio
-from oncehook.verify.reading import put_header
+from oncehook.verify.readers import put_header
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,7 @@ from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import Scheme, SendGrid, StandardWebhooks, Twilio
-from oncehook.verify.reading import put_header
+from oncehook.verify.readers import put_header
 
 FORM = "application/x-www-form-urlencoded"
 TWILIO_URL = "https://mycompany.com/myapp.php?foo=1&bar=2"

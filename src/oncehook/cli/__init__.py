@@ -1,7 +1,6 @@
-"""The command line. Each command lives in a module of its own, which is imported only when it is used.
+"""The command line. Commands are imported when they are used, so that `oncehook --help` stays quick.
 
-Manners: data on stdout, talk on stderr; exit 0 fine, 1 the work found failures, 2 wrong use, 3 not reachable. What all
-commands have in common stands in `manners`.
+Data goes to stdout, messages to stderr. Exit codes: 0 success, 1 the work found failures, 2 wrong use, 3 unreachable.
 """
 
 from __future__ import annotations
@@ -11,73 +10,71 @@ import os
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import CompletionItem, get_completion_class
 
 from oncehook import __version__
-from oncehook.cli.manners import polite, voice
+from oncehook.cli.options import add_shared_options, voice
 from oncehook.errors import ConfigError, OncehookError, StoreUnavailable
 
-COMMANDS = {
-    "serve": ("serve", "Receive hooks, keep them, and work them off."),
-    "worker": ("worker", "Work only; arrivals are received elsewhere."),
-    "demo": ("demo", "A living inbox with sample traffic, in a folder that is removed afterwards."),
+COMMANDS: Final = {
+    "serve": ("run", "Receive hooks, keep them, and work them off."),
+    "worker": ("run", "Work only; arrivals are received elsewhere."),
+    "demo": ("run", "A living inbox with sample traffic, in a folder that is removed afterwards."),
     "send": ("send", "Send a signed sample to a source."),
-    "forward": ("forward", "Relay live arrivals to a local server."),
-    "tail": ("tail", "What happens, as it happens."),
-    "events": ("events", "List events, by the same query as everywhere."),
-    "show": ("show", "Show an event, a delivery or a replay with all that is known about it."),
-    "replay": ("replay", "Deliver again: plan, ask, run."),
-    "dead": ("dead", "Dead letters by destination and cause; discard them."),
-    "erase": ("erase", "Erase everything that is kept of a subject."),
-    "pause": ("destinations:pause", "Hold a destination back."),
-    "resume": ("destinations:resume", "Let a destination go on."),
-    "sources": ("sources", "What is set up to receive, and how it goes."),
-    "destinations": ("destinations", "Where events go, and how that stands."),
-    "stats": ("stats", "The numbers since a moment."),
+    "forward": ("send", "Relay live arrivals to a local server."),
+    "tail": ("tail", "Show arrivals and attempts as they happen."),
+    "events": ("browse", "List events, by the same query as everywhere."),
+    "show": ("browse", "Show an event, a delivery or a replay with all that is known about it."),
+    "replay": ("operate", "Deliver again: plan, ask, run."),
+    "dead": ("operate", "Dead letters by destination and cause; discard them."),
+    "erase": ("operate", "Erase everything that is kept of a subject."),
+    "pause": ("operate", "Hold a destination back."),
+    "resume": ("operate", "Let a destination go on."),
+    "sources": ("browse", "Sources: addresses, verifiers, and what came in."),
+    "destinations": ("browse", "Destinations: addresses, states, and what waits."),
+    "stats": ("browse", "The numbers since a moment."),
     "keys": ("keys", "Claim, commit, release and show a key by hand."),
     "whatsapp": ("whatsapp", "Send a message over WhatsApp, or look after an instance."),
-    "token": ("token", "Make a bearer token for the API."),
-    "import": ("import_", "Take over what was processed elsewhere."),
-    "export": ("export", "Events with their bodies, as JSON lines."),
-    "init": ("init", "Ask three questions and write an oncehook.toml."),
-    "config": ("config", "Check, show and describe the settings."),
+    "token": ("settings", "Make a bearer token for the API."),
+    "import": ("operate:import_", "Take over what was processed elsewhere."),
+    "export": ("operate", "Events with their bodies, as JSON lines."),
+    "init": ("settings", "Ask three questions and write an oncehook.toml."),
+    "config": ("settings", "Check, show and describe the settings."),
     "db": ("db", "The store: migrate, status, sql, prune, backup, restored."),
-    "doctor": ("doctor", "Check that everything is well, and say what to do when not."),
-    "health": ("health", "One exit code for probes: is the server ready?"),
+    "doctor": ("settings", "Check settings, store and destinations; hint at each fix."),
+    "health": ("settings", "One exit code for probes: is the server ready?"),
     "bench": ("bench", "Measure this machine on a store that is thrown away."),
-    "completion": ("completion", "Print the script that completes commands in your shell."),
-    "version": ("version", "Print the version."),
+    "completion": ("", "Print the script that completes commands in your shell."),
+    "version": ("", "Print the version."),
 }
-"""Name: module (and the command in it, where it is not `command`), and the line that `--help` shows without importing
-it."""
+"""Name: the module that holds it (and the function, where that is not called so), and its line in `--help`."""
 
 
-class _Lazy(click.Group):
+class _LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module_name, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        module = importlib.import_module(f"oncehook.cli.{module_name}")
-        command: click.Command = getattr(module, attribute or "command")
-        return polite(command, cmd_name)
+        module, _, function = COMMANDS[cmd_name][0].partition(":")
+        command: click.Command = getattr(importlib.import_module(f".{module}", __name__), function or cmd_name)
+        return add_shared_options(command, cmd_name)
 
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command. Whoever reads along (`| head`) may have enough: that is no failure."""
+        """Run the command. A reader that has enough (`| head`) is no failure."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
-            # What Python still wants to flush at its end goes nowhere.
+            # Python's last flush of stdout goes to /dev/null, where it cannot fail again.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Names and lines from the table: to complete a word, no command is imported."""
+        """Complete from the table, so that no command is imported."""
         found = [CompletionItem(name, help=line) for name, (_, line) in COMMANDS.items() if name.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
@@ -86,10 +83,31 @@ class _Lazy(click.Group):
             formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="oncehook %(version)s")
 def cli() -> None:
     """The webhook inbox: every event accepted once, worked in order, never lost, always replayable."""
+
+
+@click.command("version")
+def version() -> None:
+    """Print the version."""
+    click.echo(__version__)
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of SHELL.
+
+    \b
+    bash   eval "$(oncehook completion bash)"              in ~/.bashrc
+    zsh    eval "$(oncehook completion zsh)"               in ~/.zshrc
+    fish   oncehook completion fish > ~/.config/fish/completions/oncehook.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "oncehook", "_ONCEHOOK_COMPLETE").source())
 
 
 def main(
@@ -100,7 +118,7 @@ def main(
 ) -> NoReturn:
     """Run the command line; an error of ours is one sentence and a hint, never a traceback.
 
-    A program that hands on to it says what it is called, and what its commands need not be told (click's default_map).
+    Another program that calls it gives its own name, and defaults for the commands' options (click's default_map).
     """
     voice.quiet = voice.verbose = False
     try:
@@ -116,19 +134,11 @@ def main(
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
-    except OncehookError as error:
-        _trace()
+    except (OncehookError, OSError) as error:
+        if voice.verbose:
+            click.echo(traceback.format_exc(), err=True, nl=False)
         click.echo(f"oncehook: {error}", err=True)
-        if error.hint:
-            click.echo(f"  {error.hint}", err=True)
+        if hint := getattr(error, "hint", ""):
+            click.echo(f"  {hint}", err=True)
         sys.exit(2 if isinstance(error, ConfigError) else 3 if isinstance(error, StoreUnavailable) else 1)
-    except OSError as error:
-        _trace()
-        click.echo(f"oncehook: {error}", err=True)
-        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
-
-
-def _trace() -> None:
-    if voice.verbose:
-        click.echo(traceback.format_exc(), err=True, nl=False)

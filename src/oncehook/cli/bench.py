@@ -1,4 +1,4 @@
-"""`oncehook bench`: how much this machine can take in and work off, in half a minute, on a store that is thrown away.
+"""`oncehook bench`: measure intake and work of this machine in half a minute, on a store that is thrown away.
 
 Signed 2 KB events go through the receiver and the store like any other, without HTTP between; then a handler that does
 nothing works them off, one at a time per subject; then events come one by one. `scripts/bench` in the repository
@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from oncehook import __version__, clock
-from oncehook.cli.api import json_option
-from oncehook.cli.progress import Progress
-from oncehook.cli.showing import document, fields, say
+from oncehook.cli.options import json_option
+from oncehook.cli.output import Progress, answer, fields
 from oncehook.errors import StoreUnavailable
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ BAR: Final = 1000
     "--seconds", type=click.FloatRange(0.1, 600), default=5.0, show_default=True, help="How long events are taken in."
 )
 @json_option
-def command(store: str | None, folder: Path | None, seconds: float, as_json: bool) -> int:
+def bench(store: str | None, folder: Path | None, seconds: float, as_json: bool) -> int:
     """Measure this machine on a store that is thrown away: intake, work, and one event at a time."""
     import uvloop
 
@@ -70,13 +69,12 @@ def command(store: str | None, folder: Path | None, seconds: float, as_json: boo
         found = uvloop.run(_measure(url, seconds))
         if disk is not None:
             found["fsync_ms"] = _fsync(disk)
-    say([document(found)] if as_json else _lines(found))
-    return 0
+    return answer(found, _lines(found), as_json=as_json)
 
 
 @contextmanager
 def _throw_away(store: str | None, folder: Path | None) -> Iterator[tuple[str, Path | None]]:
-    """A store for us alone, and its folder where that is on this machine; gone at the end."""
+    """Yield a store of our own, and its folder where that is on this machine; remove it at the end."""
     if store is None:
         with tempfile.TemporaryDirectory(prefix="oncehook-bench-", dir=folder) as made:
             yield f"sqlite:{made}/bench.db", Path(made)
@@ -92,7 +90,7 @@ def _throw_away(store: str | None, folder: Path | None) -> Iterator[tuple[str, P
 
 @dataclass
 class _Handled:
-    """What the handler has seen."""
+    """The number of handled events, and when the first and the last came."""
 
     first: float = 0.0
     last: float = 0.0
@@ -100,7 +98,7 @@ class _Handled:
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self) -> None:
-        """One more, now."""
+        """Count one more, now."""
         self.last = clock.perf()
         self.first = self.first or self.last
         self.count += 1
@@ -122,14 +120,14 @@ def _inbox(url: str, handled: _Handled) -> Inbox:
 
 
 class _Traffic:
-    """Signed events, each with a key of its own."""
+    """A source of signed events, each with a key of its own."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._run = clock.random_bytes(6).hex()
 
     def next(self) -> tuple[dict[str, str], bytes]:
-        """Headers and body of the next one."""
+        """Return headers and body of the next event."""
         number = next(self._numbers)
         start = f'{{"id":"{self._run}-{number}","subject":"{number % SUBJECTS}","text":"'
         body = (start + "x" * (SIZE - len(start) - 2) + '"}').encode()
@@ -152,7 +150,7 @@ async def _measure(url: str, seconds: float) -> dict[str, Any]:
 
 
 async def _take_in(url: str, traffic: _Traffic, seconds: float) -> dict[str, Any]:
-    """As many events as it takes, 64 at once; nobody works meanwhile."""
+    """Receive as many events as possible, 64 at once, without a worker."""
     inbox, times = _inbox(url, _Handled()), list[float]()
     async with inbox.running(work=False):
         await inbox.receive("bench", *traffic.next())
@@ -160,7 +158,7 @@ async def _take_in(url: str, traffic: _Traffic, seconds: float) -> dict[str, Any
         with Progress("intake", BAR) as bar:
 
             async def sender() -> None:
-                sent = began  # each sends one, however late it comes to it
+                sent = began  # each sends one, however late it begins
                 while sent - began < seconds:
                     receipt = await inbox.receive("bench", *traffic.next())
                     if receipt.outcome != "accepted":
@@ -175,7 +173,7 @@ async def _take_in(url: str, traffic: _Traffic, seconds: float) -> dict[str, Any
 
 
 async def _work_off(url: str, events: int) -> dict[str, Any]:
-    """All that waits, by a handler that does nothing, one at a time per subject."""
+    """Deliver all that waits to a handler that does nothing, one at a time per subject."""
     handled = _Handled()
     inbox = _inbox(url, handled)
     async with inbox.running():
@@ -189,7 +187,7 @@ async def _work_off(url: str, events: int) -> dict[str, Any]:
 
 
 async def _one_by_one(url: str, traffic: _Traffic) -> dict[str, Any]:
-    """One event at a time: until it is answered, and until its handler is called."""
+    """Send one event at a time; measure until it is answered, and until its handler is called."""
     handled = _Handled()
     inbox = _inbox(url, handled)
     answered, begun = [], []
@@ -214,7 +212,7 @@ def _percentiles(times: list[float]) -> dict[str, float]:
 
 
 def _fsync(folder: Path) -> dict[str, float]:
-    """What the disk under the store takes to keep one block."""
+    """Measure how long the disk under the store takes to keep one block."""
     block, times = clock.random_bytes(4096), []
     with (folder / "fsync").open("wb", buffering=0) as file:
         for _ in range(SYNCS):
@@ -225,13 +223,13 @@ def _fsync(folder: Path) -> dict[str, float]:
     return _percentiles(times)
 
 
-# -- telling -------------------------------------------------------------------------------------
+# -- printing ------------------------------------------------------------------------------------
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
     intake, work, alone = found["intake"], found["work"], found["alone"]
     machine = found["machine"]
-    told = {
+    facts = {
         "machine": f"{machine['cores']} cores, Python {machine['python']}, {machine['system']}",
         "store": found["store"],
         "intake": f"{intake['per_second']:,.0f} events/s, {_times(intake)} (2 KB, signed, {SENDERS} at once, no HTTP)",
@@ -239,8 +237,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
         "alone": f"answered after {_times(alone['answered'])}; handler called after {_times(alone['handled'])}",
     }
     if "fsync_ms" in found:
-        told["fsync"] = _times(found["fsync_ms"])
-    return fields(told)
+        facts["fsync"] = _times(found["fsync_ms"])
+    return fields(facts)
 
 
 def _times(found: dict[str, float]) -> str:

@@ -6,18 +6,19 @@ These commands open the store in this process. A running server keeps a SQLite f
 from __future__ import annotations
 
 import asyncio
-import json
 import shlex
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from oncehook.cli.api import Failed, Misused
-from oncehook.cli.progress import Progress
-from oncehook.cli.setup import config_option
-from oncehook.cli.showing import say
+from oncehook.cli.options import config_option, json_option
+from oncehook.cli.output import Progress, answer, say
 from oncehook.errors import ConfigError
+from oncehook.human import count
 from oncehook.model import Engine
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @click.group("db")
-def command() -> None:
+def db() -> None:
     """The store: bring its schema up to date, look at it, print it; prune; make a backup, take up a restored one."""
 
 
@@ -43,7 +44,17 @@ def _store(config: Config) -> Store:
     return open_store(config.store)
 
 
-@command.command("migrate")
+@asynccontextmanager
+async def _opened(config: Config, *, migrate: bool) -> AsyncIterator[Store]:
+    store = _store(config)
+    try:
+        await store.open(migrate=migrate)
+        yield store
+    finally:
+        await store.close()
+
+
+@db.command("migrate")
 @config_option
 def migrate(config_file: Path | None) -> None:
     """Bring the schema up to date. Safe to run at any time and from several machines at once."""
@@ -57,7 +68,7 @@ async def _migrate(store: Store) -> tuple[SchemaState, SchemaState]:
         before = await store.schema_state()
         if before.current == before.target:
             return before, before  # nothing to write, so a server that holds the store is not in the way
-        with Progress(f"applying {len(before.pending)} migrations") as bar:
+        with Progress(f"applying {count(len(before.pending), 'migration')}") as bar:
             opening = asyncio.ensure_future(store.open(migrate=True))
             while not opening.done():
                 await asyncio.wait([opening], timeout=0.2)
@@ -68,66 +79,58 @@ async def _migrate(store: Store) -> tuple[SchemaState, SchemaState]:
         await store.close()
 
 
-async def _look(store: Store) -> SchemaState:
+@db.command("status")
+@config_option
+@json_option
+def status(config_file: Path | None, as_json: bool) -> int:
+    """Show how far the schema is; exit 1 when it is behind."""
+    schema = asyncio.run(_schema_state(_store(_config(config_file))))
+    facts = {"current": schema.current, "target": schema.target, "pending": list(schema.pending)}
+    lines = [f"version {schema.current} of {schema.target}", *(f"pending {name}" for name in schema.pending)]
+    answer(facts, lines, as_json=as_json)
+    return 1 if schema.pending else 0
+
+
+async def _schema_state(store: Store) -> SchemaState:
     try:
         return await store.schema_state()
     finally:
         await store.close()
 
 
-@command.command("status")
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
-def status(config_file: Path | None, as_json: bool) -> int:
-    """Show how far the schema is; exit 1 when it is behind."""
-    state = asyncio.run(_look(_store(_config(config_file))))
-    if as_json:
-        click.echo(json.dumps({"current": state.current, "target": state.target, "pending": list(state.pending)}))
-    else:
-        click.echo(f"version {state.current} of {state.target}")
-        for name in state.pending:
-            click.echo(f"pending {name}")
-    return 1 if state.pending else 0
-
-
-@command.command("sql")
+@db.command("sql")
 @click.option("--engine", type=click.Choice([engine.name for engine in Engine]), default="postgres", show_default=True)
 def sql(engine: str) -> None:
     """Print the schema as plain SQL. Connects to nothing."""
     from oncehook.store.migrate import migrations
 
     for step in migrations(Engine[engine]):
-        click.echo(f"-- {step.version:04d}_{step.name}")
-        click.echo(step.sql)
+        say([f"-- {step.version:04d}_{step.name}", step.sql])
 
 
-@command.command("prune")
+@db.command("prune")
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="As one JSON document.")
-def prune(config_file: Path | None, as_json: bool) -> None:
+@json_option
+def prune(config_file: Path | None, as_json: bool) -> int:
     """Remove now what has outlived its time: keep_events and keep_keys say how long that is.
 
     Servers and workers do this by themselves. Pending deliveries and dead letters stay, however old they are.
     """
     removed = asyncio.run(_prune(_config(config_file)))
     counts = {"events": removed.events, "keys": removed.keys, "batches": removed.batches, "others": removed.others}
-    if as_json:
-        click.echo(json.dumps(counts))
-    else:
-        click.echo("removed " + ", ".join(f"{number} {what}" for what, number in counts.items()))
+    summary = ", ".join(f"{number} {what}" for what, number in counts.items())
+    return answer(counts, [f"removed {summary}"], as_json=as_json)
 
 
 async def _prune(config: Config) -> Pruned:
     from oncehook.model import Pruned
 
-    store = _store(config)
-    try:
-        await store.open(migrate=False)
-        numbers = await store.register_names((), ())
+    async with _opened(config, migrate=False) as store:
+        ids = await store.register_names((), ())
         keep = {
-            numbers.sources[name]: source.keep_events
+            ids.sources[name]: source.keep_events
             for name, source in config.source.items()
-            if source.keep_events is not None and name in numbers.sources
+            if source.keep_events is not None and name in ids.sources
         }
         removed = Pruned()
         with Progress("pruning", unit="events") as bar:
@@ -140,14 +143,12 @@ async def _prune(config: Config) -> Pruned:
                 )
                 bar.reach(removed.events)
         return removed
-    finally:
-        await store.close()
 
 
-@command.command("backup")
+@db.command("backup")
 @config_option
 @click.argument("file", type=click.Path(path_type=Path, dir_okay=False))
-def backup(config_file: Path | None, file: Path) -> int:
+def backup(config_file: Path | None, file: Path) -> None:
     """Copy a SQLite store into FILE while everything runs on. Of PostgreSQL, say which command does it.
 
     To take it up again, put it in the store's place and run: oncehook db restored
@@ -171,32 +172,28 @@ def backup(config_file: Path | None, file: Path) -> int:
     with Progress("copying", unit="pages") as bar:
         copy(store.path, file, lambda done, total: bar.reach(done, total))
     say([str(file)])
-    return 0
 
 
-@command.command("restored")
+@db.command("restored")
 @config_option
 @click.option("--yes", is_flag=True, help="Although workers have been heard of in the last minute.")
 def restored(config_file: Path | None, yes: bool) -> None:
     """After a restore from a backup, before anything is started: end all leases and raise all fences.
 
-    Whoever held a lease when the backup was made can then write nothing any more; what was leased is due again.
+    A worker that held a lease when the backup was made can then write nothing any more; what was leased is due again.
     """
-    ended = asyncio.run(_restored(_config(config_file), yes))
-    click.echo(f"{ended} leases ended, all fences raised")
+    ended = asyncio.run(_end_leases(_config(config_file), yes))
+    say([f"{count(ended, 'lease')} ended, all fences raised"])
 
 
-async def _restored(config: Config, yes: bool) -> int:
-    store = _store(config)
-    try:
-        await store.open(migrate=config.migrate)
-        # Whoever has opened a SQLite file for writing is alone with it: workers it speaks of are those of the backup.
+async def _end_leases(config: Config, yes: bool) -> int:
+    async with _opened(config, migrate=config.migrate) as store:
+        # A process that has opened a SQLite file for writing is alone with it: its workers are those of the backup.
         workers = [] if store.engine is Engine.sqlite else await store.workers()
         if workers and not yes:
+            seen = "workers have" if len(workers) > 1 else "worker has"
             raise ConfigError(
-                f"{len(workers)} workers have been heard of in the last minute, on {workers[0].host}.",
+                f"{len(workers)} {seen} been heard of in the last minute, on {workers[0].host}.",
                 hint="Stop them first; their attempts would be made twice. --yes goes on all the same.",
             )
         return await store.invalidate_leases()
-    finally:
-        await store.close()

@@ -1,40 +1,48 @@
-"""`oncehook send`: a signed, realistic sample, to our own server or to any address."""
+"""`oncehook send` posts a signed, realistic sample; `oncehook forward` relays live arrivals to a local server."""
 
 from __future__ import annotations
 
-import json
+import contextlib
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import urlsplit
 
 import click
 
-from oncehook.cli.setup import address_of, config_option, from_app, from_settings
+from oncehook import clock
+from oncehook.cli.api import Api, Failed, asks_api, at, check_known, no_answer
+from oncehook.cli.options import address_of, app_option, build_setup, config_option, json_lines_option
+from oncehook.cli.output import joined, json_line, say, text
+from oncehook.cli.tail import Feed, Moment, first_id, moment_line, open_feed
 from oncehook.errors import ConfigError
+from oncehook.human import show_elapsed
 
-if TYPE_CHECKING:  # presets bring much with them: --help must not wait for that
+if TYPE_CHECKING:  # presets import much: --help must not wait for that
     from oncehook.model import Arrival
     from oncehook.sources import Source
+
+# -- send --------------------------------------------------------------------------------------
 
 
 @click.command("send")
 @click.argument("source", required=False)
 @click.argument("type", required=False)
 @config_option
-@click.option("--app", metavar="MODULE:INBOX", help="The inbox that a program makes, instead of the settings'.")
+@app_option
 @click.option("--to", "url", help="Where to send it (default: the server of these settings).")
 @click.option(
-    "--file",
-    "file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Body to send instead of a sample.",
+    "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Body to send instead of a sample."
 )
 @click.option("--batch", is_flag=True, help="Several events in one request, where the provider batches (TYPE batch).")
 @click.option("--repeat", type=click.IntRange(1, 100_000), default=1, help="Send the very same hook this often.")
 @click.option("--bad-signature", is_flag=True, help="Sign it wrongly, to see it refused.")
 @click.option("--list", "listing", is_flag=True, help="Show what can be sent, or what to SOURCE.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per answer on stdout.")
-def command(
+def send(
     source: str | None,
     type: str | None,
     config_file: Path | None,
@@ -51,98 +59,206 @@ def command(
 
     With --to, SOURCE may also be a preset that is not configured here: it is then signed with the development secret.
     """
-    setup = from_app(app, config_file) if app else from_settings(config_file)
+    setup = build_setup(app, config_file)
+    known = setup.inbox.sources
     if listing:
-        if source is None:
-            _list(setup.inbox.sources)
-        else:
-            _list_one(source, _choose(setup.inbox.sources, source, may_be_preset=True))
-        return 0
+        return _list_samples(known if source is None else {source: _choose(known, source)}, others=source is None)
     if source is None:
         raise click.UsageError("Which source? `oncehook send --list` shows them.")
     if batch and type not in (None, "batch"):
         raise click.UsageError("--batch is a type of its own: leave TYPE out.")
-    chosen = _choose(setup.inbox.sources, source, may_be_preset=url is not None)
+    if url is None and source not in known and source in _preset_names():
+        raise ConfigError(
+            f'"{source}" is a preset, but no source of these settings.', hint="Say where to send it with --to URL."
+        )
+    chosen = _choose(known, source)
     target = url or f"{address_of(setup.config.server)}/in/{chosen.path}"
-    arrival = _signed(chosen, "batch" if batch else type, file, target, bad_signature)
-    answers = [_send_one(target, arrival, as_json) for _ in range(repeat)]
-    wanted = range(400, 500) if bad_signature else range(200, 300)
-    return 0 if all(status in wanted for status in answers) else 1
+    arrival = _build_arrival(chosen, "batch" if batch else type, file, target, bad_signature)
+    statuses = [_post(target, arrival, as_json) for _ in range(repeat)]
+    expected = range(400, 500) if bad_signature else range(200, 300)
+    return 0 if all(status in expected for status in statuses) else 1
 
 
-def _choose(sources: dict[str, Source], name: str, *, may_be_preset: bool) -> Source:
+def _preset_names() -> list[str]:
     from oncehook import presets
+
+    return list(presets.names())
+
+
+def _choose(sources: Mapping[str, Source], name: str) -> Source:
+    from oncehook.settings import development
 
     if name in sources:
         return sources[name]
-    if name not in presets.names():
+    if name not in _preset_names():
         raise ConfigError(f'There is no source "{name}".', hint=f"There are: {', '.join(sources)}.")
-    if not may_be_preset:
-        raise ConfigError(
-            f'"{name}" is a preset, but no source of these settings.', hint="Say where to send it with --to URL."
-        )
-    from oncehook.settings import development
-
     return development.source(name)
 
 
-def _signed(source: Source, kind: str | None, file: Path | None, url: str, forge: bool) -> Arrival:
+def _build_arrival(source: Source, kind: str | None, file: Path | None, url: str, forge: bool) -> Arrival:
     from oncehook import samples
 
     known = source.preset.samples if source.preset else {}
     kind = kind or next(iter(known), "hello")
     arrival = samples.draft(source, kind, body=file.read_bytes() if file else None)
     signed = samples.sign(source, arrival, url=samples.signed_url(source, url), forge=forge)
-    own = [(b"host", _host(url)), (b"user-agent", b"oncehook-send")]
-    sent = {name for name, _ in signed.headers}
-    return replace(signed, headers=[*signed.headers, *(pair for pair in own if pair[0] not in sent)])
+    host = urlsplit(url).netloc.rpartition("@")[2].encode()
+    present = {name for name, _ in signed.headers}
+    added = [(b"host", host), (b"user-agent", b"oncehook-send")]
+    return replace(signed, headers=[*signed.headers, *(pair for pair in added if pair[0] not in present)])
 
 
-def _host(url: str) -> bytes:
-    from urllib.parse import urlsplit
-
-    return urlsplit(url).netloc.rpartition("@")[2].encode()
-
-
-def _send_one(url: str, arrival: Arrival, as_json: bool) -> int:
+def _post(url: str, arrival: Arrival, as_json: bool) -> int:
     from oncehook import samples
 
     try:
         answer = samples.post(url, arrival)
     except OSError as error:
-        click.echo(f"oncehook: nobody answers at {url} ({error})", err=True)
-        click.echo("  Start it with: oncehook serve", err=True)
-        raise SystemExit(3) from error
+        raise no_answer(url, error, "Start it with: oncehook serve") from error
     fields = answer.json()
-    if as_json:
-        click.echo(json.dumps({"http_status": answer.status, **fields}))
-        return answer.status
-    click.echo(f"→ {answer.status} in {answer.seconds * 1000:.0f} ms   {_said(fields, answer.body)}")
+    took = f"→ {answer.status} in {show_elapsed(answer.seconds)}   {_outcome(fields, answer.body)}"
+    say([json_line({"http_status": answer.status, **fields}) if as_json else took])
     return answer.status
 
 
-def _said(fields: dict[str, Any], body: bytes) -> str:
-    """What the answer says, in a line: the event, or how many of a batch were new, or the reason it was refused."""
-    if ids := fields.get("event_ids"):
-        counts = ", ".join(
-            f"{fields[word]} {word}" for word in ("accepted", "duplicates", "conflicts") if fields.get(word)
-        )
-        return f"{ids[0]} and {len(ids) - 1} more   {counts}"
+def _outcome(fields: dict[str, Any], body: bytes) -> str:
+    """Print the answer in a line: the event, or how many of a batch were new, or why it was refused."""
+    if fields.get("event_ids"):
+        words = ("accepted", "duplicates", "conflicts")
+        return f"{first_id(fields)}   " + ", ".join(f"{fields[word]} {word}" for word in words if fields.get(word))
     what = fields.get("status") or fields.get("code") or body.decode("utf-8", "replace")[:60]
     return f"{fields['event_id']}   {what}" if "event_id" in fields else str(what)
 
 
-def _list_one(name: str, source: Source) -> None:
-    click.echo(f"{name:<20} {', '.join(source.preset.samples) if source.preset else 'any type'}")
-
-
-def _list(sources: dict[str, Source]) -> None:
+def _list_samples(sources: Mapping[str, Source], *, others: bool) -> int:
     from oncehook import presets
 
     for name, source in sources.items():
-        _list_one(name, source)
-    others = [name for name in presets.names() if name not in sources]
-    if others:
-        click.echo("Not configured here, with --to URL:", err=True)
-    for name in others:
-        click.echo(f"{name:<20} {', '.join(presets.load(name).samples)}")
+        say([f"{name:<20} {', '.join(source.preset.samples) if source.preset else 'any type'}"])
+    more = [name for name in _preset_names() if name not in sources] if others else []
+    if more:
+        say(["Not configured here, with --to URL:"], err=True)
+    say(f"{name:<20} {', '.join(presets.load(name).samples)}" for name in more)
+    return 0
+
+
+# -- forward -----------------------------------------------------------------------------------
+
+SKEW: Final = timedelta(seconds=30)
+"""How far the clocks of this machine and of the inbox may be apart."""
+
+
+@click.command("forward")
+@click.argument("source")
+@click.option(
+    "--to", "url", required=True, metavar="URL", help="Where to send them, as in http://localhost:8000/hooks."
+)
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only of this type (message.*); may be repeated.")
+@click.option("--timeout", type=click.FloatRange(0, min_open=True), default=30.0, show_default=True, help="Seconds.")
+@json_lines_option
+@asks_api
+def forward(api: Api, source: str, url: str, types: tuple[str, ...], timeout: float, as_json: bool) -> int:
+    """Relay what SOURCE accepts from now on to a local server, until Ctrl-C.
+
+    Sent as a destination would send it: the body as received, webhook-id, and a signature by the secret it prints.
+    What fails is not tried again, and the inbox does not notice.
+    """
+    feed = open_feed(api)
+    check_known(source, [one["name"] for one in api.get("sources")["items"]], "source")
+    relay = Relay(api, source, url, types, timeout)
+    with contextlib.suppress(KeyboardInterrupt):
+        say([f"forwarding {source} to {url}; Ctrl-C ends", f"  secret  {relay.secret}"], err=True)
+        _follow(feed, relay, as_json)
+    return 0
+
+
+def _follow(feed: Feed, relay: Relay, as_json: bool) -> None:
+    while True:
+        for kind, fields in feed.take(3600):
+            if kind in ("lost", "back", "dropped"):
+                say([moment_line(kind, fields, clock.now_utc())], err=True)
+            for sent in relay.send((kind, fields)):
+                say([json_line(sent) if as_json else _sent_line(sent)])
+
+
+def _sent_line(sent: Mapping[str, Any]) -> str:
+    status = sent["http_status"]
+    color = "green" if status is not None and 200 <= status < 300 else "red"
+    answer = click.style(f"→ {status} in {show_elapsed(sent['duration_s'])}" if status else "→ no answer", fg=color)
+    now = clock.now_utc().astimezone().strftime("%H:%M:%S")
+    return joined(now, sent["event_id"], text(sent["type"]), answer, text(sent["error"], 80))
+
+
+class Relay:
+    """A sender of each new event, once, signed with a secret that is made once for the source and stays the same."""
+
+    def __init__(self, api: Api, source: str, url: str, types: Iterable[str], timeout: float) -> None:
+        from oncehook.http_client.urls import read_url
+        from oncehook.settings import development
+        from oncehook.verify.standard import signer
+
+        self.secret = development.kept_secret(f"forward {source}")
+        self._sign = signer(self.secret.encode())
+        self._api, self._source, self._url, self._timeout = api, source, read_url(url), timeout
+        self._types = list(types)
+        self._since = clock.now_utc() - SKEW
+        self._sent: set[str] = set()
+
+    def send(self, moment: Moment) -> Iterator[dict[str, Any]]:
+        """Send the new events of this moment; yield how each was answered."""
+        kind, fields = moment
+        if kind != "arrival" or fields.get("source") != self._source or fields["outcome"] == "rejected":
+            return
+        single = [fields["event_id"]] if fields["outcome"] == "accepted" and "event_id" in fields else []
+        for event_id in fields.get("event_ids", single):
+            if event_id not in self._sent:
+                self._sent.add(event_id)
+                yield from self._relay(event_id)
+
+    def _relay(self, event_id: str) -> Iterator[dict[str, Any]]:
+        try:
+            event = self._api.get(at("events", event_id))
+            if not self._is_wanted(event):
+                return
+            body = self._api.raw(at("events", event_id, "body"))
+        except Failed as error:
+            yield {"event_id": event_id, "type": "", "http_status": None, "duration_s": 0.0, "error": error.message}
+            return
+        yield {"event_id": event_id, "type": event["type"], **self._post(self._build_arrival(event, body))}
+
+    def _is_wanted(self, event: Mapping[str, Any]) -> bool:
+        """Tell whether an event is new, which of a batch not all are, and of a wanted type."""
+        is_new = datetime.fromisoformat(event["received_at"]) >= self._since
+        return is_new and (not self._types or any(fnmatch.fnmatchcase(event["type"], one) for one in self._types))
+
+    def _post(self, arrival: Arrival) -> dict[str, Any]:
+        from oncehook.samples import post
+
+        try:
+            answer = post(self._url, arrival, timeout=self._timeout)
+        except OSError as error:
+            return {"http_status": None, "duration_s": 0.0, "error": str(error)}
+        return {"http_status": answer.status, "duration_s": round(answer.seconds, 6), "error": ""}
+
+    def _build_arrival(self, event: Mapping[str, Any], body: bytes) -> Arrival:
+        from oncehook.destinations.http import header_text
+        from oncehook.model import Arrival
+
+        moment = str(int(clock.now()))
+        headers = {
+            **{name: value for name, value in event["headers"] if name == "content-type"},
+            "user-agent": "oncehook",
+            "webhook-id": event["id"],
+            "webhook-timestamp": moment,
+            "webhook-signature": self._sign(event["id"].encode(), moment.encode(), body).decode(),
+            "idempotency-key": event["id"],
+            "oncehook-attempt": "1",
+            "oncehook-run": "1",
+            "oncehook-trigger": "initial",
+            "oncehook-source": header_text(event["source"]),
+        }
+        if event["subject"] is not None:
+            headers["oncehook-subject"] = header_text(event["subject"])
+        return Arrival(
+            "", [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()], body
+        )

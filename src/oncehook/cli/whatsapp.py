@@ -1,8 +1,8 @@
 """`oncehook whatsapp`: send one message, or call an instance, for scripts and agents.
 
-The API is that of a configured destination (`--destination`), or is said by options and ONCEHOOK_WHATSAPP_… variables.
-One JSON object on stdout; a failure is one line on stderr. What is sent here goes out at once, and is tried again by a
-policy (`--retry`) for as long as the command runs: no inbox keeps it.
+The API is that of a configured destination (`--destination`), or named by options and ONCEHOOK_WHATSAPP_… variables.
+One JSON object on stdout; a failure is one line on stderr. A message is sent at once, and tried again by a policy
+(`--retry`) for as long as the command runs: no inbox keeps it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, get_args
 import click
 import msgspec
 
-from oncehook.cli.manners import voice
-from oncehook.cli.setup import config_option
-from oncehook.cli.showing import line, say
+from oncehook.cli.options import config_option, voice
+from oncehook.cli.output import json_line, say
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.http_client.proxy import named_proxy
 from oncehook.logs import plain, set_up_logging
@@ -33,38 +32,31 @@ from oncehook.settings import load
 from oncehook.settings.checks import UNKNOWN_TO, lacking
 from oncehook.settings.forms import suggest
 from oncehook.settings.tables import WhatsAppConfig
-from oncehook.whatsapp.messages import (
-    Contact,
-    InvalidMessage,
-    Link,
-    Location,
-    Media,
-    MediaKind,
-    Message,
-    Poll,
-    Reaction,
-    Read,
-    Template,
-    Text,
-    check,
-)
-from oncehook.whatsapp.sender import Sender, SendFailed, Sent
+from oncehook.whatsapp import messages
+from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message
+from oncehook.whatsapp.sender import Sender, SendFailed
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.storage import S3Files
 
 _ENV: Final = "ONCEHOOK_WHATSAPP_"
-_PLAIN: Final = ("api", "base_url", "instance", "phone_number_id", "version", "country")
+_PLAIN: Final = {
+    "base_url": "Where the API is.",
+    "instance": "The instance (Evolution).",
+    "phone_number_id": "Who sends (Meta).",
+    "version": "Version of the API (Meta).",
+    "country": "Calling code of local numbers.",
+}
 _SECRET: Final = ("token", "api_key", "proxy")
 _ONCE: Final = "none"
 TIMEOUT: Final = 30.0
 
 
-def _tell(error: OncehookError) -> None:
-    """One line on stderr: the code, what happened, and what to do."""
+def _print_failure(error: OncehookError) -> None:
+    """Print one line on stderr: the code, what happened, and what to do."""
     tried = f"(tried {error.attempts} times)" if isinstance(error, SendFailed) and error.attempts > 1 else ""
-    said = " ".join(part for part in (f"{_code(error)}: {error}", tried, error.hint) if part)
-    click.echo(f"oncehook: {plain(' '.join(said.split()))}", err=True)
+    sentence = " ".join(f"{_code(error)}: {error} {tried} {error.hint}".split())
+    click.echo(f"oncehook: {plain(sentence)}", err=True)
 
 
 def _code(error: OncehookError) -> str:
@@ -78,7 +70,7 @@ def _exit_code(error: OncehookError) -> int:
         return 2
     if not isinstance(error, SendFailed) or error.status is not None:
         return 1
-    # Nobody answered: either nothing was asked, because it could not be right, or nobody is there.
+    # There was no answer: either nothing was sent, because it could not be right, or nobody is there.
     return 2 if error.category is Category.permanent else 3
 
 
@@ -90,7 +82,7 @@ Draft = Message | Callable[[Sender], Awaitable[Message]]
 
 
 def _sends(command: Callable[..., Draft]) -> Callable[..., int]:
-    """Make a command that sends of a function that returns a message, or what makes one with an open sender."""
+    """Make a sending command of a function that returns a message, or a function that builds one with the sender."""
 
     @click.option(
         "--retry",
@@ -103,19 +95,20 @@ def _sends(command: Callable[..., Draft]) -> Callable[..., int]:
     def sending(retry: str, **options: Any) -> Work:
         draft = command(**options)
         if not callable(draft):
-            check(draft)
+            messages.check(draft)
 
         async def send(sender: Sender) -> Mapping[str, object]:
             message = await draft(sender) if callable(draft) else draft
-            return _told(await sender.send(message, retry=None if retry == _ONCE else retry))
+            sent = await sender.send(message, retry=None if retry == _ONCE else retry)
+            return {"message_id": sent.message_id, "status": sent.status, "attempts": sent.attempts}
 
         return send
 
-    return _speaks(sending)
+    return _uses_sender(sending)
 
 
 def _in_chat(command: Callable[..., Draft]) -> Callable[..., Draft]:
-    """Give a command the options of every message in a chat; the function takes them as `**said`."""
+    """Give a command the options of every message in a chat; the function takes them as `**chat`."""
 
     @click.option("--reply-to", metavar="ID", help="The message that this one answers.")
     @click.option("--delay", type=click.IntRange(0), metavar="MS", default=0, help="Show us writing first (Evolution).")
@@ -128,48 +121,50 @@ def _in_chat(command: Callable[..., Draft]) -> Callable[..., Draft]:
     return in_chat
 
 
-def _speaks(command: Callable[..., Work]) -> Callable[..., int]:
-    """Make a command of a function that returns what to do with an open sender; options say which sender."""
+def _uses_sender(command: Callable[..., Work]) -> Callable[..., int]:
+    """Make a command of a function that returns the work to do with an open sender, which options name."""
 
     @config_option
     @click.option("--destination", metavar="NAME", envvar=f"{_ENV}DESTINATION", help="The sender of these settings.")
-    @click.option(
-        "--api", type=click.Choice(list(UNKNOWN_TO)), envvar=f"{_ENV}API", help="Or which API.", show_envvar=True
-    )
-    @click.option("--base-url", envvar=f"{_ENV}BASE_URL", help="Where the API is.", show_envvar=True)
-    @click.option("--instance", envvar=f"{_ENV}INSTANCE", help="The instance (Evolution).", show_envvar=True)
-    @click.option("--phone-number-id", envvar=f"{_ENV}PHONE_NUMBER_ID", help="Who sends (Meta).", show_envvar=True)
-    @click.option("--version", envvar=f"{_ENV}VERSION", help="Version of the API (Meta).", show_envvar=True)
-    @click.option("--country", envvar=f"{_ENV}COUNTRY", help="Calling code of local numbers.", show_envvar=True)
+    @click.option("--api", type=click.Choice(list(UNKNOWN_TO)), envvar=f"{_ENV}API", help="Or which API.")
+    @_plain_options
     @click.option("--allow-private", is_flag=True, help="The API may be in a private network.")
     @functools.wraps(command)
-    def speaking(config_file: Path | None, destination: str | None, allow_private: bool, **options: Any) -> int:
-        said = {key: options.pop(key) for key in _PLAIN}
-        _set_up_logging()
+    def wrapped(config_file: Path | None, destination: str | None, allow_private: bool, **options: Any) -> int:
+        settings = {key: options.pop(key) for key in ("api", *_PLAIN)}
+        if voice.verbose:
+            set_up_logging("debug")
+        else:  # the result is on stdout or stderr already
+            logging.getLogger("oncehook").addHandler(logging.NullHandler())
         try:
             if destination is not None:
-                sender = _configured(config_file, destination)
+                sender = _from_destination(config_file, destination)
             else:
-                sender = _said(said, allow_private=allow_private)
-            say([line(_run(sender, command(**options)))])
+                sender = _from_options(settings, allow_private=allow_private)
+            say([json_line(asyncio.run(_run(sender, command(**options))))])
         except OncehookError as error:
-            _tell(error)
+            _print_failure(error)
             return _exit_code(error)
         return 0
 
-    return speaking
+    return wrapped
 
 
-def _set_up_logging() -> None:
-    """Log with -v only: what happened is on stdout or stderr already."""
-    if voice.verbose:
-        set_up_logging("debug")
-    else:
-        logging.getLogger("oncehook").addHandler(logging.NullHandler())
+def _plain_options(command: Callable[..., int]) -> Callable[..., int]:
+    for name, about in reversed(_PLAIN.items()):
+        command = click.option(f"--{name.replace('_', '-')}", envvar=_ENV + name.upper(), help=about)(command)
+    return command
 
 
-def _configured(config_file: Path | None, name: str) -> Sender:
-    from oncehook.settings.build import sender_from  # brings everything with it: --help must not wait for that
+async def _run(sender: Sender, work: Work) -> Mapping[str, object]:
+    async with sender, contextlib.AsyncExitStack() as stack:
+        if (close := getattr(sender.files, "close", None)) is not None:
+            stack.push_async_callback(close)
+        return await work(sender)
+
+
+def _from_destination(config_file: Path | None, name: str) -> Sender:
+    from oncehook.settings.build import sender_from  # imports everything: --help must not wait for that
 
     config = load(config_file, whole=False).config
     senders = {known: one for known, one in config.destination.items() if one.whatsapp is not None}
@@ -180,26 +175,26 @@ def _configured(config_file: Path | None, name: str) -> Sender:
     return sender_from(found.whatsapp, timeout=found.timeout, allow_private=found.allow_private, ca=found.ca)
 
 
-def _said(settings: Mapping[str, str | None], *, allow_private: bool) -> Sender:
+def _from_options(settings: Mapping[str, str | None], *, allow_private: bool) -> Sender:
     from oncehook.settings.build import sender_from
 
     api = settings["api"] or _api_of_others()
     if api is None:
         raise ConfigError("Which API?", hint="Say --destination NAME, or --api meta, evolution-api or evolution-go.")
-    given: dict[str, Any] = {key: value for key, value in settings.items() if value} | {"api": api}
-    for key in _SECRET:  # never an option: whoever is on the machine can read those
+    known: dict[str, Any] = {key: value for key, value in settings.items() if value} | {"api": api}
+    for key in _SECRET:  # never an option: every user of the machine can read those
         if os.environ.get(variable := _ENV + key.upper()):
-            given[key] = Secret.from_env(variable)
-    if "base_url" not in given:  # a key of theirs is for their server, and for no other
-        given = _of_others(api) | given
-    if named_proxy(os.environ, given.get("instance") or given.get("phone_number_id")):
-        given.setdefault("proxy", "env")
-    meant = WhatsAppConfig(**{key: value for key, value in given.items() if key not in UNKNOWN_TO[api]})
-    if missing := lacking(meant):
+            known[key] = Secret.from_env(variable)
+    if "base_url" not in known:  # a key of theirs is for their server, and for no other
+        known = _of_others(api) | known
+    if named_proxy(os.environ, known.get("instance") or known.get("phone_number_id")):
+        known.setdefault("proxy", "env")
+    config = WhatsAppConfig(**{key: value for key, value in known.items() if key not in UNKNOWN_TO[api]})
+    if missing := lacking(config):
         raise ConfigError(
             f"{api} needs {' and '.join(missing)}.", hint=f"Set {', '.join(_ENV + key.upper() for key in missing)}."
         )
-    return sender_from(meant, files=_files(), timeout=TIMEOUT, allow_private=allow_private)
+    return sender_from(config, files=_files(), timeout=TIMEOUT, allow_private=allow_private)
 
 
 _OTHERS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
@@ -240,40 +235,40 @@ def _files() -> S3Files | None:
 
 
 @click.group("whatsapp")
-def command() -> None:
+def whatsapp() -> None:
     """Send a message over WhatsApp, or look after an instance. JSON on stdout; exit 1 when it was not sent.
 
     Secrets come from ONCEHOOK_WHATSAPP_TOKEN, _API_KEY and _PROXY, or from the settings of --destination.
     """
 
 
-@command.command("send-text")
+@whatsapp.command("send-text")
 @click.argument("to")
 @click.argument("text")
 @click.option("--preview-url", is_flag=True, help="Show the first link in it with a picture.")
 @_sends
 @_in_chat
-def send_text(to: str, text: str, preview_url: bool, **said: Any) -> Message:
+def send_text(to: str, text: str, preview_url: bool, **chat: Any) -> Message:
     """Send TEXT to the number TO."""
-    return Text(to=to, text=text, preview_url=preview_url, **said)
+    return messages.Text(to=to, text=text, preview_url=preview_url, **chat)
 
 
-@command.command("notify")
+@whatsapp.command("notify")
 @click.argument("text")
 @click.option(
     "--to",
     metavar="NUMBER",
     required=True,
     envvar=[f"{_ENV}NOTIFY_TO", "NOTIFY_WHATSAPP_PHONE"],
-    help="Who is told.",
+    help="The number to notify.",
 )
 @_sends
 def notify(text: str, to: str) -> Message:
-    """Send TEXT to whoever looks after this machine."""
-    return Text(to=to, text=text)
+    """Send TEXT to the person who looks after this machine."""
+    return messages.Text(to=to, text=text)
 
 
-@command.command("send-file")
+@whatsapp.command("send-file")
 @click.argument("to")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--caption", help="Words below it.")
@@ -281,12 +276,12 @@ def notify(text: str, to: str) -> Message:
 @click.option("--kind", type=click.Choice(get_args(MediaKind)), help="Instead of what its bytes say.")
 @_sends
 @_in_chat
-def send_file(to: str, file: Path, **said: Any) -> Draft:
+def send_file(to: str, file: Path, **chat: Any) -> Draft:
     """Send FILE to the number TO: stored in the bucket (ONCEHOOK_S3_…, or `files` of the settings), sent as a link."""
-    return lambda sender: sender.prepare_file(to, file, **said)
+    return lambda sender: sender.prepare_file(to, file, **chat)
 
 
-@command.command("send-media")
+@whatsapp.command("send-media")
 @click.argument("to")
 @click.argument("kind", type=click.Choice(get_args(MediaKind)))
 @click.argument("url")
@@ -294,12 +289,12 @@ def send_file(to: str, file: Path, **said: Any) -> Draft:
 @click.option("--filename", help="What the recipient sees it called.")
 @_sends
 @_in_chat
-def send_media(to: str, kind: MediaKind, url: str, **said: Any) -> Message:
+def send_media(to: str, kind: MediaKind, url: str, **chat: Any) -> Message:
     """Send what is at the web address URL to the number TO, as an image, video, audio, document or sticker."""
-    return Media(to=to, kind=kind, link=url, **said)
+    return messages.Media(to=to, kind=kind, link=url, **chat)
 
 
-@command.command("send-link")
+@whatsapp.command("send-link")
 @click.argument("to")
 @click.argument("url")
 @click.option("--text", default="", help="Words before it.")
@@ -308,12 +303,12 @@ def send_media(to: str, kind: MediaKind, url: str, **said: Any) -> Message:
 @click.option("--image", metavar="URL", help="Instead of the page's (Evolution Go).")
 @_sends
 @_in_chat
-def send_link(to: str, url: str, **said: Any) -> Message:
+def send_link(to: str, url: str, **chat: Any) -> Message:
     """Send the web address URL to the number TO, shown as a card."""
-    return Link(to=to, url=url, **said)
+    return messages.Link(to=to, url=url, **chat)
 
 
-@command.command("send-location", context_settings={"ignore_unknown_options": True})
+@whatsapp.command("send-location", context_settings={"ignore_unknown_options": True})
 @click.argument("to")
 @click.argument("latitude", type=float)
 @click.argument("longitude", type=float)
@@ -321,36 +316,36 @@ def send_link(to: str, url: str, **said: Any) -> Message:
 @click.option("--address", help="Where it is, in words.")
 @_sends
 @_in_chat
-def send_location(to: str, latitude: float, longitude: float, **said: Any) -> Message:
+def send_location(to: str, latitude: float, longitude: float, **chat: Any) -> Message:
     """Send a place on the map to the number TO: its LATITUDE and LONGITUDE in degrees."""
-    return Location(to=to, latitude=latitude, longitude=longitude, **said)
+    return messages.Location(to=to, latitude=latitude, longitude=longitude, **chat)
 
 
-@command.command("send-contact")
+@whatsapp.command("send-contact")
 @click.argument("to")
 @click.argument("name")
 @click.argument("phone")
 @click.option("--organization", help="Where they work.")
 @_sends
 @_in_chat
-def send_contact(to: str, name: str, phone: str, **said: Any) -> Message:
+def send_contact(to: str, name: str, phone: str, **chat: Any) -> Message:
     """Send somebody's NAME and PHONE to the number TO."""
-    return Contact(to=to, name=name, phone=phone, **said)
+    return messages.Contact(to=to, name=name, phone=phone, **chat)
 
 
-@command.command("send-poll")
+@whatsapp.command("send-poll")
 @click.argument("to")
 @click.argument("question")
 @click.argument("options", nargs=-1, required=True, metavar="OPTION...")
 @click.option("--max-answers", default=1, show_default=True, help="How many one person may choose.")
 @_sends
 @_in_chat
-def send_poll(to: str, question: str, options: tuple[str, ...], **said: Any) -> Message:
+def send_poll(to: str, question: str, options: tuple[str, ...], **chat: Any) -> Message:
     """Ask the number TO a QUESTION with 2 to 12 answers to choose from (Evolution)."""
-    return Poll(to=to, question=question, options=list(options), **said)
+    return messages.Poll(to=to, question=question, options=list(options), **chat)
 
 
-@command.command("send-template")
+@whatsapp.command("send-template")
 @click.argument("to")
 @click.argument("name")
 @click.option("--language", default="en_US", show_default=True, help="Language of the template.")
@@ -362,10 +357,10 @@ def send_template(to: str, name: str, language: str, components: str) -> Message
         parts = msgspec.json.decode(components, type=list[dict[str, Any]])
     except msgspec.DecodeError as error:
         raise InvalidMessage(f"--components is no JSON list of objects: {error}") from None
-    return Template(to=to, name=name, language=language, components=parts)
+    return messages.Template(to=to, name=name, language=language, components=parts)
 
 
-@command.command("react")
+@whatsapp.command("react")
 @click.argument("to")
 @click.argument("message_id")
 @click.argument("emoji")
@@ -374,78 +369,78 @@ def send_template(to: str, name: str, language: str, components: str) -> Message
 @_sends
 def react(to: str, message_id: str, emoji: str, from_me: bool, participant: str | None) -> Message:
     """Put EMOJI on a message of the chat with TO; an empty one takes it back."""
-    return Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me, participant=participant)
+    return messages.Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me, participant=participant)
 
 
-@command.command("read")
+@whatsapp.command("read")
 @click.argument("message_id")
 @click.option("--to", help="Whose message it was (Evolution).")
 @_sends
 def read(message_id: str, to: str | None) -> Message:
     """Mark a message as read."""
-    return Read(message_id=message_id, to=to)
+    return messages.Read(message_id=message_id, to=to)
 
 
-@command.command("edit")
+@whatsapp.command("edit")
 @click.argument("to")
 @click.argument("message_id")
 @click.argument("text")
-@_speaks
+@_uses_sender
 def edit(to: str, message_id: str, text: str) -> Work:
     """Replace the words of a message that we sent to TO (Evolution)."""
     return lambda sender: sender.instance("edit", to=to, message_id=message_id, text=text)
 
 
-@command.command("delete-message")
+@whatsapp.command("delete-message")
 @click.argument("to")
 @click.argument("message_id")
 @click.option("--participant", metavar="NUMBER", help="Who wrote it, in a group that we look after (Evolution API).")
-@_speaks
+@_uses_sender
 def delete_message(to: str, message_id: str, participant: str | None) -> Work:
     """Take a message in the chat with TO back for everybody (Evolution)."""
     others = {} if participant is None else {"participant": participant, "from_me": False}
     return lambda sender: sender.instance("delete_message", to=to, message_id=message_id, **others)
 
 
-@command.command("message-status")
+@whatsapp.command("message-status")
 @click.argument("message_id")
-@_speaks
+@_uses_sender
 def message_status(message_id: str) -> Work:
     """Show how far a message has come (Evolution)."""
     return lambda sender: sender.instance("message_status", message_id=message_id)
 
 
-@command.command("presence")
+@whatsapp.command("presence")
 @click.argument("to")
 @click.argument("state", type=click.Choice(["composing", "recording", "paused"]))
-@_speaks
+@_uses_sender
 def presence(to: str, state: str) -> Work:
     """Show TO that we are writing, or recording, or not any more (Evolution)."""
     return lambda sender: sender.instance("presence", to=to, state=state)
 
 
-@command.command("instances")
-@_speaks
+@whatsapp.command("instances")
+@_uses_sender
 def instances() -> Work:
     """List all instances, as the server knows them (Evolution)."""
     return lambda sender: sender.instance("instances")
 
 
-@command.command("summary")
-@_speaks
+@whatsapp.command("summary")
+@_uses_sender
 def summary() -> Work:
     """List all instances by name, and which of them are connected (Evolution)."""
     return lambda sender: sender.instance("summary")
 
 
-@command.command("instance")
+@whatsapp.command("instance")
 @click.argument("action")
 @click.argument("options", nargs=-1, metavar="[NAME=VALUE]...")
-@_speaks
+@_uses_sender
 def instance(action: str, options: tuple[str, ...]) -> Work:
     """Call an instance: state, connect, logout … as the API has them; its answer as JSON."""
-    said = dict(_pair(option) for option in options)
-    return lambda sender: sender.instance(action, **said)
+    named = dict(_pair(option) for option in options)
+    return lambda sender: sender.instance(action, **named)
 
 
 def _pair(option: str) -> tuple[str, Any]:
@@ -456,20 +451,3 @@ def _pair(option: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
-
-
-# -- sending -----------------------------------------------------------------------------------
-
-
-def _run(sender: Sender, work: Work) -> Mapping[str, object]:
-    async def running() -> Mapping[str, object]:
-        async with sender, contextlib.AsyncExitStack() as stack:
-            if (close := getattr(sender.files, "close", None)) is not None:
-                stack.push_async_callback(close)
-            return await work(sender)
-
-    return asyncio.run(running())
-
-
-def _told(sent: Sent) -> Mapping[str, object]:
-    return {"message_id": sent.message_id, "status": sent.status, "attempts": sent.attempts}

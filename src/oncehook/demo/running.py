@@ -1,4 +1,8 @@
-"""The demo from its first line to its last: history, server, traffic, a sum at the end. Called by `oncehook demo`."""
+"""The run of the demo: an hour of history, then server and traffic, and a summary at the end.
+
+The history is made in a moment, of real arrivals and real attempts: the clock is set back by an hour and moved on step
+by step, so charts, retries and dead letters are there at the first look. Then the clock is right again.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,12 @@ from typing import Final
 
 import click
 
-from oncehook import samples
-from oncehook.demo.past import live_through
-from oncehook.demo.shop import MINUTES, Shop
+from oncehook import clock, samples
+from oncehook.demo.shop import MENDS_AFTER, MINUTES, Shop
 from oncehook.demo.tour import Tour
-from oncehook.demo.traffic import Traffic, Way
+from oncehook.demo.traffic import Post, Traffic
 from oncehook.errors import ConfigError
+from oncehook.human import count
 from oncehook.inbox import Inbox
 from oncehook.logs import set_up_logging
 from oncehook.model import Arrival, Level
@@ -28,33 +32,111 @@ from oncehook.sources import Source
 from oncehook.web.server import listen, serve_inbox
 
 PORT: Final = 4020
-PATIENCE: Final = 0.5
-"""Seconds for which attempts may go on when the demo is stopped: nothing of it is kept anyway."""
+STOP_SECONDS: Final = 0.5
+"""Seconds for which attempts may go on when the demo is stopped: nothing is kept anyway."""
+
+STEP: Final = 20.0
+"""Seconds of history that pass at once: about as long as a retry waits."""
+ACTS: Final = range(2, 7)
+"""How many things may happen in a step."""
+EXPIRES: Final = 48
+"""The minute in which the CRM's key expires."""
+MOST_POLLS: Final = 1000
+"""Polls, a millisecond apart, after which a step ends although work is left."""
 
 
-def free_port(asked: int | None) -> int:
-    """Where to listen. Looked for first: nobody wants to hear of a taken port after the history is made."""
+def free_port(wanted: int | None) -> int:
+    """Return the port to listen on; refuse a taken one before the history is made."""
     try:
-        listen("127.0.0.1", PORT if asked is None else asked).close()
+        listen("127.0.0.1", PORT if wanted is None else wanted).close()
     except OSError as error:
-        if asked is not None:
-            raise ConfigError(f"Cannot listen on port {asked}: {error.strerror or error}") from error
+        if wanted is not None:
+            raise ConfigError(f"Cannot listen on port {wanted}: {error.strerror or error}") from error
         return 0
-    return PORT if asked is None else asked
+    return PORT if wanted is None else wanted
 
 
 async def run(folder: Path, seconds: float | None, rate: float, port: int, *, browse: bool, verbose: bool) -> None:
     """Give the shop a history, then serve it until a signal comes. `browse` opens the dashboard."""
     task = asyncio.current_task()
     assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # until the server listens to it
-    set_up_logging("critical")  # the history is told by the dashboard, not line by line
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)  # until the server handles it
+    set_up_logging("critical")  # the dashboard shows the history, not the log
     with Shop(folder) as shop:
-        await live_through(shop, _tell_of_history)
-        await _live(shop, seconds, rate, port, browse=browse, verbose=verbose)
+        await _make_history(shop)
+        await _serve(shop, seconds, rate, port, browse=browse, verbose=verbose)
 
 
-async def _live(shop: Shop, seconds: float | None, rate: float, port: int, *, browse: bool, verbose: bool) -> None:
+# -- history -----------------------------------------------------------------------------------
+
+
+class _PastClock:
+    """A clock that is behind, and catches up."""
+
+    def __init__(self, seconds: float) -> None:
+        self.behind = seconds
+        clock.forward(-seconds)
+
+    def forward(self, seconds: float) -> None:
+        """Let time pass, up to the present at most."""
+        seconds = min(max(seconds, 0.0), self.behind)
+        self.behind -= seconds
+        clock.forward(seconds)
+
+    async def pace(self, seconds: float) -> None:
+        """Work for so long as a handler. Others work at the same time, so the clock moves by a part of it."""
+        await asyncio.sleep(0)
+        self.forward(seconds / 8)
+
+
+async def _make_history(shop: Shop) -> None:
+    past = _PastClock(MINUTES * 60.0)
+    try:
+        inbox = shop.inbox(past.pace)
+        async with inbox.running():
+            traffic = Traffic(shop, inbox.sources, _receive_by(inbox))
+            while past.behind:
+                minute = MINUTES - int(past.behind // 60)
+                shop.crm.is_expired = minute > EXPIRES
+                await asyncio.gather(*[traffic.act() for _ in range(clock.chance.choice(ACTS))])
+                await _wait_until_idle(inbox)
+                await inbox.store.record_rejections(*inbox.observer.take_counts())
+                past.forward(past.behind % STEP or STEP)
+                if past.behind <= (MINUTES - minute) * 60.0:
+                    _print_history(minute)
+    finally:
+        past.forward(past.behind)
+    shop.crm.mends_at = clock.now_utc() + MENDS_AFTER
+
+
+def _receive_by(inbox: Inbox) -> Post:
+    async def post(source: Source, arrival: Arrival) -> int:
+        receipt = await inbox.receive(source.name, arrival.headers, arrival.body, query=arrival.query)
+        return receipt.reply.status
+
+    return post
+
+
+async def _wait_until_idle(inbox: Inbox) -> None:
+    for _ in range(MOST_POLLS):
+        levels = (await inbox.admin.levels()).values()
+        if not any(level.leased or level.oldest_due is not None for level in levels):
+            return
+        await asyncio.sleep(0.001)
+
+
+def _print_history(minute: int) -> None:
+    """Print one line, which a terminal shows growing."""
+    is_terminal = sys.stderr.isatty()
+    if is_terminal or minute == MINUTES:
+        start = "\r" if is_terminal else ""
+        click.echo(f"{start}  history    {count(minute, 'minute')} of it", nl=minute == MINUTES, err=True)
+
+
+# -- live --------------------------------------------------------------------------------------
+
+
+async def _serve(shop: Shop, seconds: float | None, rate: float, port: int, *, browse: bool, verbose: bool) -> None:
     inbox = shop.inbox()
     sent: Counter[str] = Counter()
     beside: list[asyncio.Task[None]] = []
@@ -66,14 +148,14 @@ async def _live(shop: Shop, seconds: float | None, rate: float, port: int, *, br
         _say(f"  sending    {rate:g} hooks a second: some twice, some changed, some badly signed")
         _say("  trouble    the ledger hangs up now and then, the CRM refuses everything")
         _say(f"  stop       {f'in {seconds:g} seconds' if seconds is not None else 'Ctrl-C'}\n")
-        beside.append(asyncio.create_task(Traffic(shop, inbox.sources, _over_http(address), sent).run(rate)))
+        beside.append(asyncio.create_task(Traffic(shop, inbox.sources, _post_to(address), sent).run(rate)))
         if seconds is not None:
             beside.append(asyncio.create_task(_stop_after(seconds)))
         if browse and link:
             webbrowser.open(link)
 
     await inbox.start()
-    before = await _counted(inbox)
+    before = await _figures(inbox)
     inbox.observer.verbose = verbose
     set_up_logging("info" if verbose else "warning", for_people=True)
     try:
@@ -81,27 +163,19 @@ async def _live(shop: Shop, seconds: float | None, rate: float, port: int, *, br
         for task in beside:
             task.cancel()
         await asyncio.gather(*beside, return_exceptions=True)
-        _sum_up(sent, await _counted(inbox) - before, (await inbox.store.levels()).values())
+        _print_summary(sent, await _figures(inbox) - before, (await inbox.store.levels()).values())
     finally:
-        await inbox.stop(PATIENCE)
+        await inbox.stop(STOP_SECONDS)
 
 
-def _tell_of_history(minute: int) -> None:
-    """One line, which grows on a terminal."""
-    if sys.stderr.isatty():
-        click.echo(f"\r  history    {minute} minutes of it", nl=minute == MINUTES, err=True)
-    elif minute == MINUTES:
-        _say(f"  history    {minute} minutes of it")
-
-
-def _over_http(address: str) -> Way:
-    async def bring(source: Source, arrival: Arrival) -> int:
+def _post_to(address: str) -> Post:
+    async def post(source: Source, arrival: Arrival) -> int:
         try:
             return (await asyncio.to_thread(samples.post, f"{address}/in/{source.path}", arrival)).status
         except OSError:
             return 0
 
-    return bring
+    return post
 
 
 async def _stop_after(seconds: float) -> None:
@@ -113,24 +187,23 @@ def _say(text: str) -> None:
     click.echo(text, err=True)
 
 
-async def _counted(inbox: Inbox) -> Counter[str]:
-    """What has come in and what was done, ever."""
+async def _figures(inbox: Inbox) -> Counter[str]:
     figures = await inbox.store.figures()
-    counted: Counter[str] = Counter()
+    sums: Counter[str] = Counter()
     for flows in (*figures.by_source.values(), *figures.by_destination.values()):
-        counted.update({name: flows.get(name, 0) for name in ("accepted", "duplicate", "conflict", "succeeded")})
-    return counted
+        sums.update({name: flows.get(name, 0) for name in ("accepted", "duplicate", "conflict", "succeeded")})
+    return sums
 
 
-def _sum_up(sent: Counter[str], counted: Counter[str], levels: Iterable[Level]) -> None:
-    """What came of what was sent; what waits and what is dead may be of the history, too."""
+def _print_summary(sent: Counter[str], done: Counter[str], levels: Iterable[Level]) -> None:
+    """Print what came of what was sent; pending and dead deliveries may be of the history, too."""
     levels = list(levels)
     _say(
-        f"\n  {sent['sent']} hooks sent, some with many messages: {counted['accepted']} events kept, our own answers"
-        f" included, {counted['duplicate']} duplicates folded into them, {counted['conflict']} conflicts shown,"
-        f" {sent['refused']} forgeries refused."
+        f"\n  {count(sent['sent'], 'hook')} sent, some with many messages: {count(done['accepted'], 'event')} kept,"
+        f" our own answers included, {count(done['duplicate'], 'duplicate')} folded into them,"
+        f" {count(done['conflict'], 'conflict')} shown, {count(sent['refused'], 'forgery')} refused."
     )
     _say(
-        f"  {counted['succeeded']} deliveries done, {sum(level.pending for level in levels)} still due,"
-        f" {sum(level.dead for level in levels)} dead letters."
+        f"  {count(done['succeeded'], 'delivery')} done, {sum(level.pending for level in levels)} still due,"
+        f" {count(sum(level.dead for level in levels), 'dead letter')}."
     )

@@ -1,9 +1,9 @@
 """The shop that the demo's inbox works for: four sources, and destinations that each have a trouble of their own.
 
-`reply` is slow, so that a customer who writes much waits in line; `ledger` hangs up once or twice and then answers;
+`reply` is slow, so that the messages of a busy customer queue up; `ledger` hangs up once or twice and then answers;
 `calendar` does all that waits for one appointment in one go; `crm` refuses everything until its key is renewed;
-`answers` sends over a stand-in for WhatsApp, on which one customer cannot be found. `Shop.inbox` makes the inbox, anew
-for each stretch of its life; the servers are the same for all.
+`answers` sends over a stand-in for WhatsApp, on which one customer cannot be found. The inbox is built twice, for the
+history and for the live part; the servers are the same for both.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ NOBODY: Final = "5585900000000"
 """A number that is not on WhatsApp: what is sent to it becomes a dead letter."""
 
 MINUTES: Final = 60
-"""How much history it has at the first look."""
+"""Minutes of history at the first look."""
 
 MENDS_AFTER: Final = timedelta(minutes=5)
 
 Pace = Callable[[float], Awaitable[None]]
-"""Takes as long as it is told."""
+"""Lets so many seconds pass."""
 
 
 class Crm(LoopbackServer):
-    """Somebody else's server. Its key has expired, until somebody renews it or its time has come."""
+    """A server whose key has expired, until somebody renews it or its time has come."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,6 @@ class Crm(LoopbackServer):
         self.mends_at: datetime | None = None
 
     def reply(self, request: Request) -> Reply:
-        """See LoopbackServer."""
         self.requests.clear()
         if self.is_broken:
             return Reply(401, {"error": "api key expired"})
@@ -55,16 +54,15 @@ class Crm(LoopbackServer):
 
     @property
     def is_broken(self) -> bool:
-        """Whether it refuses what it is sent."""
         return self.is_expired and (self.mends_at is None or clock.now_utc() < self.mends_at)
 
     def mend(self) -> None:
-        """It has a new key."""
+        """Renew the key."""
         self.is_expired = False
 
 
 class Shop:
-    """What the inbox works for. `with` starts the servers of others that it speaks to."""
+    """The business that the inbox works for. `with` starts the servers of others."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -85,7 +83,7 @@ class Shop:
         self.meta.stop()
 
     def inbox(self, pace: Pace = asyncio.sleep) -> Inbox:
-        """A new inbox on the shop's store. `pace` is how its handlers let time pass."""
+        """Build an inbox on the shop's store, whose handlers let time pass by `pace`."""
         inbox = Inbox(f"sqlite:{self.folder / 'demo.db'}")
         for name, preset in SOURCES.items():
             inbox.source(name, preset=preset, secret=self._secrets[name], verify_token="demo")  # noqa: S106
@@ -134,5 +132,5 @@ def _add_handlers(inbox: Inbox, pace: Pace) -> None:
 
 
 def hang_ups(event_id: str) -> int:
-    """How often the ledger hangs up on an event before it answers: never, once or twice, the same at every look."""
+    """Return how often the ledger hangs up on this event before it answers: never, once or twice."""
     return max(int(event_id[-8:-4], 16) % 5 - 2, 0)  # the last four digits are those of a delivery

@@ -1,7 +1,7 @@
-"""Three things to see in the demo: what came twice, what will be tried again, and what is dead until it is replayed.
+"""Three things to see in the demo: an event that came twice, a delivery that will be tried again, and dead ones.
 
-The dashboard asks for them each time it shows a page that has room for them. What was pointed at once stays pointed at,
-as long as it is still true.
+The dashboard asks for them each time it shows a page that has room for them. It keeps pointing at the same event for as
+long as that is still true.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 from oncehook.admin import Admin
 from oncehook.demo.shop import Crm
+from oncehook.human import count
 from oncehook.model import DeliveryId, DeliveryStatus, EventId, Filter, StoredDelivery
 from oncehook.web.callouts import Callout
 
@@ -22,23 +23,20 @@ class Tour:
     """The guide of the demo. See `web.callouts`."""
 
     def __init__(self, admin: Admin, crm: Crm) -> None:
-        self._desk = admin
+        self._admin = admin
         self._crm = crm
         self._dismissed: set[str] = set()
         self._twice: EventId | None = None
         self._again: DeliveryId | None = None
 
     def dismiss(self, name: str) -> None:
-        """See Guide."""
         self._dismissed.add(name)
 
     def act(self, name: str) -> None:
-        """See Guide: there is one button, and it mends the CRM."""
         if name == "replay":
             self._crm.mend()
 
     async def callouts(self) -> Sequence[Callout]:
-        """See Guide."""
         made = {"twice": self._came_twice, "again": self._tried_again, "replay": self._replay_me}
         found = [await make() for name, make in made.items() if name not in self._dismissed]
         return [callout for callout in found if callout is not None]
@@ -48,7 +46,7 @@ class Tour:
             self._twice = await self._find_twin()
         if self._twice is None:
             return None
-        event = (await self._desk.event(self._twice)).event
+        event = (await self._admin.event(self._twice)).event
         return Callout(
             "twice",
             "duplicate",
@@ -59,11 +57,11 @@ class Tour:
         )
 
     async def _find_twin(self) -> EventId | None:
-        """An event that is done and came again just as it was; a conflict is another story."""
-        for event in (await self._desk.events(Filter(source="stripe"), limit=50)).items:
+        """Find an event that is done and came again with the same body."""
+        for event in (await self._admin.events(Filter(source="stripe"), limit=50)).items:
             is_done = all(one.status is DeliveryStatus.done for one in event.deliveries)
             if event.copies > 1 and is_done:
-                arrivals = await self._desk.arrivals(event.id)
+                arrivals = await self._admin.arrivals(event.id)
                 if not any(arrival.body_differs for arrival in arrivals):
                     return event.id
         return None
@@ -84,16 +82,16 @@ class Tour:
         )
 
     async def _waiting(self) -> StoredDelivery | None:
-        """The delivery pointed at, while it waits; then another, the one that waits longest."""
-        meant = Filter(destination="ledger", status=DeliveryStatus.pending, attempts_above=0)
-        found = {one.id: one for one in (await self._desk.deliveries(meant, limit=50)).items if one.due_at}
+        """Return the same delivery while it waits; then another, the one that waits longest."""
+        waiting = Filter(destination="ledger", status=DeliveryStatus.pending, attempts_above=0)
+        found = {one.id: one for one in (await self._admin.deliveries(waiting, limit=50)).items if one.due_at}
         if self._again not in found:
             self._again = max(found, key=lambda one: str(found[one].due_at), default=None)
         return None if self._again is None else found[self._again]
 
     async def _replay_me(self) -> Callout:
-        dead = (await self._desk.levels())["crm"].dead
-        them = "1 delivery" if dead == 1 else f"{dead} deliveries"
+        dead = (await self._admin.levels())["crm"].dead
+        them = count(dead, "delivery")
         if self._crm.is_broken:
             return Callout(
                 "replay",

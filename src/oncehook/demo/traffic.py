@@ -1,7 +1,6 @@
-"""Senders as senders are: they repeat themselves, change their minds, send much at once; now and then somebody lies.
+"""Senders as they are: they repeat themselves, change events, send much at once; now and then a signature is forged.
 
-`Traffic.act` sends one thing worth sending, by whichever way it was given: over HTTP to the demo's server, or straight
-into an inbox that lives through its past.
+Hooks go over HTTP to the demo's server, or straight into the inbox that makes its history.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ SAID: Final = (
 IMPATIENT: Final = ("Hello?", "Are you there?", "It is about my order", "No. 4711", "The blue one", "Please!")
 APPOINTMENTS: Final = (142424, 142431, 142448)
 
-Way = Callable[[Source, Arrival], Awaitable[int]]
-"""Brings a signed arrival to its source; returns the status of the answer."""
+Post = Callable[[Source, Arrival], Awaitable[int]]
+"""Sends a signed arrival to its source; returns the status of the answer."""
 
 chance = clock.chance
 
@@ -37,11 +36,10 @@ chance = clock.chance
 class Traffic:
     """All senders of the shop."""
 
-    def __init__(self, shop: Shop, sources: dict[str, Source], way: Way, sent: Counter[str] | None = None) -> None:
-        """`sent` counts what is sent, and what of it is refused."""
-        self._shop = shop
-        self._sources = sources
-        self._way = way
+    def __init__(self, shop: Shop, sources: dict[str, Source], post: Post, sent: Counter[str] | None = None) -> None:
+        """`sent` counts hooks, and those of them that are refused."""
+        self._shop, self._sources = shop, sources
+        self._post_to = post
         self.sent: Counter[str] = Counter() if sent is None else sent
 
     async def run(self, rate: float) -> None:
@@ -57,14 +55,12 @@ class Traffic:
             await asyncio.sleep((self.sent["sent"] - before) * chance.uniform(0.5, 1.5) / rate)
 
     async def act(self) -> None:
-        """Something happens somewhere."""
+        """Send one hook, or a few that belong together."""
         (happens,) = chance.choices(
             (self._message, self._status, self._payment, self._push, self._booking, self._moved),
             weights=(30, 14, 24, 14, 7, 5),
         )
         await happens()
-
-    # -- what senders send ---------------------------------------------------------------------
 
     async def _message(self) -> None:
         customer = NOBODY if chance.random() < 0.01 else chance.choice(list(CUSTOMERS))
@@ -74,7 +70,7 @@ class Traffic:
         await self._send("whatsapp", *self._shop.meta.webhooks(hook))
 
     async def _status(self) -> None:
-        """How far an answer of ours has come. Statuses overtake each other, so the last one may be stale."""
+        """Report the status of a sent answer. Statuses overtake each other, so the last one may be stale."""
         sent = self._shop.meta.sent
         if sent:
             of = sent.pop(0)
@@ -85,7 +81,7 @@ class Traffic:
                 await self._post("whatsapp", *self._shop.meta.webhooks(late))
 
     async def _impatient(self) -> None:
-        """One customer, one request, many messages: they are worked one at a time, in order."""
+        """Send many messages of one customer in one request: they are worked one at a time, in order."""
         hooks = [self._shop.meta.message(from_="5511988880142", text=line, name="Ana") for line in IMPATIENT]
         await self._send("whatsapp", *self._shop.meta.webhooks(*hooks))
 
@@ -105,7 +101,7 @@ class Traffic:
         await self._send("bookings", self._draft("bookings", chance.choice(["scheduled", "scheduled", "canceled"])))
 
     async def _moved(self) -> None:
-        """Somebody drags an appointment about: only where it ends up matters."""
+        """Move an appointment several times: only the last time matters."""
         hook = self._draft("bookings", "rescheduled")
         hook = replace(hook, body=hook.body.replace(b"142424", str(chance.choice(APPOINTMENTS)).encode()))
         for _ in range(chance.randrange(3, 6)):
@@ -114,21 +110,19 @@ class Traffic:
     def _draft(self, source: str, kind: str) -> Arrival:
         return samples.draft(self._sources[source], kind)
 
-    # -- how it comes --------------------------------------------------------------------------
-
     async def _send(self, source: str, hook: Arrival) -> None:
-        """Mostly as it should be; sometimes twice, and sometimes it is not them who send it."""
-        whim = chance.random()
-        if whim < 0.06:
+        """Send a hook once, sometimes twice, and sometimes with a forged signature instead."""
+        drawn = chance.random()
+        if drawn < 0.06:
             await self._post(source, hook, forge=True)
             return
         await self._post(source, hook)
-        if whim > 0.82 and SOURCES[source] != "acuity":
+        if drawn > 0.82 and SOURCES[source] != "acuity":
             await self._post(source, hook)
 
     async def _post(self, source: str, hook: Arrival, *, forge: bool = False) -> None:
         to = self._sources[source]
-        status = await self._way(to, samples.sign(to, replace(hook, source=source), forge=forge))
+        status = await self._post_to(to, samples.sign(to, replace(hook, source=source), forge=forge))
         self.sent["sent"] += 1
         if status == 401:
             self.sent["refused"] += 1

@@ -5,12 +5,12 @@ A preset of one's own is an entry point in the group `oncehook.presets` whose va
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from importlib.metadata import EntryPoint, entry_points
 
 from oncehook.errors import ConfigError
+from oncehook.human import nearest
 from oncehook.sources import Preset
 
 GROUP = "oncehook.presets"
@@ -31,8 +31,8 @@ def load(name: str) -> Preset:
         return preset
     for point in entry_points(group=GROUP, name=name):
         return _theirs(point)
-    near = difflib.get_close_matches(name, names(), 1)
-    raise ConfigError(f'There is no preset "{name}".' + (f' Did you mean "{near[0]}"?' if near else ""))
+    near = nearest(name, names())
+    raise ConfigError(f'There is no preset "{name}".' + (f' Did you mean "{near}"?' if near else ""))
 
 
 def _ours() -> set[str]:

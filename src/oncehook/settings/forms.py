@@ -203,9 +203,9 @@ def _country(value: object, place: Place) -> str:
 
 _SPOKEN: Final = {"type": ["string", "number"], "minimum": 0, "examples": ["0.2s", "15s", "5m", "1h30m", "30d"]}
 
-DURATION: Final = Form(lambda value, place: duration(value), _SPOKEN, human.words)
-TOLERANCE: Final = Form(_tolerance, _SPOKEN, lambda value: "off" if math.isinf(value) else human.words(value))
-SIZE: Final = Form(_size, {"type": ["string", "integer"], "examples": ["1MiB", "64kB"]}, human.bytes_words)
+DURATION: Final = Form(lambda value, place: duration(value), _SPOKEN, human.show_duration)
+TOLERANCE: Final = Form(_tolerance, _SPOKEN, lambda value: "off" if math.isinf(value) else human.show_duration(value))
+SIZE: Final = Form(_size, {"type": ["string", "integer"], "examples": ["1MiB", "64kB"]}, human.show_size)
 RATE: Final = Form(
     lambda value, place: human.rate(value),
     {"type": "string", "examples": ["50/s", "100/m", "1000/h"]},

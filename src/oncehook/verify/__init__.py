@@ -1,7 +1,7 @@
-"""Whether an arrival is genuine: every scheme, and how a configuration names one.
+"""Verification of arrivals: every scheme, and the settings that name one.
 
 `from_config` turns the `verify` value of a source into a `Scheme`; presets build theirs directly. A scheme and its
-secrets then become a `Verifier`, which the front door calls with every arrival before anything else happens to it.
+secrets become a `Verifier`, which is called with every arrival before anything else happens to it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from oncehook.errors import ConfigError
+from oncehook.human import seconds
 from oncehook.verify.asymmetric import Ed25519, PayPal, SendGrid
 from oncehook.verify.credentials import Basic, Jwt, Token
-from oncehook.verify.custom import Custom, Genuine
 from oncehook.verify.development import DevelopmentKeys, development_keys
-from oncehook.verify.either import Either
-from oncehook.verify.schemes import Fields, Hash, Hmac, Nothing, Scheme, SecretError, Verifier, one_of, same
+from oncehook.verify.schemes import (
+    Custom,
+    Either,
+    Fields,
+    Genuine,
+    Hash,
+    Hmac,
+    Nothing,
+    Scheme,
+    SecretError,
+    Verifier,
+    one_of,
+    same,
+)
 from oncehook.verify.senders import Mailgun, Twilio
 from oncehook.verify.standard import StandardWebhooks
 
@@ -49,17 +61,20 @@ __all__ = [
 ]
 
 CONFIRMATION: Final = "anyone may send"
-"""What `confirm` must say where nothing is verified on a public address."""
+"""The value of `confirm` that is required where nothing is verified on a public address."""
 
 
 Spec = str | Mapping[str, object]
-"""How a setting writes one scheme: its name, or a table whose `scheme` is that name."""
+"""A scheme in the settings: its name, or a table whose `scheme` is that name."""
 Verify = Spec | Sequence[Spec] | Scheme | Genuine
-"""What `verify` takes: a scheme as settings write it or a list of them, a `Scheme`, or a check of one's own."""
+"""A value of `verify`: a scheme as settings write it or a list of them, a `Scheme`, or a check of one's own."""
+
+
+Build = Callable[[dict[str, Any]], Scheme]
 
 
 def from_config(spec: Spec | Sequence[Spec]) -> Scheme:
-    """The scheme that a `verify` setting writes; of a list, any may prove an arrival.
+    """Build the scheme that a `verify` setting names; of a list, any may prove an arrival.
 
     Raises ConfigError for an unknown scheme, option or value, naming the nearest right one. It never falls back to
     anything: a setting that cannot be read is no reason to verify less (S4).
@@ -93,7 +108,7 @@ def _any_of(specs: Sequence[Spec]) -> Scheme:
 
 
 def _value(option: str, value: object) -> Any:
-    """One option as the schemes take it: words for spans of time, tables for what has fields of its own."""
+    """Convert one option: text to a span of time, a table to `Fields`."""
     if option in ("tolerance", "leeway"):
         return _span(value)
     if option == "fields":
@@ -115,13 +130,11 @@ def _text(option: str, value: object) -> str:
 
 
 def _span(value: object) -> float:
-    from oncehook import human
-
     if value == "off":
         return math.inf
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ConfigError(f"{value!r} is not a span of time.", hint='Write "5m", or "off" by name.')
-    return human.seconds(value)
+    return seconds(value)
 
 
 def _fields(value: object) -> Fields:
@@ -134,18 +147,19 @@ def _fields(value: object) -> Fields:
     return Fields(**value)
 
 
-def _signature(kind: type[Hmac | Hash | Ed25519]) -> Callable[[dict[str, Any]], Scheme]:
+def _signature(kind: type[Hmac | Hash | Ed25519]) -> tuple[Build, tuple[str, ...]]:
     def build(options: dict[str, Any]) -> Scheme:
-        _require(options, "header")
+        if "header" not in options:
+            raise ConfigError("verify does not say which header holds the signature.", hint='Add header = "…".')
         return kind(**options)
 
-    return build
+    return build, _options_of(kind)
 
 
 def _token(options: dict[str, Any]) -> Scheme:
     prefix = options.pop("prefix", "")
     if len(options) != 1:
-        raise ConfigError("A token stands in one place.", hint="Give one of header, query and body.")
+        raise ConfigError("A token has one place.", hint="Give one of header, query and body.")
     [(kind, name)] = options.items()
     return Token(place=f"{kind}:{name}", prefix=prefix)
 
@@ -160,20 +174,15 @@ def _nothing(options: dict[str, Any]) -> Scheme:
     return Nothing()
 
 
-def _require(options: Mapping[str, Any], name: str) -> None:
-    if name not in options:
-        raise ConfigError(f"verify does not say which {name} the signature stands in.", hint=f'Add {name} = "…".')
-
-
 def _options_of(scheme: type) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(scheme) if field.init)
 
 
-_SCHEMES: Final[Mapping[str, tuple[Callable[[dict[str, Any]], Scheme], tuple[str, ...]]]] = {
+_SCHEMES: Final[Mapping[str, tuple[Build, tuple[str, ...]]]] = {
     "none": (_nothing, ("confirm",)),
-    "hmac": (_signature(Hmac), _options_of(Hmac)),
-    "hash": (_signature(Hash), _options_of(Hash)),
-    "ed25519": (_signature(Ed25519), _options_of(Ed25519)),
+    "hmac": _signature(Hmac),
+    "hash": _signature(Hash),
+    "ed25519": _signature(Ed25519),
     "token": (_token, ("header", "query", "body", "prefix")),
     "bearer": (_bearer, ("header",)),
     "basic": (lambda options: Basic(), ()),

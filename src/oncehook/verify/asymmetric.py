@@ -1,6 +1,6 @@
 """Signatures with a private key, checked with the public one: ed25519 (Discord), SendGrid (ECDSA), PayPal (RSA).
 
-The library behind them is imported when the first key is loaded: most programs never need it, and it is slow to
+The cryptography library is imported when the first key is loaded: most programs never need it, and it is slow to
 import. A public key is no secret, so nothing here has to be compared in constant time.
 """
 
@@ -19,10 +19,9 @@ from urllib.parse import urlsplit
 from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
+from oncehook.verify import readers
 from oncehook.verify.schemes import (
-    NONE,
-    UNCOVERED,
+    Scheme,
     SecretError,
     Signature,
     Verifier,
@@ -36,11 +35,12 @@ from oncehook.verify.schemes import (
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
     from cryptography.x509 import Certificate
 
 Check = Callable[[bytes, bytes], bool]
-"""(signature, message) -> whether the one belongs to the other."""
+"""(signature, message) -> True where the signature is one of the message."""
 
 PEM: Final = b"-----BEGIN "
 
@@ -49,17 +49,20 @@ PEM: Final = b"-----BEGIN "
 
 
 def ed25519_check(raw: bytes) -> Check:
-    """A check with this public key of 32 bytes."""
-    from cryptography.exceptions import InvalidSignature
+    """Return the check with this public key of 32 bytes."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     if len(raw) != 32:
         raise SecretError("A public ed25519 key has 32 bytes.")
-    key = Ed25519PublicKey.from_public_bytes(raw)
+    return _check_by(Ed25519PublicKey.from_public_bytes(raw).verify)
+
+
+def _check_by(verify: Callable[..., None], *arguments: object) -> Check:
+    from cryptography.exceptions import InvalidSignature
 
     def check(signature: bytes, message: bytes) -> bool:
         try:
-            key.verify(signature, message)
+            verify(signature, message, *arguments)
         except InvalidSignature:
             return False
         return True
@@ -68,21 +71,22 @@ def ed25519_check(raw: bytes) -> Check:
 
 
 def ed25519_public(raw: bytes) -> bytes:
-    """The public key that belongs to a private one: 32 bytes, or 64 where the public half is appended."""
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
-    if len(raw) not in (32, 64):
-        raise SecretError("A private ed25519 key has 32 or 64 bytes.")
-    return Ed25519PrivateKey.from_private_bytes(raw[:32]).public_key().public_bytes_raw()
+    """Return the public key that belongs to a private one."""
+    return _ed25519_private(raw).public_key().public_bytes_raw()
 
 
 def ed25519_sign(raw: bytes, message: bytes) -> bytes:
-    """The signature of a message."""
+    """Sign a message with a private key."""
+    return _ed25519_private(raw).sign(message)
+
+
+def _ed25519_private(raw: bytes) -> Ed25519PrivateKey:
+    """Load a private key of 32 bytes, or 64 where the public half is appended."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     if len(raw) not in (32, 64):
         raise SecretError("A private ed25519 key has 32 or 64 bytes.")
-    return Ed25519PrivateKey.from_private_bytes(raw[:32]).sign(message)
+    return Ed25519PrivateKey.from_private_bytes(raw[:32])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +94,8 @@ class Ed25519(Signature):
     """An ed25519 signature of a message in a header (Discord). The secret is the public key; the private one signs."""
 
     key: str = "hex"
+
+    has_public_key: ClassVar = True
 
     def __post_init__(self) -> None:
         one_of(self.key, ("hex", "base64"), "form of a public key")
@@ -112,11 +118,11 @@ class Ed25519(Signature):
         return matches
 
     def _decode(self, text: bytes) -> bytes:
-        return reading.hex_strict(text) if self.encoding == "hex" else reading.base64_strict(text)
+        return readers.hex_strict(text) if self.encoding == "hex" else readers.base64_strict(text)
 
 
 def _spki(secret: bytes) -> EllipticCurvePublicKey:
-    """SendGrid's public key: base64 of its DER form, or PEM."""
+    """Load SendGrid's public key: base64 of its DER form, or PEM."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
@@ -126,7 +132,7 @@ def _spki(secret: bytes) -> EllipticCurvePublicKey:
         if text.startswith(PEM):
             key = load_pem_public_key(text)
         else:
-            key = load_der_public_key(reading.base64_key(b"".join(text.split())) or b"")
+            key = load_der_public_key(readers.base64_key(b"".join(text.split())) or b"")
     except (ValueError, UnsupportedAlgorithm):
         key = None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
@@ -138,7 +144,7 @@ def _spki(secret: bytes) -> EllipticCurvePublicKey:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SendGrid:
+class SendGrid(Scheme):
     """ECDSA P-256 over timestamp + body, in DER; the secret is the public key that SendGrid shows.
 
     SendGrid retries for 24 hours and does not say whether it signs again for that, so the tolerance outlasts
@@ -149,38 +155,35 @@ class SendGrid:
     timestamp: str = "x-twilio-email-event-webhook-timestamp"
     tolerance: float = 25 * 3600.0
 
-    masked: ClassVar[frozenset[bytes]] = NONE
-    masked_query: ClassVar[frozenset[bytes]] = NONE
+    has_public_key: ClassVar = True
     covers: ClassVar[frozenset[str]] = frozenset({"body"})
 
     def __post_init__(self) -> None:
-        reading.header_name(self.header)
-        reading.header_name(self.timestamp)
+        readers.header_name(self.header)
+        readers.header_name(self.timestamp)
         check_tolerance(self.tolerance)
 
     @property
     def signed_headers(self) -> frozenset[bytes]:
-        return frozenset({reading.header_name(self.timestamp)})
+        return frozenset({readers.header_name(self.timestamp)})
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header(self.header)(arrival)
+        return readers.shows_header(self.header)(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         checks = [_ecdsa_check(_spki(secret)) for secret in usable(secrets)]
-        window = self.tolerance if tolerance is None else tolerance
-        check_tolerance(window)
-        read, read_timestamp = reading.header(self.header), reading.header(self.timestamp)
+        window = check_tolerance(self.tolerance if tolerance is None else tolerance)
+        read, read_timestamp = readers.header(self.header), readers.header(self.timestamp)
 
         def verify(arrival: Arrival) -> None:
             value, timestamp = read(arrival), read_timestamp(arrival)
             if value is None or timestamp is None:
                 raise SignatureInvalid("missing")
-            moment, signature = digits(timestamp), reading.base64_strict(value)
+            moment, signature = digits(timestamp), readers.base64_strict(value)
             message = timestamp + arrival.body
             if not any(check(signature, message) for check in checks):
                 raise SignatureInvalid("mismatch")
-            if window != math.inf:
-                check_moment(moment, "seconds", window)
+            check_moment(moment, "seconds", window)
 
         return verify
 
@@ -192,28 +195,18 @@ class SendGrid:
         if not isinstance(key, ec.EllipticCurvePrivateKey):
             raise SecretError("To sign as SendGrid takes a P-256 private key in PEM.")
         timestamp = str(int(at)).encode()
-        signed = reading.with_headers(draft)
+        signed = readers.with_headers(draft)
         signature = key.sign(timestamp + draft.body, ec.ECDSA(SHA256()))
-        reading.put_header(signed, self.timestamp, timestamp)
-        reading.put_header(signed, self.header, base64.b64encode(signature))
+        readers.put_header(signed, self.timestamp, timestamp)
+        readers.put_header(signed, self.header, base64.b64encode(signature))
         return signed
 
 
 def _ecdsa_check(key: EllipticCurvePublicKey) -> Check:
-    from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    algorithm = ec.ECDSA(SHA256())
-
-    def check(signature: bytes, message: bytes) -> bool:
-        try:
-            key.verify(signature, message, algorithm)
-        except InvalidSignature:
-            return False
-        return True
-
-    return check
+    return _check_by(key.verify, ec.ECDSA(SHA256()))
 
 
 def _private(secret: bytes) -> object:
@@ -229,23 +222,23 @@ def _private(secret: bytes) -> object:
 # -- PayPal ------------------------------------------------------------------------------------
 
 Fetch = Callable[[str], bytes]
-"""From the address of a certificate to its PEM bytes; raises when it cannot be had. Must check TLS."""
+"""From the address of a certificate to its PEM bytes; raises when it cannot be fetched. Must check TLS."""
 
 _CERTIFICATE_PATH: Final = re.compile(r"/v1/notifications/certs/[A-Za-z0-9_-]{1,200}")
 _KEPT_CERTIFICATES: Final = 16
 _FETCH_PAUSE: Final = 10.0
-"""Seconds between two fetches: strangers name the address, so they must not set the pace."""
+"""Seconds between two fetches: any sender names the address, so senders must not set the pace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PayPal:
+class PayPal(Scheme):
     """RSA-SHA256 over `transmission id|time|webhook id|CRC-32 of the body`, checked without asking PayPal.
 
     The secrets are the webhook's id and, beside it, PayPal's certificates in PEM. Without certificates `fetch` must
     be given; it is asked for addresses of PayPal only, and the answer is kept. It is called where the arrival is
     verified, so it should be quick or answer from what it fetched ahead.
 
-    A CRC-32 is easily forged by who holds a genuine transmission, so the body counts as not authenticated: another body
+    A CRC-32 is easily forged with a genuine transmission at hand, so the body counts as not authenticated: another body
     under one transmission id is a conflict, and transmissions older than the three days of PayPal's retries, and one of
     grace, are refused. Fetch the object before acting on money.
     """
@@ -253,40 +246,37 @@ class PayPal:
     fetch: Fetch | None = None
     tolerance: float = 4 * 86400.0
 
-    masked: ClassVar[frozenset[bytes]] = NONE
-    masked_query: ClassVar[frozenset[bytes]] = NONE
-    covers: ClassVar[frozenset[str]] = UNCOVERED
+    has_public_key: ClassVar = True
     signed_headers: ClassVar[frozenset[bytes]] = frozenset({b"paypal-transmission-id", b"paypal-transmission-time"})
 
     def __post_init__(self) -> None:
         check_tolerance(self.tolerance)
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header("paypal-transmission-sig")(arrival)
+        return readers.shows_header("paypal-transmission-sig")(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
-        given = [secret.strip() for secret in usable(secrets)]
-        webhook_ids = [secret for secret in given if not secret.startswith(PEM)]
-        pinned = [_rsa_check(_certificate_key(secret)) for secret in given if secret.startswith(PEM)]
-        window = self.tolerance if tolerance is None else tolerance
-        check_tolerance(window)
+        stripped = [secret.strip() for secret in usable(secrets)]
+        webhook_ids = [secret for secret in stripped if not secret.startswith(PEM)]
+        pinned = [_rsa_check(_certificate_key(secret)) for secret in stripped if secret.startswith(PEM)]
+        window = check_tolerance(self.tolerance if tolerance is None else tolerance)
         if not webhook_ids:
             raise SecretError("PayPal's webhook id is missing: it is part of what PayPal signs.")
         if not pinned and self.fetch is None:
             raise SecretError("PayPal's certificate is missing: add it, in PEM, beside the webhook id.")
-        read = [reading.header(f"paypal-{name}") for name in _PAYPAL_HEADERS]
-        wallet = _Wallet(self.fetch) if self.fetch and not pinned else None
+        read = [readers.header(f"paypal-{name}") for name in _PAYPAL_HEADERS]
+        cache = _CertificateCache(self.fetch) if self.fetch and not pinned else None
 
         def verify(arrival: Arrival) -> None:
             values = [value for value in (reader(arrival) for reader in read) if value is not None]
             if len(values) != len(read):
                 raise SignatureInvalid("missing")
             transmission_id, time, text, address, algorithm = values
-            # pinned: the header may only say what we do anyway (S6)
+            # The algorithm is fixed: the header may only name the same one (S6).
             if algorithm.lower() != b"sha256withrsa" or b"|" in transmission_id + time:
                 raise SignatureInvalid("malformed")
-            moment, signature = _iso(time), reading.base64_strict(text)
-            checks = [wallet.check_at(address)] if wallet else pinned
+            moment, signature = _iso(time), readers.base64_strict(text)
+            checks = [cache.check_at(address)] if cache else pinned
             checksum = zlib.crc32(arrival.body)
             messages = [b"%b|%b|%b|%d" % (transmission_id, time, name, checksum) for name in webhook_ids]
             if not any(check(signature, message) for check in checks for message in messages):
@@ -297,10 +287,10 @@ class PayPal:
 
     def proof(self, arrival: Arrival) -> bytes:
         """Return the id of the transmission."""
-        return reading.header("paypal-transmission-id")(arrival) or b""
+        return readers.header("paypal-transmission-id")(arrival) or b""
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        """The secret is the webhook's id, a line's end, and an RSA private key in PEM."""
+        """Sign with a secret that is the webhook's id, a line's end, and an RSA private key in PEM."""
         from cryptography.hazmat.primitives.asymmetric import padding, rsa
         from cryptography.hazmat.primitives.hashes import SHA256
 
@@ -312,19 +302,19 @@ class PayPal:
         message = b"%b|%b|%b|%d" % (transmission_id, time, webhook_id, zlib.crc32(draft.body))
         signature = base64.b64encode(key.sign(message, padding.PKCS1v15(), SHA256()))
         address = b"https://api.paypal.com/v1/notifications/certs/CERT-development"
-        signed = reading.with_headers(draft)
+        signed = readers.with_headers(draft)
         for name, value in zip(
             _PAYPAL_HEADERS, (transmission_id, time, signature, address, b"SHA256withRSA"), strict=True
         ):
-            reading.put_header(signed, f"paypal-{name}", value)
+            readers.put_header(signed, f"paypal-{name}", value)
         return signed
 
 
 _PAYPAL_HEADERS: Final = ("transmission-id", "transmission-time", "transmission-sig", "cert-url", "auth-algo")
 
 
-class _Wallet:
-    """Certificates that were fetched, by their address."""
+class _CertificateCache:
+    """A cache of fetched certificates, by their address."""
 
     def __init__(self, fetch: Fetch) -> None:
         self._fetch = fetch
@@ -332,14 +322,14 @@ class _Wallet:
         self._last = -math.inf
 
     def check_at(self, address: bytes) -> Check:
-        """The check with the certificate at this address; refused unless it is PayPal's and valid now."""
+        """Return the check with the certificate at this address; refuse one that is not PayPal's or not valid now."""
         _check_address(address)
         kept = self._kept.get(address)
         if kept is None:
             if clock.steady() - self._last < _FETCH_PAUSE:
                 raise SignatureInvalid("unavailable")
             self._last = clock.steady()
-            kept = self._fetched(address)
+            kept = self._download(address)
             if len(self._kept) >= _KEPT_CERTIFICATES:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[address] = kept
@@ -349,11 +339,11 @@ class _Wallet:
             raise SignatureInvalid("stale")
         return check
 
-    def _fetched(self, address: bytes) -> tuple[Check, Certificate]:
+    def _download(self, address: bytes) -> tuple[Check, Certificate]:
         try:
             pem = self._fetch(address.decode())
         except Exception:
-            # whatever goes wrong out there, the arrival is not proven: PayPal will send it again
+            # Whatever goes wrong with the fetch, the arrival is not proven: PayPal will send it again.
             raise SignatureInvalid("unavailable") from None
         try:
             certificate = _certificate(pem)
@@ -365,7 +355,7 @@ class _Wallet:
 
 
 def _check_address(address: bytes) -> None:
-    """Refuse what is not one of PayPal's addresses for certificates: the sender of a forgery would name his own."""
+    """Refuse what is not one of PayPal's addresses for certificates: a forger would name his own."""
     try:
         parts = urlsplit(address.decode("ascii"))
         plain = parts.netloc == parts.hostname and not parts.query and not parts.fragment
@@ -408,24 +398,14 @@ def _names_paypal(certificate: Certificate) -> bool:
 
 
 def _rsa_check(key: RSAPublicKey) -> Check:
-    from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
     from cryptography.hazmat.primitives.hashes import SHA256
 
-    padding, algorithm = PKCS1v15(), SHA256()
-
-    def check(signature: bytes, message: bytes) -> bool:
-        try:
-            key.verify(signature, message, padding, algorithm)
-        except InvalidSignature:
-            return False
-        return True
-
-    return check
+    return _check_by(key.verify, PKCS1v15(), SHA256())
 
 
 def _iso(text: bytes) -> float:
-    """Seconds since 1970 of an RFC 3339 time; one without a zone is not believed."""
+    """Read an RFC 3339 time as seconds since 1970; refuse one without a zone."""
     try:
         moment = datetime.fromisoformat(text.decode("ascii"))
     except ValueError:

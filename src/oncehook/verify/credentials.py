@@ -1,7 +1,7 @@
-"""Credentials that travel with the arrival: the secret itself (Token, Basic), or a pass made with it (Jwt).
+"""Credentials that come with the arrival: the secret itself (Token, Basic), or a token signed with it (Jwt).
 
-They say who sends, and nothing about what was sent: a body that comes with them is a hint, not a proof.
-The headers that carry them are `masked`, so that they never reach the store.
+They prove the sender, and nothing about the body. The headers that carry them are `masked`, so that they never reach
+the store.
 """
 
 from __future__ import annotations
@@ -18,47 +18,57 @@ import msgspec
 from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
-from oncehook.verify.schemes import NONE, UNCOVERED, SecretError, Verifier, check_tolerance, matches_any, one_of, usable
+from oncehook.verify import readers
+from oncehook.verify.schemes import (
+    NONE,
+    Scheme,
+    SecretError,
+    Verifier,
+    check_tolerance,
+    matches_any,
+    one_of,
+    usable,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Token:
+class Token(Scheme):
     """The secret itself, in a header, in the query or in a field of the JSON body. It authenticates nothing else.
 
-    `place` is `header:Name`, `query:name` or `body:path`; `prefix` is what stands before it (`Bearer `), in
-    upper or lower case.
+    `place` is `header:Name`, `query:name` or `body:path`; `prefix` comes before it (`Bearer `), in upper or lower case.
     """
 
     place: str
     prefix: str = ""
 
     def __post_init__(self) -> None:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         one_of(kind, ("header", "query", "body"), "place of a token")
         if not name:
-            raise ConfigError(f"{self.place!r} does not say where the token stands.")
+            raise ConfigError(f"{self.place!r} does not say where the token is.")
         self._reader()
 
-    covers: ClassVar[frozenset[str]] = UNCOVERED
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
+    @property
+    def _place(self) -> tuple[str, str]:
+        kind, _, name = self.place.partition(":")
+        return kind, name
 
     @property
     def masked(self) -> frozenset[bytes]:
-        kind, _, name = self.place.partition(":")
-        return frozenset({reading.header_name(name)}) if kind == "header" else NONE
+        kind, name = self._place
+        return frozenset({readers.header_name(name)}) if kind == "header" else NONE
 
     @property
     def masked_query(self) -> frozenset[bytes]:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         return frozenset({name.encode()}) if kind == "query" else NONE
 
     def shows(self, arrival: Arrival) -> bool:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         if kind == "header":
-            return reading.shows_header(name)(arrival)
+            return readers.shows_header(name)(arrival)
         if kind == "query":
-            return any(key == name.encode() for key, _ in reading.pairs(arrival.query))
+            return any(key == name.encode() for key, _ in readers.pairs(arrival.query))
         return True
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
@@ -76,23 +86,23 @@ class Token:
         return verify
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        kind, _, name = self.place.partition(":")
+        kind, name = self._place
         value = self.prefix.encode() + secret
-        signed = reading.with_headers(draft)
+        signed = readers.with_headers(draft)
         if kind == "header":
-            reading.put_header(signed, name, value)
+            readers.put_header(signed, name, value)
         elif kind == "query":
-            others = [pair for pair in reading.pairs(draft.query) if pair[0] != name.encode()]
-            signed.query = reading.encode_pairs([*others, (name.encode(), value)])
+            others = [pair for pair in readers.pairs(draft.query) if pair[0] != name.encode()]
+            signed.query = readers.encode_pairs([*others, (name.encode(), value)])
         else:
-            signed.body = reading.put_body_field(draft.body, name, value.decode())
+            signed.body = readers.put_body_field(draft.body, name, value.decode())
         return signed
 
-    def _reader(self) -> reading.Reader:
-        kind, _, name = self.place.partition(":")
+    def _reader(self) -> readers.Reader:
+        kind, name = self._place
         if kind != "body":
-            return reading.header(name) if kind == "header" else reading.query(name)
-        read = reading.body_field(name, str)
+            return readers.header(name) if kind == "header" else readers.query(name)
+        read = readers.body_field(name, str)
 
         def from_body(arrival: Arrival) -> bytes | None:
             text: str | None = read(arrival.body)
@@ -102,19 +112,16 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Basic:
+class Basic(Scheme):
     """HTTP Basic: the secret is `user:password`, and the whole of it is compared."""
 
     masked: ClassVar[frozenset[bytes]] = frozenset({b"authorization"})
-    masked_query: ClassVar[frozenset[bytes]] = NONE
-    covers: ClassVar[frozenset[str]] = UNCOVERED
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header("authorization")(arrival)
+        return readers.shows_header("authorization")(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
-        credentials, read = usable(secrets), reading.header("authorization")
+        credentials, read = usable(secrets), readers.header("authorization")
         if not all(b":" in credential.strip(b":") for credential in credentials):
             raise SecretError("The secret for Basic must be written user:password.")
 
@@ -124,19 +131,19 @@ class Basic:
                 raise SignatureInvalid("missing")
             if value[:6].lower() != b"basic ":
                 raise SignatureInvalid("malformed")
-            if not matches_any(credentials, [reading.base64_strict(value[6:].strip())]):
+            if not matches_any(credentials, [readers.base64_strict(value[6:].strip())]):
                 raise SignatureInvalid("mismatch")
 
         return verify
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        signed = reading.with_headers(draft)
-        reading.put_header(signed, "authorization", b"Basic " + base64.b64encode(secret))
+        signed = readers.with_headers(draft)
+        readers.put_header(signed, "authorization", b"Basic " + base64.b64encode(secret))
         return signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jwt:
+class Jwt(Scheme):
     """A JSON Web Token in a header, HS256 and nothing else: the token's own `alg` never chooses (S6).
 
     `exp` is required and, like `nbf` and `iat`, checked with `leeway` seconds of grace, which a source's tolerance
@@ -149,23 +156,19 @@ class Jwt:
     leeway: float = 60.0
     claims: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
-    masked_query: ClassVar[frozenset[bytes]] = NONE
-    covers: ClassVar[frozenset[str]] = UNCOVERED
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
-
     def __post_init__(self) -> None:
-        reading.header_name(self.header)
+        readers.header_name(self.header)
         check_tolerance(self.leeway)
 
     @property
     def masked(self) -> frozenset[bytes]:
-        return frozenset({reading.header_name(self.header)})
+        return frozenset({readers.header_name(self.header)})
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header(self.header)(arrival)
+        return readers.shows_header(self.header)(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
-        keys, read, prefix = usable(secrets), reading.header(self.header), self.prefix.lower().encode()
+        keys, read, prefix = usable(secrets), readers.header(self.header), self.prefix.lower().encode()
         grace = self.leeway if tolerance is None else tolerance
         claims = dict(self.claims)
 
@@ -179,7 +182,7 @@ class Jwt:
             if not matches_any([_hs256(key, message) for key in keys], [signature]):
                 raise SignatureInvalid("mismatch")
             head, payload = (_read_part(part) for part in message.split(b"."))
-            # RFC 7515 4.1.11: what is critical and not understood makes the token invalid
+            # RFC 7515 4.1.11: a critical header that is not understood makes the token invalid.
             if head.get("alg") != "HS256" or "crit" in head:
                 raise SignatureInvalid("malformed")
             if any(payload.get(name) != value for name, value in claims.items()):
@@ -191,8 +194,8 @@ class Jwt:
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
         payload = {"iat": int(at), "exp": int(at) + 600, **self.claims}
         message = b".".join(_base64url(msgspec.json.encode(part)) for part in ({"alg": "HS256", "typ": "JWT"}, payload))
-        signed = reading.with_headers(draft)
-        reading.put_header(signed, self.header, self.prefix.encode() + message + b"." + _hs256(secret, message))
+        signed = readers.with_headers(draft)
+        readers.put_header(signed, self.header, self.prefix.encode() + message + b"." + _hs256(secret, message))
         return signed
 
 
@@ -205,7 +208,7 @@ def _hs256(key: bytes, message: bytes) -> bytes:
 
 
 def _read_part(part: bytes) -> dict[str, Any]:
-    data = reading.base64_key(part.translate(bytes.maketrans(b"-_", b"+/")))
+    data = readers.base64_key(part.translate(bytes.maketrans(b"-_", b"+/")))
     try:
         return msgspec.json.decode(data or b"", type=dict[str, Any])
     except (ValueError, RecursionError):
@@ -220,7 +223,7 @@ def _check_times(payload: Mapping[str, Any], grace: float) -> None:
         return
     if "exp" not in times:
         raise SignatureInvalid("malformed")
-    # compared, never added to: such a number may be too large for arithmetic
+    # Compared, never added to: such a number may be too large for arithmetic.
     begins = max(times.get("nbf", 0), times.get("iat", 0))
     if times["exp"] < clock.now() - grace or begins > clock.now() + grace:
         raise SignatureInvalid("stale")

@@ -1,29 +1,33 @@
-"""Keys for trying things out: what a source without configuration is given, and what `oncehook send` signs with."""
+"""Keys for development: those of a source without settings, and those that `oncehook send` signs with."""
 
 from __future__ import annotations
 
 import base64
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 from oncehook import clock
 from oncehook.verify.asymmetric import Ed25519, PayPal, SendGrid, ed25519_public
 from oncehook.verify.credentials import Basic
-from oncehook.verify.either import Either
-from oncehook.verify.schemes import Hash, Hmac, Scheme
+from oncehook.verify.schemes import Either, Hash, Hmac, Scheme
 from oncehook.verify.standard import StandardWebhooks
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class DevelopmentKeys:
-    """What the receiving side is configured with, and what the sending side signs with. Never printed by accident."""
+    """The secrets of the receiver and the key of the sender. Never printed by accident."""
 
     secrets: tuple[bytes, ...]
     signing: bytes
 
 
 def development_keys(scheme: Scheme) -> DevelopmentKeys:
-    """Fresh random keys that fit this scheme, on both sides."""
+    """Make random keys that fit this scheme, for both sides."""
     if isinstance(scheme, Either):
         return development_keys(scheme.schemes[0])
     if isinstance(scheme, SendGrid):
@@ -53,10 +57,7 @@ def _sendgrid() -> DevelopmentKeys:
 
     key = ec.generate_private_key(ec.SECP256R1())
     public = key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    return DevelopmentKeys((base64.b64encode(public),), private)
+    return DevelopmentKeys((base64.b64encode(public),), _pem(key))
 
 
 def _paypal() -> DevelopmentKeys:
@@ -78,8 +79,11 @@ def _paypal() -> DevelopmentKeys:
         .sign(key, SHA256())
         .public_bytes(serialization.Encoding.PEM)
     )
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
     webhook_id = b"WH-" + clock.random_bytes(8).hex().upper().encode()
-    return DevelopmentKeys((webhook_id, certificate), webhook_id + b"\n" + private)
+    return DevelopmentKeys((webhook_id, certificate), webhook_id + b"\n" + _pem(key))
+
+
+def _pem(key: EllipticCurvePrivateKey | RSAPrivateKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

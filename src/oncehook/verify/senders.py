@@ -1,12 +1,10 @@
-"""Schemes that one sender alone uses and no template can say: Twilio signs the form's sorted fields, Mailgun a
-random token inside the body."""
+"""Schemes that no template describes: Twilio signs the form's sorted fields, Mailgun a token inside the body."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -17,10 +15,9 @@ import msgspec
 from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading, schemes
+from oncehook.verify import readers, schemes
 from oncehook.verify.schemes import (
-    NONE,
-    UNCOVERED,
+    Scheme,
     Verifier,
     check_moment,
     check_tolerance,
@@ -37,7 +34,7 @@ _BODY_HASH: Final = b"bodySHA256"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Twilio:
+class Twilio(Scheme):
     """The URL and the form's fields, sorted; or the URL alone, with the body's SHA-256 in its query.
 
     HMAC-SHA1 with the auth token is Twilio's default. Its settings header may name HMAC-SHA256 with a shared key
@@ -48,21 +45,18 @@ class Twilio:
     header: str = "x-twilio-signature"
     settings: str = "x-twilio-webhooks-signature-settings"
 
-    masked: ClassVar[frozenset[bytes]] = NONE
-    masked_query: ClassVar[frozenset[bytes]] = NONE
     covers: ClassVar[frozenset[str]] = frozenset({"body", "url"})
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
 
     def __post_init__(self) -> None:
-        reading.header_name(self.header)
-        reading.header_name(self.settings)
+        readers.header_name(self.header)
+        readers.header_name(self.settings)
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header(self.header)(arrival)
+        return readers.shows_header(self.header)(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         tokens, addresses = usable(secrets), _with_and_without_port(url)
-        read, read_settings = reading.header(self.header), reading.header(self.settings)
+        read, read_settings = readers.header(self.header), readers.header(self.settings)
 
         def verify(arrival: Arrival) -> None:
             value, algorithm = read(arrival), _algorithm(read_settings(arrival))
@@ -82,22 +76,22 @@ class Twilio:
         return verify
 
     def proof(self, arrival: Arrival) -> bytes:
-        """Return what was signed: names and values without the borders between them, which nothing tells apart."""
+        """Return what was signed: names and values joined, so that other borders between them sign the same."""
         return _signed_fields(arrival) or arrival.body
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        signed = reading.with_headers(draft)
-        if draft.body and not reading.is_form(draft):
-            others = [pair for pair in reading.pairs(draft.query) if pair[0] != _BODY_HASH]
+        signed = readers.with_headers(draft)
+        if draft.body and not readers.is_form(draft):
+            others = [pair for pair in readers.pairs(draft.query) if pair[0] != _BODY_HASH]
             body_hash = hashlib.sha256(draft.body).hexdigest().encode()
-            signed.query = reading.encode_pairs([*others, (_BODY_HASH, body_hash)])
+            signed.query = readers.encode_pairs([*others, (_BODY_HASH, body_hash)])
         message = Address(url).of(signed) + _signed_fields(signed)
-        reading.put_header(signed, self.header, base64.b64encode(hmac.digest(secret, message, "sha1")))
+        readers.put_header(signed, self.header, base64.b64encode(hmac.digest(secret, message, "sha1")))
         return signed
 
 
 def _algorithm(settings: bytes | None) -> str:
-    """The one of the two algorithms that `key=…,algorithm=…` names."""
+    """Read which of the two algorithms `key=…,algorithm=…` names."""
     named = [
         value.strip()
         for name, _, value in (part.partition(b"=") for part in (settings or b"").split(b","))
@@ -112,25 +106,24 @@ def _algorithm(settings: bytes | None) -> str:
 
 
 def _signed_fields(arrival: Arrival) -> bytes:
-    """What is signed beside the URL. Raises unless that covers the body."""
-    body_hash = reading.sole(reading.pairs(arrival.query), _BODY_HASH)
+    """Return what is signed beside the URL. Raises unless that covers the body."""
+    body_hash = readers.sole(readers.pairs(arrival.query), _BODY_HASH)
     if body_hash is not None:
-        # whatever the content type says: a hash in the URL is the body's, and the URL is signed
+        # Whatever the content type says: a hash in the URL is the body's, and the URL is signed.
         if not schemes.same(hashlib.sha256(arrival.body).hexdigest().encode(), body_hash.lower()):
             raise SignatureInvalid("mismatch")
         return b""
     if not arrival.body:
         return b""
-    found = reading.pairs(arrival.body) if reading.is_form(arrival) else []
+    found = readers.pairs(arrival.body) if readers.is_form(arrival) else []
     if not found:
         raise SignatureInvalid("malformed")
-    # sorted bytes of UTF-8 are in the order of their characters, which is what Twilio sorts by
+    # Bytes of UTF-8 sort in the order of their characters, which is what Twilio sorts by.
     return b"".join(name + value for name, value in sorted(set(found)))
 
 
 def _with_and_without_port(url: str | None) -> list[Address]:
-    given = Address(url)
-    text = given.whole.decode()
+    text = Address(url).whole.decode()
     parts = urlsplit(text)
     host = parts.netloc.removesuffix(f":{parts.port}") if parts.port else parts.netloc
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -156,7 +149,7 @@ _envelope: Final = msgspec.json.Decoder(_Envelope)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mailgun:
+class Mailgun(Scheme):
     """HMAC-SHA256 over timestamp + token, all three inside the body; the event itself is not signed.
 
     Events are JSON, forwarded messages are forms. Events of a subaccount carry the parent account's signature
@@ -166,21 +159,12 @@ class Mailgun:
 
     tolerance: float = 12 * 3600.0
 
-    masked: ClassVar[frozenset[bytes]] = NONE
-    masked_query: ClassVar[frozenset[bytes]] = NONE
-    covers: ClassVar[frozenset[str]] = UNCOVERED
-    signed_headers: ClassVar[frozenset[bytes]] = NONE
-
     def __post_init__(self) -> None:
         check_tolerance(self.tolerance)
 
-    def shows(self, arrival: Arrival) -> bool:
-        return True
-
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         keys = usable(secrets)
-        window = self.tolerance if tolerance is None else tolerance
-        check_tolerance(window)
+        window = check_tolerance(self.tolerance if tolerance is None else tolerance)
 
         def verify(arrival: Arrival) -> None:
             timestamp, token, signatures = _triple_of(arrival)
@@ -192,8 +176,7 @@ class Mailgun:
             expected = [hmac.digest(key, timestamp + token, "sha256").hex().encode() for key in keys]
             if not matches_any(expected, signatures):
                 raise SignatureInvalid("mismatch")
-            if window != math.inf:
-                check_moment(moment, "seconds", window)
+            check_moment(moment, "seconds", window)
 
         return verify
 
@@ -206,17 +189,17 @@ class Mailgun:
         timestamp, token = str(int(at)), clock.random_bytes(25).hex()
         signature = hmac.digest(secret, (timestamp + token).encode(), "sha256").hex()
         triple = {"timestamp": timestamp, "token": token, "signature": signature}
-        if not reading.is_form(draft):
-            return reading.with_headers(draft, body=reading.put_body_field(draft.body, "signature", triple))
-        others = [pair for pair in reading.pairs(draft.body) if pair[0].decode("latin-1") not in triple]
+        if not readers.is_form(draft):
+            return readers.with_headers(draft, body=readers.put_body_field(draft.body, "signature", triple))
+        others = [pair for pair in readers.pairs(draft.body) if pair[0].decode("latin-1") not in triple]
         added = [(name.encode(), value.encode()) for name, value in triple.items()]
-        return reading.with_headers(draft, body=reading.encode_pairs([*others, *added]))
+        return readers.with_headers(draft, body=readers.encode_pairs([*others, *added]))
 
 
 def _triple_of(arrival: Arrival) -> tuple[bytes, bytes, list[bytes]]:
-    if reading.is_form(arrival):
-        found = reading.pairs(arrival.body)
-        timestamp, token, signature = (reading.sole(found, name) for name in (b"timestamp", b"token", b"signature"))
+    if readers.is_form(arrival):
+        found = readers.pairs(arrival.body)
+        timestamp, token, signature = (readers.sole(found, name) for name in (b"timestamp", b"token", b"signature"))
         return timestamp or b"", token or b"", [signature] if signature else []
     try:
         triple = _envelope.decode(arrival.body).signature

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hmac
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
@@ -16,11 +15,11 @@ from typing import ClassVar, Final
 from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
+from oncehook.verify import readers
 from oncehook.verify.asymmetric import ed25519_check, ed25519_public, ed25519_sign
 from oncehook.verify.schemes import (
     DEFAULT_TOLERANCE,
-    NONE,
+    Scheme,
     SecretError,
     Verifier,
     check_moment,
@@ -36,7 +35,7 @@ PRIVATE: Final = b"whsk_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandardWebhooks:
+class StandardWebhooks(Scheme):
     """The signature in `webhook-signature`, over id, timestamp and body; of several, any may match.
 
     `prefix` names the headers (`svix` for Svix). `bare=False` wants secrets with their `whsec_`, for senders where
@@ -47,12 +46,10 @@ class StandardWebhooks:
     tolerance: float = DEFAULT_TOLERANCE
     bare: bool = True
 
-    masked: ClassVar[frozenset[bytes]] = NONE
-    masked_query: ClassVar[frozenset[bytes]] = NONE
     covers: ClassVar[frozenset[str]] = frozenset({"body"})
 
     def __post_init__(self) -> None:
-        reading.header_name(self.prefix)
+        readers.header_name(self.prefix)
         check_tolerance(self.tolerance)
 
     @property
@@ -60,14 +57,13 @@ class StandardWebhooks:
         return frozenset({f"{self.prefix}-id".lower().encode(), f"{self.prefix}-timestamp".lower().encode()})
 
     def shows(self, arrival: Arrival) -> bool:
-        return reading.shows_header(f"{self.prefix}-signature")(arrival)
+        return readers.shows_header(f"{self.prefix}-signature")(arrival)
 
     def verifier(self, secrets: Sequence[bytes], *, url: str | None = None, tolerance: float | None = None) -> Verifier:
         shared, public = self._load(usable(secrets))
-        window = self.tolerance if tolerance is None else tolerance
-        check_tolerance(window)
+        window = check_tolerance(self.tolerance if tolerance is None else tolerance)
         read_id, read_timestamp, read_signature = (
-            reading.header(f"{self.prefix}-{name}") for name in ("id", "timestamp", "signature")
+            readers.header(f"{self.prefix}-{name}") for name in ("id", "timestamp", "signature")
         )
 
         def verify(arrival: Arrival) -> None:
@@ -78,23 +74,22 @@ class StandardWebhooks:
             v1, v1a = _split(value)
             message = b"%b.%b.%b" % (event_id, timestamp, arrival.body)
             matched = v1 and matches_any([_v1(key, message) for key in shared], v1)
-            raw = [reading.base64_strict(signature) for signature in v1a] if public else []
+            raw = [readers.base64_strict(signature) for signature in v1a] if public else []
             if not matched and not any(check(signature, message) for signature in raw for check in public):
                 raise SignatureInvalid("mismatch")
-            if window != math.inf:
-                check_moment(moment, "seconds", window)
+            check_moment(moment, "seconds", window)
 
         return verify
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        signed = reading.with_headers(draft)
-        event_id = reading.header(f"{self.prefix}-id")(draft) or b"msg_" + clock.random_bytes(12).hex().encode()
+        signed = readers.with_headers(draft)
+        event_id = readers.header(f"{self.prefix}-id")(draft) or b"msg_" + clock.random_bytes(12).hex().encode()
         timestamp = str(int(at)).encode()
         if not secret.startswith(PRIVATE):
             self._shared(secret)
         value = signer(secret)(event_id, timestamp, draft.body)
         for name, text in (("id", event_id), ("timestamp", timestamp), ("signature", value)):
-            reading.put_header(signed, f"{self.prefix}-{name}", text)
+            readers.put_header(signed, f"{self.prefix}-{name}", text)
         return signed
 
     def _load(self, secrets: Sequence[bytes]) -> tuple[list[bytes], list[Callable[[bytes, bytes], bool]]]:
@@ -116,37 +111,37 @@ class StandardWebhooks:
 
 
 Signer = Callable[[bytes, bytes, bytes], bytes]
-"""The signature over id, timestamp and body, as it stands in the header."""
+"""(id, timestamp, body) -> the value of the signature header."""
 
 
 def signer(secret: bytes) -> Signer:
-    """Signs with one secret, whose key is read once. Raises SecretError for one that cannot sign."""
+    """Return the function that signs with one secret. Raises SecretError for one that cannot sign."""
     secret = secret.strip()
     if secret.startswith(PUBLIC):
         raise SecretError("A public key (whpk_…) cannot sign; give the private one (whsk_…) or a shared secret.")
     if secret.startswith(PRIVATE):
         private = _decoded(secret, PRIVATE)
-        ed25519_public(private)  # now, and not at the first attempt, it is told that this is no key
+        ed25519_public(private)  # raises now, and not at the first attempt, for what is no key
         return lambda *parts: b"v1a," + base64.b64encode(ed25519_sign(private, b"%b.%b.%b" % parts))
     shared = _decoded(secret, SHARED)
     return lambda *parts: b"v1," + _v1(shared, b"%b.%b.%b" % parts)
 
 
 def _decoded(secret: bytes, prefix: bytes) -> bytes:
-    key = reading.base64_key(secret.strip().removeprefix(prefix))
+    key = readers.base64_key(secret.strip().removeprefix(prefix))
     if not key:
         raise SecretError("The secret is not base64, as Standard Webhooks wants it (whsec_…).")
     return key
 
 
 def _split(value: bytes) -> tuple[list[bytes], list[bytes]]:
-    """The signatures of the two versions we know; others are skipped, as the specification says."""
+    """Return the signatures of the two known versions; others are skipped, as the specification says."""
     parts = value.split()
     found = [(version, signature) for version, _, signature in (part.partition(b",") for part in parts)]
-    # an empty signature is no signature (CVE-2024-21491)
+    # An empty signature is no signature (CVE-2024-21491).
     v1 = [signature for version, signature in found if version == b"v1" and len(signature) == 44]
     v1a = [signature for version, signature in found if version == b"v1a" and len(signature) == 88]
-    if not (v1 or v1a) or len(parts) > reading.MOST_SIGNATURES:
+    if not (v1 or v1a) or len(parts) > readers.MOST_SIGNATURES:
         raise SignatureInvalid("malformed")
     return v1, v1a
 

@@ -1,9 +1,9 @@
-"""What a sender signs, written as a template: `{timestamp}.{body}`, `v0:{timestamp}:{body}`, `{method}{url}{body}`.
+"""The message that a sender signs, as a template: `{timestamp}.{body}`, `v0:{timestamp}:{body}`, `{method}{url}{body}`.
 
 A template is compiled once, when a scheme is built, and rendered per arrival from the received bytes (S1).
 Places: {body} {timestamp} {url} {method} {header:name} {query:name}; a place may end in `|lower` or `|decoded`.
 A part in square brackets is left out when a place in it is absent; elsewhere an absent place refuses the arrival.
-Braces and brackets that are meant are doubled.
+Literal braces and brackets are doubled.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from urllib.parse import urlsplit
 
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
-from oncehook.verify import reading
+from oncehook.verify import readers
 
 PLACES: Final = "{body} {timestamp} {url} {method} {header:name} {query:name}"
 
 _TOKEN: Final = re.compile(r"\{\{|\}\}|\[\[|\]\]|\{([^{}\[\]]*)\}|[\[\]{}]|[^\[\]{}]+")
 _DECODED: Final = re.compile(rb"%(?:3A|2F|3F|40|21|24|27|28|29|2A|2C|3B)", re.IGNORECASE)
-"""The escapes that HubSpot resolves before it signs a URL; the others stay as they are."""
+"""The escapes that HubSpot decodes before it signs a URL; the others stay as they are."""
 
 
 class Address:
-    """The public URL of a source: what a sender that signs URLs has signed.
+    """The public URL of a source, which some senders sign.
 
-    It comes from configuration, never from the Host or X-Forwarded headers (S16). Only the query is taken from
-    the arrival, so that it is covered by the signature; where none was handed over, the configured one stands.
+    It comes from the settings, never from the Host or X-Forwarded headers (S16). Only the query is taken from the
+    arrival, so that the signature covers it; without one, that of the settings is used.
     """
 
     __slots__ = ("base", "whole")
@@ -43,7 +43,7 @@ class Address:
         try:
             parts = urlsplit(text)
             host = parts.hostname
-            _ = parts.port  # read for its check alone
+            _ = parts.port  # raises for a wrong one
         except ValueError:
             host = None
         if not host or parts.scheme not in ("http", "https"):
@@ -52,30 +52,20 @@ class Address:
         self.base = text.partition("?")[0].encode()
 
     def of(self, arrival: Arrival) -> bytes:
-        """The URL that this arrival was sent to."""
+        """Return the URL that this arrival was sent to."""
         return self.base + b"?" + arrival.query if arrival.query else self.whole
 
 
-Part = bytes | Callable[[Arrival, bytes, "Address | None"], bytes | None]
+Place = Callable[[Arrival, bytes, Address | None], bytes | None]
+"""From an arrival, its timestamp and the source's address to the value at one place; None where it is absent."""
+Part = bytes | Place
 
-
-def _body(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes:
-    return arrival.body
-
-
-def _timestamp(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes:
-    return timestamp
-
-
-def _url(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes | None:
-    return address.of(arrival) if address else None
-
-
-def _method(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes:
-    return arrival.method.upper().encode("ascii", "replace")
-
-
-_PLAIN: Final = {"body": _body, "timestamp": _timestamp, "url": _url, "method": _method}
+_PLAIN: Final[dict[str, Place]] = {
+    "body": lambda arrival, timestamp, address: arrival.body,
+    "timestamp": lambda arrival, timestamp, address: timestamp,
+    "url": lambda arrival, timestamp, address: address.of(arrival) if address else None,
+    "method": lambda arrival, timestamp, address: arrival.method.upper().encode("ascii", "replace"),
+}
 _FILTERS: Final[dict[str, Callable[[bytes], bytes]]] = {
     "lower": bytes.lower,
     "decoded": lambda value: _DECODED.sub(lambda match: bytes.fromhex(match[0][1:].decode()), value),
@@ -83,7 +73,7 @@ _FILTERS: Final[dict[str, Callable[[bytes], bytes]]] = {
 
 
 class Template:
-    """One compiled template."""
+    """A compiled template."""
 
     __slots__ = ("_segments", "always", "only_body", "text", "uses")
 
@@ -93,10 +83,10 @@ class Template:
         self.always: set[str] = set()
         """The places outside brackets: every message holds them."""
         self._segments = self._compile(text)
-        self.only_body = [parts for _, parts in self._segments] == [[_body]]
+        self.only_body = [parts for _, parts in self._segments] == [[_PLAIN["body"]]]
 
     def render(self, arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes:
-        """The message that a genuine sender has signed."""
+        """Return the message that a genuine sender has signed."""
         if self.only_body:
             return arrival.body  # the body may be large: do not copy it
         pieces: list[bytes] = []
@@ -131,11 +121,10 @@ class Template:
     def _place(self, text: str, optional: bool) -> Part:
         name, _, filter_name = text.partition("|")
         kind, _, detail = name.partition(":")
-        part: Callable[[Arrival, bytes, Address | None], bytes | None]
         if name in _PLAIN:
             part = _PLAIN[name]
         elif kind in ("header", "query") and detail:
-            part = _outside(reading.header(detail) if kind == "header" else reading.query(detail))
+            part = _at(readers.header(detail) if kind == "header" else readers.query(detail))
         else:
             raise self._wrong(f"{{{text}}} is no place; there are {PLACES}")
         self.uses.add(name.lower())
@@ -145,23 +134,19 @@ class Template:
             return part
         if name in ("body", "timestamp"):
             raise self._wrong(f"{{{name}}} is signed as it came and takes no filter")
-        return _filtered(part, filter_name, self._wrong)
+        if filter_name not in _FILTERS:
+            raise self._wrong(f"|{filter_name} is no filter; there are |lower and |decoded")
+        return _filtered(part, _FILTERS[filter_name])
 
     def _wrong(self, why: str) -> ConfigError:
         return ConfigError(f"The template {self.text!r} cannot be read: {why}.")
 
 
-def _outside(read: reading.Reader) -> Callable[[Arrival, bytes, Address | None], bytes | None]:
+def _at(read: readers.Reader) -> Place:
     return lambda arrival, timestamp, address: read(arrival)
 
 
-def _filtered(
-    part: Callable[[Arrival, bytes, Address | None], bytes | None], name: str, wrong: Callable[[str], ConfigError]
-) -> Part:
-    change = _FILTERS.get(name)
-    if change is None:
-        raise wrong(f"|{name} is no filter; there are |lower and |decoded")
-
+def _filtered(part: Place, change: Callable[[bytes], bytes]) -> Place:
     def changed(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes | None:
         value = part(arrival, timestamp, address)
         return None if value is None else change(value)

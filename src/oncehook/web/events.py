@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from oncehook.errors import NotFound, QueryInvalid, Undecryptable
 from oncehook.model import (
-    Category,
     DeliveryStatus,
     EventId,
     Filter,
@@ -26,7 +25,7 @@ from oncehook.model import (
     StoredDelivery,
     StoredReplay,
 )
-from oncehook.query import BODY, IS, NOTES, WORDS
+from oncehook.query import BODY, WORDS
 from oncehook.reports import ShownArrival, ShownEvent
 from oncehook.web import answers, bodies, lanes, timeline
 from oncehook.web.asking import cursor
@@ -197,22 +196,8 @@ async def _values(visit: Visit, word: str) -> list[str]:
             return await _source_names(visit)
         case "destination" | "to":
             return [one.name for one in await visit.admin.destinations()]
-        case "status":
-            return list(DeliveryStatus)
-        case "category":
-            return list(Category)
-        case "note":
-            return list(NOTES)
-        case "is":
-            return list(IS)
-        case "code":
-            return ["4xx", "5xx", "404", "429", "500", "502", "503"]
-        case "attempts":
-            return [">1", ">3", ">5"]
-        case "since" | "until":
-            return ["15m", "1h", "2h", "24h", "7d"]
         case _:
-            return []
+            return list(WORDS[word].values) if word in WORDS else []
 
 
 # -- one event ---------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from datetime import datetime
 from math import log2, log10
 from typing import Final
 
+from oncehook.human import show_span
 from oncehook.model import AttemptOutcome, DeliveryStatus, StoredAttempt, StoredDelivery
-from oncehook.reports import span
 from oncehook.web.timeline import Story, answer
 from oncehook.web.views import took
 
@@ -203,7 +203,7 @@ def _draw_lane(drawn: Lanes, scale: _Scale, story: Story, delivery: StoredDelive
             x = scale.column(attempt.started_at, lane).x
             if previous is not None and end is not None and x - end > 34:
                 wait = (attempt.started_at - previous.ended_at).total_seconds()
-                drawn.waits.append(Wait(end + 8, x - 6, y, span(wait)))
+                drawn.waits.append(Wait(end + 8, x - 6, y, show_span(wait)))
             block = _block(attempt, x, y)
             drawn.tries.append(block)
             end = x + block.width
@@ -212,7 +212,7 @@ def _draw_lane(drawn: Lanes, scale: _Scale, story: Story, delivery: StoredDelive
         x = scale.column(delivery.due_at, lane).x
         start = (end if end is not None else LEFT) + 8
         since = previous.ended_at if previous else story.now
-        drawn.waits.append(Wait(start, x - 10, y, span((delivery.due_at - since).total_seconds()), is_ahead=True))
+        drawn.waits.append(Wait(start, x - 10, y, show_span((delivery.due_at - since).total_seconds()), is_ahead=True))
         most = story.most(delivery.destination)
         number = f"attempt {delivery.attempts + 1}" + ("" if most is None else f" of {most}")
         drawn.nexts.append(Next(x, y, number, delivery.due_at))

@@ -13,8 +13,9 @@ from typing import Final
 from starlette.responses import Response
 
 from oncehook.errors import BadRequest
+from oncehook.human import show_span
 from oncehook.model import Filter, Rejection
-from oncehook.reports import ShownDestination, ShownSource, span
+from oncehook.reports import ShownDestination, ShownSource
 from oncehook.retry import Policy
 from oncehook.web import drawing, reports
 from oncehook.web.access import Role
@@ -92,7 +93,7 @@ class DestinationCard:
         """The waits between attempts, in words; those that are alike together."""
         if self.policy is None:
             return []
-        waits = map(span, self.policy.waits or self.policy.in_words())
+        waits = map(show_span, self.policy.waits or self.policy.in_words())
         alike = [(wait, len(list(run))) for wait, run in groupby(waits)]
         return [wait if times == 1 else f"{wait} ×{times}" for wait, times in alike[:12]]
 

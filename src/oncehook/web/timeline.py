@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from oncehook.human import show_span
 from oncehook.model import AttemptOutcome, DeliveryStatus, Outcome, StoredAttempt, StoredDelivery, StoredReplay
-from oncehook.reports import ShownArrival, span
+from oncehook.reports import ShownArrival
 from oncehook.retry import Policy
 from oncehook.web.views import first_line, took
 
@@ -114,7 +115,7 @@ def _attempt(story: Story, delivery: StoredDelivery, attempt: StoredAttempt, pre
         attempt_state(attempt),
         f"{delivery.destination}, {_number(story, delivery, attempt.run, attempt.n)}{_ended(attempt)}",
         evidence(attempt),
-        waited=f"waited {span(wait)}" if wait >= 1 else "",
+        waited=f"waited {show_span(wait)}" if wait >= 1 else "",
     )
 
 

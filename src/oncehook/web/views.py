@@ -17,8 +17,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
+from oncehook.human import show_span
 from oncehook.model import DeliveryId, DeliveryStatus, Id, Mark, StoredDelivery
-from oncehook.reports import span
 
 HERE: Final = Path(__file__).parent
 CALLERS: Final = HERE.parent / "destinations"
@@ -57,7 +57,7 @@ def _templates() -> Environment:
     made.filters |= {
         "number": number,
         "cut": cut,
-        "span": span,
+        "span": show_span,
         "stopwatch": stopwatch,
         "size": size,
         "took": took,
@@ -113,7 +113,7 @@ def stopwatch(seconds: float) -> str:
 
 def took(seconds: float) -> str:
     """`84 ms`, `1.2 s`, `3.5 min`."""
-    return f"{max(seconds, 0) * 1000:.0f} ms" if seconds < 1 else span(seconds)
+    return f"{max(seconds, 0) * 1000:.0f} ms" if seconds < 1 else show_span(seconds)
 
 
 def size(count: int) -> str:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.http_client.addresses import Guard
 from oncehook.http_client.urls import read_url
-from oncehook.human import bytes_words
+from oncehook.human import show_size
 from oncehook.whatsapp.messages import MediaKind
 
 _LOOPBACK: Final = "127.0.0.1"
@@ -116,7 +116,7 @@ class FileTooLarge(FileRefused):
         hint = 'Make it smaller, or send it as a document: kind="document".'
         if kind == "document":
             hint = "Put it where it can be downloaded, and send the address as text."
-        allowed = f"{_one(kind).capitalize()} may have {bytes_words(limit)} ({limit:,} bytes)"
+        allowed = f"{_one(kind).capitalize()} may have {show_size(limit)} ({limit:,} bytes)"
         super().__init__(f"{allowed}; this file has {size:,}.", hint=hint)
         self.kind = kind
         self.size = size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode
@@ -17,6 +16,7 @@ from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django.transactions import DjangoDestination
 from oncehook.destinations.handler import TIMEOUT, Handler
 from oncehook.errors import ConfigError
+from oncehook.human import nearest
 from oncehook.inbox import Inbox, name_of
 from oncehook.settings import build, load
 
@@ -36,10 +36,10 @@ def said() -> dict[str, Any]:
         raise ConfigError("settings.ONCEHOOK must be a dict.")
     for key in given:
         if key not in KEYS:
-            near = get_close_matches(str(key).upper(), KEYS, 1)
+            near = nearest(str(key).upper(), KEYS)
             raise ConfigError(
                 f'settings.ONCEHOOK: unknown key "{key}".',
-                hint=f'Did you mean "{near[0]}"?' if near else f"Allowed: {', '.join(KEYS)}.",
+                hint=f'Did you mean "{near}"?' if near else f"Allowed: {', '.join(KEYS)}.",
             )
     return given
 

@@ -52,7 +52,7 @@ def _run(arguments: Sequence[str]) -> NoReturn:
 def _defaults() -> Mapping[str, Any]:
     """What every command would have to be told on its line."""
     from oncehook.cli import COMMANDS
-    from oncehook.cli.db import command as db
+    from oncehook.cli.db import db
     from oncehook.contrib.django.assembly import beside_manage
 
     file = {"config_file": str(beside_manage(assembly.said()["CONFIG"]))} if "CONFIG" in assembly.said() else {}

@@ -1,8 +1,7 @@
-"""What a scheme reads from an arrival before anything in it is believed.
+"""Readers of an arrival that nothing has verified yet: one header, one query value, one field of a JSON body.
 
-Each function here is called once, when a scheme is compiled, and returns the reader that is called per arrival:
-one header, one query value, one field of a JSON body. A reader answers None for what is absent and raises
-SignatureInvalid for what is there twice (S7) or cannot be read; nothing else comes out of it, whatever the bytes.
+A reader is built once, when a scheme is compiled, and called per arrival. It returns None for what is absent and raises
+SignatureInvalid for what is there twice (S7) or cannot be read; nothing else, whatever the bytes.
 """
 
 from __future__ import annotations
@@ -26,21 +25,21 @@ _HEADER_NAME: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 FORM: Final = b"application/x-www-form-urlencoded"
 MOST_FIELDS: Final = 1000
 MOST_SIGNATURES: Final = 20
-"""More signatures than this in one header is no sender's doing."""
+"""No sender puts more signatures than this into one header."""
 
 
 def header_name(name: str) -> bytes:
-    """The name as arrivals carry it: in lower case. Raises ConfigError for what cannot be a header."""
+    """Return the name in lower case, as arrivals have it. Raises ConfigError for what cannot be a header."""
     if not _HEADER_NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not the name of a header.")
     return name.lower().encode()
 
 
 def header(name: str) -> Reader:
-    """The one header of this name, without surrounding blanks; None when it is absent or empty.
+    """Return the reader of the one header of this name, stripped; None when it is absent or empty.
 
-    A second one is refused, and so is a twin with underscores: servers and proxies disagree about which of the
-    two is meant, so what was checked need not be what is used later (S7).
+    A second one is refused, and so is a twin with underscores: because servers and proxies disagree about which of the
+    two is meant, the one that was checked need not be the one that is used later (S7).
     """
     wanted = header_name(name)
     folded = wanted.replace(b"_", b"-")
@@ -49,7 +48,7 @@ def header(name: str) -> Reader:
     def read(arrival: Arrival) -> bytes | None:
         found: bytes | None = None
         for key, value in arrival.headers:
-            # the length is compared first because it sorts out nearly all of them for free
+            # The length is compared first because it rules out nearly all of them at no cost.
             if len(key) == size and (key == wanted or key.lower().replace(b"_", b"-") == folded):
                 if found is not None or key.lower() != wanted:
                     raise SignatureInvalid("repeated")
@@ -61,7 +60,7 @@ def header(name: str) -> Reader:
 
 @lru_cache
 def shows_header(name: str) -> Callable[[Arrival], bool]:
-    """Whether a header of this name, or its twin with underscores, is there at all, empty or not."""
+    """Return the test for a header of this name, or its twin with underscores, empty or not."""
     folded = header_name(name).replace(b"_", b"-")
 
     def shows(arrival: Arrival) -> bool:
@@ -71,12 +70,12 @@ def shows_header(name: str) -> Callable[[Arrival], bool]:
 
 
 def with_headers(draft: Arrival, **changes: Any) -> Arrival:
-    """A copy of the draft whose headers are a list of its own; further fields as given."""
+    """Copy the draft, with its own list of headers and these changes."""
     return replace(draft, **{"headers": list(draft.headers), **changes})
 
 
 def put_header(arrival: Arrival, name: str, value: bytes) -> None:
-    """Set a header on an arrival of our own making, in place of any that were there."""
+    """Set a header of a draft, in place of any that were there."""
     wanted = header_name(name)
     folded = wanted.replace(b"_", b"-")
     kept = [(key, old) for key, old in arrival.headers if key.lower().replace(b"_", b"-") != folded]
@@ -87,9 +86,9 @@ def put_header(arrival: Arrival, name: str, value: bytes) -> None:
 
 
 def pairs(text: bytes) -> list[tuple[bytes, bytes]]:
-    """Names and values of a query or a form, decoded, in their order; what is odd is taken as it is.
+    """Return names and values of a query or a form, decoded, in their order; what is odd is taken as it is.
 
-    More than MOST_FIELDS are refused: this runs before the sender is known, and on the way of all the others.
+    More than MOST_FIELDS are refused: this runs before the sender is known, and other arrivals wait for it.
     """
     if text.count(b"&") >= MOST_FIELDS:
         raise SignatureInvalid("malformed")
@@ -102,7 +101,7 @@ def pairs(text: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def sole(found: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
-    """The one value under this name; None when there is none or it is empty."""
+    """Return the one value under this name; None when there is none or it is empty."""
     values = [value for key, value in found if key == name]
     if len(values) > 1:
         raise SignatureInvalid("repeated")
@@ -110,7 +109,7 @@ def sole(found: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
 
 
 def query(name: str) -> Reader:
-    """The one query value of this name."""
+    """Return the reader of the one query value of this name."""
     wanted = name.encode()
 
     def read(arrival: Arrival) -> bytes | None:
@@ -120,7 +119,7 @@ def query(name: str) -> Reader:
 
 
 def encode_pairs(found: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The inverse of `pairs`."""
+    """Encode names and values; the inverse of `pairs`."""
     return b"&".join(f"{quote_from_bytes(name)}={quote_from_bytes(value)}".encode() for name, value in found)
 
 
@@ -128,7 +127,6 @@ _content_type = header("content-type")
 
 
 def is_form(arrival: Arrival) -> bool:
-    """Whether the body says it is a URL-encoded form."""
     return (_content_type(arrival) or b"").partition(b";")[0].strip().lower() == FORM
 
 
@@ -136,7 +134,7 @@ def is_form(arrival: Arrival) -> bool:
 
 
 def body_field(path: str, kind: Any) -> Callable[[bytes], Any]:
-    """One field of a JSON object, by its dotted path; None when it is absent or null.
+    """Return the reader of one field of a JSON object, by its dotted path; None when it is absent or null.
 
     Only the fields on the path are decoded. A body that is no JSON object, or a field of another kind, is
     malformed; so is nesting too deep to read, for which msgspec raises RecursionError.
@@ -164,7 +162,7 @@ def body_field(path: str, kind: Any) -> Callable[[bytes], Any]:
 
 
 def put_body_field(body: bytes, path: str, value: Any) -> bytes:
-    """The same JSON object with this field set, encoded anew; for drafts of our own making."""
+    """Set this field of a draft's JSON object, and encode it anew."""
     try:
         data = msgspec.json.decode(body or b"{}")
     except ValueError as error:
@@ -202,7 +200,7 @@ def hex_strict(text: bytes) -> bytes:
 
 
 def base64_key(text: bytes) -> bytes | None:
-    """Key material given as base64, padded or not; None when it is not base64."""
+    """Decode a key from base64, padded or not; None when it is not base64."""
     text = text.strip().rstrip(b"=")
     try:
         return binascii.a2b_base64(text + b"=" * (-len(text) % 4), strict_mode=True)

@@ -1,9 +1,7 @@
-"""The lines that lead to the JSON API: HTTP to a server, or the same routes called in this process.
+"""Transports to the JSON API: HTTP to a server, or the same routes called in this process.
 
-Beside a process that writes a SQLite file and serves no API, they are called on the file itself, opened for reading.
-
-`api` takes one of them when the first question is asked, and nobody else does: what is imported here is nearly
-everything there is.
+Beside a process that writes a SQLite file and serves no API, the routes are called on the file, opened for reading.
+Only `api` imports this module, when the first question is asked: it imports nearly everything.
 """
 
 from __future__ import annotations
@@ -27,35 +25,33 @@ from oncehook.store.sqlite import SqliteStore
 
 Headers = Mapping[str, str]
 
-PATIENCE: Final = 60.0
+TIMEOUT: Final = 60.0
 """Seconds for one answer; on a stream, for its next sign of life."""
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the API said."""
+class ApiResponse:
+    """An answer of the API."""
 
     status: int
     body: bytes
 
 
-class Line(Protocol):
+class Transport(Protocol):
     """A way to the API."""
 
     is_alone: bool
     """Nobody else can be at work on this store."""
 
-    def ask(self, method: str, target: str, headers: Headers, body: bytes) -> Answer:
-        """One request. Raises OSError when nobody answers."""
+    def ask(self, method: str, target: str, headers: Headers, body: bytes) -> ApiResponse:
+        """Make one request. Raises OSError when nobody answers."""
 
-    def rest(self, seconds: float) -> None:
-        """Let some time pass."""
+    def sleep(self, seconds: float) -> None: ...
 
-    def close(self) -> None:
-        """Let go."""
+    def close(self) -> None: ...
 
 
-class Wire:
+class HttpTransport:
     """HTTP to a server."""
 
     is_alone = False
@@ -64,18 +60,18 @@ class Wire:
         self._address = address.rstrip("/")
         self._token = token
 
-    def ask(self, method: str, target: str, headers: Headers, body: bytes) -> Answer:
-        raw = [(name.encode(), value.encode("latin-1")) for name, value in self._signed(headers).items()]
-        answer = samples.post(self._address + target, Arrival("", raw, body, method=method), timeout=PATIENCE)
-        return Answer(answer.status, answer.body)
+    def ask(self, method: str, target: str, headers: Headers, body: bytes) -> ApiResponse:
+        raw = [(name.encode(), value.encode("latin-1")) for name, value in self._with_token(headers).items()]
+        response = samples.post(self._address + target, Arrival("", raw, body, method=method), timeout=TIMEOUT)
+        return ApiResponse(response.status, response.body)
 
-    def listen(self, target: str) -> tuple[Answer, Iterator[bytes]]:
-        """An answer that does not end: its lines as they come. Raises OSError, also when the line goes dead."""
+    def listen(self, target: str) -> tuple[ApiResponse, Iterator[bytes]]:
+        """Return a response that does not end: its lines as they come. Raises OSError, also when it is cut off."""
         parts = urlsplit(self._address)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        connection = kind(parts.hostname or "", parts.port, timeout=PATIENCE)
+        connection = kind(parts.hostname or "", parts.port, timeout=TIMEOUT)
         try:
-            connection.request("GET", parts.path + target, headers=self._signed({"accept": "text/event-stream"}))
+            connection.request("GET", parts.path + target, headers=self._with_token({"accept": "text/event-stream"}))
             response = connection.getresponse()
         except BaseException as error:
             connection.close()
@@ -83,19 +79,19 @@ class Wire:
                 raise OSError(f"the answer was cut off ({error!r})") from error
             raise
         if response.status == 200:
-            return Answer(200, b""), _lines(connection, response)
+            return ApiResponse(200, b""), _lines(connection, response)
         with closing(connection):
-            return Answer(response.status, response.read()), iter(())
+            return ApiResponse(response.status, response.read()), iter(())
 
-    def _signed(self, headers: Headers) -> dict[str, str]:
+    def _with_token(self, headers: Headers) -> dict[str, str]:
         own = {"authorization": f"Bearer {self._token}"} if self._token else {}
         return {**headers, "user-agent": "oncehook-cli", **own}
 
-    def rest(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         threading.Event().wait(seconds)
 
     def close(self) -> None:
-        """Every request had a connection of its own."""
+        """Do nothing: every request had a connection of its own."""
 
     def __str__(self) -> str:
         return self._address
@@ -110,10 +106,10 @@ def _lines(connection: http.client.HTTPConnection, response: http.client.HTTPRes
             raise OSError(f"the stream was cut off ({error!r})") from error
 
 
-class Inside:
-    """The same routes, called in this process: the store is open for as long as the command runs.
+class LocalTransport:
+    """A transport that calls the routes in this process: the store is open for as long as the command runs.
 
-    The inbox is not started: its sweep would prune, and would tell of a crossed watermark where nobody reads it.
+    The inbox is not started: its sweep would prune, and would notify of a crossed watermark where nobody reads it.
     """
 
     def __init__(self, inbox: Inbox) -> None:
@@ -129,8 +125,7 @@ class Inside:
         self._app = _routes(inbox)
 
     async def _open(self, inbox: Inbox) -> None:
-        """Open the store, and let every name have its number."""
-        # Whoever only wants to look must not change the schema under those who work.
+        # A command that only reads must not change the schema under running workers.
         await inbox.store.open(migrate=False)
         try:
             _number(inbox, await inbox.store.register_names(inbox.sources, inbox.destinations))
@@ -139,13 +134,12 @@ class Inside:
             raise
 
     def is_empty(self) -> bool:
-        """Whether no event is kept."""
         return not self._runner.run(self._store.find_events(Filter(), limit=1)).items
 
-    def ask(self, method: str, target: str, headers: Headers, body: bytes) -> Answer:
+    def ask(self, method: str, target: str, headers: Headers, body: bytes) -> ApiResponse:
         return self._runner.run(_call(self._app, method, target, headers, body))
 
-    def rest(self, seconds: float) -> None:
+    def sleep(self, seconds: float) -> None:
         self._runner.run(asyncio.sleep(seconds))
 
     def close(self) -> None:
@@ -156,10 +150,10 @@ class Inside:
         return "this process"
 
 
-class Beside(Inside):
-    """The same beside a process that writes a SQLite file and has no address: what only looks is answered.
+class ReadOnlyTransport(LocalTransport):
+    """A local transport beside a process that writes the SQLite file and has no address: only reads are answered.
 
-    The file is opened for reading. Nothing is written to it, and its log is left alone, also by the last who closes it.
+    Nothing is written to the file, and its log is left alone, also by the last process that closes it.
     """
 
     def __init__(self, inbox: Inbox, pid: int, path: Path) -> None:
@@ -182,7 +176,7 @@ class Beside(Inside):
 
 
 def _number(inbox: Inbox, numbers: NameIds) -> None:
-    """Give every name its number; one that the store has never heard of has none."""
+    """Set the ids of sources and destinations; 0 for a name that the store does not know."""
     for source in inbox.sources.values():
         source.id = numbers.sources.get(source.name, 0)
     for destination in inbox.destinations.values():
@@ -197,17 +191,17 @@ def _routes(inbox: Inbox) -> Callable[..., Any]:
     from oncehook.web.access import Access, Identity, Role
     from oncehook.web.live import Stream
 
-    class Own(Access):
-        """Whoever can open the store can do everything with it: no token would keep them from it."""
+    class FullAccess(Access):
+        """Access without a token: a process that can open the store can do everything with it."""
 
         async def of(self, request: Request) -> Identity:
             return Identity("cli", Role.admin)
 
-    return Starlette(routes=api.routes(inbox.admin, Own(), Stream()))
+    return Starlette(routes=api.routes(inbox.admin, FullAccess(), Stream()))
 
 
-async def _call(app: Callable[..., Any], method: str, target: str, headers: Headers, body: bytes) -> Answer:
-    """One ASGI request, without a server."""
+async def _call(app: Callable[..., Any], method: str, target: str, headers: Headers, body: bytes) -> ApiResponse:
+    """Make one ASGI request, without a server."""
     parts = urlsplit(target)
     scope = {
         "type": "http",
@@ -236,4 +230,4 @@ async def _call(app: Callable[..., Any], method: str, target: str, headers: Head
             pieces.append(message.get("body", b""))
 
     await app(scope, receive, send)
-    return Answer(status, b"".join(pieces))
+    return ApiResponse(status, b"".join(pieces))

@@ -1,0 +1,634 @@
+"""Commands that act: replay, dead discard, pause, resume, erase, import and export.
+
+Where much is changed they show first what would happen, then ask. What is printed on stdout is the plan of a dry run or
+the result; everything before it is a message on stderr.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import csv
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any, Final
+
+import click
+
+from oncehook import clock
+from oncehook.cli.api import Api, Failed, Misused, Unreachable, asks_api, at
+from oncehook.cli.browse import destination_state, last_failure, list_dead, rate_of
+from oncehook.cli.options import json_option, yes_option
+from oncehook.cli.output import (
+    Progress,
+    answer,
+    counted,
+    document,
+    fields,
+    joined,
+    moment,
+    say,
+    state,
+    table,
+    text,
+)
+from oncehook.human import count, show_duration
+from oncehook.private import open_private
+
+POLL: Final = 0.3
+"""Seconds between two looks at a replay that is waited for."""
+
+# -- replay ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The deliveries that the command line names, and the way they are to be replayed."""
+
+    ids: tuple[str, ...]
+    query: str
+    to: str | None
+    until: str | None
+    rate: str | None
+    force: bool
+    fresh_id: bool
+
+    def body(self) -> dict[str, object]:
+        """Encode the request as the API takes it."""
+        again = self._is_replay
+        request: dict[str, object] = {
+            "query": f"{self.query} replay:{self.ids[0]} status:dead".strip() if again else self.query,
+            "ids": None if again else (list(self.ids) or None),
+            "destination": self.to,
+            "until": self.until,
+            "rate": self.rate,
+            "force": self.force,
+            "fresh_id": self.fresh_id,
+        }
+        return {name: value for name, value in request.items() if value not in (None, "", False)}
+
+    @property
+    def delivery(self) -> str | None:
+        """Return the one delivery that is named, and nothing beside it."""
+        alone = len(self.ids) == 1 and self.ids[0].startswith("dlv_") and not (self.query or self.to or self.until)
+        return self.ids[0] if alone else None
+
+    @property
+    def _is_replay(self) -> bool:
+        """Tell whether a replay is named, which means its dead deliveries."""
+        return any(one.startswith("rpl_") for one in self.ids)
+
+    def check(self) -> None:
+        """Refuse a selection of nothing, or of a replay and something beside it."""
+        if not self.ids and not self.query.strip():
+            raise click.UsageError("What? Name events or deliveries by their ids, or give a --query.")
+        if self._is_replay and len(self.ids) > 1:
+            raise click.UsageError("One replay at a time can be run again, and nothing beside it.")
+
+
+@click.command("replay")
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option("--query", default="", metavar="QUERY", help="All deliveries that match, e.g. 'status:dead since:2h'.")
+@click.option("--to", metavar="DESTINATION", help="Only those for this destination.")
+@click.option(
+    "--until", metavar="TIME", help="Only what was received before: 2026-11-16T10:00Z, or 2h for so long ago."
+)
+@click.option("--rate", metavar="RATE", help="At most so many, e.g. 20/s.")
+@click.option("--force", is_flag=True, help="Those that are done, too.")
+@click.option("--fresh-id", is_flag=True, help="Send a new webhook-id, for receivers that deduplicate.")
+@click.option("--reason", default="", help="Why; kept in the audit log.")
+@click.option("--dry-run", is_flag=True, help="Show the plan and do nothing.")
+@yes_option
+@click.option("--wait", is_flag=True, help="Wait until it is over; exit 1 when some are dead again.")
+@click.option("--request-key", metavar="KEY", help="Two calls with the same key make one replay.")
+@click.option("--pause", "act", flag_value="pause", help="Hold the replays that are named.")
+@click.option("--resume", "act", flag_value="resume", help="Let them go on.")
+@click.option("--abort", "act", flag_value="abort", help="End them; what is done stays done.")
+@click.option("--list", "act", flag_value="list", help="Show the latest replays.")
+@json_option
+@asks_api
+def replay(
+    api: Api,
+    reason: str,
+    dry_run: bool,
+    yes: bool,
+    wait: bool,
+    request_key: str | None,
+    act: str | None,
+    as_json: bool,
+    **options: Any,
+) -> int:
+    """Deliver again: events (evt_…), deliveries (dlv_…), what failed of a replay (rpl_…), or all that match a query.
+
+    Shows what would happen, then asks. Live traffic goes first, and order within a subject is kept.
+    """
+    selection = Selection(**options)
+    if act is not None:
+        return _list_replays(api, as_json) if act == "list" else _change_replays(api, selection.ids, act, as_json)
+    selection.check()
+    plan = api.post("replays/plan", selection.body())
+    if dry_run:
+        return answer(plan, plan_lines(plan), as_json=as_json)
+    if not plan["total"] and request_key is None:
+        return _report_nothing(plan, named=bool(selection.ids), as_json=as_json)
+    say(plan_lines(plan), err=True)
+    if wait and api.transport.is_alone:
+        raise Unreachable("Nobody works here, so there is nothing to wait for.", hint="Start `oncehook serve` first.")
+    api.confirm("replay now?", yes=yes)
+    replay_id = _start(api, selection, plan, reason, request_key)
+    if wait:
+        return _follow(api, replay_id, as_json)
+    say([document({"replay_id": replay_id}) if as_json else replay_id])
+    if api.transport.is_alone:
+        say(["  it waits for a worker: oncehook serve"], err=True)
+    return 0
+
+
+def _start(api: Api, selection: Selection, plan: Mapping[str, Any], reason: str, request_key: str | None) -> str:
+    """Start the replay. A random key makes one replay of a request whose answer was lost (R47).
+
+    With the caller's key the request must be the same each time, whatever the plan says by then.
+    """
+    key = request_key or clock.random_bytes(16).hex()
+    is_single = selection.ids and plan["total"] == 1 and not request_key
+    one = selection.delivery or (plan["sample"][0]["id"] if is_single else None)
+    if one is not None:
+        # At once, not behind live traffic; and one that was replayed a moment ago is refused, instead of left out.
+        options = {"force": selection.force, "fresh_id": selection.fresh_id, "reason": reason}
+        made = api.post(at("deliveries", one, "replay"), options, key=key)
+    else:
+        request = {"plan": plan["plan"]} if request_key is None else selection.body()
+        made = api.post("replays", {**request, "reason": reason}, key=key)
+    return str(made["replay_id"])
+
+
+def _report_nothing(plan: Mapping[str, Any], *, named: bool, as_json: bool) -> int:
+    """Report that nothing matches, which is a failure only where ids were named."""
+    if named:
+        raise Failed("There is nothing to replay.", hint=_left_out(plan))
+    if as_json:
+        say([document({"replay_id": None, "total": 0})])
+    say(["nothing to replay", *fields({"left out": _left_out(plan)}, "  ")], err=True)
+    return 0
+
+
+def _follow(api: Api, replay_id: str, as_json: bool) -> int:
+    say([replay_id], err=True)
+    if not api.get("system")["workers"]:
+        say(["  no worker has been heard of in the last minute; it waits for one"], err=True)
+    replay = _wait(api, replay_id)
+    parts = [replay_id, f"{replay['done']}/{replay['planned']} done"]
+    parts += [f"{replay[word]} {word}" for word in ("dead", "skipped") if replay[word]]
+    is_aborted = replay["state"] == "aborted"
+    answer(replay, [joined(*parts, state("aborted") if is_aborted else "")], as_json=as_json)
+    return 1 if replay["dead"] or is_aborted else 0
+
+
+def _wait(api: Api, replay_id: str) -> dict[str, Any]:
+    path = at("replays", replay_id)
+    replay = api.get(path)
+    with Progress("replaying", replay["planned"]) as bar:
+        was_paused = False
+        while True:
+            bar.reach(replay["done"] + replay["dead"] + replay["skipped"])
+            if replay["state"] in ("done", "aborted"):
+                return replay
+            is_paused = replay["state"] == "paused"
+            if is_paused and not was_paused:
+                bar.clear()
+                say([f"  paused: oncehook replay --resume {replay_id}"], err=True)
+            was_paused = is_paused
+            api.transport.sleep(POLL)
+            replay = api.get(path)
+
+
+def _change_replays(api: Api, ids: Sequence[str], act: str, as_json: bool) -> int:
+    if not ids or any(not one.startswith("rpl_") for one in ids):
+        raise click.UsageError(f"Which replay? --{act} wants ids that begin with rpl_.")
+    changed = [api.post(at("replays", one, act)) for one in ids]
+    return answer({"items": changed}, (joined(one["id"], state(one["state"])) for one in changed), as_json=as_json)
+
+
+def _list_replays(api: Api, as_json: bool) -> int:
+    found = list(api.pages("replays", most=50))
+    head = ("id", "state", "created", "planned", "done", "dead", "skipped", "by", "what")
+    return answer({"items": found}, table(head, map(_replay_row, found)), as_json=as_json)
+
+
+def _replay_row(replay: Mapping[str, Any]) -> list[str]:
+    counts = [str(replay[word]) for word in ("planned", "done", "dead", "skipped")]
+    what = text(replay["reason"] or replay["query"])
+    return [
+        replay["id"],
+        state(replay["state"]),
+        moment(replay["created_at"]),
+        *counts,
+        text(replay["actor"], 20),
+        what,
+    ]
+
+
+def plan_lines(plan: Mapping[str, Any]) -> list[str]:
+    """Print a plan: the recipients, the span of time, what is left out, a sample, and the command for it."""
+    by_status = counted(plan["by_status"])
+    recipients = [
+        [text(one["destination"]), text(one["address"] or one["kind"], 200), f"{one['count']:,}", _warning(one)]
+        for one in plan["recipients"]
+    ]
+    facts = {
+        "oldest": moment(plan["oldest"]),
+        "newest": moment(plan["newest"]),
+        "left out": _left_out(plan),
+        "takes": _expected(plan),
+        "query": text(plan["query"], 2000),
+    }
+    return [
+        count(plan["total"], "delivery") + (f", {by_status}" if by_status else ""),
+        *table((), recipients, "  → "),
+        *fields(facts, "  "),
+        *_sample(plan),
+        *(f"  {text(note, 500)}" for note in plan["notes"]),
+        *fields({"again": text(plan["command"], 4000)}, "  "),
+    ]
+
+
+def _warning(recipient: Mapping[str, Any]) -> str:
+    if recipient["kind"] == "gone":
+        return click.style("no longer configured", fg="red")
+    notes = {"paused": "paused", "failing": "failing right now", "changed": "another address than before"}
+    return click.style(", ".join(note for word, note in notes.items() if recipient[word]), fg="yellow")
+
+
+def _left_out(plan: Mapping[str, Any]) -> str:
+    hints = {"done": " (--force takes them too)"}
+    return ", ".join(f"{number:,} {word}{hints.get(word, '')}" for word, number in plan["left_out"].items() if number)
+
+
+def _expected(plan: Mapping[str, Any]) -> str:
+    expected, rate = plan["expected_seconds"], rate_of(plan)
+    if expected is None:
+        return ""
+    return f"about {show_duration(round(expected) or 1)}" + (f" at {rate}" if rate else "")
+
+
+def _sample(plan: Mapping[str, Any]) -> list[str]:
+    """Print the first deliveries: when each came, its subject or recipient, its message, and why it ended."""
+    sample, total = plan["sample"], plan["total"]
+    kinds = {one["destination"]: one["kind"] for one in plan["recipients"]}
+    rows = []
+    for one in sample:
+        message = plan["previews"].get(one["id"])
+        is_sent = message is not None and kinds.get(one["destination"]) == "sender"
+        who = text(message["to"] if message is not None and is_sent else one["subject"])
+        says = "" if message is None else f"“{text(message['text'], 60)}”"
+        status = [one["id"], state(one["status"], one["note"]), moment(one["received_at"]), text(one["type"])]
+        rows.append([*status, who, says, text(last_failure(one), 60)])
+    more = [f"  … and {total - len(sample):,} more"] if total > len(sample) else []
+    return [*table((), rows, "  "), *more]
+
+
+# -- dead letters ------------------------------------------------------------------------------
+
+
+@click.group("dead", invoke_without_command=True)
+@click.option("--destination", metavar="NAME", help="Only this one's.")
+@json_option
+@asks_api
+def dead(api: Api, destination: str | None, as_json: bool) -> int:
+    """Show dead letters, by destination and cause."""
+    if click.get_current_context().invoked_subcommand is not None:
+        return 0
+    return list_dead(api, destination, as_json)
+
+
+@dead.command("discard")
+@click.argument("query", nargs=-1, required=True, metavar="QUERY")
+@click.option("--reason", required=True, help="Why; kept with each of them and in the audit log.")
+@click.option("--dry-run", is_flag=True, help="Show how many, and do nothing.")
+@yes_option
+@json_option
+@asks_api
+def discard(api: Api, query: tuple[str, ...], reason: str, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Close all dead letters that match QUERY, without replay. They can still be replayed later."""
+    # A plan fixes what it has shown: what dies while the question is on the screen is not closed.
+    plan = api.post("replays/plan", {"query": " ".join([*query, "status:dead"])})
+    if dry_run:
+        return answer({"matching": plan["total"], "query": plan["query"]}, [str(plan["total"])], as_json=as_json)
+    discarded = {"discarded": 0}
+    if plan["total"]:
+        span = f"{moment(plan['oldest'])} to {moment(plan['newest'])}"
+        by = ", ".join(f"{number:,} {text(name)}" for name, number in plan["by_destination"].items())
+        facts = fields({"for": by, "received": span, "query": text(plan["query"], 2000)}, "  ")
+        say([count(plan["total"], "dead letter"), *facts], err=True)
+        api.confirm("discard them?", yes=yes)
+        discarded = api.post("dead/discard", {"plan": plan["plan"], "reason": reason})
+    return answer(discarded, [f"discarded {discarded['discarded']}"], as_json=as_json)
+
+
+# -- destinations ------------------------------------------------------------------------------
+
+
+@click.command("pause")
+@click.argument("names", nargs=-1, required=True, metavar="DESTINATION...")
+@click.option("--reason", default="", help="Why; shown beside it, and kept in the audit log.")
+@json_option
+@asks_api
+def pause(api: Api, names: Sequence[str], reason: str, as_json: bool) -> int:
+    """Hold a destination back. Its deliveries wait; nothing is lost, and no attempt is counted."""
+    return _print_changed([api.post(at("destinations", name, "pause"), {"reason": reason}) for name in names], as_json)
+
+
+@click.command("resume")
+@click.argument("names", nargs=-1, required=True, metavar="DESTINATION...")
+@json_option
+@asks_api
+def resume(api: Api, names: Sequence[str], as_json: bool) -> int:
+    """Let a destination go on."""
+    return _print_changed([api.post(at("destinations", name, "resume")) for name in names], as_json)
+
+
+def _print_changed(changed: Sequence[Mapping[str, Any]], as_json: bool) -> int:
+    lines = [joined(text(one["name"]), destination_state(one), f"{one['pending']:,} pending") for one in changed]
+    return answer({"items": changed}, lines, as_json=as_json)
+
+
+# -- erase -------------------------------------------------------------------------------------
+
+_ERASED: Final = ("events", "deliveries", "attempts", "arrivals", "batches", "shared_batches")
+
+
+@click.command("erase")
+@click.option("--subject", required=True, metavar="SUBJECT", help="Whose events, exactly as events show it.")
+@click.option("--source", metavar="NAME", help="Only this source's: two may use the same text for different things.")
+@click.option("--reason", default="", help="Why; kept in the audit log, so do not name the subject in it.")
+@click.option("--dry-run", is_flag=True, help="Show how much there is, and do nothing.")
+@yes_option
+@json_option
+@asks_api
+def erase(api: Api, subject: str, source: str | None, reason: str, dry_run: bool, yes: bool, as_json: bool) -> int:
+    """Erase bodies, headers, keys and subject of all events of SUBJECT, and what was answered to them.
+
+    Open deliveries are discarded first. That the events were there stays, and so do the hashes of their keys: a late
+    copy is still a duplicate. Nothing brings the rest back. A run that was cut off goes on when it is run again.
+    """
+    if not dry_run and not reason.strip():
+        raise click.UsageError("Why? Say --reason; it is kept in the audit log.")
+    request = {"subject": subject, **({"source": source} if source else {})}
+    found = api.post("erase", {**request, "dry_run": True})
+    if dry_run:
+        return answer(found, _erasure_lines(found), as_json=as_json)
+    if found["events"]:
+        say(_erasure_lines(found), err=True)
+        api.confirm("erase it for good?", yes=yes)
+    erased = _erase_all(api, {**request, "reason": reason}, found["events"])
+    answer(erased, [f"erased {count(erased['events'], 'event')}"], as_json=as_json)
+    if not as_json:
+        say([f"  audit: erase subject {erased['subject_hash']}"], err=True)
+    return 0
+
+
+def _erase_all(api: Api, request: Mapping[str, object], total: int) -> dict[str, Any]:
+    """Ask until nothing is left: one request erases a bounded number."""
+    sums: Counter[str] = Counter()
+    with Progress("erasing", total) as bar:
+        while True:
+            erased = api.post("erase", request)
+            sums.update({name: erased[name] for name in _ERASED})
+            bar.reach(sums["events"])
+            if not erased["remaining"]:
+                return {**erased, **{name: sums[name] for name in _ERASED}}
+
+
+def _erasure_lines(found: Mapping[str, Any]) -> list[str]:
+    shared = found["shared_batches"]
+    of_others = f", {shared:,} of them with events of others, which stay" if shared else ""
+    facts = {
+        "discarded first": count(found["deliveries"], "open or dead delivery"),
+        "answers and errors": f"of {count(found['attempts'], 'attempt')}",
+        "later arrivals": f"{found['arrivals']:,}",
+        "raw batches": f"{found['batches']:,}{of_others}",
+    }
+    return [count(found["events"], "event"), *fields(facts, "  ")]
+
+
+# -- import ------------------------------------------------------------------------------------
+
+MOST_KEYS: Final = 1000
+MOST_BYTES: Final = 48 * 1024
+"""Of one batch: the API takes 64 KB."""
+
+LONGEST: Final = 4096
+
+Row = tuple[int, Sequence[str]]
+"""The number of a line, and the parts of its key; none where one is empty."""
+
+
+@click.group("import")
+def import_() -> None:
+    """Take over what was processed elsewhere, so that the first day has no duplicates."""
+
+
+@import_.command("keys")
+@click.argument("file", type=click.File("rb"))
+@click.option("--source", required=True, metavar="NAME", help="Whose keys they are.")
+@click.option(
+    "--column", "columns", multiple=True, metavar="NAME",
+    help="The column of the key (CSV, JSON lines); repeated for a composite key, in its order.",
+)  # fmt: skip
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice(["csv", "jsonl", "lines"]),
+    help="Instead of what the file's name and start say.",
+)
+@click.option("--dry-run", is_flag=True, help="Read it all, show the first keys, and change nothing.")
+@json_option
+@asks_api
+def import_keys(
+    api: Api, file: IO[bytes], source: str, columns: tuple[str, ...], kind: str | None, dry_run: bool, as_json: bool
+) -> int:
+    """Make every id in FILE (- for stdin) a key that SOURCE has seen: what arrives with one is a duplicate.
+
+    A key that is known is left alone: the same file may be imported again.
+
+    For example: oncehook import keys processed.csv --source stripe --column event_id
+    """
+    counts = {"read": 0, "new": 0, "known": 0, "skipped": 0}
+    sample: list[str] = []
+    with Progress("importing", _size(file), "bytes") as bar:
+        rows = _read_rows(_decode_lines(file, bar), kind or _format_of(file), columns)
+        for batch in _batches(rows, counts):
+            sample += [" | ".join(parts) for parts in batch[: 5 - len(sample)]]
+            if not dry_run:
+                imported = api.post(at("sources", source, "keys"), {"keys": batch})
+                counts["new"] += imported["new"]
+                counts["known"] += imported["known"]
+    if dry_run:
+        say(["nothing was imported; the first keys:", *(f"  {one}" for one in sample)], err=True)
+    others = counted(counts, ("new", "known", "skipped"))
+    summary = f"{count(counts['read'], 'key')} read" + (f", {others}" if others else "")
+    return answer({"source": source, **counts}, [summary], as_json=as_json)
+
+
+def _batches(rows: Iterator[Row], counts: dict[str, int]) -> Iterator[list[Sequence[str]]]:
+    """Yield keys, as many together as one request may hold. Rows without a key are counted and left out."""
+    batch: list[Sequence[str]] = []
+    size = 0
+    for number, parts in rows:
+        if not parts:
+            counts["skipped"] += 1
+            continue
+        if any(len(part) > LONGEST for part in parts):
+            raise Misused(f"Line {number} holds a key of more than {LONGEST:,} characters.")
+        counts["read"] += 1
+        weight = len(json.dumps(parts)) + 2
+        if batch and (len(batch) == MOST_KEYS or size + weight > MOST_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(parts)
+        size += weight
+    if batch:
+        yield batch
+
+
+def _size(file: IO[bytes]) -> int | None:
+    """Return the bytes of a file; None of a pipe."""
+    return None if not file.seekable() else file.seek(0, io.SEEK_END) - file.seek(0)
+
+
+def _decode_lines(file: IO[bytes], bar: Progress) -> Iterator[str]:
+    for number, line in enumerate(file, 1):
+        bar.add(len(line))
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError:
+            raise Misused(f"Line {number} is not UTF-8 text.") from None
+
+
+def _format_of(file: IO[bytes]) -> str | None:
+    name = str(getattr(file, "name", ""))
+    endings = {".csv": "csv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "lines"}
+    return next((kind for ending, kind in endings.items() if name.endswith(ending)), None)
+
+
+def _read_rows(lines: Iterator[str], kind: str | None, columns: Sequence[str]) -> Iterator[Row]:
+    first = next(lines, "")
+    if kind is None:
+        kind = "jsonl" if first.lstrip().startswith("{") else "csv" if columns else "lines"
+    if kind != "lines" and not columns:
+        raise Misused(
+            "Which column holds the key?", hint="Name it with --column; for a composite key, each in its order."
+        )
+    if kind == "lines" and columns:
+        raise Misused("A file of lines has no columns.", hint="Leave --column out, or say --format csv.")
+    lines = chain([first] if first else [], lines)
+    if kind == "lines":
+        return ((number, _parts([line.strip()])) for number, line in enumerate(lines, 1))
+    return _read_csv(lines, columns) if kind == "csv" else _read_json_lines(lines, columns)
+
+
+def _read_csv(lines: Iterator[str], columns: Sequence[str]) -> Iterator[Row]:
+    reader = csv.reader(lines)
+    try:
+        head = next(reader, [])
+        for column in columns:
+            if column not in head:
+                raise Misused(f'There is no column "{column}".', hint=f"There are: {', '.join(head)}.")
+        places = [head.index(column) for column in columns]
+        for row in reader:
+            yield reader.line_num, _parts([row[place] if place < len(row) else "" for place in places])
+    except csv.Error as error:
+        raise Misused(f"Line {reader.line_num} is no CSV: {error}.") from None
+
+
+def _read_json_lines(lines: Iterator[str], columns: Sequence[str]) -> Iterator[Row]:
+    from oncehook.payload import text_of
+
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError):
+            raise Misused(f"Line {number} is no JSON.") from None
+        yield number, _parts([text_of(_field(fields, column)) or "" for column in columns])
+
+
+def _field(fields: Any, column: str) -> object:
+    """Return a field, or one below it: `data.id`."""
+    for name in [column] if isinstance(fields, dict) and column in fields else column.split("."):
+        fields = fields.get(name) if isinstance(fields, dict) else None
+    return fields
+
+
+def _parts(values: Sequence[str]) -> Sequence[str]:
+    return values if all(values) else ()
+
+
+# -- export ------------------------------------------------------------------------------------
+
+
+@click.command("export")
+@click.argument("query", nargs=-1, metavar="[QUERY]")
+@click.option(
+    "--output",
+    "-o",
+    "output",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    help="Into this file, which only you can read then.",
+)
+@click.option(
+    "--body",
+    "encoding",
+    type=click.Choice(["json", "base64", "none"]),
+    default="json",
+    show_default=True,
+    help="JSON as JSON and the rest as base64; always base64, which keeps every byte; or left out.",
+)
+@asks_api
+def export(api: Api, query: tuple[str, ...], output: Path | None, encoding: str) -> int:
+    """Write events as JSON lines, newest first: all, or those that match QUERY.
+
+    For example: oncehook export source:stripe since:30d > stripe.jsonl
+    """
+    with Progress("exporting", unit="events") as bar, _open_output(output) as file:
+        for listed in api.pages("events", query=" ".join(query)):
+            event = api.get(at("events", listed["id"]))
+            if encoding != "none":
+                event |= _encode_body(api.raw(at("events", listed["id"], "body")), encoding)
+            # In ASCII: half of a surrogate pair in untrusted text must not end the export.
+            click.echo(json.dumps(event), file=file)
+            bar.add(1)
+    say([f"exported {count(bar.done, 'event')}"], err=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _open_output(output: Path | None) -> Iterator[IO[str] | None]:
+    """Open the output; None is stdout. A new file is readable by its owner only, because bodies are in it."""
+    if output is None or str(output) == "-":
+        yield None
+        return
+    is_device = output.exists() and not output.is_file()  # /dev/stdout or a pipe: nothing is kept
+    descriptor = os.open(output, os.O_WRONLY) if is_device else open_private(output, os.O_WRONLY | os.O_CREAT)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        if not is_device:
+            file.truncate()
+        yield file
+
+
+def _encode_body(body: bytes, encoding: str) -> dict[str, Any]:
+    if encoding == "json":
+        with contextlib.suppress(ValueError, RecursionError):
+            return {"body": json.loads(body, parse_constant=_refuse_constant), "body_encoding": "json"}
+    return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(constant)  # NaN and Infinity are no JSON, although Python reads them
