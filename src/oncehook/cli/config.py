@@ -104,7 +104,7 @@ def schema(config_file: Path | None) -> None:
 @command.command("reference")
 def reference() -> None:
     """Print every setting with its meaning and default, as a page in Markdown."""
-    from oncehook.settings.reference import reference as page
+    from oncehook.settings.describe import reference as page
 
     click.echo(page(), nl=False)
 

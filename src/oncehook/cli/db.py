@@ -152,7 +152,7 @@ def backup(config_file: Path | None, file: Path) -> int:
 
     To take it up again, put it in the store's place and run: oncehook db restored
     """
-    from oncehook.settings.forms import hide_password
+    from oncehook.settings.values import hide_password
 
     config = _config(config_file)
     store = _store(config)

@@ -113,7 +113,7 @@ def page(origins: Sequence[str], goal: str, store: str) -> str:
 
 
 def _store(store: str) -> list[str]:
-    from oncehook.settings.forms import hide_password
+    from oncehook.settings.values import hide_password
 
     if hide_password(store) != store:
         raise ConfigError(

@@ -49,7 +49,7 @@ def command(
         arguments += [f"{name}={value}" for name, value in said.items() if value is not None]
         files = [config_file or Path("oncehook.toml"), Path("pyproject.toml")]
         return reloading.run(arguments, files, at_first=["--open"] if open_ else [])
-    from oncehook.settings.forms import is_loopback
+    from oncehook.settings.values import is_loopback
 
     # As flags of the settings, so that the checks see the address that is really listened on (S28).
     flags = {"server.host": host, "server.port": port, "server.log_level": log_level or voice.log_level}

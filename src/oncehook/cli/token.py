@@ -15,7 +15,7 @@ import msgspec
 from oncehook import clock
 from oncehook.model import ROLES
 from oncehook.secret import new_token
-from oncehook.settings.forms import duration
+from oncehook.settings.values import duration
 
 
 @click.command("token")

@@ -30,8 +30,8 @@ from oncehook.outbound.proxies import named_proxy
 from oncehook.retry import NAMED
 from oncehook.secret import Secret
 from oncehook.settings import load
-from oncehook.settings.checks import UNKNOWN_TO, lacking
-from oncehook.settings.forms import suggest
+from oncehook.settings.check import UNKNOWN_TO, lacking
+from oncehook.settings.values import suggest
 from oncehook.settings.tables import WhatsAppConfig
 from oncehook.whatsapp.messages import (
     Contact,

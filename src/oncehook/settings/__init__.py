@@ -19,8 +19,8 @@ import msgspec
 
 from oncehook.errors import ConfigError
 from oncehook.secret import Environment, Secret
-from oncehook.settings.checks import Names, check, check_bind, check_surroundings, loose_ends, warnings
-from oncehook.settings.forms import nearest
+from oncehook.settings.check import Names, check, check_bind, check_surroundings, loose_ends, warnings
+from oncehook.settings.values import nearest
 from oncehook.settings.origin import SettingPath, find, parse_variable
 from oncehook.settings.tables import (
     BreakerConfig,
@@ -36,7 +36,7 @@ from oncehook.settings.tables import (
     WatermarkConfig,
     schema,
 )
-from oncehook.settings.walk import Field, Problem, Walk, fields_of, is_one_table, raise_all, table_of
+from oncehook.settings.read import Field, Problem, Walk, fields_of, is_one_table, raise_all, table_of
 from oncehook.store.cipher import read_key
 
 __all__ = [

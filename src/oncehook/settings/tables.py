@@ -19,9 +19,9 @@ from oncehook.errors import ConfigError
 from oncehook.model import ROLES, RoleName
 from oncehook.outbound.urls import read_url, with_path
 from oncehook.secret import Secret
-from oncehook.settings import forms
-from oncehook.settings.forms import Form, Network, Place
-from oncehook.settings.walk import Field, fields_of, table_of
+from oncehook.settings import values as forms
+from oncehook.settings.values import Form, Network, Place
+from oncehook.settings.read import Field, fields_of, table_of
 
 DAY: Final = 86_400.0
 

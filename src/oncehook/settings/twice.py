@@ -10,8 +10,8 @@ from collections.abc import Collection
 from typing import Final, TypeVar
 
 from oncehook.settings import Loaded, RetentionConfig
-from oncehook.settings.forms import hide_password
-from oncehook.settings.walk import Problem, raise_all
+from oncehook.settings.values import hide_password
+from oncehook.settings.read import Problem, raise_all
 from oncehook.store.cipher import Cipher
 
 T = TypeVar("T")

@@ -21,7 +21,7 @@ from oncehook.errors import BadRequest, ConfigError, NotFound
 from oncehook.logs import plain
 from oncehook.model import Filter, Kind, digest, read_id
 from oncehook.query import WORDS, quoted
-from oncehook.settings.forms import suggest
+from oncehook.settings.values import suggest
 from oncehook.web.access import Access, Identity
 from oncehook.web.live import Stream
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from oncehook.settings import tables
-from oncehook.settings.walk import Field, fields_of
+from oncehook.settings.read import Field, fields_of
 
 _TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
     ("At the top", tables.Config),

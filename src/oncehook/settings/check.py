@@ -21,10 +21,10 @@ import msgspec
 from oncehook.errors import ConfigError
 from oncehook.payload import descents
 from oncehook.secret import SHORTEST_SECRET, SHORTEST_TOKEN, Secret, weakness
-from oncehook.settings.forms import NAME, NAME_FORM, hide_password, is_loopback, nearest, split_bind, suggest
+from oncehook.settings.values import NAME, NAME_FORM, hide_password, is_loopback, nearest, split_bind, suggest
 from oncehook.settings.origin import SettingPath
 from oncehook.settings.tables import Config, DestinationConfig, RouteConfig, ServerConfig, SourceConfig, WhatsAppConfig
-from oncehook.settings.walk import Walk
+from oncehook.settings.read import Walk
 
 SHORTEST_PATH: Final = 22
 """Characters that hold 128 random bits, written as base64 (S8)."""

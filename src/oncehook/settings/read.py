@@ -17,7 +17,7 @@ import msgspec
 
 from oncehook.errors import ConfigError
 from oncehook.secret import Secret, read_secret
-from oncehook.settings.forms import NAME, NAME_FORM, Form, nearest
+from oncehook.settings.values import NAME, NAME_FORM, Form, nearest
 from oncehook.settings.origin import Origin, SettingPath
 
 T = TypeVar("T", bound=msgspec.Struct)
