@@ -603,7 +603,9 @@ class Admin:
         """Take keys as seen elsewhere: what arrives with one is a duplicate. Returns how many were new."""
         if (found := self._sources.get(source)) is None:
             raise NotFound(f'There is no source "{source[:60]}".')
-        return await self._store.remember(found.number, [key_hash(source, one) for one in keys], found.keep, actor)
+        return await self._store.remember(
+            found.number, [key_hash(source, one) for one in keys], found.settings.keep_keys, actor
+        )
 
     async def destinations(self) -> list[ShownDestination]:
         """Every destination: whom it reaches, on what terms, and how it stands."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Final
 
 from oncehook.errors import ConfigError
@@ -44,6 +46,18 @@ RATE_FORMS: Final = 'write for example "50/s", "100/m" or "1000/h"'
 
 LONGEST: Final = 36_525 * 86_400
 """A hundred years: beyond that a moment in time no longer fits the databases' own types."""
+
+
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str:
+    """Return the known word that was probably meant, or nothing."""
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=alike)), "")
+
+
+def suggest(word: str, known: Sequence[str]) -> str:
+    """Return the end of a sentence about a word that is not known."""
+    if near := nearest(word, known):
+        return f'did you mean "{near}"?'
+    return f"allowed: {', '.join(known)}" if known else "there is none"
 
 
 def seconds(text: str | float) -> float:

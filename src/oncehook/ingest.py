@@ -50,7 +50,7 @@ from oncehook.model import (
 )
 from oncehook.routes import Planner
 from oncehook.rules import Reading, RuleContext, bounded, key_text
-from oncehook.sources import DEFAULT_MAX_BODY, Odd, Reply, Source
+from oncehook.sources import PLAIN, Odd, Reply, Source
 from oncehook.store.base import Pending, Store
 
 STEP: Final = 0.02
@@ -274,7 +274,8 @@ class Receiver:
     @property
     def largest_body(self) -> int:
         """Bytes of the largest body that any source takes."""
-        return max((source.max_body for source in self.sources.values()), default=DEFAULT_MAX_BODY)
+        limits: list[int] = [source.settings.max_body for source in self.sources.values()]
+        return max(limits, default=PLAIN.settings.max_body)
 
     async def receive(self, arrival: Arrival) -> Receipt:
         """Take in one arrival for the source of its name."""
@@ -293,7 +294,7 @@ class Receiver:
         """Wait for the store's decision, do what follows from it, and return the answer."""
         try:
             verdicts = await begun.pending.future
-            if begun.source.revive_dead and self._revive is not None:
+            if begun.source.settings.revive_dead and self._revive is not None:
                 await self._bring_back(verdicts)
         except asyncio.CancelledError:
             begun.pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
@@ -307,7 +308,7 @@ class Receiver:
         started = clock.perf()
         try:
             source = self._admit(source, arrival)
-            if source.handshake is not None and (reply := source.handshake(arrival, source)) is not None:
+            if source.base.handshake is not None and (reply := source.base.handshake(arrival, source)) is not None:
                 self._observer.arrival(source.name, ("handshake",), clock.perf() - started, len(arrival.body), (), [])
                 return Receipt(reply, "handshake", [])
             parts, items = self._items(source, arrival)
@@ -338,10 +339,10 @@ class Receiver:
         """Answer anything but a POST: a provider's handshake, or the same refusal that a forged arrival gets."""
         started = clock.perf()
         try:
-            if source is None or source.handshake is None:
+            if source is None or source.base.handshake is None:
                 raise SignatureInvalid("unknown source" if source is None else "not a POST")
             self._check_peer(source, arrival)
-            reply = source.handshake(arrival, source)
+            reply = source.base.handshake(arrival, source)
             if reply is None:
                 raise SignatureInvalid("handshake")
         except Rejected as error:
@@ -384,7 +385,7 @@ class Receiver:
         source.verifier(arrival)
         if hops > MOST_HOPS:  # only now: whoever cannot sign learns nothing about this source (S8)
             raise TooManyHops
-        if len(arrival.body) > source.max_body:
+        if len(arrival.body) > source.settings.max_body:
             raise TooLarge
         return source
 
@@ -432,7 +433,7 @@ class Receiver:
             body, data = masked, payload.MISSING
         marks = Mark.unparsed if reading.unparsed else Mark.none
         body_hash = source.body_hash(body, data)
-        parts, keep = reading.key, source.keep
+        parts, keep = reading.key, source.settings.keep_keys
         if parts is None:
             if source.on_missing_key == "reject":
                 raise KeyRequired
@@ -466,7 +467,7 @@ class Receiver:
         head = source.masking(pack_head(arrival, source.masked, source.scheme.masked_query))
         arrival_id = new_id() if split else items[0].event_id
         pending = self._store.record(Intake(arrival_id, source.number, head, items, raw))
-        self._patience.watch(pending, source.budget)
+        self._patience.watch(pending, source.settings.budget)
         return pending
 
     async def _bring_back(self, verdicts: Sequence[Verdict]) -> None:
@@ -491,7 +492,7 @@ class Receiver:
             outcomes += ["ignored"] * (parts - len(verdicts))
         took = clock.perf() - begun.started
         self._observer.arrival(source.name, outcomes, took, len(begun.arrival.body), items, ids)
-        if source.reject_conflicts and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
+        if source.settings.on_conflict == "reject" and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
             error = KeyConflict()
             return Receipt(Reply(error.status, _sentence(str(error), error.code)), outcome, ids)
         return Receipt(_answer(source, begun.arrival, answer), outcome, ids)
@@ -569,7 +570,7 @@ def is_direct(arrival: Arrival) -> bool:
 
 def try_again(source: Source | None, code: str = StoreUnavailable.code) -> Reply:
     """The answer to what cannot be stored now: only the code, for a sentence may name files and hosts of ours."""
-    status = 503 if source is None else source.unavailable
+    status = 503 if source is None else source.base.unavailable
     return Reply(status, _sentence("Cannot store this now; try again.", code), (JSON, RETRY_AFTER))
 
 
@@ -595,6 +596,6 @@ def _sentence(text: str, code: str) -> bytes:
 
 
 def _answer(source: Source, arrival: Arrival, body: Mapping[str, object]) -> Reply:
-    if source.answer is None:
-        return Reply(source.accepted, msgspec.json.encode(body))
-    return source.answer if isinstance(source.answer, Reply) else source.answer(arrival)
+    if source.base.answer is None:
+        return Reply(source.base.accepted, msgspec.json.encode(body))
+    return source.base.answer if isinstance(source.base.answer, Reply) else source.base.answer(arrival)

@@ -99,7 +99,7 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 def _fit(source: Source, made: Arrival) -> Arrival:
     """A sample in which a key is found also where the settings look for it elsewhere than the preset."""
-    if source.preset is None or source.places.get("key") == source.preset.key or source.rules.read(made).key:
+    if source.preset is None or source.places.get("key") == source.preset.settings.key or source.rules.read(made).key:
         return made
     headers = list(made.headers)
     try:
@@ -158,7 +158,7 @@ def signed_url(source: Source, target: str) -> str:
 
     A development source is registered at the development server only, on whichever port that listens.
     """
-    registered = source.public_url
+    registered: str | None = source.settings.public_url
     if registered is None or (source.loopback_only and urlsplit(target).path != urlsplit(registered).path):
         return target
     return registered
@@ -325,7 +325,7 @@ class Trials:
 def _signed(source: Source, kind: str) -> Arrival:
     """What `oncehook send` would send, as a program of ours hands it over."""
     address = f"/in/{source.path}"
-    arrival = sign(source, draft(source, kind), url=source.public_url or address)
+    arrival = sign(source, draft(source, kind), url=source.settings.public_url or address)
     return replace(arrival, headers=[*arrival.headers, (b"user-agent", b"oncehook-sample")], path=address)
 
 

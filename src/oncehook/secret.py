@@ -53,7 +53,7 @@ class Environment(Mapping[str, str]):
 class Secret:
     """Where a secret is kept. It holds no value, so nothing that prints, encodes or copies it can show one."""
 
-    kind: Literal["env", "file", "credential"]
+    kind: Literal["env", "file", "credential", "program"]
     reference: str
     setting: str = ""
     """What it is needed for, for error messages: `source.orders.secret`."""
@@ -78,10 +78,17 @@ class Secret:
         quiet = env if isinstance(env, Environment) else Environment(env)
         return cls("credential", name, setting, lambda: _read_credential(quiet, name))
 
+    @classmethod
+    def from_program(cls, value: str | bytes | OldSecret, setting: str = "") -> Secret:
+        """Make one of a secret that Python gives itself."""
+        if isinstance(value, OldSecret):
+            return replace(cls.from_program(value.value, setting), reference=value.name, until=value.ends_at)
+        return cls("program", "", setting, lambda: value.encode() if isinstance(value, str) else value)
+
     @property
     def name(self) -> str:
         """What may be shown: `env:META_APP_SECRET`."""
-        return f"{self.kind}:{self.reference}"
+        return f"{self.kind}:{self.reference}" if self.kind != "program" else self.reference
 
     def reveal(self) -> bytes:
         """The secret itself, read anew at each call. Raises ConfigError when it is missing or empty."""
@@ -90,7 +97,7 @@ class Secret:
         except ConfigError as error:
             raise ConfigError(f"{error}{self._purpose()}", hint=error.hint) from None
         if not value.strip():
-            raise ConfigError(f"{self.name} is empty{self._purpose()}")
+            raise ConfigError(f"{self.name or 'a secret'} is empty{self._purpose()}")
         return value
 
     def is_set(self) -> bool:
@@ -141,6 +148,16 @@ def read_until(value: object) -> datetime:
     except (ValueError, OverflowError):
         pass
     raise ConfigError("until must be a date or a moment; write for example until = 2026-12-01")
+
+
+def reveal_text(value: str | Secret) -> str:
+    """Return a text, or the one that is kept where a reference says. Raises ConfigError for other bytes."""
+    if isinstance(value, str):
+        return value
+    try:
+        return value.reveal().decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{value.name} is not UTF-8 text") from None
 
 
 def _read_variable(env: Environment, variable: str) -> bytes:

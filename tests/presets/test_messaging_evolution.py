@@ -342,7 +342,7 @@ async def test_go_what_looks_the_same_every_time(tmp_path: Path) -> None:
         assert [await place.outcome(data) for _ in range(3)] == ["accepted", "duplicate", "duplicate"]
         assert await place.outcome(hook("Disconnected", {})) == "accepted"
         assert place.source.missing_keep == 600
-        assert place.source.keep > 86_400
+        assert place.source.settings.keep_keys > 86_400
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_the_environment_reaches_every_setting_of_what_exists() -> None:
     assert orders.secret[0].name == "env:ONCEHOOK_SOURCE__MY_ORDERS__SECRET"
     assert orders.secret[0].reveal() == CANARY.encode()
     assert (orders.keep_keys, orders.key) == (604_800, ["$.id", "header:X-Id"])
-    assert (config.destination["n8n"].breaker.failures, config.destination["n8n"].retry) == (3, (1, 2))
+    assert (config.destination["n8n"].breaker.failures, config.destination["n8n"].retry.waits) == (3, (1, 2))
     assert (config.watermark.dead, config.retention.keep_events) == (7, 604_800)
     assert loaded.where("source.my-orders.secret") == "environment ONCEHOOK_SOURCE__MY_ORDERS__SECRET"
     assert loaded.warnings == ()

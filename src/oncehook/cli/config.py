@@ -14,7 +14,6 @@ import click
 
 from oncehook.errors import ConfigError
 from oncehook.settings import Loaded, load
-from oncehook.settings import schema as describe
 
 _config_option = click.option(
     "--config",
@@ -98,6 +97,8 @@ def show(config_file: Path | None, as_json: bool) -> int:
 @_config_option
 def schema(config_file: Path | None) -> None:
     """Print the JSON Schema of oncehook.toml, for editors. The same for every file."""
+    from oncehook.settings.describe import schema as describe
+
     click.echo(json.dumps(describe(), indent=2, ensure_ascii=False))
 
 

@@ -125,9 +125,9 @@ async def _prune(config: Config) -> Pruned:
         await store.open(migrate=False)
         numbers = await store.register_names((), ())
         keep = {
-            numbers.sources[name]: source.keep_events
+            numbers.sources[name]: source.settings.keep_events
             for name, source in config.source.items()
-            if source.keep_events is not None and name in numbers.sources
+            if source.settings.keep_events is not None and name in numbers.sources
         }
         removed = Pruned()
         with Progress("pruning", unit="events") as bar:

@@ -149,7 +149,7 @@ def _source(origin: str) -> list[str]:
         lines.append(f'public_url = "https://inbox.example/in/{origin}"   # the address that is registered there')
     if "key" in preset.needs:
         lines.append('key = ["$.id"]                       # what makes two arrivals the same event')
-    if preset.subject is None:
+    if preset.settings.subject is None:
         lines.append('# subject = "$.customer.id"          # events of one subject go one at a time, in order')
     return lines
 

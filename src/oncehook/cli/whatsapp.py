@@ -24,6 +24,7 @@ from oncehook.cli.manners import voice
 from oncehook.cli.setup import config_option
 from oncehook.cli.showing import line, say
 from oncehook.errors import ConfigError, OncehookError
+from oncehook.human import suggest
 from oncehook.logs import plain, set_up_logging
 from oncehook.model import Category
 from oncehook.outbound.proxies import named_proxy
@@ -31,7 +32,6 @@ from oncehook.retry import NAMED
 from oncehook.secret import Secret
 from oncehook.settings import load
 from oncehook.settings.check import UNKNOWN_TO, lacking
-from oncehook.settings.values import suggest
 from oncehook.settings.tables import WhatsAppConfig
 from oncehook.whatsapp.messages import (
     Contact,

@@ -5,12 +5,12 @@ A preset of one's own is an entry point in the group `oncehook.presets` whose va
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from importlib.metadata import EntryPoint, entry_points
 
 from oncehook.errors import ConfigError
+from oncehook.human import nearest
 from oncehook.sources import Preset
 
 GROUP = "oncehook.presets"
@@ -21,8 +21,10 @@ def names() -> list[str]:
     return sorted(_ours() | {point.name for point in entry_points(group=GROUP)})
 
 
-def load(name: str) -> Preset:
-    """The preset of this name; only its own module is imported. A name of ours cannot be taken by another package."""
+def load(name: str | Preset) -> Preset:
+    """Return the preset of this name. Only its own module is imported; no other package can take a name of ours."""
+    if isinstance(name, Preset):
+        return name
     if name in _ours():
         plain = name.replace("-", "_")
         # A module's name cannot begin with a digit: 360dialog is p_360dialog.
@@ -31,8 +33,8 @@ def load(name: str) -> Preset:
         return preset
     for point in entry_points(group=GROUP, name=name):
         return _theirs(point)
-    near = difflib.get_close_matches(name, names(), 1)
-    raise ConfigError(f'There is no preset "{name}".' + (f' Did you mean "{near[0]}"?' if near else ""))
+    near = nearest(name, names())
+    raise ConfigError(f'There is no preset "{name}".' + (f' Did you mean "{near}"?' if near else ""))
 
 
 def _ours() -> set[str]:

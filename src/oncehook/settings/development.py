@@ -1,7 +1,7 @@
 """An inbox without any configuration, for the first five minutes: every preset under its own name, this machine only.
 
 Its keys are made once and kept in the user's state folder, so that they stay the same between restarts and
-`oncehook send` knows them too. Every such source takes direct loopback requests only (DESIGN.md 8.11).
+`oncehook send` knows them too. Every such source takes direct loopback requests only.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from oncehook import clock, presets
 from oncehook.errors import ConfigError
 from oncehook.private import open_private
 from oncehook.rules import DEFAULT_KEY
+from oncehook.settings.tables import SourceArguments
 from oncehook.sources import Preset, Source, build
 from oncehook.verify import Scheme
 from oncehook.verify.development import DevelopmentKeys, development_keys
-from oncehook.verify.schemes import Nothing
 
 
 def sources() -> list[Source]:
     """One source per preset, and `dev`, which takes anything unsigned."""
-    return [build("dev", scheme=Nothing(), loopback_only=True), *_of_presets(presets.names())]
+    return [build("dev", verify="none"), *_of_presets(presets.names())]
 
 
 def source(preset: str) -> Source:
@@ -63,16 +63,16 @@ def _of_presets(names: Iterable[str]) -> list[Source]:
 
 
 def _built(preset: Preset, keys: DevelopmentKeys) -> Source:
-    return build(
-        preset.name,
-        preset=preset,
-        secrets=keys.secrets,
-        signing=keys.signing,
-        verify_token=b"development",
-        public_url=f"http://127.0.0.1:4020/in/{preset.name}",
-        key=list(DEFAULT_KEY) if "key" in preset.needs else None,
-        loopback_only=True,
-    )
+    settings: SourceArguments = {
+        "preset": preset,
+        "verify_token": "development",
+        "public_url": f"http://127.0.0.1:4020/in/{preset.name}",
+    }
+    if keys.secrets:
+        settings["secret"] = keys.secrets
+    if "key" in preset.needs:
+        settings["key"] = DEFAULT_KEY
+    return build(preset.name, signing=keys.signing, loopback_only=True, **settings)
 
 
 def _open_keys() -> IO[str]:

@@ -1,30 +1,43 @@
-"""From written settings to typed tables, one problem at a time and none of them the last.
+"""From settings as they are written to settings as they are used: one reader for the file, the environment and Python.
 
-A table is a msgspec Struct whose fields carry a `Form` each; `Walk.table` reads one, notes what is wrong or unknown,
-and goes on, so that a person sees everything in one go. `load` and `schema` are the callers.
+A table is a TypedDict where Python writes it too, because only that gives keywords types, and else a msgspec Struct.
+`fields_of` reads either; `SettingsReader` notes what is wrong and goes on, so that a person sees everything at once.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from types import SimpleNamespace
+from typing import Any, Final
 
 import msgspec
 
 from oncehook.errors import ConfigError
-from oncehook.secret import Secret, read_secret
-from oncehook.settings.values import NAME, NAME_FORM, Form, nearest
+from oncehook.human import nearest, suggest
+from oncehook.secret import Environment, OldSecret, Secret, read_secret
 from oncehook.settings.origin import Origin, SettingPath
-
-T = TypeVar("T", bound=msgspec.Struct)
+from oncehook.settings.values import FLAG, NAME, NAME_FORM, Form, choice
 
 
 class NotedError(ConfigError):
-    """What is wrong here has been noted already."""
+    """An error that has been noted already."""
+
+
+class Settings(SimpleNamespace):
+    """Settings of one table as attributes: `vars` holds those that were given, the class the defaults of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """The value of a setting that nobody has given."""
+
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +49,7 @@ class Problem:
     sentence: str
 
     def __str__(self) -> str:
-        text = f"{self.place}: {self.sentence}"
+        text = f"{self.place}: {self.sentence}" if self.place else self.sentence
         # one line per problem, whatever a key holds
         return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
@@ -44,8 +57,10 @@ class Problem:
 def raise_all(problems: Sequence[Problem], hint: str = "") -> None:
     """Raise ConfigError with one line for each, in the order of the file; nothing happens when there is none."""
     if problems:
-        told = "\n".join(str(problem) for problem in sorted(problems, key=lambda one: one.line))
-        raise ConfigError(told, hint=hint)
+        raise ConfigError("\n".join(map(str, sorted(problems, key=lambda one: one.line))), hint=hint)
+
+
+# -- what a table declares ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,60 +68,92 @@ class Field:
     """A setting as a table declares it."""
 
     attribute: str
-    hint: Any
     form: Form | None
     """None: a table, or several."""
+    table: type | None
+    shape: type | None
+    """dict: tables by name; list: tables in order; None: one value or table."""
     about: str
     default: Any
     required: bool
 
 
 @functools.cache
-def fields_of(kind: type[msgspec.Struct]) -> Mapping[str, Field]:
-    """The settings of a table, by the name they have in the file."""
-    hints = typing.get_type_hints(kind, include_extras=True)
-    return {field.encode_name: _field(field, hints[field.name]) for field in msgspec.structs.fields(kind)}
+def fields_of(kind: type) -> Mapping[str, Field]:
+    """Return the settings of a table by the name they have in the file."""
+    if typing.is_typeddict(kind):
+        hints = {name: (hint, Default(None)) for name, hint in kind.__annotations__.items()}
+        required = typing.cast("Any", kind).__required_keys__
+    else:
+        declared = msgspec.structs.fields(kind)
+        typed = typing.get_type_hints(kind, include_extras=True)
+        hints = {one.name: (typed[one.name], Default(_struct_default(one))) for one in declared}
+        required = {one.name for one in declared if one.required}
+    return {
+        name.rstrip("_"): _field(name, hint, default, required=name in required)
+        for name, (hint, default) in hints.items()
+    }
 
 
-def _field(field: msgspec.structs.FieldInfo, hint: Any) -> Field:
+def _struct_default(field: msgspec.structs.FieldInfo) -> Any:
+    return None if field.default is msgspec.NODEFAULT else field.default
+
+
+def _field(name: str, hint: Any, default: Default, *, required: bool) -> Field:
+    while typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+        (hint,) = typing.get_args(hint)
     notes = getattr(hint, "__metadata__", ())
+    hint = typing.get_args(hint)[0] if notes else hint
+    table = next((one for one in (*notes, hint, *typing.get_args(hint)) if _is_table(one)), None)
+    form = next((note for note in notes if isinstance(note, Form)), None)
     return Field(
-        attribute=field.name,
-        hint=typing.get_args(hint)[0] if notes else hint,
-        form=next((note for note in notes if isinstance(note, Form)), None),
+        attribute=name,
+        form=form if form or table else _form_of(hint),
+        table=table,
+        shape=shape if (shape := typing.get_origin(hint)) in (dict, list) else None,
         about=next((note for note in notes if isinstance(note, str)), ""),
-        default=None if field.default is msgspec.NODEFAULT else field.default,
-        required=field.required,
+        default=next((note for note in notes if isinstance(note, Default)), default).value,
+        required=required,
     )
 
 
-def table_of(hint: Any) -> type[msgspec.Struct] | None:
-    """The Struct behind `ServerConfig`, `dict[str, SourceConfig]` or `list[RouteConfig]`."""
-    for candidate in (hint, *typing.get_args(hint)):
-        if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
-            return candidate
-    return None
+def _is_table(kind: Any) -> bool:
+    return typing.is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
 
 
-def is_one_table(hint: Any) -> bool:
-    """Whether it is a table by itself, and not several of a kind."""
-    return table_of(hint) is not None and typing.get_origin(hint) not in (dict, list)
+def _form_of(hint: Any) -> Form:
+    """Return the form that a plain type is read by."""
+    return FLAG if hint is bool else choice(*typing.get_args(hint))
+
+
+@functools.cache
+def settings_class(kind: type) -> type[Settings]:
+    """Return the class of the settings that a TypedDict table is read into."""
+    defaults = {
+        field.attribute: settings_class(field.table)() if field.table and field.default == {} else field.default
+        for field in fields_of(kind).values()
+    }
+    return type(kind.__name__, (Settings,), defaults)
+
+
+# -- reading -----------------------------------------------------------------------------------
 
 
 def label(path: SettingPath) -> str:
-    """How TOML heads this table: `[source.orders]`, `[[route]]`."""
+    """Return how TOML heads this table: `[source.orders]`, `[[route]]`."""
     name = ".".join(str(step) for step in path if isinstance(step, str))
     return f"[[{name}]]" if any(isinstance(step, int) for step in path) else f"[{name}]"
 
 
-class Walk:
-    """One reading of all settings."""
+class SettingsReader:
+    """One reading of settings, of a file or of a program. A program may also write functions, objects and secrets."""
 
-    def __init__(self, origin: Origin, env: Mapping[str, str]) -> None:
+    def __init__(self, origin: Origin, env: Mapping[str, str], *, is_program: bool = False) -> None:
         self.problems: list[Problem] = []
         self.secrets: list[tuple[SettingPath, Secret]] = []
         self.env = env
         self.origin = origin
+        self.is_program = is_program
         self._failed: set[SettingPath] = set()
 
     def note(self, path: SettingPath, sentence: str) -> None:
@@ -115,18 +162,20 @@ class Walk:
         self.problems.append(self.problem(path, sentence))
 
     def problem(self, path: SettingPath, sentence: str) -> Problem:
-        """What is wrong, with its place."""
+        """Return a problem with its place."""
         return Problem(self.origin.line(path), self.origin.place(path), sentence)
 
     def has_failed(self, path: SettingPath) -> bool:
-        """Whether this setting was tried and is wrong, so that its absence means nothing."""
+        """Tell whether this setting was tried and is wrong, so that its absence means nothing."""
         return path in self._failed
 
-    def table(self, kind: type[T], value: object, path: SettingPath) -> T:
+    def table(self, kind: type, value: object, path: SettingPath) -> Any:
         """Read a table. Raises NotedError when not even a partial one can be made."""
-        if not isinstance(value, dict):
-            raise ConfigError("must be a table")
         fields = fields_of(kind)
+        if self.is_program:
+            value = _of_program(fields, value)
+        if not isinstance(value, Mapping):
+            raise ConfigError("must be a table")
         for key in value:
             if key not in fields:
                 self._note_unknown(path, key, list(fields))
@@ -138,15 +187,13 @@ class Walk:
                 self.note(path, f'{label(path)} needs "{key}"')
         if any(field.required and field.attribute not in given for field in fields.values()):
             raise NotedError
-        return kind(**given)
+        return settings_class(kind)(**given) if typing.is_typeddict(kind) else kind(**given)
 
     def _note_unknown(self, path: SettingPath, key: str, known: list[str]) -> None:
-        near = nearest(key, known)
-        remedy = f'did you mean "{near}"?' if near else f"allowed: {', '.join(known)}"
         inside = f" in {label(path)}" if path else ""
-        self.note((*path, key), f'unknown key "{key}"{inside}; {remedy}')
-        if near:
-            # the setting was said, only not well: do not also complain that it is missing
+        self.note((*path, key), f'unknown key "{key}"{inside}; {suggest(key, known)}')
+        if near := nearest(key, known):
+            # Because the setting was given under a wrong name, it must not be reported as missing, too.
             self._failed.add((*path, near))
 
     def _read_into(self, given: dict[str, Any], field: Field, value: object, path: SettingPath) -> None:
@@ -160,57 +207,110 @@ class Walk:
 
     def _value(self, field: Field, value: object, path: SettingPath) -> Any:
         if field.form is not None:
-            return field.form.read(value, _Spot(self, path))
-        kind = table_of(field.hint)
-        assert kind is not None, f"{path} has neither form nor table"
-        if typing.get_origin(field.hint) is dict:
-            return self._named(kind, value, path)
-        if typing.get_origin(field.hint) is list:
-            return self._listed(kind, value, path)
-        return self.table(kind, value, path)
+            return field.form.read(value, Spot(self, path))
+        assert field.table is not None, f"{path} has neither form nor table"
+        if field.shape is dict:
+            return self._named(field.table, value, path)
+        if field.shape is list:
+            return self._listed(field.table, value, path)
+        return self.table(field.table, value, path)
 
-    def _named(self, kind: type[T], value: object, path: SettingPath) -> dict[str, T]:
+    def _named(self, kind: type, value: object, path: SettingPath) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ConfigError(f"must be tables with a name each; write [{path[-1]}.NAME]")
-        tables: dict[str, T] = {}
+        tables: dict[str, Any] = {}
         for name, table in value.items():
             if not NAME.fullmatch(name):
                 self.note((*path, name), f'"{name}" is not a name for a {path[-1]}; use {NAME_FORM}')
-            self._keep(tables, name, kind, table, (*path, name))
+            if (read := self.read(kind, table, (*path, name))) is not None:
+                tables[name] = read
         return tables
 
-    def _listed(self, kind: type[T], value: object, path: SettingPath) -> list[T]:
+    def _listed(self, kind: type, value: object, path: SettingPath) -> list[Any]:
         if not isinstance(value, list):
             raise ConfigError(f"must be a list of tables; write [[{'.'.join(map(str, path))}]]")
-        tables: dict[int, T] = {}
-        for number, table in enumerate(value):
-            self._keep(tables, number, kind, table, (*path, number))
-        return list(tables.values())
+        tables = (self.read(kind, table, (*path, number)) for number, table in enumerate(value))
+        return [table for table in tables if table is not None]
 
-    def _keep(self, tables: dict[Any, T], name: str | int, kind: type[T], value: object, path: SettingPath) -> None:
+    def read(self, kind: type, value: object, path: SettingPath) -> Any:
+        """Read a table and note what is wrong; None when not even a partial one can be made."""
         try:
-            tables[name] = self.table(kind, value, path)
+            return self.table(kind, value, path)
         except NotedError:
             self._failed.add(path)
         except ConfigError as error:
             self.note(path, f"{label(path)} {error}")
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class _Spot:
-    """The place of one value; see `forms.Place`."""
+class Spot:
+    """The place of one value, for those forms that must know more than the value."""
 
-    walk: Walk
+    reader: SettingsReader
     path: SettingPath
 
+    @property
+    def is_program(self) -> bool:
+        """Whether Python wrote the value, which may then be a function, an object, or a secret itself."""
+        return self.reader.is_program
+
     def secret(self, value: object, *, may_end: bool = False) -> Secret:
+        """Read a reference to a secret, and remember that it must be set. `may_end`: it may have an `until`."""
         setting = ".".join(map(str, self.path))
-        secret = read_secret(value, setting, env=self.walk.env, base=self.walk.origin.base, may_end=may_end)
-        self.walk.secrets.append((self.path, secret))
+        if self.is_program and isinstance(value, str | bytes | OldSecret):
+            secret = Secret.from_program(value, setting)
+        else:
+            secret = read_secret(value, setting, env=self.reader.env, base=self.reader.origin.base, may_end=may_end)
+        self.reader.secrets.append((self.path, secret))
         return secret
 
-    def table(self, kind: type[Any], value: object) -> Any:
-        return self.walk.table(kind, value, self.path)
+    def table(self, kind: type, value: object) -> Any:
+        """Read a table of settings that stands inside this value."""
+        return self.reader.table(kind, value, self.path)
 
     def file(self, name: str) -> Path:
-        return self.walk.origin.base / name
+        """Return where a file is: a name is relative to the folder of the settings."""
+        return self.reader.origin.base / name
+
+
+# -- what a program writes ---------------------------------------------------------------------
+
+_VARIABLE: Final = "_env"
+
+
+def _of_program(fields: Mapping[str, Field], value: object) -> object:
+    """Return what Python wrote as a file would: without None, `secret_env="X"` as a reference, an object as a table."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if not isinstance(value, Mapping):
+        return value
+    written = {key: one for key, one in value.items() if one is not None}
+    for key in [key for key in written if key.endswith(_VARIABLE)]:
+        meant = key.removesuffix(_VARIABLE)
+        form = fields[meant].form if meant in fields else None
+        if form is not None and form.is_secret:
+            if meant in written:
+                raise ConfigError(f"has both {meant} and {key}; keep one of them")
+            written[meant] = {"env": written.pop(key)}
+    return written
+
+
+def read_program(
+    kind: type,
+    path: SettingPath,
+    given: Mapping[str, object],
+    check: Callable[[str, Any, SettingsReader], None] | None = None,
+    *,
+    is_program: bool = True,
+) -> Any:
+    """Read what a program says of one thing, and `check` it as a whole. Raises ConfigError with all that is wrong.
+
+    `is_program=False`: only what a file could say.
+    """
+    reader = SettingsReader(Origin({}, {}, None, "", Path()), Environment(os.environ), is_program=is_program)
+    read = reader.read(kind, given, path)
+    if check is not None and read is not None:
+        check(str(path[-1]), read, reader)
+    raise_all(reader.problems)
+    return read

@@ -44,7 +44,7 @@ async def send(
     """
     if isinstance(to, Inbox) and isinstance(source, str):
         source = to.sources[source]
-    registered = source.public_url if isinstance(source, Source) else None
+    registered = source.settings.public_url if isinstance(source, Source) else None
     arrival = signed(source, type, body=body, forge=forge, url=to if isinstance(to, str) else registered)
     return [await hand_over(to, arrival) for _ in range(repeat)]
 

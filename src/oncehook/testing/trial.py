@@ -87,8 +87,8 @@ class TestInbox(Inbox):
     def add(self, source: Source) -> Source:
         """See Inbox. Until the test is over, its sender waits: a busy machine must not make a 503 of a 200."""
         super().add(source)
-        self._budgets.append((source, source.budget))
-        source.budget = UNLIMITED
+        self._budgets.append((source, source.settings.budget))
+        source.settings.budget = UNLIMITED
         return source
 
     def use(self, inbox: Inbox) -> None:
@@ -153,7 +153,7 @@ class TestInbox(Inbox):
         self.clock.take_back()
         while self._budgets:
             source, budget = self._budgets.pop()
-            source.budget = budget
+            source.settings.budget = budget
         while self._standing_in:
             inbox, state = self._standing_in.pop()
             inbox.__dict__ = state
@@ -181,7 +181,7 @@ class TestInbox(Inbox):
         if source not in self.sources:
             raise ConfigError(f'There is no source "{source}".', hint="Add it with inbox.source(…).")
         sender = self.sources[source]
-        self._last = signed(sender, type, body=body, forge=forge, url=sender.public_url)
+        self._last = signed(sender, type, body=body, forge=forge, url=sender.settings.public_url)
         return await self.send_again()
 
     async def send_again(self) -> Answer:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from django.conf import settings
 
+from oncehook.categories import Classify
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django import conf
 from oncehook.contrib.django.transactions import DjangoDestination
-from oncehook.destinations.handler import TIMEOUT, Handler
+from oncehook.destinations.handler import Handler
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox, name_of
 from oncehook.settings import build, load
+from oncehook.settings.tables import HandlerSettings
 
 F = TypeVar("F", bound=Handler)
 
@@ -36,12 +38,8 @@ class DjangoInbox(Inbox):
         *,
         atomic: bool = False,
         name: str | None = None,
-        when: Mapping[str, str | Sequence[str]] | None = None,
-        coalesce: bool | str | None = None,
-        latest_wins: bool = False,
-        on_dead: str = "continue",
-        timeout: str | float = TIMEOUT,
-        **terms: Any,
+        classify: Classify | None = None,
+        **settings: Unpack[HandlerSettings],
     ) -> Callable[[F], F]:
         """Have a function handle events of a source: see `Inbox.on`.
 
@@ -55,15 +53,10 @@ class DjangoInbox(Inbox):
         def register(handler: F) -> F:
             called = name or name_of(handler)
             if not self._is_handled_by(called, handler):
-                chosen = build.terms_of(timeout=timeout, **terms)
+                terms = build.terms_from(build.read_handler(called, settings), classify, self.classifiers)
                 using = self._alias_for(called) if atomic else None
-                self.add_destination(
-                    DjangoDestination(called, handler, chosen, self.store, self._emitter, atomic=using)
-                )
-            plain = super(DjangoInbox, self).on(
-                source, type, name=called, when=when, coalesce=coalesce, latest_wins=latest_wins, on_dead=on_dead
-            )
-            return plain(handler)
+                self.add_destination(DjangoDestination(called, handler, terms, self.store, self._emitter, atomic=using))
+            return super(DjangoInbox, self).on(source, type, name=called, **settings)(handler)
 
         return register
 
