@@ -268,7 +268,6 @@ PLAIN: Final = Preset(
     title="",
     scheme=Nothing(),
     needs=(),
-    type=DEFAULT_TYPE,
     on_missing_key="accept",
     keep_keys="30d",
     max_body="1MiB",
@@ -311,6 +310,8 @@ def compile_source(name: str, given: Settings, *, signing: bytes | None = None, 
     split = split_at(settings.split) if isinstance(settings.split, str) else settings.split
     places = {name: getattr(settings, name) for name in ("type", "subject", "event_time", "rank", "rank_scope")}
     places["key"] = _choose_key(given, preset, scheme)
+    if preset is None and given.type is None:
+        places["type"] = DEFAULT_TYPE
     masking = Masking(_spellings(scheme, [*known, *([verify_token] if verify_token and not loopback_only else [])]))
     as_preset = preset if given.verify is None else None
     body_signed = as_preset.body_authenticated if as_preset else "body" in scheme.covers

@@ -190,7 +190,7 @@ def test_no_shape_stops_the_rules_of_evolution(data: Any) -> None:
 @pytest.mark.parametrize("minutes", [0, 9, 11, 25, 55])
 async def test_a_retry_with_an_expired_token_is_taken(tmp_path: Path, minutes: int) -> None:
     """Its retries outlive its token, and to a 401 there is no retry: the message would be lost."""
-    async with ground(tmp_path, "evolution-api", secrets=[LONG.encode()]) as place:
+    async with ground(tmp_path, "evolution-api", secret=[LONG.encode()]) as place:
         receipt = await send_as(place, emission("messages.upsert", upsert("3EB0A")), token(age=60 * minutes))
         assert receipt.outcome == "accepted"
 
@@ -214,7 +214,7 @@ async def test_a_retry_with_an_expired_token_is_taken(tmp_path: Path, minutes: i
     ],
 )
 async def test_negative_cases(tmp_path: Path, headers: Callable[[], dict[str, str]]) -> None:
-    async with ground(tmp_path, "evolution-api", secrets=[LONG.encode()]) as place:
+    async with ground(tmp_path, "evolution-api", secret=[LONG.encode()]) as place:
         nothing_inside = emission("messages.upsert", upsert("3EB0A")) | {"apikey": None}
         assert (await send_as(place, nothing_inside, headers())).reply.status == 401
         assert (await send_as(place, nothing_inside | {"apikey": "another"}, headers())).reply.status == 401
@@ -233,7 +233,7 @@ async def test_another_header_is_one_setting_away(tmp_path: Path) -> None:
     from oncehook.verify import from_config
 
     async with ground(
-        tmp_path, "evolution-api", scheme=from_config({"scheme": "token", "header": "X-Evolution"})
+        tmp_path, "evolution-api", verify=from_config({"scheme": "token", "header": "X-Evolution"})
     ) as place:
         body = emission("messages.upsert", upsert("3EB0A"))
         assert (await send_as(place, body, {})).reply.status == 401

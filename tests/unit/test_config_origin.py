@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from config_cases import BEARER, CANARY, destination, loads, refused, source, write
 
+from oncehook.cli import COMMANDS
 from oncehook.errors import ConfigError
 from oncehook.settings import Config, load
 from oncehook.settings.origin import scan_lines
@@ -81,6 +82,12 @@ def test_an_unknown_variable_is_a_warning_unless_it_is_somebody_elses() -> None:
         warnings[1],
     )
     assert warnings[1].startswith("environment ONCEHOOK_SOURCE__NOBODY__KEY: not a setting")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_variables_of_every_command_are_known(command: str) -> None:
+    variable = f"ONCEHOOK_{command.upper().replace('-', '_')}_LIMIT"
+    assert loads("", {variable: "1"}).warnings == ()
 
 
 def test_the_token_variable_is_not_a_setting() -> None:

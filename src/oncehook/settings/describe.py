@@ -117,9 +117,14 @@ def _field_schema(field: Field) -> dict[str, Any]:
     described = dict(field.form.schema)
     if field.about:
         described["description"] = field.about
-    if isinstance(field.default, str | int | float):
-        described["default"] = field.default
+    default = field.default if field.default is None or _is_plain(field.default) else field.form.show(field.default)
+    if _is_plain(default):
+        described["default"] = default
     return described
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float)
 
 
 def _nested_schema(field: Field) -> dict[str, Any]:

@@ -238,13 +238,6 @@ class _UrlSettings(TypedDict, total=False):
     ]
     headers: Annotated[Mapping[str, str | Mapping[str, str]], values.HEADERS, "Headers to add.", Default({})]
     forward_headers: Annotated[Texts, values.HEADER_NAMES, "Headers of the sender to pass on.", Default(())]
-    allow_private: Annotated[
-        bool | Networks,
-        values.PRIVATE,
-        "Whether, or in which networks, it may be a private address.",
-        Default(False),
-    ]
-    ca: Annotated[str | Path, values.CERTIFICATES, "A file of certificates that are trusted instead of the system's."]
 
 
 class TermSettings(TypedDict, total=False):
@@ -271,6 +264,14 @@ class TermSettings(TypedDict, total=False):
 
 class DestinationSettings(_UrlSettings, TermSettings, total=False):
     """Where events are sent: to a web address, or over WhatsApp."""
+
+    allow_private: Annotated[
+        bool | Networks,
+        values.PRIVATE,
+        "Whether, or in which networks, it may be a private address.",
+        Default(False),
+    ]
+    ca: Annotated[str | Path, values.CERTIFICATES, "A file of certificates that are trusted instead of the system's."]
 
 
 class DestinationArguments(DestinationSettings, total=False):
