@@ -61,7 +61,7 @@ class Route:
             self.options |= Options.hold
 
     def matches(self, arrival: Arrival, item: Item) -> bool:
-        """Whether this event is sent this way."""
+        """Tell whether this event is sent this way."""
         if self._type is not None and not self._type(item.type):
             return False
         for rule, test in self._places:
@@ -80,7 +80,7 @@ def compile_when(when: Mapping[str, str | Sequence[str]]) -> dict[str, Test]:
 
 
 def plan(routes: Sequence[Route], arrival: Arrival, item: Item) -> list[Planned]:
-    """The deliveries of an event: one per destination; when several routes match, the first one counts."""
+    """Return the deliveries of an event: one per destination; when several routes match, the first one counts."""
     planned: dict[int, Planned] = {}
     for route in routes:
         if route.destination_id not in planned and route.matches(arrival, item):
@@ -97,7 +97,7 @@ def _any_of(wanted: Sequence[str]) -> Test:
 
 
 def _test(wanted: str) -> Test:
-    """One comparison: `>1000`, `!=draft`, or a pattern with `*` and `?`."""
+    """Compile one comparison: `>1000`, `!=draft`, or a pattern with `*` and `?`."""
     if wanted.startswith("!="):
         unwanted = _test(wanted[2:].strip())
         return lambda value: not unwanted(value)

@@ -2,7 +2,7 @@
 
 `read_secret` turns `{ env = "NAME" }`, `{ file = "path" }` or `{ credential = "name" }` (systemd) into a `Secret`;
 whoever needs the bytes calls `reveal`. A secret that is missing or empty is an error, never an empty key (S4).
-`weakness` tells whether one could be guessed.
+`weakness` finds one that could be guessed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Environment(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """Where a secret is kept. It holds no value, so nothing that prints, encodes or copies it can show one."""
+    """A reference to a secret. Nothing that prints, encodes or copies it can show the value."""
 
     kind: Literal["env", "file", "credential", "program"]
     reference: str
@@ -63,18 +63,18 @@ class Secret:
 
     @classmethod
     def from_env(cls, variable: str, setting: str = "", env: Mapping[str, str] = os.environ) -> Secret:
-        """A secret in an environment variable."""
+        """Refer to a secret in an environment variable."""
         quiet = env if isinstance(env, Environment) else Environment(env)
         return cls("env", variable, setting, lambda: _read_variable(quiet, variable))
 
     @classmethod
     def from_file(cls, path: str, setting: str = "", base: Path | None = None) -> Secret:
-        """A secret in a file, relative to `base`; a newline at its end does not belong to it."""
+        """Refer to a secret in a file, relative to `base`; a newline at its end does not belong to it."""
         return cls("file", path, setting, lambda: _read_path((base or Path()) / path, f'file "{path}"'))
 
     @classmethod
     def from_credential(cls, name: str, setting: str = "", env: Mapping[str, str] = os.environ) -> Secret:
-        """A secret that systemd hands over (`LoadCredential=`)."""
+        """Refer to a secret that systemd hands over (`LoadCredential=`)."""
         quiet = env if isinstance(env, Environment) else Environment(env)
         return cls("credential", name, setting, lambda: _read_credential(quiet, name))
 
@@ -87,11 +87,11 @@ class Secret:
 
     @property
     def name(self) -> str:
-        """What may be shown: `env:META_APP_SECRET`."""
+        """Return what may be shown: `env:META_APP_SECRET`."""
         return f"{self.kind}:{self.reference}" if self.kind != "program" else self.reference
 
     def reveal(self) -> bytes:
-        """The secret itself, read anew at each call. Raises ConfigError when it is missing or empty."""
+        """Return the secret itself, read anew at each call. Raises ConfigError when it is missing or empty."""
         try:
             value = self._read()
         except ConfigError as error:
@@ -101,7 +101,7 @@ class Secret:
         return value
 
     def is_set(self) -> bool:
-        """Whether `reveal` would answer."""
+        """Tell whether `reveal` would return a value."""
         try:
             return bool(self.reveal())
         except ConfigError:
@@ -187,14 +187,14 @@ def _read_path(path: Path, shown: str) -> bytes:
 
 
 def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Path, may_end: bool = False) -> Secret:
-    """The secret that a setting refers to. Raises ConfigError, which never repeats what was written there.
+    """Return the secret that a setting refers to. Raises ConfigError, which never repeats what was written there.
 
     `may_end`: it may have an `until`.
     """
     if isinstance(value, Secret):
         return value
     if may_end and isinstance(value, dict) and "until" in value:
-        reference = {key: said for key, said in value.items() if key != "until"}
+        reference = {key: one for key, one in value.items() if key != "until"}
         until = read_until(value["until"])
         return replace(read_secret(reference, setting, env=env, base=base), until=until)
     if isinstance(value, str):

@@ -60,7 +60,7 @@ class Odd:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What the sender is told."""
+    """The HTTP reply to a sender."""
 
     status: int
     body: bytes = b""
@@ -236,7 +236,7 @@ class Source:
         return found
 
     def allows(self, peer: str) -> bool:
-        """Whether arrivals from this address are let in at all."""
+        """Tell whether arrivals from this address are let in at all."""
         if not self.settings.ip_allow:
             return True
         try:
@@ -409,7 +409,7 @@ def _proof(scheme: Scheme) -> Proof:
 
 
 def _credentials(scheme: Scheme) -> list[str]:
-    """Where in the body the secret itself stands: it must not reach the store (S25)."""
+    """Return the paths of the secret itself in the body: it must not reach the store (S25)."""
     if isinstance(scheme, Either):
         return [place for one in scheme.schemes for place in _credentials(one)]
     if not isinstance(scheme, Token) or not scheme.place.startswith("body:"):
@@ -418,7 +418,7 @@ def _credentials(scheme: Scheme) -> list[str]:
 
 
 def split_at(path: str) -> Splitter:
-    """A splitter for the array at a path (`$.events`, or `$` itself): each part is the envelope with one item in it."""
+    """Build a splitter for the array at a path (`$.events`, or `$`): each part is the envelope with one item."""
     plain = re.fullmatch(r"\$((?:\.[A-Za-z_][\w-]*)*)(?:\[\*\])?", path)
     if plain is None:
         raise ConfigError(f"split takes the path of an array, such as $.events or $ itself, not {path!r}.")

@@ -1,7 +1,7 @@
 """The configuration: one file, what lies over it, read and checked as a whole.
 
 `load` finds `oncehook.toml` (or `[tool.oncehook]`), lays environment variables and flags over it, and returns a
-`Loaded`; inbox and command line call it. All that is wrong is told at once, each with file, line and remedy.
+`Loaded`; inbox and command line call it. Everything wrong is reported at once, each with file, line and remedy.
 The settings themselves stand in `tables.py`.
 """
 
@@ -53,7 +53,7 @@ _APP: Final = "What an app defines counts where it is named, as in: oncehook ser
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of `config show`."""
+    """A line of `config show`."""
 
     name: str
     value: object
@@ -72,15 +72,15 @@ class Loaded:
     _reader: SettingsReader = field(repr=False)
 
     def where(self, dotted: str) -> str:
-        """Where a setting comes from: `oncehook.toml:31`, `environment ONCEHOOK_STORE`, `flag --port`, `default`."""
+        """Return where a setting comes from: `oncehook.toml:31`, `environment ONCEHOOK_STORE`, `flag --port`."""
         return self._reader.origin.where(_path(dotted))
 
     def is_from_file(self, dotted: str) -> bool:
-        """Whether the file itself says this, and nothing lies over it."""
+        """Tell whether the file itself sets this, and nothing overrides it."""
         return self._reader.origin.line(_path(dotted)) > 0
 
     def problem(self, dotted: str, sentence: str) -> Problem:
-        """Something that is wrong with a setting, with its place."""
+        """Return a problem of a setting with its place."""
         return self._reader.problem(_path(dotted), sentence)
 
     def tie(self, app: Names) -> None:
@@ -88,11 +88,11 @@ class Loaded:
         raise_all([self._reader.problem(*finding) for finding in loose_ends(self.config, self._reader, app)])
 
     def settings(self) -> Iterator[Setting]:
-        """All settings that have a value, as they may be shown."""
+        """Return all settings that have a value, as they may be shown."""
         return self._settings(Config, self.config, ())
 
     def digests(self) -> dict[str, str]:
-        """A digest of each setting as it is shown: tells that it was changed, and is never one of a secret's value."""
+        """Return a digest of each setting as it is shown, to find what was changed; never of a secret's value."""
         shown = ((setting.name, msgspec.json.encode(setting.value, enc_hook=str)) for setting in self.settings())
         return {name: blake2b(value, digest_size=8).hexdigest() for name, value in shown}
 
@@ -127,11 +127,11 @@ def load(
 ) -> Loaded:
     """Read the configuration. Raises ConfigError with one line per problem.
 
-    `flags` are what the command line said, by dotted name (`{"server.port": 4021}`; None: not said). They must come
+    `flags` come from the command line, by dotted name (`{"server.port": 4021}`; None: not given). They must come
     in here rather than be put over the result, so that the checks see the address that is really listened on (S28).
     With `secrets`, one that is missing or empty is a problem (S4); without, only `reveal` will tell. The file is not
-    the `whole` where an app counts beside it: then a route may lead to a handler, and `Loaded.tie` tells what is
-    nowhere.
+    the `whole` where an app counts beside it: then a route may lead to a handler, and `Loaded.tie` finds what
+    is nowhere.
     """
     env = Environment(env)
     origin = find(path, cwd or Path.cwd())

@@ -106,10 +106,10 @@ def sender_from(settings: WhatsAppConfig, *, files: S3Files | None = None, **opt
     """Build the WhatsApp API that checked settings describe; `files` serves where they name no storage."""
     from oncehook import whatsapp
 
-    said = {field: getattr(settings, field) for field in settings.__struct_fields__ if field != "files"}
+    options |= {field: getattr(settings, field) for field in settings.__struct_fields__ if field != "files"}
     if settings.api == "evolution-go":
-        said["admin_key"] = said.pop("api_key")
-    return whatsapp.sender(**said, files=files if settings.files is None else _files(settings.files), **options)
+        options["admin_key"] = options.pop("api_key")
+    return whatsapp.sender(**options, files=files if settings.files is None else _files(settings.files))
 
 
 def _files(settings: FilesConfig) -> S3Files:
@@ -160,7 +160,7 @@ class Comparison:
             self._note("encrypt", f"encrypt is set by {self._app} too, to something else; say it once")
 
     def one_of(self, setting: str, mine: T, unsaid: T, theirs: T) -> T:
-        """The value that one of the two has said; where both have, they must agree."""
+        """Return the value that one of the two has set; where both have, they must agree."""
         if theirs in (unsaid, mine):
             return mine
         if mine != unsaid:
@@ -202,7 +202,7 @@ class Comparison:
 
 
 def open_store(url: str, cipher: Cipher | None = None) -> Store:
-    """The engine a URL names. Nothing is opened yet."""
+    """Return the engine that a URL names, not opened yet."""
     scheme = url.partition(":")[0]
     if scheme == "sqlite":
         from oncehook.store.sqlite import SqliteStore
@@ -238,7 +238,7 @@ def cipher_of(encrypt: Encrypt | None) -> Cipher:
 
 
 def is_same_store(url: str, other: str) -> bool:
-    """Whether two addresses lead to one store: that of a file can be written in several ways."""
+    """Tell whether two addresses lead to one store: that of a file can be written in several ways."""
     files = [Path(_file(one)).resolve() for one in (url, other) if one.startswith("sqlite:")]
     return url == other or (len(files) == 2 and files[0] == files[1])
 
@@ -270,7 +270,7 @@ def numbered(
 
 
 def free_disk(store: Store) -> float | None:
-    """The free part of the disk under a SQLite store; None where it is somebody else's disk."""
+    """Return the free part of the disk under a SQLite store; None where it is somebody else's disk."""
     path: Path | None = getattr(store, "path", None)
     if path is None:
         return None
@@ -279,7 +279,7 @@ def free_disk(store: Store) -> float | None:
 
 
 def as_headers(headers: Headers | Mapping[str, str]) -> Headers:
-    """Headers as an arrival has them: names in lower case, both sides bytes."""
+    """Return headers as an arrival has them: names in lower case, both sides bytes."""
     if not isinstance(headers, Mapping):
         return [(name.lower(), value) for name, value in headers]
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

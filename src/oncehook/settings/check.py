@@ -1,4 +1,4 @@
-"""What only the whole configuration can tell: names that must exist, and doors that must not stand open.
+"""Checks of the whole configuration: names that must exist, and addresses that must not be open to everybody.
 
 `check` takes the tables that were read and notes its findings in the same walk; `load` calls it. A setting that is
 wrong by itself is not complained about a second time. `loose_ends` is apart, because an app may define what a file
@@ -46,20 +46,20 @@ def check(config: Config, reader: SettingsReader) -> None:
         reader.note(path, sentence)
     _check_tokens(config.server, reader)
     _check_oidc(config.server, reader)
-    for path, sentence in _open_doors(config, lambda key: reader.has_failed(("server", key))):
+    for path, sentence in _exposures(config, lambda key: reader.has_failed(("server", key))):
         reader.note(path, sentence)
 
 
 def check_bind(config: Config, host: str) -> None:
-    """Whether it is safe to listen on another host than the configured one. Raises ConfigError (S28)."""
+    """Refuse to listen on another host than the configured one where that is not safe (S28)."""
     server = msgspec.structs.replace(config.server, host=host)
-    findings = list(_open_doors(msgspec.structs.replace(config, server=server), lambda key: False))
+    findings = list(_exposures(msgspec.structs.replace(config, server=server), lambda key: False))
     if findings:
         raise ConfigError("\n".join(sentence for _, sentence in findings))
 
 
 def warnings(config: Config, reader: SettingsReader) -> Iterator[str]:
-    """What is allowed and yet worth a word."""
+    """Yield what is allowed, and yet worth a warning."""
     for name, source in config.source.items():
         if source.path is not None and len(source.path) < SHORTEST_PATH:
             place = reader.origin.place(("source", name, "path"))
@@ -86,7 +86,7 @@ def warnings(config: Config, reader: SettingsReader) -> Iterator[str]:
 
 
 def _deep_paths(name: str, source: Settings, reader: SettingsReader) -> Iterator[str]:
-    """Two descents in one path look at the square of what a body holds, and are given up in a large one."""
+    """Yield paths with two descents, which look at the square of a body and are given up in a large one."""
     for setting in ("key", "subject", "type", "event_time", "rank", "rank_scope", "preview", "redact", "volatile"):
         for text in _texts(getattr(source, setting)):
             if text.startswith(("$", "?$")) and descents(text) > 1:
@@ -109,7 +109,7 @@ def _texts(spec: object) -> Iterator[str]:
 
 
 def _relays(config: Config, reader: SettingsReader) -> Iterator[str]:
-    """Whoever lets anyone send may not have thought of what is sent on in his name."""
+    """Yield routes by which anyone can send WhatsApp messages in our name."""
     for route in config.route:
         source, destination = config.source.get(route.from_), config.destination.get(route.to)
         if source is None or destination is None or destination.whatsapp is None:
@@ -226,7 +226,7 @@ def read_address(destination: Settings) -> str | None:
 
 
 def lacking(whatsapp: WhatsAppConfig) -> list[str]:
-    """What its API cannot do without, and nobody has said."""
+    """Return the settings that its API cannot do without and that are missing."""
     return [key for key in _NEEDS[whatsapp.api] if getattr(whatsapp, key) is None]
 
 
@@ -255,7 +255,7 @@ def check_surroundings(config: Config, reader: SettingsReader) -> None:
 
 
 def _is_known(destination: Settings) -> bool:
-    """Tell whether all references of its address lead somewhere; one that does not is told elsewhere."""
+    """Tell whether all references of its address lead somewhere; one that does not is reported elsewhere."""
     return all(one.is_set() for one in (destination.url, destination.path) if isinstance(one, Secret))
 
 
@@ -293,7 +293,7 @@ def _own_destinations(config: Config) -> dict[str, str]:
 def _known_url(destination: Settings) -> str | None:
     try:
         return read_address(destination)
-    except ConfigError:  # told elsewhere
+    except ConfigError:  # reported elsewhere
         return None
 
 
@@ -343,7 +343,7 @@ def _routes(config: Config, reader: SettingsReader) -> Iterator[tuple[tuple[str,
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What an app defines beside the file."""
+    """Names that an app defines beside the file."""
 
     sources: Collection[str] = ()
     destinations: Collection[str] = ()
@@ -352,7 +352,7 @@ class Names:
 
 
 def loose_ends(config: Config, reader: SettingsReader, app: Names) -> Iterator[Finding]:
-    """Names in the file that neither the file nor the app answers to."""
+    """Yield names in the file that neither the file nor the app defines."""
     sources = [*_names(reader, "source"), *app.sources]
     destinations = [*_names(reader, "destination"), *app.destinations]
     for path, route in _routes(config, reader):
@@ -392,11 +392,11 @@ def _count(reader: SettingsReader) -> int:
     return len(routes) if isinstance(routes, list) else 0
 
 
-# -- the server's doors ------------------------------------------------------------------------
+# -- who can reach the server-------------------------------------------------------------------
 
 
 def _public_host(server: ServerConfig) -> str:
-    """The address that others can reach, or nothing."""
+    """Return the address that others can reach, or nothing."""
     hosts = [server.host]
     if server.admin_bind:
         hosts.append(split_bind(server.admin_bind)[0])
@@ -424,20 +424,20 @@ def _check_oidc(server: ServerConfig, reader: SettingsReader) -> None:
 
 
 def _weak_tokens(server: ServerConfig) -> Iterator[tuple[SettingPath, str, str]]:
-    """Every token that could be guessed: where it stands, its name, and why."""
+    """Yield every token that could be guessed: its path, its name, and why."""
     tokens: list[tuple[SettingPath, str, Secret]] = []
     if server.admin_token is not None:
         tokens.append((("server", "admin_token"), "admin_token", server.admin_token))
     for number, one in enumerate(server.tokens):
         tokens.append((("server", "tokens", number), f'the token of "{one.name}"', one.token))
     for path, name, token in tokens:
-        # One that is not set is told of elsewhere.
+        # One that is not set is reported elsewhere.
         if token.is_set() and (why := weakness(token.reveal().strip(), SHORTEST_TOKEN)):
             yield path, name, why
 
 
-def _open_doors(config: Config, has_failed: Callable[[str], bool]) -> Iterator[Finding]:
-    """Listening where others can reach needs a credential, TLS or a word that there is none, and consent (S28)."""
+def _exposures(config: Config, has_failed: Callable[[str], bool]) -> Iterator[Finding]:
+    """Yield what is missing to listen where others can reach: a credential, TLS, verification (S28)."""
     server = config.server
     public = _public_host(server)
     if not public:

@@ -55,7 +55,7 @@ This page is written by `oncehook config reference`.
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the page of all settings."""
     return _HEAD + "".join(_table(title, kind) for title, kind in _TABLES)
 
 
@@ -83,7 +83,7 @@ def _default(field: Field) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema of the configuration file."""
+    """Return the JSON Schema of the configuration file."""
     defs = {kind.__name__: _table_schema(kind) for kind in _tables(tables.Config)}
     top = defs.pop(tables.Config.__name__)
     return {

@@ -25,24 +25,24 @@ from oncehook.verify.development import DevelopmentKeys, development_keys
 
 
 def sources() -> list[Source]:
-    """One source per preset, and `dev`, which takes anything unsigned."""
+    """Return one source per preset, and `dev`, which takes anything unsigned."""
     return [build("dev", verify="none"), *_of_presets(presets.names())]
 
 
 def source(preset: str) -> Source:
-    """The source of one preset, to send as its provider would where nothing is configured."""
+    """Return the source of one preset, to send as its provider would where nothing is configured."""
     (made,) = _of_presets([preset])
     return made
 
 
 def fleeting(preset: str) -> Source:
-    """The source of one preset with keys that are kept nowhere, for a test."""
+    """Return the source of one preset with keys that are kept nowhere, for a test."""
     loaded = presets.load(preset)
     return _built(loaded, development_keys(loaded.scheme))
 
 
 def kept_secret(name: str) -> str:
-    """A shared secret of Standard Webhooks under this name: made once, the same from then on."""
+    """Return a shared secret of Standard Webhooks under this name: made once, the same from then on."""
     with _open_keys() as file:
         kept = _read(file)
         if name not in kept:
@@ -76,7 +76,7 @@ def _built(preset: Preset, keys: DevelopmentKeys) -> Source:
 
 
 def _open_keys() -> IO[str]:
-    """The file of development keys, readable by its owner only and locked until it is closed."""
+    """Open the file of development keys, readable by its owner only and locked until it is closed."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "oncehook"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = open_private(folder / "development-keys.json", os.O_RDWR | os.O_CREAT)
@@ -85,7 +85,7 @@ def _open_keys() -> IO[str]:
 
 
 def _read(file: IO[str]) -> dict[str, list[str]]:
-    """The keys that are kept; none when a crash left half a file behind: they are made anew."""
+    """Read the keys that are kept; none when a crash left half a file behind: they are made anew."""
     try:
         kept = json.load(file)
     except ValueError:
@@ -110,7 +110,7 @@ def _keys_of(kept: dict[str, list[str]], name: str, scheme: Scheme) -> Developme
 
 
 def _fit(scheme: Scheme, secrets: Sequence[bytes]) -> bool:
-    """Whether these are still keys of this scheme: another version of the preset may have another one."""
+    """Tell whether these are still keys of this scheme: another version of the preset may have another one."""
     try:
         scheme.verifier(secrets, url="http://127.0.0.1/")
     except ConfigError:

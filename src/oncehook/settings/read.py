@@ -266,7 +266,7 @@ class Spot:
         return secret
 
     def table(self, kind: type, value: object) -> Any:
-        """Read a table of settings that stands inside this value."""
+        """Read a table of settings inside this value."""
         return self.reader.table(kind, value, self.path)
 
     def file(self, name: str) -> Path:

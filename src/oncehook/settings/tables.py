@@ -74,11 +74,7 @@ class SourceSettings(TypedDict, total=False):
     tolerance: Annotated[Duration, values.TOLERANCE, 'How old a signature may be, or "off".']
     path: Annotated[str, values.PATH, "An unguessable last part of the address, instead of the name."]
     key: Annotated["Spec", values.KEY, "What makes two arrivals the same event: places, the first that is there."]
-    on_missing_key: Annotated[
-        MissingKey,
-        values.MISSING_KEY,
-        "What to do with an arrival that has no key.",
-    ]
+    on_missing_key: Annotated[MissingKey, values.MISSING_KEY, "What to do with an arrival that has no key."]
     on_conflict: Annotated[
         Literal["accept", "reject"], "How to answer a known key with another body.", Default("accept")
     ]
@@ -266,10 +262,7 @@ class DestinationSettings(_UrlSettings, TermSettings, total=False):
     """Where events are sent: to a web address, or over WhatsApp."""
 
     allow_private: Annotated[
-        bool | Networks,
-        values.PRIVATE,
-        "Whether, or in which networks, it may be a private address.",
-        Default(False),
+        bool | Networks, values.PRIVATE, "Whether, or in which networks, it may be a private address.", Default(False)
     ]
     ca: Annotated[str | Path, values.CERTIFICATES, "A file of certificates that are trusted instead of the system's."]
 
@@ -287,9 +280,7 @@ class RouteSettings(TypedDict, total=False):
 
     when: Annotated[Mapping[str, str | Sequence[str]], values.WHEN, "What must hold, all of it.", Default({})]
     coalesce: Annotated[
-        bool | Literal["any"],
-        values.COALESCE,
-        "One attempt for all that wait on a subject (default: the preset's).",
+        bool | Literal["any"], values.COALESCE, "One attempt for all that wait on a subject (default: the preset's)."
     ]
     latest_wins: Annotated[bool, "Leave out what was overtaken by a higher rank.", Default(False)]
     on_dead: Annotated[Literal["continue", "hold"], "What a dead letter does to its successors.", Default("continue")]
@@ -436,7 +427,7 @@ class Config(_Table, frozen=True, kw_only=True):
 
     @property
     def shown_store(self) -> str:
-        """The store's address as it may be shown: without its password (S26)."""
+        """Return the store's address without its password (S26)."""
         return values.hide_password(self.store)
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
-"""What the value of one setting may look like: how it is read, shown, and described to an editor.
+"""Forms of values: how the value of a setting is read, shown, and described to an editor.
 
-Each `Form` takes a value as TOML gave it and returns what the program uses, or raises ConfigError with a sentence
-on what to write instead. `tables.py` hangs one on every setting.
+Each `Form` takes a value as TOML or Python gave it and returns what the program uses, or raises ConfigError with a
+sentence on what to write instead.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _texts(value: object) -> tuple[str, ...]:
 
 
 def whole(low: int, high: int) -> Form:
-    """A whole number within limits."""
+    """Return the form of a whole number within limits."""
 
     def read(value: object, place: Spot) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
@@ -74,7 +74,7 @@ def whole(low: int, high: int) -> Form:
 
 
 def choice(*words: str) -> Form:
-    """One of some words."""
+    """Return the form of one of some words."""
 
     def read(value: object, place: Spot) -> str:
         return one_of(value, words)
@@ -140,7 +140,7 @@ MOMENT: Final = Form(_moment, {"type": "string"}, lambda at: f"{at:%Y-%m-%dT%H:%
 
 
 def duration(value: object) -> float:
-    """A duration that is longer than nothing."""
+    """Read a duration that is longer than nothing."""
     if not isinstance(value, str | int | float):
         raise ConfigError(f"must be a duration; {human.DURATION_FORMS}")
     if (seconds := human.seconds(value)) <= 0:
@@ -183,7 +183,7 @@ def _volumes(value: object, place: Spot) -> dict[str, int]:
 
 
 def _digits(value: object) -> str:
-    """Digits that are a name and no amount: written with or without quotes, as a variable cannot have any."""
+    """Read digits that are a name and no amount: with or without quotes, as a variable cannot have any."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
 
 
@@ -270,7 +270,7 @@ def _proxy(value: object, place: Spot) -> Secret | str:
 
 
 def show_secret(secret: Secret) -> str:
-    """What may be said about a secret."""
+    """Return what may be shown of a secret."""
     until = f", until {secret.until:%Y-%m-%d %H:%M} UTC" if secret.until else ""
     return f"{secret.name} ({'set' if secret.is_set() else 'not set'}{until})"
 
@@ -327,7 +327,7 @@ _PASSWORD_FIELD: Final = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECA
 
 
 def hide_password(url: str) -> str:
-    """A store's address as it may be shown."""
+    """Return a store's address without its password."""
     return _PASSWORD_FIELD.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
@@ -436,13 +436,13 @@ def _bind(value: object, place: Spot) -> str:
 
 
 def split_bind(bind: str) -> tuple[str, int]:
-    """Host and port of an `admin_bind`."""
+    """Return host and port of an `admin_bind`."""
     host, _, port = bind.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address. What cannot be told counts as public."""
+    """Tell whether only this machine can reach that address. An unknown name counts as public."""
     return ip_address(host).is_loopback if _is_address(host) else host.lower() == "localhost"
 
 
