@@ -169,7 +169,7 @@ TWICE = {
 }
 LEVELS = """
 from oncehook.settings import RetentionConfig
-from oncehook.watermarks import Limits
+from oncehook.upkeep import Limits
 inbox.limits = Limits(dead=5, daily_volume={"shop": 5})
 inbox.retention = RetentionConfig(keep_events=86400.0)
 """
