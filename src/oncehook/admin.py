@@ -618,7 +618,9 @@ class Admin:
     async def import_keys(self, source: str, keys: Sequence[Sequence[str]], *, actor: str) -> int:
         """Import keys seen elsewhere: what arrives with one is a duplicate. Returns how many were new."""
         known = self._source(source)
-        return await self._store.import_keys(known.id, [key_hash(source, one) for one in keys], known.keep, actor)
+        return await self._store.import_keys(
+            known.id, [key_hash(source, one) for one in keys], known.settings.keep_keys, actor
+        )
 
     def _source(self, name: str) -> Source:
         if (found := self._sources.get(name)) is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final
@@ -209,11 +209,11 @@ def _plural(noun: str) -> str:
 # -- did you mean ------------------------------------------------------------------------------
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, known: Iterable[str], alike: float = 0.6) -> str | None:
     """Return the known word that was probably meant, or None."""
     from difflib import get_close_matches  # only for those who mistype
 
-    return next(iter(get_close_matches(word, list(known), n=1)), None)
+    return next(iter(get_close_matches(word, list(known), n=1, cutoff=alike)), None)
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
@@ -222,3 +222,10 @@ def suggest(word: str, known: Iterable[str]) -> str:
     if near := nearest(word, names):
         return f'Did you mean "{near}"?'
     return f"There are: {', '.join(names)}." if names else ""
+
+
+def suggest_clause(word: str, known: Sequence[str]) -> str:
+    """Return the end of a sentence about an unknown word."""
+    if near := nearest(word, known):
+        return f'did you mean "{near}"?'
+    return f"allowed: {', '.join(known)}" if known else "there is none"

@@ -20,21 +20,27 @@ from oncehook import clock, routes, upkeep
 from oncehook.admin import Admin
 from oncehook.categories import Classify, check_classify
 from oncehook.destinations.base import Destination
-from oncehook.destinations.handler import TIMEOUT, Handler, HandlerDestination
-from oncehook.destinations.http import HttpDestination
-from oncehook.destinations.receivers import ReceiverName
+from oncehook.destinations.handler import Handler, HandlerDestination
 from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
 from oncehook.model import Arrival, Check, EventId, Headers, Item, Planned, StoredWorker, digest
 from oncehook.observe import Observer
-from oncehook.secret import Secret
-from oncehook.settings import Config, DestinationConfig, Loaded, Names, RetentionConfig, build, load
-from oncehook.settings.build import Encrypt, SecretValue, TermSettings
-from oncehook.settings.twice import Twice
-from oncehook.sources import Source, Splitter
+from oncehook.settings import Config, Loaded, Names, RetentionConfig, build, load
+from oncehook.settings.build import Comparison, Encrypt
+from oncehook.settings.check import check_destination
+from oncehook.settings.read import read_program
+from oncehook.settings.tables import (
+    DestinationArguments,
+    DestinationSettings,
+    HandlerSettings,
+    RouteSettings,
+    SourceArguments,
+    TermSettings,
+)
+from oncehook.sources import Source, compile_source
+from oncehook.sources import build as build_source
 from oncehook.store.base import NameIds, Store
 from oncehook.upkeep import Sweep
-from oncehook.verify import Verify
 from oncehook.whatsapp.destination import SenderDestination, Unsure
 from oncehook.whatsapp.messages import type_of
 from oncehook.worker import Worker
@@ -168,13 +174,13 @@ class Inbox:
     def add_settings(self, loaded: Loaded, app: str = "the program") -> None:
         """Have a file's settings count beside what the program says. Raises ConfigError for what both say."""
         self._check_in_time("A file of settings")
-        twice = Twice(loaded, app)
-        twice.names("source", self.sources)
-        twice.names("destination", self.destinations)
-        twice.store(self.store_url, build.is_same_store(self.store_url, loaded.config.store))
-        twice.encrypt(self.cipher, theirs := build.cipher_of(loaded.config.encrypt))
-        limits, retention = build.both_limits(self.limits, loaded, twice), twice.retention(self.retention)
-        twice.end()
+        both = Comparison(loaded, app)
+        both.names("source", self.sources)
+        both.names("destination", self.destinations)
+        both.store(self.store_url, build.is_same_store(self.store_url, loaded.config.store))
+        both.encrypt(self.cipher, theirs := build.cipher_of(loaded.config.encrypt))
+        limits, retention = both.limits(self.limits), both.retention(self.retention)
+        both.end()
         if theirs.has_keys:
             self.cipher, self._parts.store = theirs, None
         self._define(loaded.config)
@@ -183,10 +189,11 @@ class Inbox:
 
     def _define(self, config: Config) -> None:
         for name, settings in config.source.items():
-            self.add(build.source_from(name, settings))
+            self.add(compile_source(name, settings))
         for name, destination in config.destination.items():
             self.add_destination(build.destination_from(name, destination))
-        self.routes += map(build.route_from, config.route)
+        for one in config.route:
+            self.route(one.from_, one.to, **build.route_settings(one))
 
     def check_names(self) -> None:
         """Raise ConfigError where a route, or a name in the file, leads nowhere."""
@@ -199,32 +206,16 @@ class Inbox:
 
     # -- sources -------------------------------------------------------------------------------
 
-    def source(
-        self,
-        name: str,
-        *,
-        preset: str | None = None,
-        verify: Verify | None = None,
-        secret: SecretValue | Sequence[SecretValue] | None = None,
-        secret_env: str | None = None,
-        verify_token: str | None = None,
-        verify_token_env: str | None = None,
-        split: str | Splitter | None = None,
-        **settings: Any,
-    ) -> Source:
+    def source(self, name: str, **settings: Unpack[SourceArguments]) -> Source:
         """Add a source. Settings are those of `[source.NAME]`; durations and sizes may be words.
 
-        Functions may stand for settings: `verify` is then given the arrival and a secret and says True for a genuine
-        one, `split` is given the parsed body and the arrival and makes its parts, and `key`, `subject`, `type`,
-        `event_time` and `preview` are given a `RuleContext`.
+        A secret is given itself, or named by `secret_env`. Functions may stand for settings: `verify` is then given the
+        arrival and a secret and returns True for a genuine one, `split` is given the parsed body and the arrival and
+        makes its parts, and `key`, `subject`, `type`, `event_time` and `preview` are given a `RuleContext`.
 
         >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
         """
-        token = build.from_env(verify_token_env, name) if verify_token_env else (verify_token or "").encode()
-        secrets = build.rotated_secrets(build.from_env(secret_env, name) if secret_env else secret)
-        return self.add(
-            build.source_of(name, preset, verify, secrets=secrets, verify_token=token or None, split=split, **settings)
-        )
+        return self.add(build_source(name, **settings))
 
     def add(self, source: Source) -> Source:
         """Add a source that is already built. Raises ConfigError when its name or path is taken."""
@@ -247,17 +238,13 @@ class Inbox:
         type: str | Sequence[str] = "*",
         *,
         name: str | None = None,
-        when: Mapping[str, str | Sequence[str]] | None = None,
-        coalesce: bool | str | None = None,
-        latest_wins: bool = False,
-        on_dead: str = "continue",
         classify: Classify | None = None,
-        **terms: Unpack[TermSettings],
+        **settings: Unpack[HandlerSettings],
     ) -> Callable[[F], F]:
         """Have a function handle events of a source: `def` or `async def`, given the `Event`, and `tx` if it takes one.
 
-        The destination is called as the function is, unless `name` says otherwise. `terms` are those of
-        `[destination.NAME]`: retry, timeout (60 s), lease, concurrency, rate, breaker, transient, permanent.
+        The destination is called as the function is, unless `name` says otherwise. Settings are those of
+        `[destination.NAME]` that any destination has (timeout: 60 s), and those of `[[route]]`.
         `classify` is given what the function raised, and says which category that has; None: as the table says.
 
         >>> @inbox.on("whatsapp", "message.*", retry="quick")
@@ -266,14 +253,13 @@ class Inbox:
 
         def register(handler: F) -> F:
             called = name or name_of(handler)
+            read = build.read_handler(called, settings)
             if not self._is_handled_by(called, handler):
-                terms.setdefault("timeout", TIMEOUT)
-                chosen = build.terms_of(**terms, classify=classify, shared=self.classifiers)
-                self.add_destination(HandlerDestination(called, handler, chosen, self.emitter))
-            self.route(
-                source, called, when={"type": type, **(when or {})},
-                coalesce=coalesce, latest_wins=latest_wins, on_dead=on_dead,
-            )  # fmt: skip
+                terms = build.terms_from(read, classify, self.classifiers)
+                self.add_destination(HandlerDestination(called, handler, terms, self.emitter))
+            routing = build.route_settings(read)
+            routing["when"] = {"type": type, **routing.get("when", {})}
+            self.route(source, called, **routing)
             return handler
 
         return register
@@ -296,22 +282,7 @@ class Inbox:
         self.classifiers.append(check_classify(classify))
         return classify
 
-    def destination(
-        self,
-        name: str,
-        *,
-        url: str = "",
-        url_env: str | None = None,
-        path_env: str | None = None,
-        sign: str | bytes | Sequence[str | bytes] | None = None,
-        sign_env: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        forward_headers: Sequence[str] = (),
-        allow_private: bool | Sequence[str] = False,
-        ca: Path | None = None,
-        preset: ReceiverName | None = None,
-        **terms: Unpack[TermSettings],
-    ) -> Destination:
+    def destination(self, name: str, **settings: Unpack[DestinationArguments]) -> Destination:
         """Add an HTTP destination. Settings are those of `[destination.NAME]`; durations and rates may be words.
 
         An address that is a secret is named by `url_env`, or by `url` and `path_env`: of such a one only the host is
@@ -319,27 +290,8 @@ class Inbox:
 
         >>> inbox.destination("n8n", url="https://n8n.example/webhook/abc", preset="n8n", permanent=[409])
         """
-        secrets = [build.from_env(sign_env, name)] if sign_env else build.as_secrets(sign)
-        if url and url_env:
-            raise ConfigError(f'Destination "{name}" has both url and url_env; keep one of them.')
-        kept = DestinationConfig(
-            url=Secret.from_env(url_env, f"destination.{name}.url") if url_env else url,
-            path=Secret.from_env(path_env, f"destination.{name}.path") if path_env else None,
-        )
-        return self.add_destination(
-            HttpDestination(
-                name,
-                kept.whole_url() or "",
-                is_secret=kept.is_secret,
-                terms=build.terms_of(**terms),
-                sign=secrets,
-                headers=headers,
-                forward_headers=forward_headers,
-                allow_private=build.networks(allow_private),
-                ca=ca,
-                preset=preset,
-            )
-        )
+        read = read_program(DestinationSettings, ("destination", name), settings, check_destination)
+        return self.add_destination(build.destination_from(name, read))
 
     def sender(
         self, name: str, sender: Sender, *, unsure: Unsure = "retry", **terms: Unpack[TermSettings]
@@ -353,7 +305,7 @@ class Inbox:
         >>> await inbox.send_message("answers", Text(to="+55 11 99999-0001", text="On its way"), key="order-42")
         """
         terms.setdefault("timeout", sender.timeout)
-        return self.add_destination(SenderDestination(name, sender, build.terms_of(**terms), unsure=unsure))
+        return self.add_destination(SenderDestination(name, sender, build.terms_of(name, **terms), unsure=unsure))
 
     def add_destination(self, destination: D) -> D:
         """Add a destination that is already built. Raises ConfigError when its name is taken."""
@@ -363,20 +315,9 @@ class Inbox:
         self.destinations[destination.name] = destination
         return destination
 
-    def route(
-        self,
-        source: str,
-        to: str,
-        *,
-        when: Mapping[str, str | Sequence[str]] | None = None,
-        coalesce: bool | str | None = None,
-        latest_wins: bool = False,
-        on_dead: str = "continue",
-    ) -> routes.Route:
+    def route(self, source: str, to: str, **settings: Unpack[RouteSettings]) -> routes.Route:
         """Send events of a source to a destination, if all of `when` holds. Settings are those of `[[route]]`."""
-        if on_dead not in ("continue", "hold"):
-            raise ConfigError('on_dead must be "continue" or "hold".')
-        self.routes.append(routes.Route(source, to, when or {}, coalesce, latest_wins, on_dead))
+        self.routes.append(routes.Route(source, to, **settings))
         return self.routes[-1]
 
     # -- which deliveries an event makes ---------------------------------------------------------
@@ -443,7 +384,7 @@ class Inbox:
         return Sweep(
             self.store,
             self.observer,
-            keep_events={s.id: s.keep_events for s in self.sources.values() if s.keep_events is not None},
+            keep_events={s.id: keep for s in self.sources.values() if (keep := s.settings.keep_events) is not None},
             otherwise=self.retention.keep_events,
             measure=self.admin.watermarks,
             works_for=self.destinations if works else None,

@@ -51,7 +51,7 @@ from oncehook.model import (
 )
 from oncehook.routes import Planner
 from oncehook.rules import Reading, RuleContext, bounded, key_text
-from oncehook.sources import DEFAULT_MAX_BODY, Odd, Reply, Source
+from oncehook.sources import PLAIN, Odd, Reply, Source
 from oncehook.store.base import Pending, Store
 
 log = logging.getLogger("oncehook.receive")
@@ -135,7 +135,8 @@ class Receiver:
     @property
     def largest_body(self) -> int:
         """Bytes of the largest body that any source takes."""
-        return max((source.max_body for source in self.sources.values()), default=DEFAULT_MAX_BODY)
+        limits: list[int] = [source.settings.max_body for source in self.sources.values()]
+        return max(limits, default=PLAIN.settings.max_body)
 
     async def receive(self, arrival: Arrival) -> Receipt:
         """Take in one arrival for the source of its name."""
@@ -154,7 +155,7 @@ class Receiver:
         """Wait for the store's decision, do what follows from it, and return the answer."""
         try:
             verdicts = await begun.pending.future
-            if begun.source.revive_dead and self._revive is not None:
+            if begun.source.settings.revive_dead and self._revive is not None:
                 await self._revive_dead(verdicts)
         except asyncio.CancelledError:
             begun.pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
@@ -168,7 +169,7 @@ class Receiver:
         started = clock.perf()
         try:
             source = self._admit(source, arrival)
-            if source.handshake is not None and (reply := source.handshake(arrival, source)) is not None:
+            if source.base.handshake is not None and (reply := source.base.handshake(arrival, source)) is not None:
                 self._note_unstored(source, arrival, ("handshake",), started)
                 return Receipt(reply, "handshake", [])
             parts, items = self._items(source, arrival)
@@ -198,10 +199,10 @@ class Receiver:
         """Answer anything but a POST: a provider's handshake, or the same refusal that a forged arrival gets."""
         started = clock.perf()
         try:
-            if source is None or source.handshake is None:
+            if source is None or source.base.handshake is None:
                 raise SignatureInvalid("unknown source" if source is None else "not a POST")
             self._check_peer(source, arrival)
-            reply = source.handshake(arrival, source)
+            reply = source.base.handshake(arrival, source)
             if reply is None:
                 raise SignatureInvalid("handshake")
         except Rejected as error:
@@ -247,7 +248,7 @@ class Receiver:
         source.verifier(arrival)
         if hops > MOST_HOPS:  # only now: whoever cannot sign learns nothing about this source (S8)
             raise TooManyHops
-        if len(arrival.body) > source.max_body:
+        if len(arrival.body) > source.settings.max_body:
             raise TooLarge
         return source
 
@@ -295,7 +296,7 @@ class Receiver:
             body, data = masked, payload.MISSING
         marks = Mark.unparsed if reading.unparsed else Mark.none
         body_hash = source.body_hash(body, data)
-        parts, keep = reading.key, source.keep
+        parts, keep = reading.key, source.settings.keep_keys
         if parts is None:
             if source.on_missing_key == "reject":
                 raise KeyRequired
@@ -329,7 +330,7 @@ class Receiver:
         head = source.masking(pack_head(arrival, source.masked, source.scheme.masked_query))
         arrival_id = new_id() if split else items[0].event_id
         pending = self._store.record(Intake(arrival_id, source.id, head, items, raw))
-        self._deadlines.watch(pending, source.budget)
+        self._deadlines.watch(pending, source.settings.budget)
         return pending
 
     async def _revive_dead(self, verdicts: Sequence[Verdict]) -> None:
@@ -354,7 +355,7 @@ class Receiver:
             outcomes += ["ignored"] * (parts - len(verdicts))
         took = clock.perf() - begun.started
         self._observer.arrival(source.name, outcomes, took, len(begun.arrival.body), items, ids)
-        if source.reject_conflicts and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
+        if source.settings.on_conflict == "reject" and all(verdict.outcome is Outcome.conflict for verdict in verdicts):
             error = KeyConflict()
             return Receipt(Reply(error.status, _sentence(str(error), error.code)), outcome, ids)
         return Receipt(_answer(source, begun.arrival, answer), outcome, ids)
@@ -406,7 +407,7 @@ def is_direct(arrival: Arrival) -> bool:
 
 def try_again(source: Source | None, code: str = StoreUnavailable.code) -> Reply:
     """Return the answer to what cannot be stored now: with the code only, for a sentence may name files and hosts."""
-    status = 503 if source is None else source.unavailable
+    status = 503 if source is None else source.base.unavailable
     return Reply(status, _sentence("Cannot store this now; try again.", code), (JSON, RETRY_AFTER))
 
 
@@ -432,9 +433,9 @@ def _sentence(text: str, code: str) -> bytes:
 
 
 def _answer(source: Source, arrival: Arrival, body: Mapping[str, object]) -> Reply:
-    if source.answer is None:
-        return Reply(source.accepted, msgspec.json.encode(body))
-    return source.answer if isinstance(source.answer, Reply) else source.answer(arrival)
+    if source.base.answer is None:
+        return Reply(source.base.accepted, msgspec.json.encode(body))
+    return source.base.answer if isinstance(source.base.answer, Reply) else source.base.answer(arrival)
 
 
 class ClosedReceiver(Receiver):

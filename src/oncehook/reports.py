@@ -219,7 +219,7 @@ def show_source(
         title=source.preset.title if source.preset else None,
         address=f"/in/{source.path}",
         # A development source is registered at no provider: it is wherever the server listens.
-        public_url=None if source.loopback_only else source.public_url,
+        public_url=None if source.loopback_only else source.settings.public_url,
         hidden=source.path != source.name,
         verifier=verifier_name(source.scheme),
         unverified=isinstance(source.scheme, Nothing),

@@ -6,7 +6,6 @@ in, so that a test can hold it; the result is finite and never negative for any 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -68,7 +67,7 @@ NAMED: Final[Mapping[str, Policy]] = {"quick": QUICK, "durable": DURABLE}
 
 
 def policy(spec: str | Sequence[str | float] | Mapping[str, object] | Policy) -> Policy:
-    """The policy a setting means: a name, a list of waits (n waits are n + 1 attempts), or a table."""
+    """Return the policy that a name, a list of waits (n waits are n + 1 attempts) or a table means."""
     if isinstance(spec, Policy):
         return spec
     if isinstance(spec, str):
@@ -76,33 +75,12 @@ def policy(spec: str | Sequence[str | float] | Mapping[str, object] | Policy) ->
             raise ConfigError(f'{spec!r} is no retry policy; there are "quick" and "durable".')
         return NAMED[spec]
     if isinstance(spec, Mapping):
-        return _from_table(spec)
+        from oncehook.settings.read import read_program
+        from oncehook.settings.tables import RetrySettings, build_policy
+
+        return build_policy(read_program(RetrySettings, ("retry",), spec))
     waits = tuple(seconds(wait) for wait in spec)
     return Policy(attempts=len(waits) + 1, waits=waits)
-
-
-def _from_table(table: Mapping[str, object]) -> Policy:
-    unknown = set(table) - {"attempts", "base", "factor", "cap", "jitter"}
-    if unknown:
-        raise ConfigError(f"A retry table has attempts, base, factor, cap and jitter, not {sorted(unknown)}.")
-    jitter = table.get("jitter", "full")
-    try:
-        attempts, factor = int(str(table.get("attempts", 8))), float(str(table.get("factor", 2.0)))
-    except ValueError as error:
-        raise ConfigError(f"A retry table counts in numbers: {error}.") from None
-    if attempts < 1 or not 0 < factor < math.inf:
-        raise ConfigError("A retry table has 1 attempt or more, and a factor above 0.")
-    return Policy(
-        attempts=attempts,
-        base=_span(table.get("base", 10.0)),
-        factor=factor,
-        cap=_span(table.get("cap", "6h")),
-        jitter=str(jitter) if jitter in ("full", "none") else _span(jitter),
-    )
-
-
-def _span(value: object) -> float:
-    return seconds(value if isinstance(value, str | int | float) else str(value))
 
 
 def retry_after(text: str | None, now: datetime) -> float | None:

@@ -10,13 +10,14 @@ import fnmatch
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from typing import Final
+from typing import Final, Unpack
 
 from oncehook import rules
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival, DeliveryId, Item, Options, Planned, subject_key
+from oncehook.settings.read import read_program
+from oncehook.settings.tables import RouteSettings
 
 Test = Callable[[str], bool]
 Planner = Callable[[Arrival, Item], Sequence[Planned]]
@@ -30,46 +31,37 @@ _COMPARISONS: Final[Sequence[tuple[str, Callable[[Decimal, Decimal], bool]]]] = 
 )
 
 
-@dataclass(slots=True)
 class Route:
-    """Sends events of a source to a destination, if its filter agrees."""
+    """A way from a source to a destination, for the events that its filter lets through."""
 
-    source: str
-    destination: str
-    when: Mapping[str, str | Sequence[str]] = field(default_factory=dict)
-    coalesce: bool | str | None = None
-    """True: of one type, "any": of every type; None: as the source's preset has it."""
-    latest_wins: bool = False
-    on_dead: str = "continue"
-    destination_id: int = 0
-    options: Options = Options.none
-    """The three above as they are stored with each delivery; set by `fix_options`."""
-    _type: Test | None = field(init=False, default=None)
-    _places: Sequence[tuple[rules.Rules, Test]] = field(init=False, default=())
-
-    def __post_init__(self) -> None:
-        places = []
-        for place, wanted in self.when.items():
-            test = _any_of([wanted] if isinstance(wanted, str) else wanted)
-            if place == "type":
-                self._type = None if wanted in ("*", ["*"]) else test
-            else:
-                places.append((rules.Rules(subject=place), test))
-        self._places = places
+    def __init__(
+        self, source: str, destination: str, *, destination_id: int = 0, **settings: Unpack[RouteSettings]
+    ) -> None:
+        """Raises ConfigError where a setting is wrong or unknown."""
+        self.source = source
+        self.destination = destination
+        self.settings = read_program(RouteSettings, ("route", 0), settings)
+        self.destination_id = destination_id
+        self.options = Options.none
+        """What is asked of its deliveries, as it is stored with each; set by `fix_options`."""
+        when: Mapping[str, str | Sequence[str]] = self.settings.when
+        tests = compile_when(when)
+        self._type = None if when.get("type") in ("*", ["*"]) else tests.pop("type", None)
+        self._places = [(rules.Rules(subject=place), test) for place, test in tests.items() if place != "type"]
 
     def fix_options(self, default: bool | str = False) -> None:
         """Fix what is asked of its deliveries. `default`: what the source's preset says about coalescing."""
-        coalesce = default if self.coalesce is None else self.coalesce
+        coalesce = default if self.settings.coalesce is None else self.settings.coalesce
         self.options = Options.none
         if coalesce:
             self.options |= Options.coalesce_any if coalesce == "any" else Options.coalesce_type
-        if self.latest_wins:
+        if self.settings.latest_wins:
             self.options |= Options.latest_wins
-        if self.on_dead == "hold":
+        if self.settings.on_dead == "hold":
             self.options |= Options.hold
 
     def matches(self, arrival: Arrival, item: Item) -> bool:
-        """Whether this event is sent this way."""
+        """Tell whether this event is sent this way."""
         if self._type is not None and not self._type(item.type):
             return False
         for rule, test in self._places:
@@ -79,8 +71,16 @@ class Route:
         return True
 
 
+def compile_when(when: Mapping[str, str | Sequence[str]]) -> dict[str, Test]:
+    """Compile the tests of a filter by their place. Raises ConfigError for a place or a comparison that is wrong."""
+    for place in when:
+        if place != "type":
+            rules.Rules(subject=place)
+    return {place: _any_of([wanted] if isinstance(wanted, str) else wanted) for place, wanted in when.items()}
+
+
 def plan(routes: Sequence[Route], arrival: Arrival, item: Item) -> list[Planned]:
-    """The deliveries of an event: one per destination; when several routes match, the first one counts."""
+    """Return the deliveries of an event: one per destination; when several routes match, the first one counts."""
     planned: dict[int, Planned] = {}
     for route in routes:
         if route.destination_id not in planned and route.matches(arrival, item):
@@ -97,7 +97,7 @@ def _any_of(wanted: Sequence[str]) -> Test:
 
 
 def _test(wanted: str) -> Test:
-    """One comparison: `>1000`, `!=draft`, or a pattern with `*` and `?`."""
+    """Compile one comparison: `>1000`, `!=draft`, or a pattern with `*` and `?`."""
     if wanted.startswith("!="):
         unwanted = _test(wanted[2:].strip())
         return lambda value: not unwanted(value)

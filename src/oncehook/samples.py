@@ -103,7 +103,7 @@ def _fill(text: str, values: Mapping[str, str]) -> str:
 
 def _fit(source: Source, made: Arrival) -> Arrival:
     """Put a key into a sample where the settings look for it elsewhere than the preset."""
-    if source.preset is None or source.places.get("key") == source.preset.key or source.rules.read(made).key:
+    if source.preset is None or source.places.get("key") == source.preset.settings.key or source.rules.read(made).key:
         return made
     headers = list(made.headers)
     try:
@@ -162,7 +162,7 @@ def signed_url(source: Source, target: str) -> str:
 
     A development source is registered at the development server only, on whichever port that listens.
     """
-    registered = source.public_url
+    registered: str | None = source.settings.public_url
     if registered is None or (source.loopback_only and urlsplit(target).path != urlsplit(registered).path):
         return target
     return registered
@@ -246,7 +246,7 @@ async def send_test(destination: HttpDestination) -> Tested:
 def build_signed(source: Source, kind: str) -> Arrival:
     """Build the arrival that `oncehook send` would send, as a program of ours hands it over."""
     address = f"/in/{source.path}"
-    arrival = sign(source, draft(source, kind), url=source.public_url or address)
+    arrival = sign(source, draft(source, kind), url=source.settings.public_url or address)
     return replace(arrival, headers=[*arrival.headers, (b"user-agent", b"oncehook-sample")], path=address)
 
 

@@ -2,7 +2,7 @@
 
 `read_secret` turns `{ env = "NAME" }`, `{ file = "path" }` or `{ credential = "name" }` (systemd) into a `Secret`;
 whoever needs the bytes calls `reveal`. A secret that is missing or empty is an error, never an empty key (S4).
-`weakness` tells whether one could be guessed.
+`weakness` finds one that could be guessed.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class Environment(Mapping[str, str]):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Secret:
-    """Where a secret is kept. It holds no value, so nothing that prints, encodes or copies it can show one."""
+    """A reference to a secret. Nothing that prints, encodes or copies it can show the value."""
 
-    kind: Literal["env", "file", "credential"]
+    kind: Literal["env", "file", "credential", "program"]
     reference: str
     setting: str = ""
     """What it is needed for, for error messages: `source.orders.secret`."""
@@ -63,38 +63,45 @@ class Secret:
 
     @classmethod
     def from_env(cls, variable: str, setting: str = "", env: Mapping[str, str] = os.environ) -> Secret:
-        """A secret in an environment variable."""
+        """Refer to a secret in an environment variable."""
         quiet = env if isinstance(env, Environment) else Environment(env)
         return cls("env", variable, setting, lambda: _read_variable(quiet, variable))
 
     @classmethod
     def from_file(cls, path: str, setting: str = "", base: Path | None = None) -> Secret:
-        """A secret in a file, relative to `base`; a newline at its end does not belong to it."""
+        """Refer to a secret in a file, relative to `base`; a newline at its end does not belong to it."""
         return cls("file", path, setting, lambda: _read_path((base or Path()) / path, f'file "{path}"'))
 
     @classmethod
     def from_credential(cls, name: str, setting: str = "", env: Mapping[str, str] = os.environ) -> Secret:
-        """A secret that systemd hands over (`LoadCredential=`)."""
+        """Refer to a secret that systemd hands over (`LoadCredential=`)."""
         quiet = env if isinstance(env, Environment) else Environment(env)
         return cls("credential", name, setting, lambda: _read_credential(quiet, name))
 
+    @classmethod
+    def from_program(cls, value: str | bytes | OldSecret, setting: str = "") -> Secret:
+        """Make one of a secret that Python gives itself."""
+        if isinstance(value, OldSecret):
+            return replace(cls.from_program(value.value, setting), reference=value.name, until=value.ends_at)
+        return cls("program", "", setting, lambda: value.encode() if isinstance(value, str) else value)
+
     @property
     def name(self) -> str:
-        """What may be shown: `env:META_APP_SECRET`."""
-        return f"{self.kind}:{self.reference}"
+        """Return what may be shown: `env:META_APP_SECRET`."""
+        return f"{self.kind}:{self.reference}" if self.kind != "program" else self.reference
 
     def reveal(self) -> bytes:
-        """The secret itself, read anew at each call. Raises ConfigError when it is missing or empty."""
+        """Return the secret itself, read anew at each call. Raises ConfigError when it is missing or empty."""
         try:
             value = self._read()
         except ConfigError as error:
             raise ConfigError(f"{error}{self._purpose()}", hint=error.hint) from None
         if not value.strip():
-            raise ConfigError(f"{self.name} is empty{self._purpose()}")
+            raise ConfigError(f"{self.name or 'a secret'} is empty{self._purpose()}")
         return value
 
     def is_set(self) -> bool:
-        """Whether `reveal` would answer."""
+        """Tell whether `reveal` would return a value."""
         try:
             return bool(self.reveal())
         except ConfigError:
@@ -143,6 +150,16 @@ def read_until(value: object) -> datetime:
     raise ConfigError("until must be a date or a moment; write for example until = 2026-12-01")
 
 
+def reveal_text(value: str | Secret) -> str:
+    """Return a text, or the one that is kept where a reference says. Raises ConfigError for other bytes."""
+    if isinstance(value, str):
+        return value
+    try:
+        return value.reveal().decode()
+    except UnicodeDecodeError:
+        raise ConfigError(f"{value.name} is not UTF-8 text") from None
+
+
 def _read_variable(env: Environment, variable: str) -> bytes:
     if variable not in env:
         raise ConfigError(f"environment variable {variable} is not set")
@@ -170,14 +187,14 @@ def _read_path(path: Path, shown: str) -> bytes:
 
 
 def read_secret(value: object, setting: str, *, env: Mapping[str, str], base: Path, may_end: bool = False) -> Secret:
-    """The secret that a setting refers to. Raises ConfigError, which never repeats what was written there.
+    """Return the secret that a setting refers to. Raises ConfigError, which never repeats what was written there.
 
     `may_end`: it may have an `until`.
     """
     if isinstance(value, Secret):
         return value
     if may_end and isinstance(value, dict) and "until" in value:
-        reference = {key: said for key, said in value.items() if key != "until"}
+        reference = {key: one for key, one in value.items() if key != "until"}
         until = read_until(value["until"])
         return replace(read_secret(reference, setting, env=env, base=base), until=until)
     if isinstance(value, str):

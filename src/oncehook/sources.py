@@ -1,7 +1,7 @@
-"""A source: a named place hooks come from, with everything the front door must know about it.
+"""A source: a named place hooks come from, with everything that `ingest` must know about it.
 
-`Preset` is what one provider's hooks need, as data; `build` lays the user's settings over a preset (or over the
-plain defaults) and compiles them once, at start, into a `Source` that `receive` can use without a second look.
+`Preset` is what one provider's hooks need, as data; `compile_source` lays the user's settings over a preset (or over
+PLAIN) and compiles them once, at start, into a `Source`.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import base64
 import fnmatch
 import logging
-import math
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from ipaddress import IPv4Network, IPv6Network, ip_address
-from typing import Any, Final
+from types import MappingProxyType
+from typing import Any, Final, Literal, Unpack, cast
 
 import msgspec
 
@@ -37,7 +37,10 @@ from oncehook.rules import (
     compile_rule,
 )
 from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret
-from oncehook.verify import Basic, Either, Scheme, StandardWebhooks, Token, Verifier
+from oncehook.settings.check import find_gaps, is_for_loopback
+from oncehook.settings.read import Settings, read_program, settings_class
+from oncehook.settings.tables import SourceArguments, SourceSettings
+from oncehook.verify import Basic, Custom, Either, Scheme, StandardWebhooks, Token, Verifier, Verify, from_config
 from oncehook.verify.schemes import Nothing, is_public
 from oncehook.verify.standard import SHARED
 
@@ -56,7 +59,7 @@ class Odd:
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What the sender is told."""
+    """The HTTP reply to a sender."""
 
     status: int
     body: bytes = b""
@@ -91,74 +94,88 @@ class Sample:
     content_type: str = "application/json"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """A ready-made source for one provider. One look should teach the provider.
+    """A ready-made source for one provider: a part of the table of a source's settings, and functions beside it.
 
-    Every field has the meaning of the setting of the same name; `facts` gives, for each claim made here, the
-    page or code it was read in.
+    `facts` gives, for each claim made here, the page or code it was read in.
     """
 
-    name: str
-    title: str
-    scheme: Scheme
-    key: Spec = None
-    type: Spec = None
-    subject: Spec = None
-    event_time: Spec = None
-    rank: Spec = None
-    rank_scope: Spec = None
-    preview: Spec = None
-    """Where a person's text stands."""
-    on_missing_key: str = "accept"
-    split: Splitter | None = None
-    handshake: Handshake | None = None
-    answer: Reply | Answer | None = None
-    """What to say instead of our own JSON, where the provider reads the answer."""
-    accepted: int = 200
-    """Status for an arrival that was taken in, for the first time or again."""
-    unavailable: int = 503
-    """Status when we cannot store: one that makes this sender try again."""
-    horizon: str = "3d"
-    """How long the sender keeps retrying; keys are remembered at least twice as long."""
-    keep_keys: str = "30d"
-    max_body: str = "1MiB"
-    budget: str = "800ms"
-    tolerance: str | None = None
-    """How old a signature may be, where the scheme's own default does not fit."""
-    volatile: tuple[str, ...] = ()
-    redact: tuple[str, ...] = ()
-    ignore: tuple[str, ...] = ()
-    body_authenticated: bool = True
-    """Whether the check covers the body; if not, the body is a hint and the object should be fetched."""
-    key_authenticated: bool = True
-    """Whether the check covers where the key stands; if not, a captured request can come back under another key."""
-    watch_proof: bool | None = None
-    """Whether what was signed once and comes under another key is marked; None: where the body is signed and the key is
-    not."""
-    own: Spec = None
-    """Where in what is signed an id or a time of its own stands. What was signed once is then one event, whatever its
-    key: a copy of the first, or its conflict. Without it such an event is only marked, for the sender may mean it."""
-    coalesce: bool | str = False
-    daily_volume: int | None = None
-    """Events a day above which a watermark is crossed, unless the settings say another number."""
-    volume: tuple[str, ...] = ()
-    """Patterns of the types that count for it: messages and commands, not receipts and presence. Empty: all types."""
-    needs: tuple[str, ...] = ("secret",)
-    """Settings this preset cannot do without: `secret`, `verify_token`, `public_url`, `key`."""
-    facts: Mapping[str, str] = field(default_factory=dict)
-    samples: Mapping[str, Sample] = field(default_factory=dict)
+    def __init__(
+        self,
+        *,
+        name: str,
+        title: str,
+        scheme: Scheme,
+        handshake: Handshake | None = None,
+        answer: Reply | Answer | None = None,
+        accepted: int = 200,
+        unavailable: int = 503,
+        horizon: str = "3d",
+        body_authenticated: bool = True,
+        key_authenticated: bool = True,
+        watch_proof: bool | None = None,
+        own: Spec = None,
+        coalesce: bool | Literal["any"] = False,
+        daily_volume: int | None = None,
+        volume: Sequence[str] = (),
+        needs: Sequence[Literal["secret", "verify_token", "public_url", "key"]] = ("secret",),
+        facts: Mapping[str, str] = MappingProxyType({}),
+        samples: Mapping[str, Sample] = MappingProxyType({}),
+        **settings: Unpack[SourceSettings],
+    ) -> None:
+        """Raises ConfigError where a setting is wrong or unknown."""
+        self.name, self.title, self.scheme = name, title, scheme
+        self.settings = read_program(SourceSettings, ("source", name), settings)
+        self.handshake = handshake
+        self.answer = answer
+        """What to reply instead of our own JSON, where the provider reads it."""
+        self.accepted = accepted
+        """Status for an arrival that was taken in, for the first time or again."""
+        self.unavailable = unavailable
+        """Status when we cannot store: one that makes this sender try again."""
+        self.horizon = horizon
+        """How long the sender keeps retrying; keys are remembered at least twice as long."""
+        self.body_authenticated = body_authenticated
+        """Whether the check covers the body; if not, the body is a hint and the object should be fetched."""
+        self.key_authenticated = key_authenticated
+        """Whether the check covers where the key stands; if not, a captured request can come back under another key."""
+        self.watch_proof = watch_proof
+        """Whether what was signed once and comes under another key is marked; None: where the body is signed and the
+        key is not."""
+        self.own = own
+        """Where in what is signed an id or a time of its own stands. What was signed once is then one event, whatever
+        its key: a copy of the first, or its conflict. Without it such an event is only marked, for the sender may mean
+        it."""
+        self.coalesce = coalesce
+        self.daily_volume = daily_volume
+        """Events a day above which a watermark is crossed, unless the settings say another number."""
+        self.volume = volume
+        """Patterns of the types that count for it: messages and commands, not receipts and presence. Empty: all."""
+        self.needs = needs
+        """Settings this preset cannot do without."""
+        self.facts, self.samples = facts, samples
+
+    def replace(self, **changes: Any) -> Preset:
+        """Return a preset like this one but for these changes."""
+        mine = {name: value for name, value in vars(self).items() if name != "settings"}
+        return Preset(**{**mine, **vars(self.settings), **changes})
 
 
 @dataclass(slots=True)
 class Source:
-    """A source as the front door uses it: everything compiled, nothing left to look up."""
+    """A source as `ingest` uses it: everything compiled, nothing left to look up."""
 
     name: str
+    settings: Settings
+    """Settings of `[source.NAME]` over those of the preset over the general ones."""
     preset: Preset | None
+    base: Preset
+    """The preset, or PLAIN."""
     scheme: Scheme
     verifier: Verifier
     rules: Rules
+    places: Mapping[str, Spec]
+    """The rules as they were written (`key`, `type`, `subject`), to show them and to make samples that fit."""
     body_hash: BodyHash
     redaction: Redaction | None
     ignored: re.Pattern[str] | None
@@ -166,15 +183,7 @@ class Source:
     """accept | reject | body_hash"""
     missing_keep: float
     """Seconds for which a key made of the body's hash is remembered."""
-    keep: float
-    reject_conflicts: bool
     split: Splitter | None
-    handshake: Handshake | None
-    answer: Reply | Answer | None
-    accepted: int
-    unavailable: int
-    max_body: int
-    budget: float
     masked: frozenset[bytes]
     """Headers whose values never reach the store."""
     secrets: Sequence[bytes]
@@ -188,33 +197,23 @@ class Source:
     signing: bytes
     """What a sample is signed with: the secret itself, or the private half of it where there are two."""
     verify_token: bytes | None
-    public_url: str | None
-    """The whole URL registered with the provider, where its signature covers it."""
-    ip_allow: Sequence[Network]
     loopback_only: bool
-    """Open to direct requests from this machine only: development secrets, unconfirmed `none` (DESIGN.md 8.11)."""
+    """Open to direct requests from this machine only: development secrets, unconfirmed `none`."""
     path: str
     """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
-    places: Mapping[str, Spec]
-    """The rules as they were written (`key`, `type`, `subject`), to show them and to make samples that fit."""
-    preview: Rule | PythonRule | None = None
-    """Where a person's text stands."""
-    volume: re.Pattern[str] | None = None
+    preview: Rule | PythonRule | None
+    volume: re.Pattern[str] | None
     """The types that count for the daily volume; None: all of them."""
-    keep_events: float | None = None
-    """Seconds for which finished events are kept; None: as long as the inbox keeps them."""
-    revive_dead: bool = False
-    """Whether a copy of an event that ended as a dead letter brings it back (R22)."""
-    body_authenticated: bool = False
+    body_authenticated: bool
     """Whether the check covers the body."""
-    key_authenticated: bool = False
+    key_authenticated: bool
     """Whether the check covers where the key stands."""
-    proof: Proof | None = None
+    proof: Proof | None
     """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
-    own: Rule | PythonRule | None = None
+    own: Rule | PythonRule | None
     """Where in what is signed an id or a time of its own stands."""
     id: int = 0
-    """What stands for its name in the store; given at start."""
+    """Its id in the store; given at start."""
 
     @property
     def valid_secrets(self) -> list[bytes]:
@@ -236,14 +235,14 @@ class Source:
         return found
 
     def allows(self, peer: str) -> bool:
-        """Whether arrivals from this address are let in at all."""
-        if not self.ip_allow:
+        """Tell whether arrivals from this address are let in at all."""
+        if not self.settings.ip_allow:
             return True
         try:
             address = ip_address(peer)
         except ValueError:
             return False
-        return any(address in network for network in self.ip_allow)
+        return any(address in network for network in self.settings.ip_allow)
 
     def preview_of(self, event: StoredEvent) -> str | None:
         """Return what a person wrote in an event, as one short line; None where there is nothing to be read."""
@@ -263,118 +262,103 @@ class Source:
 
 
 ALWAYS_MASKED: Final = frozenset({b"authorization", b"proxy-authorization", b"cookie"})
-PLAIN: Final = Preset(name="", title="", scheme=Nothing(), type=DEFAULT_TYPE)
-"""What holds for a source without a preset, where its settings say nothing. It must say itself how it is verified."""
-DEFAULT_MAX_BODY: Final = human.size(PLAIN.max_body)
+PLAIN: Final = Preset(
+    name="",
+    title="",
+    scheme=Nothing(),
+    needs=(),
+    on_missing_key="accept",
+    keep_keys="30d",
+    max_body="1MiB",
+    budget="800ms",
+)
+"""Holds where neither the settings of a source nor its preset say anything."""
 
 
-def build(  # one flat list of settings, as in the configuration
-    name: str,
-    *,
-    preset: Preset | None = None,
-    scheme: Scheme | None = None,
-    secrets: Sequence[bytes | OldSecret] = (),
-    signing: bytes | None = None,
-    verify_token: bytes | None = None,
-    public_url: str | None = None,
-    tolerance: float | None = None,
-    path: str | None = None,
-    key: Spec = None,
-    on_missing_key: str | None = None,
-    on_conflict: str = "accept",
-    subject: Spec = None,
-    type: Spec = None,
-    event_time: Spec = None,
-    rank: Spec = None,
-    rank_scope: Spec = None,
-    preview: Spec = None,
-    ignore: Sequence[str] | None = None,
-    split: Splitter | None = None,
-    redact: Sequence[str] | None = None,
-    volatile: Sequence[str] | None = None,
-    max_body: int | None = None,
-    budget: float | None = None,
-    keep_keys: float | None = None,
-    keep_events: float | None = None,
-    revive_dead: bool | None = None,
-    ip_allow: Sequence[Network] = (),
-    loopback_only: bool = False,
+def build(
+    name: str, *, signing: bytes | None = None, loopback_only: bool = False, **settings: Unpack[SourceArguments]
 ) -> Source:
+    """Build the source that a program describes. Raises ConfigError.
+
+    `signing`: what samples are signed with, where that is not the secret.
+    """
+    read = read_program(SourceSettings, ("source", name), settings)
+    return compile_source(name, read, signing=signing, loopback_only=loopback_only)
+
+
+def compile_source(name: str, given: Settings, *, signing: bytes | None = None, loopback_only: bool = False) -> Source:
     """Compile a source. Raises ConfigError when it could not tell a genuine arrival from a forged one (S4)."""
-    base, chosen = preset or PLAIN, scheme or (preset.scheme if preset else None)
-    if chosen is None:
-        raise ConfigError(
-            f'Source "{name}" does not say how its arrivals are verified.',
-            hint='Give it a preset or a verifier; verify = "none" must be said by name.',
-        )
-    given = {"secret": secrets, "verify_token": verify_token, "public_url": public_url, "key": key}
-    _check_needs(name, preset, scheme, given)
-    policy, _, bucket = (on_missing_key or base.on_missing_key).partition(":")
-    keep = human.seconds(base.keep_keys) if keep_keys is None else keep_keys
-    if tolerance is None and base.tolerance:
-        tolerance = math.inf if base.tolerance == "off" else human.seconds(base.tolerance)
-    lasting = [secret for secret in secrets if not isinstance(secret, OldSecret)]
-    ending = sorted((one for one in secrets if isinstance(one, OldSecret)), key=lambda old: old.ends_at)
-    if ending and not lasting:
-        raise ConfigError(
-            f'Every secret of source "{name}" ends, so that nothing could be verified then.',
-            hint="Give it the new secret, without `until`, beside the old one.",
-        )
+    from oncehook import presets
+
+    if gaps := [sentence for _, sentence in find_gaps(name, given)]:
+        raise ConfigError("\n".join(gaps))
+    preset = None if given.preset is None else presets.load(given.preset)
+    base = preset or PLAIN
+    settings = settings_class(SourceSettings)(**{**vars(PLAIN.settings), **vars(base.settings), **vars(given)})
+    scheme = base.scheme if given.verify is None else build_scheme(given.verify)
+    loopback_only = loopback_only or is_for_loopback(given)
+    policy, _, bucket = settings.on_missing_key.partition(":")
+    verify_token = settings.verify_token.reveal() if settings.verify_token else None
+    lasting = [secret.reveal() for secret in settings.secret if secret.until is None]
+    ending = sorted(
+        (OldSecret(secret.reveal(), secret.until, secret.name) for secret in settings.secret if secret.until),
+        key=lambda old: old.ends_at,
+    )
     known = [*lasting, *(_bytes(old.value) for old in ending)]
-    redacted = (*base.redact, *_credentials(chosen)) if redact is None else redact
-    splitter = split or base.split
-    said = {"type": type, "subject": subject, "event_time": event_time, "rank": rank, "rank_scope": rank_scope}
-    places = {
-        "key": _key(key, preset, chosen),
-        **{name: spec or getattr(base, name) for name, spec in said.items()},
-    }
-    masking = Masking(_spellings(chosen, [*known, *([verify_token] if verify_token and not loopback_only else [])]))
-    as_preset = preset if scheme is None else None
-    body_signed = as_preset.body_authenticated if as_preset else "body" in chosen.covers
-    key_signed = as_preset.key_authenticated if as_preset and key is None else _is_signed(places["key"], chosen)
+    redacted = settings.redact if given.redact is not None else (*(settings.redact or ()), *_credentials(scheme))
+    split = split_at(settings.split) if isinstance(settings.split, str) else settings.split
+    places = {name: getattr(settings, name) for name in ("type", "subject", "event_time", "rank", "rank_scope")}
+    places["key"] = _choose_key(given, preset, scheme)
+    if preset is None and given.type is None:
+        places["type"] = DEFAULT_TYPE
+    masking = Masking(_spellings(scheme, [*known, *([verify_token] if verify_token and not loopback_only else [])]))
+    as_preset = preset if given.verify is None else None
+    body_signed = as_preset.body_authenticated if as_preset else "body" in scheme.covers
+    key_signed = as_preset.key_authenticated if as_preset and given.key is None else _is_signed(places["key"], scheme)
     watched = as_preset.watch_proof if as_preset else None
+
+    def build_verifier(secrets: Sequence[bytes]) -> Verifier:
+        return scheme.verifier(secrets, url=settings.public_url, tolerance=settings.tolerance)
+
     return Source(
         name=name,
+        settings=settings,
         preset=preset,
-        scheme=chosen,
-        verifier=_rotating(lambda valid: chosen.verifier(valid, url=public_url, tolerance=tolerance), lasting, ending),
+        base=base,
+        scheme=scheme,
+        verifier=_rotating(build_verifier, lasting, ending),
         rules=Rules(**places),
-        body_hash=BodyHash(base.volatile if volatile is None else volatile, by_meaning=splitter is not None),
+        places=places,
+        body_hash=BodyHash(settings.volatile or (), by_meaning=split is not None),
         redaction=Redaction(redacted) if redacted else None,
-        ignored=_globs(base.ignore if ignore is None else ignore),
-        on_missing_key=policy if policy != "none" else "accept",
-        missing_keep=human.seconds(bucket) if bucket else keep,
-        keep=keep,
-        reject_conflicts=on_conflict == "reject",
-        split=splitter,
-        handshake=base.handshake,
-        answer=base.answer,
-        accepted=base.accepted,
-        unavailable=base.unavailable,
-        max_body=max_body or human.size(base.max_body),
-        budget=budget or human.seconds(base.budget),
-        masked=ALWAYS_MASKED | chosen.masked,
+        ignored=_globs(settings.ignore or ()),
+        on_missing_key=policy,
+        missing_keep=human.seconds(bucket) if bucket else settings.keep_keys,
+        split=split,
+        masked=ALWAYS_MASKED | scheme.masked,
         secrets=known,
         old_secrets=ending,
         masking=masking,
-        body_masking=masking if redact is None or redact else Masking(()),
+        body_masking=masking if given.redact is None or given.redact else Masking(()),
         signing=signing or (known[0] if known else b""),
         verify_token=verify_token,
-        public_url=public_url,
-        ip_allow=tuple(ip_allow),
         loopback_only=loopback_only,
-        keep_events=keep_events,
-        revive_dead=bool(revive_dead),
-        path=path or name,
-        places=places,
-        preview=compile_rule("preview", base.preview if preview is None else preview),
+        path=settings.path or name,
+        preview=compile_rule("preview", settings.preview),
         # Patterns are of the preset's own types: where these are others, everything counts.
-        volume=_globs(base.volume if type is None else ()),
+        volume=_globs(base.volume if given.type is None else ()),
         body_authenticated=body_signed,
         key_authenticated=key_signed,
-        proof=_proof(chosen) if (body_signed and not key_signed if watched is None else watched) else None,
+        proof=_proof(scheme) if (body_signed and not key_signed if watched is None else watched) else None,
         own=compile_rule("own", as_preset.own) if as_preset else None,
     )
+
+
+def build_scheme(spec: Verify) -> Scheme:
+    """Build the scheme that a setting or a program names."""
+    if isinstance(spec, str | Mapping | Sequence):
+        return from_config(spec)
+    return cast("Scheme", spec) if hasattr(spec, "verifier") else Custom(spec)
 
 
 def _bytes(secret: bytes | str) -> bytes:
@@ -424,7 +408,7 @@ def _proof(scheme: Scheme) -> Proof:
 
 
 def _credentials(scheme: Scheme) -> list[str]:
-    """Where in the body the secret itself stands: it must not reach the store (S25)."""
+    """Return the paths of the secret itself in the body: it must not reach the store (S25)."""
     if isinstance(scheme, Either):
         return [place for one in scheme.schemes for place in _credentials(one)]
     if not isinstance(scheme, Token) or not scheme.place.startswith("body:"):
@@ -433,7 +417,7 @@ def _credentials(scheme: Scheme) -> list[str]:
 
 
 def split_at(path: str) -> Splitter:
-    """A splitter for the array at a path (`$.events`, or `$` itself): each part is the envelope with one item in it."""
+    """Build a splitter for the array at a path (`$.events`, or `$`): each part is the envelope with one item."""
     plain = re.fullmatch(r"\$((?:\.[A-Za-z_][\w-]*)*)(?:\[\*\])?", path)
     if plain is None:
         raise ConfigError(f"split takes the path of an array, such as $.events or $ itself, not {path!r}.")
@@ -454,20 +438,12 @@ def split_at(path: str) -> Splitter:
     return split
 
 
-def _check_needs(name: str, preset: Preset | None, scheme: Scheme | None, given: Mapping[str, object]) -> None:
-    for need in preset.needs if preset else ():
-        # Who brings a verifier of their own is not asked for what the preset's would have needed.
-        if not given[need] and (scheme is None or need == "key"):
-            raise ConfigError(
-                f'Source "{name}" needs `{need}`: the preset "{preset and preset.name}" cannot do without it.'
-            )
-
-
-def _key(said: Spec, preset: Preset | None, scheme: Scheme) -> Spec:
-    """Where to look for the key: the user's word, else the preset's, else the default."""
-    if said is None:
-        said = preset.key if preset else _default_key(scheme)
-    return None if said == "none" else said
+def _choose_key(given: Settings, preset: Preset | None, scheme: Scheme) -> Spec:
+    """Return where to look for the key: what the settings say, else the preset, else the default."""
+    spec = given.key
+    if spec is None:
+        spec = preset.settings.key if preset else _default_key(scheme)
+    return None if spec == "none" else spec
 
 
 def _default_key(scheme: Scheme) -> Spec:

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Final, Protocol
 
 from oncehook import clock, faults
-from oncehook.destinations.base import Destination, Result, settlement
+from oncehook.destinations.base import Destination, Result, Terms, settlement
 from oncehook.destinations.handler import failure
 from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
 from oncehook.model import (
@@ -148,7 +148,7 @@ class Worker:
         self._last_alone = clock.chance.choice([0, *self._slots])
         self._alone_after = 0.0
         """Not before this moment is the next one run alone: other work gets as much time as the last one took."""
-        shortest = min((slots.destination.terms.lease for slots in self._slots.values()), default=10.0)
+        shortest = min((slots.destination.terms.lease for slots in self._slots.values()), default=Terms().lease)
         self.heartbeat = (heartbeat or Heartbeat)(store, self._lost_by_thread, shortest, timeouts.beats)
 
     # -- starting and stopping -----------------------------------------------------------------

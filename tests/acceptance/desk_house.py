@@ -63,13 +63,13 @@ def sources() -> dict[str, Source]:
     return {
         "orders": build(
             "orders",
-            scheme=signed,
-            secrets=[CANARY.encode()],
+            verify=signed,
+            secret=[CANARY.encode()],
             key="$.id",
             subject="$.customer",
             preview=["$.message.text", "$.text"],
         ),
-        "payments": build("payments", scheme=Nothing(), path=PATH, key="$.id"),
+        "payments": build("payments", verify=Nothing(), path=PATH, key="$.id"),
     }
 
 

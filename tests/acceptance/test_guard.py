@@ -565,7 +565,7 @@ async def test_a_held_up_store_answers_503_within_the_budget(tmp_path: Path, gat
         answers = await asyncio.gather(taken, *waiting)
         assert {(answer.status, answer.json["code"]) for answer in answers} == {(503, "store_unavailable")}
         assert all(int(answer.headers["retry-after"]) > 0 for answer in answers)
-        served.inbox.sources["hasty"].budget = PATIENCE  # from here on it is in no haste
+        served.inbox.sources["hasty"].settings.budget = PATIENCE  # from here on it is in no haste
         gate.open.set()
         # What the writer had taken is committed all the same, and its key tells; what it had not is withdrawn, so
         # that the retry of one without a key is not a second event.

@@ -16,7 +16,7 @@ class Unhurried(Inbox):
     """A group that is held up on its way is measured all the same."""
 
     def add(self, source: Source) -> Source:
-        source.budget = 90.0
+        source.settings.budget = 90.0
         return super().add(source)
 
 

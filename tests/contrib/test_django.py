@@ -632,7 +632,7 @@ def test_versions_that_come_out_of_order_end_as_the_page_says(
         inbox = assembly.the_inbox.__wrapped__()
     monkeypatch.setattr(assembly, "the_inbox", lambda: inbox)
     exec(handler, {"__name__": "block"})
-    inbox.sources["shop"].budget = 60.0
+    inbox.sources["shop"].settings.budget = 60.0
     bridge = Bridge(inbox, work=True)
     rows = re.findall(
         r"^\| version (\d)(?:, `(\w+)`| once more) \| (.*?) \| `(\w+)` \|$", PAGE.read_text(), re.MULTILINE

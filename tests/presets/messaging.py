@@ -39,7 +39,7 @@ JUNK: list[Any] = [None, 42, "text", [], ["wamid.A"], True, {}]
 @contextlib.asynccontextmanager
 async def ground(folder: Path, preset: str, **settings: Any) -> AsyncIterator[Trial]:
     """The preset on trial, with secrets of ours."""
-    given = {"secrets": [SECRET], "verify_token": VERIFY_TOKEN, "public_url": URL, **settings}
+    given = {"secret": [SECRET], "verify_token": VERIFY_TOKEN, "public_url": URL, **settings}
     async with trial(folder, preset, **given) as place:
         yield place
 
@@ -84,7 +84,7 @@ def json_values(names: Sequence[str]) -> st.SearchStrategy[Any]:
 
 def take_apart(preset: str, data: Any) -> list[Any]:
     """The parts of a body, each read by the rules: whatever raises here is a 503 in the wild."""
-    source = build("here", preset=presets.load(preset), secrets=[SECRET], verify_token=b"x", public_url=URL)
+    source = build("here", preset=presets.load(preset), secret=[SECRET], verify_token=b"x", public_url=URL)
     arrival = Arrival("here", [], b"")
     parts = [data] if source.split is None else list(source.split(data, arrival))
     for part in parts:

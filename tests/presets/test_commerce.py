@@ -66,7 +66,7 @@ async def test_a_shopify_event_of_the_newer_kind(tmp_path: Path) -> None:
         "shopify-resource-id": "gid://shopify/Product/42",
         "shopify-triggered-at": "2026-03-29T18:00:27.8Z",
     }
-    async with trial(tmp_path, "shopify", secrets=[b"client secret"]) as on:
+    async with trial(tmp_path, "shopify", secret=[b"client secret"]) as on:
         body = json.dumps({"product": {"title": "Chá"}}).encode()
         signature = base64.b64encode(hmac.digest(b"client secret", body, "sha256")).decode()
         receipt = await on.take(on.draft(body, headers={**headers, "shopify-hmac-sha256": signature}))
@@ -116,7 +116,7 @@ async def test_a_shopify_webhook_without_its_id_is_kept(tmp_path: Path) -> None:
 
 
 async def test_which_shopify_signatures_count(tmp_path: Path) -> None:
-    async with trial(tmp_path, "shopify", secrets=[b"new", b"old"]) as on:
+    async with trial(tmp_path, "shopify", secret=[b"new", b"old"]) as on:
         draft = on.draft({**ORDER, "note": "chá"}, headers=classic())
         signatures = {
             secret: base64.b64encode(hmac.digest(secret, draft.body, "sha256")) for secret in (b"new", b"old", b"other")
@@ -284,7 +284,7 @@ def hubspot_signed(on: Trial, version: str, body: bytes, secret: str = "secret",
 
 @pytest.mark.parametrize("version", ["v1", "v2", "v3"])
 async def test_hubspots_own_library_signs_and_we_accept(tmp_path: Path, version: str) -> None:
-    async with trial(tmp_path, "hubspot", secrets=[b"secret", b"older"]) as on:
+    async with trial(tmp_path, "hubspot", secret=[b"secret", b"older"]) as on:
         body = json.dumps([change(1)]).encode()
         assert (await on.take(hubspot_signed(on, version, body))).outcome == "accepted"
         assert (await on.take(hubspot_signed(on, version, body, "older"))).outcome == "duplicate"
@@ -294,7 +294,7 @@ async def test_hubspots_own_library_signs_and_we_accept(tmp_path: Path, version:
 
 
 async def test_hubspots_own_library_accepts_what_we_sign(tmp_path: Path) -> None:
-    async with trial(tmp_path, "hubspot", secrets=[b"secret"]) as on:
+    async with trial(tmp_path, "hubspot", secret=[b"secret"]) as on:
         ours = on.sign(on.draft([change(1)]))
         headers = {name.decode(): value.decode() for name, value in ours.headers}
         assert Signature.is_valid(
@@ -309,7 +309,7 @@ async def test_hubspots_own_library_accepts_what_we_sign(tmp_path: Path) -> None
 
 
 async def test_a_stale_or_wrong_v3_is_not_rescued_by_an_older_signature(tmp_path: Path) -> None:
-    async with trial(tmp_path, "hubspot", secrets=[b"secret"]) as on:
+    async with trial(tmp_path, "hubspot", secret=[b"secret"]) as on:
         body = json.dumps([change(1)]).encode()
         for age in (-301, 330):
             assert (await on.take(hubspot_signed(on, "v3", body, at=clock.now() + age))).reply.status == 401
@@ -327,7 +327,7 @@ async def test_the_published_hubspot_vector(tmp_path: Path) -> None:
     )
     signature = "232db2615f3d666fe21a8ec971ac7b5402d33b9a925784df3ca654d05f4817de"
     assert hashlib.sha256(secret.encode() + body).hexdigest() == signature
-    async with trial(tmp_path, "hubspot", secrets=[secret.encode()]) as on:
+    async with trial(tmp_path, "hubspot", secret=[secret.encode()]) as on:
         receipt = await on.take(on.draft(body, headers={"X-HubSpot-Signature": signature}))
         [event] = await on.kept(receipt)
         assert (event.type, event.subject) == ("contact.creation", "62515:123")
@@ -335,4 +335,4 @@ async def test_the_published_hubspot_vector(tmp_path: Path) -> None:
 
 def test_hubspot_without_its_url_does_not_start() -> None:
     with pytest.raises(ConfigError, match="public_url"):
-        build("hubspot", preset=presets.load("hubspot"), secrets=[b"secret"])
+        build("hubspot", preset=presets.load("hubspot"), secret=[b"secret"])

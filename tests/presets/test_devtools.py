@@ -135,7 +135,7 @@ async def test_github_corpus(tmp_path: Path, corpus: list[tuple[str, Payload]]) 
 
 async def test_github_published_vector(tmp_path: Path) -> None:
     signature = "sha256=757107ea0eb2509fc211221cce984b8a37570b6d7586c22c46f4379c8b043e17"
-    async with trial(tmp_path, "github", secrets=[b"It's a Secret to Everybody"]) as on:
+    async with trial(tmp_path, "github", secret=[b"It's a Secret to Everybody"]) as on:
         headers = {"X-Hub-Signature-256": signature, **github_headers("ping", "g1")}
         receipt = await on.take(on.draft("Hello, World!", headers=headers))
         [event] = await on.kept(receipt)
@@ -146,7 +146,7 @@ async def test_github_published_vector(tmp_path: Path) -> None:
 
 
 async def test_github_old_signature_is_not_enough(tmp_path: Path) -> None:
-    async with trial(tmp_path, "github", secrets=[b"s"]) as on:
+    async with trial(tmp_path, "github", secret=[b"s"]) as on:
         sha1 = "sha1=" + hmac.new(b"s", b"{}", hashlib.sha1).hexdigest()
         assert (await on.take(on.draft("{}", headers={"X-Hub-Signature": sha1}))).reply.status == 401
         assert (await on.take(on.draft("{}", headers={"X-Hub-Signature-256": sha1}))).reply.status == 401
@@ -199,9 +199,9 @@ async def test_github_odd_payloads_are_kept(tmp_path: Path, payload: Any) -> Non
 
 
 def test_github_waits_for_the_store_and_takes_what_github_sends() -> None:
-    source = build("github", preset=presets.load("github"), secrets=[b"s"])
-    assert 5 < source.budget < 10  # it gives us ten seconds and never comes again
-    assert source.max_body == 26 << 20
+    source = build("github", preset=presets.load("github"), secret=[b"s"])
+    assert 5 < source.settings.budget < 10  # it gives us ten seconds and never comes again
+    assert source.settings.max_body == 26 << 20
 
 
 # -- GitLab ------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ async def test_gitlab_signing_token_with_the_reference_library(tmp_path: Path) -
         "webhook-signature": Webhook(WHSEC).sign("id-1", now, body),
         "X-Gitlab-Event": "Merge Request Hook",
     }
-    async with trial(tmp_path, "gitlab", secrets=[WHSEC.encode()]) as on:
+    async with trial(tmp_path, "gitlab", secret=[WHSEC.encode()]) as on:
         [event] = await on.kept(await on.take(on.draft(body, headers=headers)))
         assert (event.key, event.type) == ("id-1", "merge_request.open")
         assert event.event_at == datetime(2026, 11, 15, 20, tzinfo=UTC)
@@ -240,7 +240,7 @@ async def test_gitlab_signing_token_with_the_reference_library(tmp_path: Path) -
 
 
 async def test_gitlab_secret_token(tmp_path: Path) -> None:
-    async with trial(tmp_path, "gitlab", secrets=[b"long random text"]) as on:
+    async with trial(tmp_path, "gitlab", secret=[b"long random text"]) as on:
         headers = {"X-Gitlab-Token": "long random text", "Idempotency-Key": "id-1"}
         assert (await on.take(on.draft(merge_request(), headers=headers))).outcome == "accepted"
         assert (await on.take(on.draft(merge_request(), headers=headers))).outcome == "duplicate"
@@ -252,7 +252,7 @@ async def test_gitlab_secret_token(tmp_path: Path) -> None:
 
 
 async def test_gitlab_wrong_signature_is_not_rescued_by_the_token(tmp_path: Path) -> None:
-    async with trial(tmp_path, "gitlab", secrets=[WHSEC.encode(), b"old token"]) as on:
+    async with trial(tmp_path, "gitlab", secret=[WHSEC.encode(), b"old token"]) as on:
         token = {"X-Gitlab-Token": "old token", "Idempotency-Key": "id-1"}
         signed = {
             "webhook-id": "id-1",
@@ -313,7 +313,7 @@ async def test_gitlab_shapes(tmp_path: Path, payload: Payload, kind: str, subjec
 
 
 async def test_gitlab_before_17_4_has_no_key(tmp_path: Path) -> None:
-    async with trial(tmp_path, "gitlab", secrets=[b"token"]) as on:
+    async with trial(tmp_path, "gitlab", secret=[b"token"]) as on:
         event = await on.keep(merge_request(), headers={"X-Gitlab-Event-UUID": "shared by several"})
         assert (event.key, event.marks) == (None, Mark.unkeyed)
 
@@ -381,7 +381,7 @@ async def test_linear_believes_the_time_in_the_body_only(tmp_path: Path) -> None
 
 
 async def test_linear_without_a_time_is_refused(tmp_path: Path) -> None:
-    async with trial(tmp_path, "linear", secrets=[b"s"]) as on:
+    async with trial(tmp_path, "linear", secret=[b"s"]) as on:
         for body in ('{"type":"Issue"}', '{"webhookTimestamp":"1"}', '{"webhookTimestamp":null}', "[]", "x"):
             headers = {"Linear-Signature": hmac.new(b"s", body.encode(), "sha256").hexdigest()}
             assert (await on.take(on.draft(body, headers=headers))).reply.status == 401
@@ -394,7 +394,7 @@ JIRA_ID = {"X-Atlassian-Webhook-Identifier": "w1"}
 
 async def test_jira_admin_webhook(tmp_path: Path) -> None:
     body = json.dumps({"webhookEvent": "jira:issue_updated", "timestamp": 1795000000123, "issue": {"id": "10042"}})
-    async with trial(tmp_path, "jira", secrets=[b"secret"]) as on:
+    async with trial(tmp_path, "jira", secret=[b"secret"]) as on:
         signature = "sha256=" + hmac.new(b"secret", body.encode(), "sha256").hexdigest()
         genuine = on.draft(body, headers={"X-Hub-Signature": signature, **JIRA_ID})
         [event] = await on.kept(await on.take(genuine))
@@ -407,14 +407,14 @@ async def test_jira_admin_webhook(tmp_path: Path) -> None:
 
 
 async def test_jira_fixes_the_algorithm(tmp_path: Path) -> None:
-    async with trial(tmp_path, "jira", secrets=[b"secret"]) as on:
+    async with trial(tmp_path, "jira", secret=[b"secret"]) as on:
         for name in ("sha1", "sha512", "md5"):
             signature = f"{name}=" + hmac.new(b"secret", b"{}", name).hexdigest()
             assert (await on.take(on.draft("{}", headers={"X-Hub-Signature": signature}))).reply.status == 401
 
 
 async def test_jira_oauth_app(tmp_path: Path) -> None:
-    async with trial(tmp_path, "jira", secrets=[b"the client secret of 32 bytes ...."]) as on:
+    async with trial(tmp_path, "jira", secret=[b"the client secret of 32 bytes ...."]) as on:
         now = int(clock.now())
 
         def bearer(key: str = "the client secret of 32 bytes ....", **claims: Any) -> dict[str, str]:
@@ -456,4 +456,4 @@ async def test_jira_shapes(tmp_path: Path, payload: Payload, subject: str | None
 def test_no_secret_no_source(preset: str) -> None:
     for secrets in ([], [b""], [b" "]):
         with pytest.raises(ConfigError):
-            build("x", preset=presets.load(preset), secrets=secrets)
+            build("x", preset=presets.load(preset), secret=secrets)

@@ -41,7 +41,7 @@ def event(kind: str, data: Any, at: str = "2024-10-18T14:42:53.064834") -> dict[
 
 
 async def test_pings_of_both_kinds_are_answered_and_not_kept(tmp_path: Path) -> None:
-    async with trial(tmp_path, "discord", secrets=[PUBLIC]) as on:
+    async with trial(tmp_path, "discord", secret=[PUBLIC]) as on:
         pong = await send(on, interaction(1))
         assert (pong.outcome, pong.reply.status, pong.reply.body) == ("handshake", 200, b'{"type":1}')
         empty = await send(on, {"version": 1, "application_id": APP, "type": 0})
@@ -51,7 +51,7 @@ async def test_pings_of_both_kinds_are_answered_and_not_kept(tmp_path: Path) -> 
 
 
 async def test_wrong_signatures_are_refused_as_discord_tests_it(tmp_path: Path) -> None:
-    async with trial(tmp_path, "discord", secrets=[PUBLIC]) as on:
+    async with trial(tmp_path, "discord", secret=[PUBLIC]) as on:
         body = json.dumps(interaction(1)).encode()
         good = signed(body)
         moved = str(int(good["X-Signature-Timestamp"]) + 1)
@@ -82,7 +82,7 @@ async def test_wrong_signatures_are_refused_as_discord_tests_it(tmp_path: Path) 
 async def test_an_interaction_is_kept_once_and_answered_as_deferred(
     tmp_path: Path, sent: dict[str, Any], kind: str, said: dict[str, Any]
 ) -> None:
-    async with trial(tmp_path, "discord", secrets=[PUBLIC]) as on:
+    async with trial(tmp_path, "discord", secret=[PUBLIC]) as on:
         first, again = await send(on, sent), await send(on, sent)
         assert [first.outcome, again.outcome] == ["accepted", "duplicate"]
         for receipt in (first, again):
@@ -92,7 +92,7 @@ async def test_an_interaction_is_kept_once_and_answered_as_deferred(
 
 
 async def test_suggestions_are_answered_with_none_and_not_kept(tmp_path: Path) -> None:
-    async with trial(tmp_path, "discord", secrets=[PUBLIC]) as on:
+    async with trial(tmp_path, "discord", secret=[PUBLIC]) as on:
         receipt = await send(on, interaction(4, {"id": "1", "name": "airhorn", "type": 1}))
         assert (receipt.outcome, receipt.reply.status) == ("ignored", 200)
         assert json.loads(receipt.reply.body) == {"type": 8, "data": {"choices": []}}
@@ -102,7 +102,7 @@ async def test_suggestions_are_answered_with_none_and_not_kept(tmp_path: Path) -
 async def test_webhook_events_are_answered_with_an_empty_204(tmp_path: Path) -> None:
     entitlement = {"application_id": APP, "id": "1234505980407808808", "type": 4, "user_id": "111178765189277770"}
     deleted = {"id": "1402406637632884857", "lobby_id": "1402399883394285659"}
-    async with trial(tmp_path, "discord", secrets=[PUBLIC]) as on:
+    async with trial(tmp_path, "discord", secret=[PUBLIC]) as on:
         for sent in (
             event("APPLICATION_AUTHORIZED", {"integration_type": 1, "scopes": [], "user": {"id": "1"}}),
             event("APPLICATION_AUTHORIZED", {"integration_type": 1, "scopes": [], "user": {"id": "2"}}),
@@ -127,7 +127,7 @@ async def test_webhook_events_are_answered_with_an_empty_204(tmp_path: Path) -> 
     [[], 1, None, "x", {}, {"type": []}, {"id": 1, "type": {}}, {"type": 1, "event": 3}, {"id": "1", "type": 99}],
 )
 async def test_a_shape_that_nobody_documented_is_kept(tmp_path: Path, sent: Any) -> None:
-    async with trial(tmp_path, "discord", secrets=[PUBLIC]) as on:
+    async with trial(tmp_path, "discord", secret=[PUBLIC]) as on:
         receipt = await send(on, sent)
         assert (receipt.outcome, receipt.reply.status) == ("accepted", 204)
         broken = b"{"

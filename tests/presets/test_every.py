@@ -26,7 +26,8 @@ from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
 from oncehook.model import Arrival, EventDetails, EventId, Mark
-from oncehook.sources import Preset, Reply, Source, build
+from oncehook.settings.tables import SourceSettings
+from oncehook.sources import PLAIN, Preset, Reply, Source, build
 from oncehook.verify import DevelopmentKeys, development_keys
 
 NAMES = presets.names()
@@ -84,7 +85,7 @@ def given_to(preset: Preset) -> dict[str, Any]:
     keys = keys_of(preset.name)
     needed = {"verify_token": b"a token", "public_url": URL, "key": "$.id"}
     return {
-        "secrets": keys.secrets,
+        "secret": keys.secrets,
         "signing": keys.signing,
         **{need: needed[need] for need in preset.needs if need in needed},
     }
@@ -97,7 +98,7 @@ class Running:
     preset: Preset
 
     def signed(self, draft: Arrival, *, forge: bool = False) -> Arrival:
-        return samples.sign(self.source, draft, url=self.source.public_url, forge=forge)
+        return samples.sign(self.source, draft, url=self.source.settings.public_url, forge=forge)
 
     def sample(self, kind: str) -> Arrival:
         return self.signed(samples.draft(self.source, kind))
@@ -140,9 +141,9 @@ async def test_sample_is_taken_once(tmp_path: Path, name: str, kind: str) -> Non
     async with running(tmp_path, name) as on:
         arrival = on.sample(kind)
         receipt = await on.take(arrival)
-        answer = on.source.answer
+        answer = on.source.base.answer
         if answer is None or isinstance(answer, Reply):
-            assert receipt.reply.status == (answer.status if answer else on.source.accepted)
+            assert receipt.reply.status == (answer.status if answer else on.source.base.accepted)
         assert receipt.outcome == "accepted"
         assert 200 <= receipt.reply.status < 300
         events = await on.kept(receipt)
@@ -157,7 +158,7 @@ async def test_sample_is_taken_once(tmp_path: Path, name: str, kind: str) -> Non
         if all(event.key for event in events):
             assert (again.outcome, again.event_ids) == ("duplicate", receipt.event_ids)
         else:  # only where the preset says so: without a key nothing can be a duplicate
-            assert (on.preset.on_missing_key, again.outcome) == ("accept", "accepted")
+            assert (on.source.on_missing_key, again.outcome) == ("accept", "accepted")
         assert (await on.take(on.sample(kind))).outcome == "accepted"  # the next one is another event
 
 
@@ -221,7 +222,7 @@ async def test_the_secret_is_not_kept(tmp_path: Path, name: str, kind: str) -> N
 @pytest.mark.parametrize("name", NAMES)
 def test_window_outlasts_the_horizon_twice(name: str) -> None:
     preset = presets.load(name)
-    keep = human.seconds(preset.keep_keys)
+    keep = preset.settings.keep_keys or PLAIN.settings.keep_keys
     assert keep >= 2 * human.seconds(preset.horizon)
     window = SPANS.get(name, "-")[0]
     assert window == "-" or keep >= human.seconds(window)
@@ -230,16 +231,18 @@ def test_window_outlasts_the_horizon_twice(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_answer_comes_before_the_sender_gives_up(name: str) -> None:
     limit = SPANS.get(name, "--")[1]
-    assert human.seconds(presets.load(name).budget) < human.seconds("10s" if limit == "-" else limit)
+    budget = presets.load(name).settings.budget or PLAIN.settings.budget
+    assert budget < human.seconds("10s" if limit == "-" else limit)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_claim_has_a_source(name: str) -> None:
     preset = presets.load(name)
     claims = {"scheme", "key", "horizon"}
-    claims |= {field for field in ("handshake", "split", "answer") if getattr(preset, field) is not None}
+    given = {"handshake": preset.handshake, "split": preset.settings.split, "answer": preset.answer}
+    claims |= {name for name, value in given.items() if value is not None}
     assert claims <= set(preset.facts)
-    assert set(preset.facts) <= {field.name for field in dataclasses.fields(Preset)}
+    assert set(preset.facts) <= {*vars(preset), *SourceSettings.__annotations__}
     for source in preset.facts.values():
         assert source
         assert "://" not in source
@@ -254,12 +257,11 @@ def test_needs_are_enforced(tmp_path: Path, name: str) -> None:
     fitting = given_to(preset)
     build(name, preset=preset, **fitting)
     for need in preset.needs:
-        setting = "secrets" if need == "secret" else need
-        with pytest.raises(ConfigError, match=f"`{need}`"):
-            build(name, preset=preset, **{**fitting, setting: None})
+        with pytest.raises(ConfigError, match=f"needs {need}"):
+            build(name, preset=preset, **{**fitting, need: None})
     for secrets in ([b""], [b"  "]):
         with pytest.raises(ConfigError):
-            build(name, preset=preset, **{**fitting, "secrets": secrets})
+            build(name, preset=preset, **{**fitting, "secret": secrets})
     (tmp_path / "oncehook.toml").write_text(f'[source.x]\npreset = "{name}"\n')
     with pytest.raises(ConfigError, match="secret"):
         configuration.load(tmp_path / "oncehook.toml", env={})

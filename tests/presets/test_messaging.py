@@ -54,8 +54,8 @@ def test_what_the_check_covers_is_what_the_preset_says(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_it_does_not_start_without_what_it_needs(name: str) -> None:
     preset = presets.load(name)
-    settings = {"secret": "secrets", "verify_token": "verify_token", "public_url": "public_url"}
-    given: dict[str, Any] = {"secrets": [SECRET], "verify_token": VERIFY_TOKEN, "public_url": URL}
+    settings = {"secret": "secret", "verify_token": "verify_token", "public_url": "public_url"}
+    given: dict[str, Any] = {"secret": [SECRET], "verify_token": VERIFY_TOKEN, "public_url": URL}
     enough = {settings[need]: given[settings[need]] for need in preset.needs}
     assert "secret" in preset.needs
     build("here", preset=preset, **enough)

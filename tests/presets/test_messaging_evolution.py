@@ -190,7 +190,7 @@ def test_no_shape_stops_the_rules_of_evolution(data: Any) -> None:
 @pytest.mark.parametrize("minutes", [0, 9, 11, 25, 55])
 async def test_a_retry_with_an_expired_token_is_taken(tmp_path: Path, minutes: int) -> None:
     """Its retries outlive its token, and to a 401 there is no retry: the message would be lost."""
-    async with ground(tmp_path, "evolution-api", secrets=[LONG.encode()]) as place:
+    async with ground(tmp_path, "evolution-api", secret=[LONG.encode()]) as place:
         receipt = await send_as(place, emission("messages.upsert", upsert("3EB0A")), token(age=60 * minutes))
         assert receipt.outcome == "accepted"
 
@@ -214,7 +214,7 @@ async def test_a_retry_with_an_expired_token_is_taken(tmp_path: Path, minutes: i
     ],
 )
 async def test_negative_cases(tmp_path: Path, headers: Callable[[], dict[str, str]]) -> None:
-    async with ground(tmp_path, "evolution-api", secrets=[LONG.encode()]) as place:
+    async with ground(tmp_path, "evolution-api", secret=[LONG.encode()]) as place:
         nothing_inside = emission("messages.upsert", upsert("3EB0A")) | {"apikey": None}
         assert (await send_as(place, nothing_inside, headers())).reply.status == 401
         assert (await send_as(place, nothing_inside | {"apikey": "another"}, headers())).reply.status == 401
@@ -233,7 +233,7 @@ async def test_another_header_is_one_setting_away(tmp_path: Path) -> None:
     from oncehook.verify import from_config
 
     async with ground(
-        tmp_path, "evolution-api", scheme=from_config({"scheme": "token", "header": "X-Evolution"})
+        tmp_path, "evolution-api", verify=from_config({"scheme": "token", "header": "X-Evolution"})
     ) as place:
         body = emission("messages.upsert", upsert("3EB0A"))
         assert (await send_as(place, body, {})).reply.status == 401
@@ -342,7 +342,7 @@ async def test_go_what_looks_the_same_every_time(tmp_path: Path) -> None:
         assert [await place.outcome(data) for _ in range(3)] == ["accepted", "duplicate", "duplicate"]
         assert await place.outcome(hook("Disconnected", {})) == "accepted"
         assert place.source.missing_keep == 600
-        assert place.source.keep > 86_400
+        assert place.source.settings.keep_keys > 86_400
 
 
 @pytest.mark.parametrize(

@@ -423,7 +423,7 @@ def test_the_batch_is_left_as_it_was() -> None:
 
 
 def test_time_and_contacts_are_no_difference() -> None:
-    hashed = BodyHash(whatsapp_cloud.PRESET.volatile)
+    hashed = BodyHash(whatsapp_cloud.PRESET.settings.volatile)
     one = document(change(messages=[message("wamid.A")], contacts=[contact(ANA)]), time=1)
     other = document(change(messages=[message("wamid.A")]), time=2)
     assert hashed(b"", one) == hashed(b"", other)

@@ -121,7 +121,7 @@ async def test_an_odd_stripe_body_is_kept_all_the_same(tmp_path: Path, body: obj
 
 
 async def test_stripes_own_library_and_ours_understand_each_other(tmp_path: Path) -> None:
-    async with trial(tmp_path, "stripe", secrets=[b"whsec_new", b"whsec_old"]) as on:
+    async with trial(tmp_path, "stripe", secret=[b"whsec_new", b"whsec_old"]) as on:
         body = json.dumps(stripe_event())
         for secret in ("whsec_new", "whsec_old"):
             theirs = WebhookSignature.generate_signature_header(body, secret)
@@ -236,7 +236,7 @@ async def test_paypal_retries_of_three_days_still_count(tmp_path: Path) -> None:
 
 def test_paypal_without_its_certificate_does_not_start() -> None:
     with pytest.raises(ConfigError, match="certificate"):
-        build("paypal", preset=presets.load("paypal"), secrets=[b"WH-1"])
+        build("paypal", preset=presets.load("paypal"), secret=[b"WH-1"])
 
 
 # -- Square ------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ async def test_squares_retry_headers_decide_nothing(tmp_path: Path) -> None:
 
 
 async def test_squares_own_library_and_ours_understand_each_other(tmp_path: Path) -> None:
-    async with trial(tmp_path, "square", secrets=[b"key"]) as on:
+    async with trial(tmp_path, "square", secret=[b"key"]) as on:
         draft = on.draft({**SQUARE, "note": "olá"})
         ours = header(on.sign(draft), "x-square-hmacsha256-signature")
         body = draft.body.decode()
@@ -287,7 +287,7 @@ async def test_squares_own_library_and_ours_understand_each_other(tmp_path: Path
 
 def test_square_without_its_url_does_not_start() -> None:
     with pytest.raises(ConfigError, match="public_url"):
-        build("square", preset=presets.load("square"), secrets=[b"key"])
+        build("square", preset=presets.load("square"), secret=[b"key"])
 
 
 # -- Paddle ------------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ async def test_paddles_own_library_and_ours_understand_each_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TEST_MODE", raising=False)
-    async with trial(tmp_path, "paddle", secrets=[b"pdl_ntfset_new", b"pdl_ntfset_old"]) as on:
+    async with trial(tmp_path, "paddle", secret=[b"pdl_ntfset_new", b"pdl_ntfset_old"]) as on:
         ours = on.sign(on.draft(PADDLE))
         request: Any = SimpleNamespace(
             headers={"Paddle-Signature": header(ours, "paddle-signature")}, body=ours.body, content=None, data=None
@@ -433,7 +433,7 @@ async def test_a_captured_mercado_pago_request_cannot_use_up_the_key_of_another_
 
 
 async def test_mercado_pagos_own_library_and_ours_understand_each_other(tmp_path: Path) -> None:
-    async with trial(tmp_path, "mercadopago", secrets=[b"your_secret_key_here"]) as on:
+    async with trial(tmp_path, "mercadopago", secret=[b"your_secret_key_here"]) as on:
         ours = on.sign(on.draft(PAYMENT, **ASKED))
         validate = WebhookSignatureValidator.validate
         validate(header(ours, "x-signature"), "r-1", "999999999", "your_secret_key_here")
@@ -459,7 +459,7 @@ async def test_both_readings_of_an_order_id_are_accepted(tmp_path: Path, signatu
         "your_secret_key_here",
     )
     secrets = [b"your_secret_key_here"]
-    async with trial(tmp_path, "mercadopago", secrets=secrets, tolerance=float("inf")) as on:
+    async with trial(tmp_path, "mercadopago", secret=secrets, tolerance="off") as on:
         arrival = on.draft(ORDER, query=ASKED_ORDER["query"], headers=sent)
         assert (await on.take(arrival)).outcome == "accepted"
         assert (await on.take(replace(arrival, query=b"data.id=ORD01JQ4S4"))).reply.status == 401

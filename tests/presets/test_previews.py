@@ -24,7 +24,7 @@ def source_of(name: str | None = None, **settings: Any) -> Source:
     preset = None if name is None else presets.load(name)
     needed = {"verify_token": b"t", "public_url": "https://example.com/in/x"}
     given = {need: needed[need] for need in (preset.needs if preset else ()) if need in needed}
-    return build(name or "plain", preset=preset, scheme=Nothing(), **{"key": "$.id", **given, **settings})
+    return build(name or "plain", preset=preset, verify=Nothing(), **{"key": "$.id", **given, **settings})
 
 
 def kept(body: bytes, *, header: tuple[bytes, bytes] = JSON, query: bytes = b"", batch: bool = False) -> EventDetails:

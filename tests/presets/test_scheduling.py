@@ -98,7 +98,7 @@ async def test_an_odd_acuity_body_is_kept_without_a_key(tmp_path: Path, body: st
 
 
 async def test_an_acuity_signature_is_base64_of_the_bytes(tmp_path: Path) -> None:
-    async with trial(tmp_path, "acuity", secrets=[b"api key"]) as on:
+    async with trial(tmp_path, "acuity", secret=[b"api key"]) as on:
         draft = on.draft(**acuity("scheduled"))
         digest = hmac.digest(b"api key", draft.body, "sha256")
         good = base64.b64encode(digest)
@@ -181,7 +181,7 @@ async def test_an_odd_calendly_body_is_keyed_by_its_hash(tmp_path: Path, body: o
 
 
 async def test_which_calendly_signatures_count(tmp_path: Path) -> None:
-    async with trial(tmp_path, "calendly", secrets=[b"signing key"]) as on:
+    async with trial(tmp_path, "calendly", secret=[b"signing key"]) as on:
         draft = on.draft(calendly("invitee.created"))
 
         def signed(key: bytes, at: float) -> Arrival:
@@ -234,7 +234,7 @@ async def test_an_odd_typeform_body_is_kept_without_a_key(tmp_path: Path, body: 
 
 
 async def test_a_typeform_signature_is_base64_behind_its_prefix(tmp_path: Path) -> None:
-    async with trial(tmp_path, "typeform", secrets=[b"secret"]) as on:
+    async with trial(tmp_path, "typeform", secret=[b"secret"]) as on:
         draft = on.draft(typeform())
         digest = hmac.digest(b"secret", draft.body, "sha256")
         good = base64.b64encode(digest)
@@ -310,7 +310,7 @@ def proof(secret: bytes, plain: str = "qgg8vlvZRS6UYooatFL8Aw") -> dict[str, str
 
 
 async def test_zoom_asks_for_proof_and_gets_it(tmp_path: Path) -> None:
-    async with trial(tmp_path, "zoom", secrets=[b"secret token"]) as on:
+    async with trial(tmp_path, "zoom", secret=[b"secret token"]) as on:
         receipt = await on.send(challenge())
         assert (receipt.outcome, receipt.reply.status) == ("handshake", 200)
         assert json.loads(receipt.reply.body) == proof(b"secret token")
@@ -318,7 +318,7 @@ async def test_zoom_asks_for_proof_and_gets_it(tmp_path: Path) -> None:
 
 
 async def test_the_proof_is_made_with_the_secret_that_zoom_knows(tmp_path: Path) -> None:
-    async with trial(tmp_path, "zoom", secrets=[b"old", b"new"], signing=b"new") as on:
+    async with trial(tmp_path, "zoom", secret=[b"old", b"new"], signing=b"new") as on:
         assert json.loads((await on.send(challenge())).reply.body) == proof(b"new")
         on.source.signing = b"old"
         assert json.loads((await on.send(challenge())).reply.body) == proof(b"old")
@@ -326,7 +326,7 @@ async def test_the_proof_is_made_with_the_secret_that_zoom_knows(tmp_path: Path)
 
 async def test_nobody_but_zoom_gets_a_proof(tmp_path: Path) -> None:
     """A proof for a token of one's choice would be a signature: `v0:time:body` is just such a token."""
-    async with trial(tmp_path, "zoom", secrets=[b"secret token"]) as on:
+    async with trial(tmp_path, "zoom", secret=[b"secret token"]) as on:
         forged = json.dumps(zoom())
         wanted = f"v0:{int(clock.now())}:{forged}"
         for body in (challenge(), challenge(wanted)):
@@ -390,7 +390,7 @@ async def test_who_needs_the_download_token_can_have_it(tmp_path: Path) -> None:
 
 
 async def test_which_zoom_signatures_count(tmp_path: Path) -> None:
-    async with trial(tmp_path, "zoom", secrets=[b"secret token"]) as on:
+    async with trial(tmp_path, "zoom", secret=[b"secret token"]) as on:
         draft = on.draft(zoom())
 
         def signed(key: bytes, at: float, prefix: bytes = b"v0") -> Arrival:

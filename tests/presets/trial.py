@@ -51,7 +51,7 @@ class Trial:
 
     def sign(self, draft: Arrival, *, at: float | None = None) -> Arrival:
         moment = clock.now() if at is None else at
-        return self.source.scheme.sign(draft, self.source.signing, at=moment, url=self.source.public_url)
+        return self.source.scheme.sign(draft, self.source.signing, at=moment, url=self.source.settings.public_url)
 
     async def take(self, arrival: Arrival) -> Receipt:
         return await self.inbox.receive(arrival.source, arrival.headers, arrival.body, query=arrival.query)
@@ -85,9 +85,9 @@ class Trial:
 async def trial(folder: Path, preset: str, **settings: Any) -> AsyncIterator[Trial]:
     """An inbox that runs, with the preset as its one source; settings are those of `build`."""
     chosen = presets.load(preset)
-    if "secrets" not in settings:
+    if "secret" not in settings:
         keys = development_keys(chosen.scheme)
-        settings |= {"secrets": keys.secrets, "signing": keys.signing}
+        settings |= {"secret": keys.secrets, "signing": keys.signing}
     settings.setdefault("budget", 90.0)  # a busy machine is no reason to refuse
     if "public_url" in chosen.needs:
         settings.setdefault("public_url", URL)
@@ -107,7 +107,7 @@ async def try_sample(folder: Path, preset: str, kind: str) -> list[EventDetails]
     """
     async with trial(folder, preset) as on:
         draft = samples.draft(on.source, kind)
-        first = samples.sign(on.source, draft, url=on.source.public_url)
+        first = samples.sign(on.source, draft, url=on.source.settings.public_url)
         receipt = await on.take(first)
         assert (receipt.outcome, receipt.reply.status) == ("accepted", 200), receipt
         made = await on.kept(receipt)
@@ -120,13 +120,15 @@ async def try_sample(folder: Path, preset: str, kind: str) -> list[EventDetails]
             assert (refused.outcome, refused.reply.status) == ("rejected", 401) or not _covers_body(on)
         unsigned = await on.take(draft)
         assert unsigned.reply.status == 401
-        forged = await on.take(samples.sign(on.source, draft, url=on.source.public_url, forge=True))
+        forged = await on.take(samples.sign(on.source, draft, url=on.source.settings.public_url, forge=True))
         assert forged.reply.status == 401
         if all(event.key for event in made):
             again = await on.take(first)
             assert (again.outcome, again.reply.status) == ("duplicate", 200)
             assert again.event_ids == receipt.event_ids
-            fresh = await on.take(samples.sign(on.source, samples.draft(on.source, kind), url=on.source.public_url))
+            fresh = await on.take(
+                samples.sign(on.source, samples.draft(on.source, kind), url=on.source.settings.public_url)
+            )
             assert fresh.outcome == "accepted"
         return made
 

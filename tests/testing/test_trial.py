@@ -61,7 +61,7 @@ async def test_a_body_of_ones_own(inbox: TestInbox) -> None:
 
 async def test_a_sender_waits_however_long_it_takes(inbox: TestInbox, oncehook_store: str) -> None:
     """A test that somebody else's machine holds up for a moment must not fail by a 503."""
-    source = build("orders", scheme=Nothing(), key="$.id", budget=0.05)
+    source = build("orders", verify=Nothing(), key="$.id", budget=0.05)
     inbox.add(source)
     await inbox.start()
     with contextlib.closing(sqlite3.connect(oncehook_store.removeprefix("sqlite:"), isolation_level=None)) as other:
@@ -71,7 +71,7 @@ async def test_a_sender_waits_however_long_it_takes(inbox: TestInbox, oncehook_s
         assert not sending.done()
     assert (await sending).json()["status"] == "accepted"
     inbox.take_back()
-    assert source.budget == 0.05
+    assert source.settings.budget == 0.05
 
 
 async def test_what_is_not_there_is_told(inbox: TestInbox) -> None:

@@ -176,7 +176,7 @@ def _names_of(name: str) -> tuple[bytes, ...]:
     (source,) = [one for one in sources() if one.name == name]
     draft = Arrival(name, [(b"content-type", b"application/json")], b'{"id": 1}')
     with suppress(Exception):  # some need a body of their own shape to sign
-        signed = source.scheme.sign(draft, source.signing, at=NOW.timestamp(), url=source.public_url)
+        signed = source.scheme.sign(draft, source.signing, at=NOW.timestamp(), url=source.settings.public_url)
         return tuple(sorted({header for header, _ in signed.headers} | {b"authorization"}))
     return (b"authorization", b"x-signature", b"content-type")
 
@@ -204,8 +204,8 @@ def fuzz_receive(data: bytes) -> None:
             assert (item.key is None) == (item.key_hash is None)
             assert item.subject is None or len(item.subject.encode()) <= 512
             assert item.type.encode() is not None
-    if source.handshake is not None:
-        source.handshake(arrival, source)
+    if source.base.handshake is not None:
+        source.base.handshake(arrival, source)
 
 
 def fuzz_head(data: bytes) -> None:

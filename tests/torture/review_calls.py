@@ -50,7 +50,7 @@ def verify(tally: Tally, source: Source, what: str, arrival: Arrival) -> None:
 def proofs(source: Source, kind: str) -> tuple[Arrival, list[int], bool]:
     """Return a genuine arrival, the places of the headers that prove it, and whether its query is a proof as well."""
     draft = samples.draft(source, kind)
-    arrival = samples.sign(source, draft, url=source.public_url)
+    arrival = samples.sign(source, draft, url=source.settings.public_url)
     before = set(draft.headers)
     places = [n for n, pair in enumerate(arrival.headers) if pair not in before and pair[0] not in UNSIGNED]
     return arrival, places, arrival.query != draft.query

@@ -423,7 +423,8 @@ def test_who_asks_to_close_and_takes_no_answer_is_cut_off(tmp_path: Path, loop: 
 
     async def main() -> None:
         async with served(tmp_path, "short", quick(body_seconds=1)) as one:
-            one.inbox.sources["told"].answer = Reply(200, b"x" * (8 << 20))
+            told = one.inbox.sources["told"]
+            told.base = told.base.replace(answer=Reply(200, b"x" * (8 << 20)))
             line = await dial(one.port, receive_buffer=2048)
             with closing(line):
                 await say(line, [post("last", "/in/told", Connection="close")])

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 from config_cases import CANARY, EXAMPLE, EXAMPLE_ENV, destination, loads, refused, source
 
-from oncehook.settings import Config, RetryConfig, load, schema
+from oncehook.retry import Policy
+from oncehook.settings import Config, load
+from oncehook.settings.describe import schema
 
 # -- what is accepted --------------------------------------------------------------------------
 
@@ -24,7 +26,7 @@ def test_the_example_of_the_design() -> None:
     assert [secret.reveal() for secret in partner.secret] == [CANARY.encode()] * 2
     assert (partner.tolerance, partner.max_body) == (math.inf, 4 << 20)
     assert partner.ip_allow == (ip_network("192.0.2.0/24"),)
-    assert n8n.retry == RetryConfig(attempts=8, base=10, factor=2, cap=21_600, jitter="full")
+    assert n8n.retry == Policy(attempts=8, base=10, factor=2, cap=21_600, jitter="full")
     assert (n8n.rate, n8n.timeout, n8n.breaker.failures, n8n.breaker.open) == (50, 15, 5, 30)
     assert (config.route[0].from_, config.route[0].to) == ("orders", "n8n")
     assert config.watermark.daily_volume == {"orders": 50}
@@ -45,12 +47,12 @@ def test_nothing_at_all_is_the_defaults(tmp_path: Path) -> None:
 def test_there_are_exactly_the_settings_of_the_design() -> None:
     tables = schema()["$defs"]
     said = {
-        "SourceConfig": "preset verify secret verify_token public_url tolerance path key on_missing_key on_conflict "
+        "SourceSettings": "preset verify secret verify_token public_url tolerance path key on_missing_key on_conflict "
         "subject type event_time ignore preview rank rank_scope split redact volatile max_body budget keep_keys "
         "keep_events revive_dead ip_allow",
-        "DestinationConfig": "url path preset whatsapp unsure sign headers forward_headers timeout retry transient "
+        "DestinationSettings": "url path preset whatsapp unsure sign headers forward_headers timeout retry transient "
         "permanent rate concurrency breaker lease allow_private ca",
-        "RouteConfig": "from to when coalesce latest_wins on_dead",
+        "RouteTable": "from to when coalesce latest_wins on_dead",
         "EncryptConfig": "key decrypt_only",
         "ServerConfig": "host port admin_token tokens oidc trusted_proxies admin_bind public_without_tls log_level",
     }

@@ -13,6 +13,7 @@ from oncehook import Inbox
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.settings import build
+from oncehook.settings.check import has_secret_address, read_address
 from oncehook.whatsapp.destination import SenderDestination
 
 SLACK = f"https://hooks.slack.example/services/T0/B0/{CANARY}"
@@ -45,13 +46,13 @@ def test_an_address_by_reference_is_called_and_not_shown(settings: str, env: dic
 def test_an_address_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "address").write_text(f"{SLACK}\n")
     loaded = loads(slack('url = { file = "address" }'), folder=tmp_path)
-    assert loaded.config.destination["slack"].whole_url() == SLACK
+    assert read_address(loaded.config.destination["slack"]) == SLACK
 
 
 def test_a_variable_that_is_the_setting_is_a_secret_too() -> None:
     loaded = loads(slack('url = "https://a.example/"'), {"ONCEHOOK_DESTINATION__SLACK__URL": SLACK})
     found = loaded.config.destination["slack"]
-    assert (found.whole_url(), found.is_secret) == (SLACK, True)
+    assert (read_address(found), has_secret_address(found)) == (SLACK, True)
 
 
 def test_the_settings_show_no_value_of_a_plain_query() -> None:
@@ -95,7 +96,7 @@ def test_a_program_names_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path:
         inbox.destination("both", url="https://a.example/", url_env="SLACK")
     with pytest.raises(ConfigError, match="NOWHERE is not set"):
         inbox.destination("none", url_env="NOWHERE")
-    with pytest.raises(ConfigError, match="begins with http"):
+    with pytest.raises(ConfigError, match="needs a url"):
         inbox.destination("none")
 
 
@@ -104,7 +105,7 @@ def test_a_program_names_the_variable(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 def test_a_name_of_other_letters_is_taken_from_the_file() -> None:
     found = loads(slack('url = "https://bücher.example/hook"')).config.destination["slack"]
-    assert found.whole_url() == "https://xn--bcher-kva.example/hook"
+    assert read_address(found) == "https://xn--bcher-kva.example/hook"
     (line,) = refused(slack('url = "https://a\\u200db.example/hook"'))
     assert "no usable host" in line or "must be a web address" in line
 

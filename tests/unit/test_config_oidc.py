@@ -8,8 +8,7 @@ import pytest
 from tests.unit.config_cases import CANARY, loads, refused
 
 from oncehook.errors import ConfigError
-from oncehook.settings import schema
-from oncehook.settings.reference import reference
+from oncehook.settings.describe import reference, schema
 from oncehook.web import id_token
 
 ENV = {"OIDC_SECRET": CANARY}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from config_cases import BEARER, CANARY, destination, loads, refused, source, write
 
+from oncehook.cli import COMMANDS
 from oncehook.errors import ConfigError
 from oncehook.settings import Config, load
 from oncehook.settings.origin import scan_lines
@@ -46,7 +47,7 @@ def test_the_environment_reaches_every_setting_of_what_exists() -> None:
     assert orders.secret[0].name == "env:ONCEHOOK_SOURCE__MY_ORDERS__SECRET"
     assert orders.secret[0].reveal() == CANARY.encode()
     assert (orders.keep_keys, orders.key) == (604_800, ["$.id", "header:X-Id"])
-    assert (config.destination["n8n"].breaker.failures, config.destination["n8n"].retry) == (3, (1, 2))
+    assert (config.destination["n8n"].breaker.failures, config.destination["n8n"].retry.waits) == (3, (1, 2))
     assert (config.watermark.dead, config.retention.keep_events) == (7, 604_800)
     assert loaded.where("source.my-orders.secret") == "environment ONCEHOOK_SOURCE__MY_ORDERS__SECRET"
     assert loaded.warnings == ()
@@ -81,6 +82,12 @@ def test_an_unknown_variable_is_a_warning_unless_it_is_somebody_elses() -> None:
         warnings[1],
     )
     assert warnings[1].startswith("environment ONCEHOOK_SOURCE__NOBODY__KEY: not a setting")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_variables_of_every_command_are_known(command: str) -> None:
+    variable = f"ONCEHOOK_{command.upper().replace('-', '_')}_LIMIT"
+    assert loads("", {variable: "1"}).warnings == ()
 
 
 def test_the_token_variable_is_not_a_setting() -> None:

@@ -15,6 +15,7 @@ from config_cases import BEARER, CANARY, EXAMPLE, EXAMPLE_ENV, destination, load
 
 from oncehook.errors import ConfigError
 from oncehook.settings import Loaded, Secret, check_bind, load
+from oncehook.settings.check import is_for_loopback, is_unverified
 
 # -- secrets (S4, S25, S26) --------------------------------------------------------------------
 
@@ -258,11 +259,11 @@ def test_unverified_on_a_public_host_needs_consent() -> None:
     for verify in ('verify = "none"', 'verify = { scheme = "none" }'):
         (line,) = refused(server + source("", verify), {"T": TOKEN})
         assert 'verify = { scheme = "none", confirm = "anyone may send" }' in line
-        assert loads(source("", verify)).config.source["orders"].is_loopback_only
+        assert is_for_loopback(loads(source("", verify)).config.source["orders"])
     consent = 'verify = { scheme = "none", confirm = "anyone may send" }'
     orders = loads(server + source("", consent), {"T": TOKEN}).config.source["orders"]
-    assert orders.is_unverified
-    assert not orders.is_loopback_only
+    assert is_unverified(orders)
+    assert not is_for_loopback(orders)
 
 
 def test_another_host_than_the_configured_one() -> None:

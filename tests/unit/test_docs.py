@@ -11,7 +11,7 @@ import pytest
 from oncehook import presets
 from oncehook.cli import COMMANDS
 from oncehook.settings import load
-from oncehook.settings.reference import reference
+from oncehook.settings.describe import reference
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()

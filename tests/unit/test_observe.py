@@ -22,7 +22,7 @@ from oncehook.observe import Observer
 from oncehook.sources import build
 from oncehook.verify import Nothing
 
-SOURCE = build("orders", scheme=Nothing())
+SOURCE = build("orders", verify=Nothing())
 EVIL = 'a\r\n{"event":"forged"}\n12:00:00  arrival.accepted\x1b[2K\x1b]0;title\x07\x9b31m\u2028\u202eb\x00\ud800'
 
 

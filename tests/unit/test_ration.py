@@ -19,7 +19,7 @@ from oncehook.sources import Source, build
 from oncehook.verify.schemes import Nothing
 
 PACKAGE = Path(oncehook.__file__).parent
-ORDERS = build("orders", scheme=Nothing(), key="$.id")
+ORDERS = build("orders", verify=Nothing(), key="$.id")
 
 Caught = pytest.LogCaptureFixture
 

@@ -37,7 +37,7 @@ class Unhurried(Inbox):
     """An inbox whose senders wait: how busy this machine is decides nothing."""
 
     def add(self, source: Source) -> Source:
-        source.budget = 90.0
+        source.settings.budget = 90.0
         return super().add(source)
 
 
@@ -124,7 +124,7 @@ async def test_a_preset_says_how_its_provider_is_answered(inbox: Inbox) -> None:
         name="moody", title="Moody", scheme=Token(place="header:X-Token"), key="$.id",
         answer=Reply(202, b"ok", ((b"content-type", b"text/plain"),)), unavailable=500,
     )  # fmt: skip
-    inbox.add(build("moody", preset=preset, secrets=[b"t"]))
+    inbox.add(build("moody", preset=preset, secret=[b"t"]))
     await inbox.start()
     receipt = await send(inbox, "moody", {"id": 1}, **{"X-Token": "t"})
     assert (receipt.reply.status, receipt.reply.body, receipt.outcome) == (202, b"ok", "accepted")

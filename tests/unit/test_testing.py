@@ -102,7 +102,7 @@ async def test_an_unknown_type_is_told(inbox: Inbox) -> None:
 
 async def test_a_batch(tmp_path: Path) -> None:
     inbox = Inbox(f"sqlite:{tmp_path}/x.db")
-    inbox.add(development.source("sendgrid")).budget = 90.0
+    inbox.add(development.source("sendgrid")).settings.budget = 90.0
     async with inbox.running():
         first, second = await send(inbox, "sendgrid", "batch", repeat=2)
         assert first.json()["accepted"] == second.json()["duplicates"] == 3

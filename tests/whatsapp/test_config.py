@@ -9,7 +9,7 @@ import pytest
 from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.settings import Loaded, load
-from oncehook.settings.tables import schema
+from oncehook.settings.describe import schema
 
 CANARY = "EAAG-canary-7f3a"
 ENV = {
@@ -147,7 +147,7 @@ def test_what_is_wrong_is_told_in_one_sentence(text: str, sentence: str, tmp_pat
 
 def test_editors_know_it() -> None:
     described = schema()
-    assert described["$defs"]["DestinationConfig"]["properties"]["whatsapp"] == {"$ref": "#/$defs/WhatsAppConfig"}
+    assert described["$defs"]["DestinationSettings"]["properties"]["whatsapp"] == {"$ref": "#/$defs/WhatsAppConfig"}
     assert described["$defs"]["WhatsAppConfig"]["properties"]["files"] == {"$ref": "#/$defs/FilesConfig"}
 
 

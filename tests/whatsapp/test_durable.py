@@ -378,7 +378,7 @@ async def test_the_program_of_the_page_answers_once(
         names: dict[str, Any] = {"__name__": "page"}
         exec(compile(program.replace('"EAAG…", "106540352242922"', near), "page", "exec"), names)
         inbox: Inbox = names["inbox"]
-        inbox.sources["whatsapp"].budget = 60.0
+        inbox.sources["whatsapp"].settings.budget = 60.0
         async with inbox.running():
             for arrival in meta.signed(meta.message(from_=customer, text="Where is it?")) * 2:
                 await inbox.receive("whatsapp", arrival.headers, arrival.body)

@@ -127,7 +127,7 @@ class Where:
 
     def _named(self, server: str) -> HttpTransport:
         from oncehook.cli.transport import HttpTransport
-        from oncehook.settings.forms import is_loopback
+        from oncehook.settings.values import is_loopback
 
         token, host = self._token(), _host(server)
         if token and server.startswith("http:") and not is_loopback(host):

@@ -128,9 +128,9 @@ async def _prune(config: Config) -> Pruned:
     async with _opened(config, migrate=False) as store:
         ids = await store.register_names((), ())
         keep = {
-            ids.sources[name]: source.keep_events
+            ids.sources[name]: source.settings.keep_events
             for name, source in config.source.items()
-            if source.keep_events is not None and name in ids.sources
+            if source.settings.keep_events is not None and name in ids.sources
         }
         removed = Pruned()
         with Progress("pruning", unit="events") as bar:
@@ -153,7 +153,7 @@ def backup(config_file: Path | None, file: Path) -> None:
 
     To take it up again, put it in the store's place and run: oncehook db restored
     """
-    from oncehook.settings.forms import hide_password
+    from oncehook.settings.values import hide_password
 
     config = _config(config_file)
     store = _store(config)

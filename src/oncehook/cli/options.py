@@ -164,7 +164,7 @@ def _import_inbox(target: str) -> Inbox:
 
 def _unused_store(inbox: Inbox, target: str, loaded: Loaded) -> list[str]:
     from oncehook.settings.build import is_same_store
-    from oncehook.settings.forms import hide_password
+    from oncehook.settings.values import hide_password
 
     place = loaded.where("store")
     if not place.startswith("environment") or is_same_store(inbox.store_url, loaded.config.store):

@@ -75,7 +75,7 @@ def serve(
         arguments += [f"{name}={value}" for name, value in values.items() if value is not None]
         files = [config_file or Path("oncehook.toml"), Path("pyproject.toml")]
         return _serve_reloading(arguments, files, at_first=["--open"] if open_ else [])
-    from oncehook.settings.forms import is_loopback
+    from oncehook.settings.values import is_loopback
 
     # As flags of the settings, so that the checks see the address that is really listened on (S28).
     settings = {"server.host": host, "server.port": port, "server.log_level": level}

@@ -107,7 +107,7 @@ def show(config_file: Path | None, as_json: bool) -> int:
 @_existing_config_option
 def schema(config_file: Path | None) -> int:
     """Print the JSON Schema of oncehook.toml, for editors. The same for every file."""
-    from oncehook.settings import schema as describe
+    from oncehook.settings.describe import schema as describe
 
     return answer(describe(), (), as_json=True)
 
@@ -115,7 +115,7 @@ def schema(config_file: Path | None) -> int:
 @config.command("reference")
 def reference() -> None:
     """Print every setting with its meaning and default, as a page in Markdown."""
-    from oncehook.settings.reference import reference as page
+    from oncehook.settings.describe import reference as page
 
     click.echo(page(), nl=False)
 
@@ -236,7 +236,7 @@ def page(origins: Sequence[str], goal: str, store: str) -> str:
 
 
 def _store_lines(store: str) -> list[str]:
-    from oncehook.settings.forms import hide_password
+    from oncehook.settings.values import hide_password
 
     if hide_password(store) != store:
         raise ConfigError(
@@ -268,7 +268,7 @@ def _source_lines(origin: str) -> list[str]:
         lines.append(f'public_url = "https://inbox.example/in/{origin}"   # the address that is registered there')
     if "key" in preset.needs:
         lines.append('key = ["$.id"]                       # what makes two arrivals the same event')
-    if preset.subject is None:
+    if preset.settings.subject is None:
         lines.append('# subject = "$.customer.id"          # events of one subject go one at a time, in order')
     return lines
 
@@ -341,7 +341,7 @@ def token(name: str, role: str, expires: str | None, sources: str | None, no_pay
 
 def _limits(expires: str | None, sources: str | None, no_payloads: bool) -> dict[str, object]:
     """Return the settings of a token's limits."""
-    from oncehook.settings.forms import duration
+    from oncehook.settings.values import duration
 
     limits: dict[str, object] = {}
     if expires is not None:

@@ -24,13 +24,13 @@ from oncehook.cli.options import config_option, voice
 from oncehook.cli.output import json_line, say
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.http_client.proxy import named_proxy
+from oncehook.human import suggest
 from oncehook.logs import plain, set_up_logging
 from oncehook.model import Category
 from oncehook.retry import NAMED
 from oncehook.secret import Secret
 from oncehook.settings import load
-from oncehook.settings.checks import UNKNOWN_TO, lacking
-from oncehook.settings.forms import suggest
+from oncehook.settings.check import UNKNOWN_TO, lacking
 from oncehook.settings.tables import WhatsAppConfig
 from oncehook.whatsapp import messages
 from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message

@@ -117,7 +117,7 @@ def received(inbox: Inbox, source: str) -> Callable[[Request], Awaitable[Receive
     async def take(request: Request) -> Received:
         arrival = _arrival(request, known)
         try:
-            arrival.body = await _body(request, known.max_body)
+            arrival.body = await _body(request, known.settings.max_body)
         except Rejected as error:
             raise Answered(inbox.receiver.turn_away(known, arrival, error)) from error
         if request.method != "POST":

@@ -21,7 +21,7 @@ from oncehook.event import outward_id
 from oncehook.inbox import Inbox
 from oncehook.model import Category, Evidence, Lease
 from oncehook.settings import build
-from oncehook.settings.build import TermSettings
+from oncehook.settings.tables import TermSettings
 
 if TYPE_CHECKING:
     from celery import Celery  # type: ignore[import-untyped]
@@ -56,7 +56,7 @@ def celery_task(
     """
     if finished:
         terms.setdefault("timeout", 60.0)
-    chosen = build.terms_of(**terms, classify=classify, shared=inbox.classifiers)
+    chosen = build.terms_of(name or task, **terms, classify=classify, shared=inbox.classifiers)
     return inbox.add_destination(CeleryDestination(task, app, name=name, finished=finished, terms=chosen))
 
 

@@ -83,8 +83,10 @@ class HttpDestination:
         self._url = read_url(url)
         self.address = f"POST {shown_url(self._url, is_secret=is_secret)}"
         self._signers = tuple(map(signer, sign))
-        self._headers = {_header_name(said): _header_value(said, text) for said, text in (headers or {}).items()}
-        self._forwarded = frozenset(map(_forwarded_name, forward_headers))
+        self._headers = {
+            read_header_name(said): read_header_value(said, text) for said, text in (headers or {}).items()
+        }
+        self._forwarded = frozenset(map(read_forwarded_name, forward_headers))
         self._forwarded -= self._headers.keys()
         self._hidden = _hidden([*self._headers.values(), *(secret_parts(self._url) if is_secret else ())])
         self._allow_private, self._ca = allow_private, ca
@@ -255,7 +257,7 @@ def _legal(raw: str) -> str | None:
 # -- reading settings --------------------------------------------------------------------------
 
 
-def _header_name(name: str) -> str:
+def read_header_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} is not the name of a header.")
     if _OWN.fullmatch(name):
@@ -263,20 +265,20 @@ def _header_name(name: str) -> str:
     return name.lower()
 
 
-def _header_value(name: str, text: str) -> str:
+def read_header_value(name: str, text: str) -> str:
     # the sentence does not repeat the value: it may be a secret
     if not text.isascii() or not text.isprintable():
         raise ConfigError(f'The value of the header "{name}" must be plain printable ASCII.')
     return text
 
 
-def _forwarded_name(name: str) -> str:
+def read_forwarded_name(name: str) -> str:
     if _NEVER_FORWARDED.fullmatch(name):
         raise ConfigError(
             f'The header "{name}" is never passed on: it holds what the sender shares with us alone.',
             hint="Set one of your own under headers.",
         )
-    return _header_name(name)
+    return read_header_name(name)
 
 
 def _hidden(values: Iterable[str]) -> tuple[bytes, ...]:

@@ -21,8 +21,10 @@ def names() -> list[str]:
     return sorted(_ours() | {point.name for point in entry_points(group=GROUP)})
 
 
-def load(name: str) -> Preset:
-    """The preset of this name; only its own module is imported. A name of ours cannot be taken by another package."""
+def load(name: str | Preset) -> Preset:
+    """Return the preset of this name. Only its own module is imported; no other package can take a name of ours."""
+    if isinstance(name, Preset):
+        return name
     if name in _ours():
         plain = name.replace("-", "_")
         # A module's name cannot begin with a digit: 360dialog is p_360dialog.

@@ -6,7 +6,6 @@ at the top of the body, and partner events under `data`. It wants its answer wit
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from oncehook.presets import whatsapp_cloud
@@ -15,8 +14,7 @@ from oncehook.verify import Either, Hmac, Token
 SIGNATURE: Final = "x-360dialog-signature"
 AUTHORIZATION: Final = "header:Authorization"
 
-PRESET = replace(
-    whatsapp_cloud.PRESET,
+PRESET = whatsapp_cloud.PRESET.replace(
     name="360dialog",
     title="360dialog",
     # How the digest is written is not documented: plain hex is what people see, `sha256=` what Meta would write.

@@ -44,7 +44,7 @@ def _signer(arrival: Arrival, source: Source) -> bytes:
     """The secret this arrival was signed with: while it is rotated there are two, and Zoom knows one."""
     for secret in source.valid_secrets:
         with contextlib.suppress(SignatureInvalid):
-            source.scheme.verifier([secret], url=source.public_url, tolerance=math.inf)(arrival)
+            source.scheme.verifier([secret], url=source.settings.public_url, tolerance=math.inf)(arrival)
             return secret
     raise SignatureInvalid("mismatch")
 

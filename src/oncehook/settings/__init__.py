@@ -1,7 +1,7 @@
 """The configuration: one file, what lies over it, read and checked as a whole.
 
 `load` finds `oncehook.toml` (or `[tool.oncehook]`), lays environment variables and flags over it, and returns a
-`Loaded`; inbox and command line call it. All that is wrong is told at once, each with file, line and remedy.
+`Loaded`; inbox and command line call it. Everything wrong is reported at once, each with file, line and remedy.
 The settings themselves stand in `tables.py`.
 """
 
@@ -18,52 +18,33 @@ from typing import Any, Final
 import msgspec
 
 from oncehook.errors import ConfigError
+from oncehook.human import nearest
 from oncehook.secret import Environment, Secret
-from oncehook.settings.checks import Names, check, check_bind, check_surroundings, loose_ends, warnings
-from oncehook.settings.forms import nearest
+from oncehook.settings.check import Names, check, check_bind, check_surroundings, loose_ends, warnings
 from oncehook.settings.origin import SettingPath, find, parse_variable
-from oncehook.settings.tables import (
-    BreakerConfig,
-    Config,
-    DestinationConfig,
-    EncryptConfig,
-    RetentionConfig,
-    RetryConfig,
-    RouteConfig,
-    ServerConfig,
-    SourceConfig,
-    TokenConfig,
-    WatermarkConfig,
-    schema,
-)
-from oncehook.settings.walk import Field, Problem, Walk, fields_of, is_one_table, raise_all, table_of
+from oncehook.settings.read import Field, Problem, SettingsReader, fields_of, raise_all
+from oncehook.settings.tables import Config, EncryptConfig, RetentionConfig, ServerConfig, TokenConfig, WatermarkConfig
 from oncehook.store.cipher import read_key
 
 __all__ = [
-    "BreakerConfig",
     "Config",
-    "DestinationConfig",
     "EncryptConfig",
     "Loaded",
     "Names",
     "RetentionConfig",
-    "RetryConfig",
-    "RouteConfig",
     "Secret",
     "ServerConfig",
     "Setting",
-    "SourceConfig",
     "TokenConfig",
     "WatermarkConfig",
     "check_bind",
     "load",
-    "schema",
 ]
 
 # Variables that belong to the command line, not to the file: its options (ONCEHOOK_SERVE_OPEN) and these.
 _OWN: Final = re.compile(
     r"ONCEHOOK_(?:(?:CONFIG|TOKEN|SERVER|FAULT|CLOCK|JSON|QUIET|VERBOSE|PROXY|CLAIMS)"
-    r"|(?:SERVE|WORKER|DEMO|SEND|FORWARD|TAIL|EVENTS|SHOW|REPLAY|DEAD|PAUSE|RESUME|SOURCES|DESTINATIONS|STATS|KEYS"
+    r"|(?:SERVE|WORKER|DEMO|SEND|FORWARD|TAIL|EVENTS|SHOW|REPLAY|DEAD|ERASE|PAUSE|RESUME|SOURCES|DESTINATIONS|STATS|KEYS"
     r"|WHATSAPP|S3|PROXY|TOKEN|IMPORT|EXPORT|INIT|CONFIG|DB|DOCTOR|HEALTH|BENCH|COMPLETION|VERSION)_(?!_)\w+)"
 )
 
@@ -72,7 +53,7 @@ _APP: Final = "What an app defines counts where it is named, as in: oncehook ser
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One line of `config show`."""
+    """A line of `config show`."""
 
     name: str
     value: object
@@ -88,51 +69,51 @@ class Loaded:
     origin: Path | None
     """The file that counts, if any."""
     warnings: tuple[str, ...]
-    _walk: Walk = field(repr=False)
+    _reader: SettingsReader = field(repr=False)
 
     def where(self, dotted: str) -> str:
-        """Where a setting comes from: `oncehook.toml:31`, `environment ONCEHOOK_STORE`, `flag --port`, `default`."""
-        return self._walk.origin.where(_path(dotted))
+        """Return where a setting comes from: `oncehook.toml:31`, `environment ONCEHOOK_STORE`, `flag --port`."""
+        return self._reader.origin.where(_path(dotted))
 
     def is_from_file(self, dotted: str) -> bool:
-        """Whether the file itself says this, and nothing lies over it."""
-        return self._walk.origin.line(_path(dotted)) > 0
+        """Tell whether the file itself sets this, and nothing overrides it."""
+        return self._reader.origin.line(_path(dotted)) > 0
 
     def problem(self, dotted: str, sentence: str) -> Problem:
-        """Something that is wrong with a setting, with its place."""
-        return self._walk.problem(_path(dotted), sentence)
+        """Return a problem of a setting with its place."""
+        return self._reader.problem(_path(dotted), sentence)
 
     def tie(self, app: Names) -> None:
         """Raise ConfigError where a name in the file leads nowhere, also in the app that counts beside it."""
-        raise_all([self._walk.problem(*finding) for finding in loose_ends(self.config, self._walk, app)])
+        raise_all([self._reader.problem(*finding) for finding in loose_ends(self.config, self._reader, app)])
 
     def settings(self) -> Iterator[Setting]:
-        """All settings that have a value, as they may be shown."""
-        return self._settings(self.config, ())
+        """Return all settings that have a value, as they may be shown."""
+        return self._settings(Config, self.config, ())
 
     def digests(self) -> dict[str, str]:
-        """A digest of each setting as it is shown: tells that it was changed, and is never one of a secret's value."""
+        """Return a digest of each setting as it is shown, to find what was changed; never of a secret's value."""
         shown = ((setting.name, msgspec.json.encode(setting.value, enc_hook=str)) for setting in self.settings())
         return {name: blake2b(value, digest_size=8).hexdigest() for name, value in shown}
 
-    def _settings(self, table: msgspec.Struct, path: SettingPath) -> Iterator[Setting]:
-        for key, about in fields_of(type(table)).items():
+    def _settings(self, kind: type, table: object, path: SettingPath) -> Iterator[Setting]:
+        for key, about in fields_of(kind).items():
             value = getattr(table, about.attribute)
             here = (*path, key)
-            origin = self._walk.origin.where(here)
+            origin = self._reader.origin.where(here)
             if about.form is None:
-                yield from self._inner_settings(value, here)
+                yield from self._inner_settings(about, value, here)
             elif value not in (None, (), {}) or origin != "default":
                 yield Setting(_dotted(here), about.form.show(value), origin)
 
-    def _inner_settings(self, value: Any, path: SettingPath) -> Iterator[Setting]:
-        if isinstance(value, msgspec.Struct):
-            yield from self._settings(value, path)
-            return
-        if value is None:
+    def _inner_settings(self, about: Field, value: Any, path: SettingPath) -> Iterator[Setting]:
+        assert about.table is not None
+        if about.shape is None:
+            if value is not None:
+                yield from self._settings(about.table, value, path)
             return
         for step, table in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from self._settings(table, (*path, step))
+            yield from self._settings(about.table, table, (*path, step))
 
 
 def load(
@@ -146,80 +127,81 @@ def load(
 ) -> Loaded:
     """Read the configuration. Raises ConfigError with one line per problem.
 
-    `flags` are what the command line said, by dotted name (`{"server.port": 4021}`; None: not said). They must come
+    `flags` come from the command line, by dotted name (`{"server.port": 4021}`; None: not given). They must come
     in here rather than be put over the result, so that the checks see the address that is really listened on (S28).
     With `secrets`, one that is missing or empty is a problem (S4); without, only `reveal` will tell. The file is not
-    the `whole` where an app counts beside it: then a route may lead to a handler, and `Loaded.tie` tells what is
-    nowhere.
+    the `whole` where an app counts beside it: then a route may lead to a handler, and `Loaded.tie` finds what
+    is nowhere.
     """
     env = Environment(env)
     origin = find(path, cwd or Path.cwd())
-    walk = Walk(origin, env)
-    variables = _override(walk, env, flags or {})
-    config = walk.table(Config, origin.tree, ())
-    check(config, walk)
+    reader = SettingsReader(origin, env)
+    variables = _override(reader, env, flags or {})
+    config = reader.table(Config, origin.tree, ())
+    check(config, reader)
     if secrets:
-        _check_secrets(walk)
-        check_surroundings(config, walk)
-    ends = list(loose_ends(config, walk, Names())) if whole else []
+        _check_secrets(reader)
+        check_surroundings(config, reader)
+    ends = list(loose_ends(config, reader, Names())) if whole else []
     for finding in ends:
-        walk.note(*finding)
-    raise_all(walk.problems, hint=_APP if ends else "")
-    odd = (*warnings(config, walk), *_odd_variables(env, variables, walk))
-    return Loaded(config, origin.file, odd, walk)
+        reader.note(*finding)
+    raise_all(reader.problems, hint=_APP if ends else "")
+    odd = (*warnings(config, reader), *_odd_variables(env, variables, reader))
+    return Loaded(config, origin.file, odd, reader)
 
 
-def _check_secrets(walk: Walk) -> None:
-    for path, secret in walk.secrets:
+def _check_secrets(reader: SettingsReader) -> None:
+    for path, secret in reader.secrets:
         try:
             value = secret.reveal()
             if path[0] == "encrypt":
                 read_key(value)
         except ConfigError as error:
-            walk.note(path, f"{error} {error.hint}".rstrip())
+            reader.note(path, f"{error} {error.hint}".rstrip())
 
 
 # -- what lies over the file -------------------------------------------------------------------
 
 
-def _override(walk: Walk, env: Mapping[str, str], flags: Mapping[str, object]) -> dict[str, SettingPath]:
+def _override(reader: SettingsReader, env: Mapping[str, str], flags: Mapping[str, object]) -> dict[str, SettingPath]:
     """Lay the environment, then the flags over the file; returns the variables that are settings."""
     variables: dict[str, SettingPath] = {}
-    for path, about in _reachable(Config, walk.origin.tree, ()):
+    for path, about in _reachable(Config, reader.origin.tree, ()):
         variable = "ONCEHOOK_" + "__".join(str(step).upper().replace("-", "_") for step in path)
         other = variables.setdefault(variable, path)
         if variable not in env:
             continue
         if other != path:
-            walk.note((), f"environment {variable}: means both {_dotted(other)} and {_dotted(path)}")
+            reader.note((), f"environment {variable}: means both {_dotted(other)} and {_dotted(path)}")
         # the variable is the secret, so the reference to it is the value
         secret = about.form is not None and about.form.is_secret
         value = {"env": variable} if secret else parse_variable(env[variable])
-        walk.origin.override(path, value, f"environment {variable}")
+        reader.origin.override(path, value, f"environment {variable}")
     for dotted, value in flags.items():
         if value is not None:
-            walk.origin.override(_path(dotted), value, f"flag --{dotted.rpartition('.')[2].replace('_', '-')}")
+            reader.origin.override(_path(dotted), value, f"flag --{dotted.rpartition('.')[2].replace('_', '-')}")
     return variables
 
 
-def _reachable(kind: type[msgspec.Struct], tree: object, path: SettingPath) -> Iterator[tuple[SettingPath, Field]]:
-    """Every setting that has a name of its own; sources and destinations are those of the file."""
+def _reachable(kind: type, tree: object, path: SettingPath) -> Iterator[tuple[SettingPath, Field]]:
+    """Yield every setting that has a name of its own; sources and destinations are those of the file."""
     for key, about in fields_of(kind).items():
         here = (*path, key)
-        inner = table_of(about.hint)
-        if about.form is not None or inner is None:
+        if about.form is not None or about.table is None:
             yield here, about
             continue
         below = tree.get(key) if isinstance(tree, dict) else None
-        if isinstance(about.default, inner) or (is_one_table(about.hint) and (below is not None or not path)):
-            yield from _reachable(inner, below, here)
-        elif isinstance(below, dict) and not is_one_table(about.hint):
+        if about.shape is None and (about.default is not None or below is not None or not path):
+            yield from _reachable(about.table, below, here)
+        elif isinstance(below, dict) and about.shape is dict:
             for name in below:
-                yield from _reachable(inner, below[name], (*here, name))
+                yield from _reachable(about.table, below[name], (*here, name))
 
 
-def _odd_variables(env: Mapping[str, str], variables: Mapping[str, SettingPath], walk: Walk) -> Iterator[str]:
-    referenced = {secret.reference for _, secret in walk.secrets if secret.kind == "env"}
+def _odd_variables(
+    env: Mapping[str, str], variables: Mapping[str, SettingPath], reader: SettingsReader
+) -> Iterator[str]:
+    referenced = {secret.reference for _, secret in reader.secrets if secret.kind == "env"}
     for name in sorted(env):
         if name.startswith("ONCEHOOK_") and name not in variables and name not in referenced:
             if _OWN.fullmatch(name):

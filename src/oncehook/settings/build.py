@@ -1,144 +1,70 @@
 """From settings to parts: store, sources and destinations, as the configuration or a program describes them.
 
-`inbox` calls these. Durations and sizes may be words here, and are numbers from here on. The one place that names an
-engine.
+`inbox` calls these with settings that were read. The one place that names an engine.
 """
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypedDict, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, Unpack
 
-from oncehook import human, presets, verify
+import msgspec
+
 from oncehook.categories import Classify, Rules
 from oncehook.destinations.base import Destination, Terms
+from oncehook.destinations.handler import TIMEOUT
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.model import Breaker, Engine, Headers
-from oncehook.retry import Policy, policy
 from oncehook.routes import Route
-from oncehook.secret import OldSecret, Secret, read_secret
-from oncehook.settings import DestinationConfig, EncryptConfig, Loaded, SourceConfig, WatermarkConfig
-from oncehook.settings.tables import FilesConfig, RetryConfig, RouteConfig, WhatsAppConfig
-from oncehook.settings.twice import Twice
-from oncehook.sources import Source, Splitter, build, split_at
+from oncehook.secret import reveal_text
+from oncehook.settings import EncryptConfig, Loaded, RetentionConfig, WatermarkConfig
+from oncehook.settings.check import has_secret_address, read_address
+from oncehook.settings.read import Problem, Settings, fields_of, raise_all, read_program
+from oncehook.settings.tables import (
+    BreakerSettings,
+    FilesConfig,
+    HandlerSettings,
+    RouteSettings,
+    TermSettings,
+    WhatsAppConfig,
+)
+from oncehook.settings.values import hide_password
+from oncehook.sources import Source
 from oncehook.store.base import NameIds, Store
 from oncehook.store.cipher import Cipher, read_key
 from oncehook.upkeep import Limits
-from oncehook.verify import Nothing, Scheme, Verify
 from oncehook.whatsapp.destination import SenderDestination
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.sender import Sender
     from oncehook.whatsapp.storage import S3Files
 
-
-def source_from(name: str, settings: SourceConfig) -> Source:
-    """The source that checked settings describe."""
-    translated = {"preset", "verify", "secret", "verify_token", "split"}
-    plain = {field: getattr(settings, field) for field in settings.__struct_fields__ if field not in translated}
-    return build(
-        name,
-        preset=presets.load(settings.preset) if settings.preset else None,
-        scheme=scheme_of(settings.verify),
-        secrets=[
-            secret.reveal() if secret.until is None else OldSecret(secret.reveal(), secret.until, secret.name)
-            for secret in settings.secret
-        ],
-        verify_token=settings.verify_token.reveal() if settings.verify_token else None,
-        split=split_at(settings.split) if settings.split else None,
-        loopback_only=settings.is_loopback_only,
-        **plain,
-    )
+T = TypeVar("T")
 
 
-def source_of(
-    name: str,
-    preset: str | None,
-    verify: Verify | None,
-    *,
-    split: str | Splitter | None,
-    **settings: Any,
-) -> Source:
-    """The source that a program describes: durations and sizes may be words."""
-    scheme = scheme_of(verify)
-    confirmed = isinstance(verify, Mapping) and "confirm" in verify
-    # Unverified and unconfirmed: for direct requests of this machine (DESIGN.md 8.11).
-    settings.setdefault("loopback_only", isinstance(scheme, Nothing) and not confirmed)
-    return build(
-        name,
-        preset=presets.load(preset) if preset else None,
-        scheme=scheme,
-        split=split_at(split) if isinstance(split, str) else split,
-        **in_units(settings),
-    )
+# -- destinations and routes ---------------------------------------------------------------------
 
 
-def scheme_of(spec: Verify | None) -> Scheme | None:
-    """The verifier that a setting or a program names."""
-    if spec is None or isinstance(spec, str | Mapping | Sequence):
-        return None if spec is None else verify.from_config(spec)
-    return cast("Scheme", spec) if hasattr(spec, "verifier") else verify.Custom(spec)
-
-
-def in_units(settings: dict[str, Any]) -> dict[str, Any]:
-    """Words to numbers, where a setting is a duration or a size."""
-    for field in ("budget", "keep_keys", "keep_events", "tolerance"):
-        if isinstance(settings.get(field), str):
-            off = field == "tolerance" and settings[field] == "off"
-            settings[field] = float("inf") if off else human.seconds(settings[field])
-    if isinstance(settings.get("max_body"), str):
-        settings["max_body"] = human.size(settings["max_body"])
-    if "ip_allow" in settings:
-        settings["ip_allow"] = [ip_network(text) for text in settings["ip_allow"]]
-    return settings
-
-
-def from_env(variable: str, source: str) -> bytes:
-    """A secret out of the environment; raises ConfigError when it is not there."""
-    return Secret.from_env(variable, f"source.{source}.secret", os.environ).reveal()
-
-
-SecretValue = str | bytes | OldSecret
-
-
-def rotated_secrets(secret: SecretValue | Sequence[SecretValue] | None) -> list[bytes | OldSecret]:
-    """One secret or several, as bytes; old ones may have an end."""
-    if secret is None:
-        return []
-    many: Iterable[SecretValue] = [secret] if isinstance(secret, SecretValue) else secret
-    return [one.encode() if isinstance(one, str) else one for one in many]
-
-
-def as_secrets(secret: str | bytes | Sequence[str | bytes] | None) -> list[bytes]:
-    """One secret or several, as bytes."""
-    return [one for one in rotated_secrets(secret) if isinstance(one, bytes)]
-
-
-# -- destinations ------------------------------------------------------------------------------
-
-
-def destination_from(name: str, settings: DestinationConfig) -> Destination:
-    """The destination that checked settings describe."""
+def destination_from(name: str, settings: Settings) -> Destination:
+    """Build the destination that checked settings describe."""
     if settings.whatsapp is not None:
         sender = sender_from(
             settings.whatsapp, timeout=settings.timeout, allow_private=settings.allow_private, ca=settings.ca
         )
-        return SenderDestination(name, sender, _terms(settings), unsure=settings.unsure)
-    url = settings.whole_url()
+        return SenderDestination(name, sender, terms_from(settings), unsure=settings.unsure)
+    url = read_address(settings)
     if url is None:
         raise ConfigError(f'Destination "{name}" has no url.', hint="A handler is written in Python: see Inbox.on.")
     return HttpDestination(
         name,
         url,
-        is_secret=settings.is_secret,
-        terms=_terms(settings),
+        is_secret=has_secret_address(settings),
+        terms=terms_from(settings),
         sign=[secret.reveal() for secret in settings.sign],
-        headers={header: _text(value) for header, value in settings.headers.items()},
+        headers={header: reveal_text(value) for header, value in settings.headers.items()},
         forward_headers=settings.forward_headers,
         allow_private=settings.allow_private,
         ca=settings.ca,
@@ -146,26 +72,44 @@ def destination_from(name: str, settings: DestinationConfig) -> Destination:
     )
 
 
-def _terms(settings: DestinationConfig) -> Terms:
+def terms_from(settings: Settings, classify: Classify | None = None, shared: Sequence[Classify] = ()) -> Terms:
+    """Build the terms that checked settings describe."""
     return Terms(
-        retry=_retry(settings.retry),
+        retry=settings.retry,
         timeout=settings.timeout,
         lease=settings.lease,
         concurrency=settings.concurrency,
         rate=settings.rate,
-        breaker=Breaker(settings.breaker.failures, settings.breaker.open),
-        rules=Rules(frozenset(settings.transient), frozenset(settings.permanent)),
+        breaker=Breaker(**{name: getattr(settings.breaker, name) for name in fields_of(BreakerSettings)}),
+        rules=Rules(frozenset(settings.transient), frozenset(settings.permanent), classify, shared),
     )
 
 
+def terms_of(
+    name: str,
+    *,
+    classify: Classify | None = None,
+    shared: Sequence[Classify] = (),
+    **terms: Unpack[TermSettings],
+) -> Terms:
+    """Build the terms that a program describes, for a destination of this name. Raises ConfigError."""
+    return terms_from(read_program(TermSettings, ("destination", name), terms), classify, shared)
+
+
+def read_handler(name: str, settings: HandlerSettings) -> Settings:
+    """Read what a program says of a handler and of its route. Raises ConfigError."""
+    read: Settings = read_program(HandlerSettings, ("destination", name), {"timeout": TIMEOUT, **settings})
+    return read
+
+
 def sender_from(settings: WhatsAppConfig, *, files: S3Files | None = None, **options: Any) -> Sender:
-    """The WhatsApp API that checked settings describe; `files` serves where they name no storage."""
+    """Build the WhatsApp API that checked settings describe; `files` serves where they name no storage."""
     from oncehook import whatsapp
 
-    said = {field: getattr(settings, field) for field in settings.__struct_fields__ if field != "files"}
+    options |= {field: getattr(settings, field) for field in settings.__struct_fields__ if field != "files"}
     if settings.api == "evolution-go":
-        said["admin_key"] = said.pop("api_key")
-    return whatsapp.sender(**said, files=files if settings.files is None else _files(settings.files), **options)
+        options["admin_key"] = options.pop("api_key")
+    return whatsapp.sender(**options, files=files if settings.files is None else _files(settings.files))
 
 
 def _files(settings: FilesConfig) -> S3Files:
@@ -174,74 +118,84 @@ def _files(settings: FilesConfig) -> S3Files:
     return S3Files(**{field: getattr(settings, field) for field in settings.__struct_fields__})
 
 
-def route_from(settings: RouteConfig) -> Route:
-    """The route that checked settings describe."""
-    return Route(
-        settings.from_, settings.to, settings.when or {}, settings.coalesce, settings.latest_wins, settings.on_dead
-    )
+def route_settings(settings: Settings) -> RouteSettings:
+    """Return those of the given settings that are a route's."""
+    given: Any = {name: value for name, value in vars(settings).items() if name in fields_of(RouteSettings)}
+    return given  # type: ignore[no-any-return]
 
 
 def own_routes(destinations: Iterable[Destination], sources: Collection[str], known: Sequence[Route]) -> list[Route]:
-    """A sender is also given what a program emits under its name, unless a source of arrivals has that name."""
+    """Return the routes by which a sender gets what is emitted under its name, unless a source has that name."""
     senders = [one.name for one in destinations if one.kind == SenderDestination.kind and one.name not in sources]
     there = {route.source for route in known if route.source == route.destination}
     return [Route(name, name) for name in senders if name not in there]
 
 
-def _retry(spec: str | tuple[float, ...] | RetryConfig) -> Policy:
-    if isinstance(spec, RetryConfig):
-        return Policy(spec.attempts, spec.base, spec.factor, spec.cap, spec.jitter)
-    return policy(spec)
+# -- a file beside an app ------------------------------------------------------------------------
 
 
-def _text(value: str | Secret) -> str:
-    return value if isinstance(value, str) else value.reveal().decode()
+class Comparison:
+    """A comparison of a file with an app: what both define is an error, and so is a setting with two values."""
 
+    def __init__(self, loaded: Loaded, app: str) -> None:
+        self._loaded = loaded
+        self._app = app
+        self._problems: list[Problem] = []
 
-class TermSettings(TypedDict, total=False):
-    """How a destination wants to be treated, in the words of `[destination.NAME]`."""
+    def names(self, kind: str, known: Collection[str]) -> None:
+        """Note what the file defines and the app has."""
+        for name in getattr(self._loaded.config, kind):
+            if name in known:
+                self._note(f"{kind}.{name}", f"[{kind}.{name}] is defined by {self._app} too; give one another name")
 
-    retry: str | Sequence[str | float] | Mapping[str, object] | Policy
-    timeout: str | float
-    lease: str | float
-    concurrency: int
-    rate: str | None
-    breaker: Mapping[str, Any] | Breaker | None
-    transient: Collection[int]
-    permanent: Collection[int]
+    def store(self, mine: str, is_same: bool) -> None:
+        """Note that the file names another store. The environment's may be meant for other programs as well."""
+        if not is_same and self._loaded.is_from_file("store"):
+            theirs = self._loaded.config.shown_store
+            self._note("store", f"store is {theirs}, and {self._app} keeps its events in {hide_password(mine)}")
 
+    def encrypt(self, mine: Cipher, theirs: Cipher) -> None:
+        """Note that both name keys, and not the same ones."""
+        if mine.has_keys and theirs.has_keys and mine != theirs:
+            self._note("encrypt", f"encrypt is set by {self._app} too, to something else; say it once")
 
-def terms_of(
-    *,
-    retry: str | Sequence[str | float] | Mapping[str, object] | Policy = "durable",
-    timeout: str | float = 15.0,
-    lease: str | float = 10.0,
-    concurrency: int = 16,
-    rate: str | None = None,
-    breaker: Mapping[str, Any] | Breaker | None = None,
-    transient: Collection[int] = (),
-    permanent: Collection[int] = (),
-    classify: Classify | None = None,
-    shared: Sequence[Classify] = (),
-) -> Terms:
-    """How a destination wants to be treated, as a program says it: durations and rates may be words."""
-    if not isinstance(breaker, Breaker):
-        said = dict(breaker or {})
-        breaker = Breaker(int(said.pop("failures", 10)), human.seconds(said.pop("open", 30.0)))
-        if said:
-            raise ConfigError(f"A breaker has failures and open, not {sorted(said)}.")
-    if concurrency < 1:
-        raise ConfigError("concurrency must be 1 or more.")
-    return Terms(
-        policy(retry), human.seconds(timeout), human.seconds(lease), concurrency,
-        None if rate is None else human.rate(rate), breaker,
-        Rules(frozenset(transient), frozenset(permanent), classify, shared),
-    )  # fmt: skip
+    def one_of(self, setting: str, mine: T, unsaid: T, theirs: T) -> T:
+        """Return the value that one of the two has set; where both have, they must agree."""
+        if theirs in (unsaid, mine):
+            return mine
+        if mine != unsaid:
+            self._note(setting, f"{setting} is set by {self._app} too, to something else; say it once")
+        return theirs
 
+    def retention(self, mine: RetentionConfig) -> RetentionConfig:
+        """Return how long things are kept, by both."""
+        theirs, unsaid = self._loaded.config.retention, RetentionConfig()
+        chosen = {
+            name: self.one_of(f"retention.{name}", getattr(mine, name), getattr(unsaid, name), getattr(theirs, name))
+            for name in unsaid.__struct_fields__
+        }
+        return RetentionConfig(**chosen)
 
-def networks(allow_private: bool | Sequence[str]) -> Any:
-    """True, False, or networks as they are written."""
-    return allow_private if isinstance(allow_private, bool) else [ip_network(text) for text in allow_private]
+    def limits(self, mine: Limits) -> Limits:
+        """Return the limits that both have set between them."""
+        theirs = limits_of(self._loaded.config.watermark)
+        volumes: dict[str, Any] = {
+            name: self.one_of(f"watermark.daily_volume.{name}", mine.daily_volume.get(name), None, limit)
+            for name, limit in theirs.daily_volume.items()
+        }
+        single = {
+            name: self.one_of(f"watermark.{name}", getattr(mine, name), None, getattr(theirs, name))
+            for name in WatermarkConfig.__struct_fields__
+            if name != "daily_volume"
+        }
+        return Limits(**single, daily_volume={**mine.daily_volume, **volumes})
+
+    def end(self) -> None:
+        """Raise ConfigError if anything was noted."""
+        raise_all(self._problems, hint="File and app count together. Inbox.from_toml() begins with what the file says.")
+
+    def _note(self, setting: str, sentence: str) -> None:
+        self._problems.append(self._loaded.problem(setting, sentence))
 
 
 # -- store and arrivals --------------------------------------------------------------------------
@@ -282,25 +236,18 @@ def cipher_of(encrypt: Encrypt | None) -> Cipher:
     if encrypt is None:
         return Cipher()
     if isinstance(encrypt, Mapping):
-        encrypt = _encrypt_config(encrypt)
+        encrypt = read_program(EncryptConfig, ("encrypt",), encrypt, is_program=False)
     if isinstance(encrypt, EncryptConfig):
         keys = [secret.reveal() for secret in encrypt.key]
         return Cipher([read_key(key) for key in keys], decrypt_only=encrypt.decrypt_only)
     if not encrypt:
         raise ConfigError("encrypt names no key.", hint="Leave it out to encrypt nothing.")
-    return Cipher([read_key(key) for key in as_secrets(encrypt)])
-
-
-def _encrypt_config(given: Mapping[str, Any]) -> EncryptConfig:
-    if "key" not in given or not set(given) <= {"key", "decrypt_only"}:
-        raise ConfigError("encrypt takes `key` and `decrypt_only`.", hint='Write {"key": {"env": "NAME"}}.')
-    many = given["key"] if isinstance(given["key"], list | tuple) else [given["key"]]
-    secrets = [read_secret(one, "encrypt.key", env=os.environ, base=Path()) for one in many]
-    return EncryptConfig(key=tuple(secrets), decrypt_only=bool(given.get("decrypt_only", False)))
+    given = [encrypt] if isinstance(encrypt, str | bytes) else encrypt
+    return Cipher([read_key(key.encode() if isinstance(key, str) else key) for key in given])
 
 
 def is_same_store(url: str, other: str) -> bool:
-    """Whether two addresses lead to one store: that of a file can be written in several ways."""
+    """Tell whether two addresses lead to one store: that of a file can be written in several ways."""
     files = [Path(_file(one)).resolve() for one in (url, other) if one.startswith("sqlite:")]
     return url == other or (len(files) == 2 and files[0] == files[1])
 
@@ -310,24 +257,8 @@ def _file(url: str) -> str:
 
 
 def limits_of(mark: WatermarkConfig) -> Limits:
-    """The limits that checked settings describe."""
-    return Limits(mark.dead, mark.oldest_due, mark.daily_volume, mark.disk)
-
-
-def both_limits(mine: Limits, loaded: Loaded, twice: Twice) -> Limits:
-    """The limits that a program and a file have set between them."""
-    theirs = limits_of(loaded.config.watermark)
-    volumes = {
-        name: twice.one_of(
-            f"watermark.daily_volume.{name}", mine.daily_volume.get(name), None, theirs.daily_volume.get(name)
-        )
-        for name in {**mine.daily_volume, **theirs.daily_volume}
-    }
-    single = {
-        name: twice.one_of(f"watermark.{name}", getattr(mine, name), None, getattr(theirs, name))
-        for name in ("dead", "oldest_due", "disk")
-    }
-    return Limits(**single, daily_volume={name: limit for name, limit in volumes.items() if limit is not None})
+    """Return the limits that checked settings describe."""
+    return Limits(**msgspec.structs.asdict(mark))
 
 
 def assign_ids(
@@ -342,13 +273,13 @@ def assign_ids(
     for route in routes:
         route.destination_id = numbers.destinations[route.destination]
         known = sources.get(route.source)
-        route.fix_options(known.preset.coalesce if known and known.preset else False)
+        route.fix_options(known.base.coalesce if known else False)
         by_source.setdefault(route.source, []).append(route)
     return by_source
 
 
 def free_disk(store: Store) -> float | None:
-    """The free part of the disk under a SQLite store; None where it is somebody else's disk."""
+    """Return the free part of the disk under a SQLite store; None where it is somebody else's disk."""
     path: Path | None = getattr(store, "path", None)
     if path is None:
         return None
@@ -357,7 +288,7 @@ def free_disk(store: Store) -> float | None:
 
 
 def as_headers(headers: Headers | Mapping[str, str]) -> Headers:
-    """Headers as an arrival has them: names in lower case, both sides bytes."""
+    """Return headers as an arrival has them: names in lower case, both sides bytes."""
     if not isinstance(headers, Mapping):
         return [(name.lower(), value) for name, value in headers]
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,7 +1,7 @@
 """An inbox without any configuration, for the first five minutes: every preset under its own name, this machine only.
 
 Its keys are made once and kept in the user's state folder, so that they stay the same between restarts and
-`oncehook send` knows them too. Every such source takes direct loopback requests only (DESIGN.md 8.11).
+`oncehook send` knows them too. Every such source takes direct loopback requests only.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from oncehook import clock, presets
 from oncehook.errors import ConfigError
 from oncehook.private import open_private
 from oncehook.rules import DEFAULT_KEY
+from oncehook.settings.tables import SourceArguments
 from oncehook.sources import Preset, Source, build
 from oncehook.verify import Scheme
 from oncehook.verify.development import DevelopmentKeys, development_keys
-from oncehook.verify.schemes import Nothing
 
 
 def sources() -> list[Source]:
-    """One source per preset, and `dev`, which takes anything unsigned."""
-    return [build("dev", scheme=Nothing(), loopback_only=True), *_of_presets(presets.names())]
+    """Return one source per preset, and `dev`, which takes anything unsigned."""
+    return [build("dev", verify="none"), *_of_presets(presets.names())]
 
 
 def source(preset: str) -> Source:
-    """The source of one preset, to send as its provider would where nothing is configured."""
+    """Return the source of one preset, to send as its provider would where nothing is configured."""
     (made,) = _of_presets([preset])
     return made
 
 
 def fleeting(preset: str) -> Source:
-    """The source of one preset with keys that are kept nowhere, for a test."""
+    """Return the source of one preset with keys that are kept nowhere, for a test."""
     loaded = presets.load(preset)
     return _built(loaded, development_keys(loaded.scheme))
 
 
 def kept_secret(name: str) -> str:
-    """A shared secret of Standard Webhooks under this name: made once, the same from then on."""
+    """Return a shared secret of Standard Webhooks under this name: made once, the same from then on."""
     with _open_keys() as file:
         kept = _read(file)
         if name not in kept:
@@ -63,20 +63,20 @@ def _of_presets(names: Iterable[str]) -> list[Source]:
 
 
 def _built(preset: Preset, keys: DevelopmentKeys) -> Source:
-    return build(
-        preset.name,
-        preset=preset,
-        secrets=keys.secrets,
-        signing=keys.signing,
-        verify_token=b"development",
-        public_url=f"http://127.0.0.1:4020/in/{preset.name}",
-        key=list(DEFAULT_KEY) if "key" in preset.needs else None,
-        loopback_only=True,
-    )
+    settings: SourceArguments = {
+        "preset": preset,
+        "verify_token": "development",
+        "public_url": f"http://127.0.0.1:4020/in/{preset.name}",
+    }
+    if keys.secrets:
+        settings["secret"] = keys.secrets
+    if "key" in preset.needs:
+        settings["key"] = DEFAULT_KEY
+    return build(preset.name, signing=keys.signing, loopback_only=True, **settings)
 
 
 def _open_keys() -> IO[str]:
-    """The file of development keys, readable by its owner only and locked until it is closed."""
+    """Open the file of development keys, readable by its owner only and locked until it is closed."""
     folder = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "oncehook"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = open_private(folder / "development-keys.json", os.O_RDWR | os.O_CREAT)
@@ -85,7 +85,7 @@ def _open_keys() -> IO[str]:
 
 
 def _read(file: IO[str]) -> dict[str, list[str]]:
-    """The keys that are kept; none when a crash left half a file behind: they are made anew."""
+    """Read the keys that are kept; none when a crash left half a file behind: they are made anew."""
     try:
         kept = json.load(file)
     except ValueError:
@@ -110,7 +110,7 @@ def _keys_of(kept: dict[str, list[str]], name: str, scheme: Scheme) -> Developme
 
 
 def _fit(scheme: Scheme, secrets: Sequence[bytes]) -> bool:
-    """Whether these are still keys of this scheme: another version of the preset may have another one."""
+    """Tell whether these are still keys of this scheme: another version of the preset may have another one."""
     try:
         scheme.verifier(secrets, url="http://127.0.0.1/")
     except ConfigError:

@@ -1,7 +1,7 @@
-"""Where settings come from: the file that is found, what lies over it, and the line each stands on.
+"""The origin of settings: the file that is found, what overrides it, and the line of each.
 
-`find` reads `oncehook.toml` or `[tool.oncehook]`; `Origin.override` lays environment variables and flags over it;
-`Origin.where` says of each setting which of them counts. `config.load` is the only caller.
+`find` reads `oncehook.toml` or `[tool.oncehook]`; `Origin.override` puts environment variables and flags over it;
+`Origin.where` says of each setting which of them counts. `load` is the only caller.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Origin:
             self._over[path] = label
 
     def line(self, path: SettingPath) -> int:
-        """The line of a setting, or of the nearest table around it; 0 when it is not from the file."""
+        """Return the line of a setting, or of the nearest table around it; 0 when it is not from the file."""
         if self._override(path):
             return 0
         for length in range(len(path), -1, -1):
@@ -66,14 +66,14 @@ class Origin:
         return 0
 
     def place(self, path: SettingPath) -> str:
-        """For an error message: `oncehook.toml:12`, `environment ONCEHOOK_STORE`, `flag --port`."""
+        """Return where a setting was written: `oncehook.toml:12`, `environment ONCEHOOK_STORE`, `flag --port`."""
         if label := self._override(path):
             return label
         line = self.line(path)
         return f"{self.label}:{line}" if line else self.label
 
     def where(self, path: SettingPath) -> str:
-        """The same for a setting that counts, or `default` when nobody has said anything."""
+        """Return the place of a setting that was given, or `default`."""
         return self.place(path) if self._is_given(path) else "default"
 
     def _override(self, path: SettingPath) -> str:
@@ -92,7 +92,7 @@ class Origin:
 
 
 def find(path: Path | None, cwd: Path) -> Origin:
-    """The one file that counts: the given one, `oncehook.toml`, or `[tool.oncehook]`; else no file at all."""
+    """Read the one file that counts: the given one, `oncehook.toml`, or `[tool.oncehook]`; else no file at all."""
     if path is not None:
         return _read(cwd / path, str(path), required=True)
     if (cwd / "oncehook.toml").exists():
@@ -136,15 +136,15 @@ def _parse(text: str, label: str) -> dict[str, Any]:
 
 
 def parse_variable(text: str) -> object:
-    """What an environment variable says: true, false, a whole number, a TOML list or table; else the text itself."""
-    said = text.strip()
-    if said in ("true", "false"):
-        return said == "true"
-    if re.fullmatch(r"-?[0-9]{1,18}", said):
-        return int(said)
-    if said[:1] in ("[", "{"):
+    """Return the value of a variable: true, false, a whole number, a TOML list or table; else the text itself."""
+    word = text.strip()
+    if word in ("true", "false"):
+        return word == "true"
+    if re.fullmatch(r"-?[0-9]{1,18}", word):
+        return int(word)
+    if word[:1] in ("[", "{"):
         try:
-            return tomllib.loads(f"value = {said}")["value"]
+            return tomllib.loads(f"value = {word}")["value"]
         except tomllib.TOMLDecodeError:
             return text
     return text
@@ -154,7 +154,7 @@ def parse_variable(text: str) -> object:
 
 
 def scan_lines(text: str) -> dict[SettingPath, int]:
-    """On which line each table and key of a (valid) TOML text begins. Keys of inline tables are left out."""
+    """Return the line on which each table and key of a (valid) TOML text begins. Keys of inline tables are left out."""
     scan = _Scan()
     for match in _TOKEN.finditer(text):
         scan.take(match[0])

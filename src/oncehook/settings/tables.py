@@ -1,155 +1,173 @@
-"""Every setting there is: its name, type, default and meaning, one line each.
+"""Every setting there is: its name, types, meaning and default, one line each.
 
-The Structs are what the program works with (durations in seconds, sizes in bytes, secrets as references); the form
-beside each field says how it is written. `schema` tells the same to editors. Settings of a source that nobody has
-said are None: there the preset's word counts, then the general default.
+A noun that Python writes, too (source, destination, route, retry, breaker), is a TypedDict of what may be written: it
+types the keywords of `Inbox.source` and its like. The others are Structs of what was read. `SettingsReader` reads both:
+the form beside a setting says how its value is written, a Literal or bool needs none. What a source leaves open is for
+its preset, then for `sources.PLAIN`.
 """
 
-from __future__ import annotations
+# No postponed annotations: `fields_of` reads those of a TypedDict, and a name in quotes is for type checkers only.
 
-import typing
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, TypeAlias, TypedDict
 
 import msgspec
 
-from oncehook.destinations.receivers import NAMES, ReceiverName
+from oncehook.destinations.base import Terms
+from oncehook.destinations.receivers import ReceiverName
 from oncehook.errors import ConfigError
-from oncehook.http_client.urls import read_url, with_path
-from oncehook.model import ROLES, RoleName
-from oncehook.secret import Secret
-from oncehook.settings import forms
-from oncehook.settings.forms import Form, Network, Place
-from oncehook.settings.walk import Field, fields_of, table_of
+from oncehook.model import Breaker, RoleName
+from oncehook.retry import NAMED, Policy, policy
+from oncehook.secret import OldSecret, Secret
+from oncehook.settings import values
+from oncehook.settings.read import Default, Settings, Spot, fields_of
+from oncehook.settings.values import Form, Network
+
+if TYPE_CHECKING:
+    from oncehook.rules import Spec
+    from oncehook.sources import Preset, Splitter
+    from oncehook.verify import Verify
 
 DAY: Final = 86_400.0
 
+Duration: TypeAlias = str | float
+Texts: TypeAlias = str | Collection[str]
+Networks: TypeAlias = Sequence[str | Network]
+SecretValue: TypeAlias = str | bytes | OldSecret | Mapping[str, str]
+"""A secret as a program gives it: itself, or `{"env": "NAME"}`."""
+
+MissingKey: TypeAlias = Literal[
+    "accept", "reject", "body_hash",
+    "body_hash:10s", "body_hash:1m", "body_hash:5m", "body_hash:10m", "body_hash:1h", "body_hash:1d",
+]  # fmt: skip
+"""The usual values, so that a type checker finds a misspelt one; at run time any window will do."""
+Waits: TypeAlias = list[str] | list[float] | list[Duration] | tuple[Duration, ...]
+"""Not any sequence, which a text would be as well."""
+
 
 class _Table(msgspec.Struct, frozen=True, kw_only=True):
-    """A table of settings."""
+    """A table of settings that only the file has."""
 
 
 # -- the way in --------------------------------------------------------------------------------
 
 
-class SourceConfig(_Table, frozen=True, kw_only=True):
+class SourceSettings(TypedDict, total=False):
     """A named place hooks come from."""
 
-    preset: Annotated[str | None, forms.PRESET, "A ready-made source for one provider."] = None
+    preset: Annotated["str | Preset", values.PRESET, "A ready-made source for one provider."]
     verify: Annotated[
-        str | dict[str, Any] | list[Any] | None,
-        forms.VERIFY,
+        "Verify",
+        values.VERIFY,
         'How an arrival proves that it is genuine; of a list, any will do. "none" must be said by name.',
-    ] = None
+    ]
     secret: Annotated[
-        tuple[Secret, ...],
-        forms.ROTATED_SECRETS,
+        SecretValue | Sequence[SecretValue],
+        values.ROTATED_SECRETS,
         "What the sender signs with; a list while rotating, in which old ones may have an until.",
-    ] = ()
-    verify_token: Annotated[Secret | None, forms.SECRET, "What the provider repeats in its handshake (Meta)."] = None
-    public_url: Annotated[str | None, forms.URL, "The whole URL registered with the provider, query included."] = None
-    tolerance: Annotated[float | None, forms.TOLERANCE, 'How old a signature may be, or "off".'] = None
-    path: Annotated[str | None, forms.PATH, "An unguessable last part of the address, instead of the name."] = None
-    key: Annotated[Any, forms.KEY, "What makes two arrivals the same event: places, the first that is there."] = None
-    on_missing_key: Annotated[str | None, forms.MISSING_KEY, "What to do with an arrival that has no key."] = None
+        Default(()),
+    ]
+    verify_token: Annotated[SecretValue, values.SECRET, "What the provider repeats in its handshake (Meta)."]
+    public_url: Annotated[str, values.URL, "The whole URL registered with the provider, query included."]
+    tolerance: Annotated[Duration, values.TOLERANCE, 'How old a signature may be, or "off".']
+    path: Annotated[str, values.PATH, "An unguessable last part of the address, instead of the name."]
+    key: Annotated["Spec", values.KEY, "What makes two arrivals the same event: places, the first that is there."]
+    on_missing_key: Annotated[MissingKey, values.MISSING_KEY, "What to do with an arrival that has no key."]
     on_conflict: Annotated[
-        Literal["accept", "reject"], forms.choice("accept", "reject"), "How to answer a known key with another body."
-    ] = "accept"
-    subject: Annotated[Any, forms.RULE, "The object an event is about; one delivery of a subject at a time."] = None
-    type: Annotated[Any, forms.RULE, "Where the type of an event stands."] = None
-    event_time: Annotated[Any, forms.RULE, "Where the time of an event stands."] = None
-    ignore: Annotated[tuple[str, ...] | None, forms.TEXTS, "Types to acknowledge and count, but not to keep."] = None
-    rank: Annotated[Any, forms.RANK, "Where the rank of an event stands, for latest_wins."] = None
-    rank_scope: Annotated[Any, forms.RULE, "Within what ranks are compared; the subject, unless said."] = None
-    preview: Annotated[Any, forms.RULE, "Where a person's text stands, to be read before a replay."] = None
-    split: Annotated[str | None, forms.SPLIT, "The parts of a batch, each to be its own event."] = None
-    redact: Annotated[tuple[str, ...] | None, forms.REDACT, "Fields blanked before storing; [] turns it off."] = None
-    volatile: Annotated[tuple[str, ...] | None, forms.VOLATILE, "Fields that may differ between copies."] = None
-    max_body: Annotated[int | None, forms.SIZE, "The largest body that is taken."] = None
-    budget: Annotated[float | None, forms.DURATION, "How long a sender may wait for its answer."] = None
-    keep_keys: Annotated[float | None, forms.DURATION, "How long a key is remembered."] = None
-    keep_events: Annotated[float | None, forms.DURATION, "How long finished events are kept."] = None
-    revive_dead: Annotated[bool | None, forms.FLAG, "Whether a copy of a dead event brings it back."] = None
-    ip_allow: Annotated[tuple[Network, ...], forms.NETWORKS, "Networks that may send at all."] = ()
+        Literal["accept", "reject"], "How to answer a known key with another body.", Default("accept")
+    ]
+    subject: Annotated["Spec", values.RULE, "The object an event is about; one delivery of a subject at a time."]
+    type: Annotated["Spec", values.RULE, "Where the type of an event stands."]
+    event_time: Annotated["Spec", values.RULE, "Where the time of an event stands."]
+    ignore: Annotated[Texts, values.TEXTS, "Types to acknowledge and count, but not to keep."]
+    rank: Annotated["Spec", values.RANK, "Where the rank of an event stands, for latest_wins."]
+    rank_scope: Annotated["Spec", values.RULE, "Within what ranks are compared; the subject, unless said."]
+    preview: Annotated["Spec", values.RULE, "Where a person's text stands, to be read before a replay."]
+    split: Annotated["str | Splitter", values.SPLIT, "The parts of a batch, each to be its own event."]
+    redact: Annotated[Texts, values.REDACT, "Fields blanked before storing; [] turns it off."]
+    volatile: Annotated[Texts, values.VOLATILE, "Fields that may differ between copies."]
+    max_body: Annotated[str | int, values.SIZE, "The largest body that is taken."]
+    budget: Annotated[Duration, values.DURATION, "How long a sender may wait for its answer."]
+    keep_keys: Annotated[Duration, values.DURATION, "How long a key is remembered."]
+    keep_events: Annotated[Duration, values.DURATION, "How long finished events are kept."]
+    revive_dead: Annotated[bool, "Whether a copy of a dead event brings it back."]
+    ip_allow: Annotated[Networks, values.NETWORKS, "Networks that may send at all.", Default(())]
 
-    @property
-    def is_unverified(self) -> bool:
-        """Whether it was said by name that nothing is checked."""
-        return self.verify == "none" or (isinstance(self.verify, dict) and self.verify.get("scheme") == "none")
 
-    @property
-    def is_loopback_only(self) -> bool:
-        """Unverified without the consent that anyone may send: for direct requests of this machine (DESIGN.md 8.11)."""
-        return self.is_unverified and not (isinstance(self.verify, dict) and self.verify.get("confirm"))
+class SourceArguments(SourceSettings, total=False):
+    """Settings of a source with the short forms that only Python has."""
+
+    secret_env: str
+    verify_token_env: str
 
 
 # -- the way out -------------------------------------------------------------------------------
 
-
-def _factor(value: object, place: Place) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 100:
-        raise ConfigError("must be a number from 1 to 100")
-    return float(value)
+_POLICY: Final = Policy(attempts=8, base=10.0, cap=21_600.0)
+_TERMS: Final = Terms()
 
 
-def _jitter(value: object, place: Place) -> float | str:
-    return str(value) if value in ("full", "none") else forms.duration(value)
-
-
-def _show_jitter(value: float | str) -> object:
-    return value if isinstance(value, str) else forms.DURATION.show(value)
-
-
-_FACTOR: Final = Form(_factor, {"type": "number", "minimum": 1, "maximum": 100})
-_JITTER: Final = Form(_jitter, {"type": ["string", "number"], "examples": ["full", "none", "0.5s"]}, _show_jitter)
-
-
-class RetryConfig(_Table, frozen=True, kw_only=True):
+class RetrySettings(TypedDict, total=False):
     """Waits that grow."""
 
-    attempts: Annotated[int, forms.whole(1, 1000), "How often to try in all."] = 8
-    base: Annotated[float, forms.DURATION, "The first wait."] = 10.0
-    factor: Annotated[float, _FACTOR, "How much longer each wait is than the one before."] = 2.0
-    cap: Annotated[float, forms.DURATION, "The longest wait."] = 21_600.0
+    attempts: Annotated[int, values.whole(1, 1000), "How often to try in all.", Default(_POLICY.attempts)]
+    base: Annotated[Duration, values.DURATION, "The first wait.", Default(_POLICY.base)]
+    factor: Annotated[
+        float, values.FACTOR, "How much longer each wait is than the one before.", Default(_POLICY.factor)
+    ]
+    cap: Annotated[Duration, values.DURATION, "The longest wait.", Default(_POLICY.cap)]
     jitter: Annotated[
-        float | Literal["full", "none"], _JITTER, "What chance adds: up to the whole wait, nothing, or a duration."
-    ] = "full"
+        Duration,
+        values.JITTER,
+        "What chance adds: up to the whole wait, nothing, or a duration.",
+        Default(_POLICY.jitter),
+    ]
 
 
-class BreakerConfig(_Table, frozen=True, kw_only=True):
+class BreakerSettings(TypedDict, total=False):
     """When to hold a destination back."""
 
-    failures: Annotated[int, forms.whole(1, 100_000), "Failures in a row, over different deliveries."] = 10
-    open: Annotated[float, forms.DURATION, "How long to hold back before the next try."] = 30.0
+    failures: Annotated[
+        int, values.whole(1, 100_000), "Failures in a row, over different deliveries.", Default(Breaker().failures)
+    ]
+    open: Annotated[Duration, values.DURATION, "How long to hold back before the next try.", Default(Breaker().open)]
 
 
-def _retry(value: object, place: Place) -> str | tuple[float, ...] | RetryConfig:
-    if isinstance(value, dict):
-        policy: RetryConfig = place.table(RetryConfig, value)
-        if policy.cap < policy.base:
-            raise ConfigError("cap must not be shorter than base")
-        return policy
+def build_policy(table: Settings) -> Policy:
+    """Build the policy that a table of this kind describes. Raises ConfigError."""
+    if table.cap < table.base:
+        raise ConfigError("cap must not be shorter than base")
+    return Policy(**{name: getattr(table, name) for name in fields_of(RetrySettings)})
+
+
+def _read_retry(value: object, place: Spot) -> Policy:
+    if isinstance(value, Policy) and place.is_program:
+        return value
+    if isinstance(value, Mapping):
+        return build_policy(place.table(RetrySettings, value))
     if isinstance(value, list | tuple):
-        return tuple(forms.duration(wait) for wait in value)
-    if value in ("quick", "durable"):
-        return str(value)
-    raise ConfigError('must be "quick", "durable", a list of waits, or { attempts = 8, base = "10s", cap = "6h" }')
+        return policy([values.duration(wait) for wait in value])
+    return NAMED[values.one_of(value, tuple(NAMED), ', a list of waits, or { attempts = 8, base = "10s", cap = "6h" }')]
 
 
-def _show_retry(value: str | tuple[float, ...] | RetryConfig) -> object:
-    if isinstance(value, RetryConfig):
-        return show_table(value)
-    return value if isinstance(value, str) else [forms.DURATION.show(wait) for wait in value]
+def _show_retry(retry: Policy) -> object:
+    for name, known in NAMED.items():
+        if retry == known:
+            return name
+    if not retry.base:
+        return [values.DURATION.show(wait) for wait in retry.waits]
+    return show_table(RetrySettings, retry)
 
 
 _RETRY: Final = Form(
-    _retry,
+    _read_retry,
     {
         "anyOf": [
-            {"enum": ["quick", "durable"]},
-            {"type": "array", "items": forms.DURATION.schema},
-            {"$ref": "#/$defs/RetryConfig"},
+            {"enum": list(NAMED)},
+            {"type": "array", "items": values.DURATION.schema},
+            {"$ref": "#/$defs/RetrySettings"},
         ]
     },
     _show_retry,
@@ -159,115 +177,126 @@ _RETRY: Final = Form(
 class FilesConfig(_Table, frozen=True, kw_only=True):
     """S3-compatible storage (R2, MinIO, AWS) from which WhatsApp fetches the files that are sent."""
 
-    bucket: Annotated[str, forms.TEXT, "The bucket."]
-    endpoint: Annotated[str | None, forms.URL, "Its address, where it is not AWS."] = None
-    region: Annotated[str, forms.TEXT, "Its region."] = "auto"
-    access_key: Annotated[Secret, forms.SECRET, "The key's name."]
-    secret_key: Annotated[Secret, forms.SECRET, "The key."]
-    prefix: Annotated[str, forms.TEXT, "What the names of its objects begin with."] = "oncehook/"
-    expires: Annotated[float, forms.DURATION, "How long a link to a file works."] = DAY
+    bucket: Annotated[str, values.TEXT, "The bucket."]
+    endpoint: Annotated[str | None, values.URL, "Its address, where it is not AWS."] = None
+    region: Annotated[str, values.TEXT, "Its region."] = "auto"
+    access_key: Annotated[Secret, values.SECRET, "The key's name."]
+    secret_key: Annotated[Secret, values.SECRET, "The key."]
+    prefix: Annotated[str, values.TEXT, "What the names of its objects begin with."] = "oncehook/"
+    expires: Annotated[float, values.DURATION, "How long a link to a file works."] = DAY
     public_endpoint: Annotated[
-        str | None, forms.URL, "Where WhatsApp reaches it, when that is not where we do (MinIO in a compose file)."
+        str | None, values.URL, "Where WhatsApp reaches it, when that is not where we do (MinIO in a compose file)."
     ] = None
     public_url: Annotated[
-        str | None, forms.URL, "The address of a bucket that is open to all: links begin with it, and never expire."
+        str | None, values.URL, "The address of a bucket that is open to all: links begin with it, and never expire."
     ] = None
 
 
 class WhatsAppConfig(_Table, frozen=True, kw_only=True):
     """A WhatsApp API: events routed here are messages, and are sent."""
 
-    api: Annotated[Literal["meta", "evolution-api", "evolution-go"], forms.WHATSAPP_API, "Which API it speaks."]
-    token: Annotated[Secret | None, forms.SECRET, "The access token (Meta), or the instance's (Evolution Go)."] = None
+    api: Annotated[Literal["meta", "evolution-api", "evolution-go"], "Which API it speaks."]
+    token: Annotated[Secret | None, values.SECRET, "The access token (Meta), or the instance's (Evolution Go)."] = None
     api_key: Annotated[
-        Secret | None, forms.SECRET, "The API key (Evolution API), or the administrator's (Evolution Go)."
+        Secret | None, values.SECRET, "The API key (Evolution API), or the administrator's (Evolution Go)."
     ] = None
-    phone_number_id: Annotated[str | None, forms.PHONE, "The number that sends (Meta)."] = None
-    instance: Annotated[str | None, forms.TEXT, "The instance that sends (Evolution)."] = None
-    base_url: Annotated[str | None, forms.URL, "Where the API is; Meta's own, unless said."] = None
-    version: Annotated[str | None, forms.TEXT, "The version of the API (Meta)."] = None
+    phone_number_id: Annotated[str | None, values.PHONE, "The number that sends (Meta)."] = None
+    instance: Annotated[str | None, values.TEXT, "The instance that sends (Evolution)."] = None
+    base_url: Annotated[str | None, values.URL, "Where the API is; Meta's own, unless said."] = None
+    version: Annotated[str | None, values.TEXT, "The version of the API (Meta)."] = None
     proxy: Annotated[
         Secret | str | None,
-        forms.PROXY,
+        values.PROXY,
         'A proxy to go through (http://… or socks5://…), or "env": as ONCEHOOK_PROXY says.',
     ] = None
-    country: Annotated[str | None, forms.COUNTRY, 'The calling code of numbers written without one, as in "55".'] = None
+    country: Annotated[str | None, values.COUNTRY, 'The calling code of numbers written without one, as in "55".'] = (
+        None
+    )
     files: FilesConfig | None = None
 
 
-class DestinationConfig(_Table, frozen=True, kw_only=True):
-    """Where events are sent: to a web address, or over WhatsApp."""
-
+class _UrlSettings(TypedDict, total=False):
     url: Annotated[
-        str | Secret | None, forms.ADDRESS, "The address to send to; a reference where it is a secret (Slack's)."
-    ] = None
+        str | Mapping[str, str], values.ADDRESS, "The address to send to; a reference where it is a secret (Slack's)."
+    ]
     path: Annotated[
-        Secret | None, forms.SECRET, "How the address goes on, where only that is a secret: appended to url."
-    ] = None
-    preset: Annotated[
-        ReceiverName | None, forms.choice(*NAMES), "A known receiver: n8n, which is waited for while it starts."
-    ] = None
-    whatsapp: WhatsAppConfig | None = None
+        SecretValue, values.SECRET, "How the address goes on, where only that is a secret: appended to url."
+    ]
+    preset: Annotated[ReceiverName, "A known receiver: n8n, which is waited for while it starts."]
+    whatsapp: Annotated[Mapping[str, object], WhatsAppConfig]
     unsure: Annotated[
         Literal["retry", "dead"],
-        forms.choice("retry", "dead"),
         "With whatsapp: what becomes of a message when nobody can tell whether it was sent.",
-    ] = "retry"
-    sign: Annotated[tuple[Secret, ...], forms.SECRETS, "What to sign with (Standard Webhooks)."] = ()
-    headers: Annotated[dict[str, str | Secret], forms.HEADERS, "Headers to add."] = {}
-    forward_headers: Annotated[tuple[str, ...], forms.HEADER_NAMES, "Headers of the sender to pass on."] = ()
-    timeout: Annotated[float, forms.DURATION, "How long an attempt may take."] = 15.0
-    retry: Annotated[str | tuple[float, ...] | RetryConfig, _RETRY, "When to try again."] = "durable"
-    transient: Annotated[tuple[int, ...], forms.STATUSES, "Statuses to try again that are permanent elsewhere."] = ()
-    permanent: Annotated[tuple[int, ...], forms.STATUSES, "Statuses that make a dead letter at once."] = ()
-    rate: Annotated[float | None, forms.RATE, "How many attempts to begin, per worker process."] = None
-    concurrency: Annotated[int, forms.whole(1, 10_000), "How many attempts at once, per worker process."] = 16
-    breaker: BreakerConfig = BreakerConfig()
-    lease: Annotated[float, forms.DURATION, "How long a worker's silence is borne."] = 10.0
+        Default("retry"),
+    ]
+    sign: Annotated[
+        SecretValue | Sequence[SecretValue], values.SECRETS, "What to sign with (Standard Webhooks).", Default(())
+    ]
+    headers: Annotated[Mapping[str, str | Mapping[str, str]], values.HEADERS, "Headers to add.", Default({})]
+    forward_headers: Annotated[Texts, values.HEADER_NAMES, "Headers of the sender to pass on.", Default(())]
+
+
+class TermSettings(TypedDict, total=False):
+    """How a destination of any kind wants to be treated."""
+
+    timeout: Annotated[Duration, values.DURATION, "How long an attempt may take.", Default(_TERMS.timeout)]
+    retry: Annotated[
+        Literal["quick", "durable"] | Waits | RetrySettings | Policy,
+        _RETRY,
+        "When to try again.",
+        Default(_TERMS.retry),
+    ]
+    transient: Annotated[
+        Collection[int], values.STATUSES, "Statuses to try again that are permanent elsewhere.", Default(())
+    ]
+    permanent: Annotated[Collection[int], values.STATUSES, "Statuses that make a dead letter at once.", Default(())]
+    rate: Annotated[str, values.RATE, "How many attempts to begin, per worker process."]
+    concurrency: Annotated[
+        int, values.whole(1, 10_000), "How many attempts at once, per worker process.", Default(_TERMS.concurrency)
+    ]
+    breaker: Annotated[BreakerSettings | Breaker, BreakerSettings, Default({})]
+    lease: Annotated[Duration, values.DURATION, "How long a worker's silence is borne.", Default(_TERMS.lease)]
+
+
+class DestinationSettings(_UrlSettings, TermSettings, total=False):
+    """Where events are sent: to a web address, or over WhatsApp."""
+
     allow_private: Annotated[
-        bool | tuple[Network, ...], forms.PRIVATE, "Whether, or in which networks, it may be a private address."
-    ] = False
-    ca: Annotated[
-        Path | None, forms.CERTIFICATES, "A file of certificates that are trusted instead of the system's."
-    ] = None
-
-    @property
-    def is_secret(self) -> bool:
-        """Whether its address, or a part of it, is kept by reference."""
-        return self.path is not None or isinstance(self.url, Secret)
-
-    def whole_url(self) -> str | None:
-        """Return the address as it is called, references resolved. Raises ConfigError, which does not repeat it."""
-        if self.url is None:
-            return None
-        url = read_url(_revealed(self.url))
-        return url if self.path is None else read_url(with_path(url, _revealed(self.path)))
+        bool | Networks, values.PRIVATE, "Whether, or in which networks, it may be a private address.", Default(False)
+    ]
+    ca: Annotated[str | Path, values.CERTIFICATES, "A file of certificates that are trusted instead of the system's."]
 
 
-def _revealed(value: str | Secret) -> str:
-    if isinstance(value, str):
-        return value
-    try:
-        return value.reveal().decode()
-    except UnicodeDecodeError:
-        raise ConfigError(f"{value.name} is not UTF-8 text") from None
+class DestinationArguments(DestinationSettings, total=False):
+    """Settings of a destination with the short forms that only Python has."""
+
+    url_env: str
+    path_env: str
+    sign_env: str
 
 
-class RouteConfig(_Table, frozen=True, kw_only=True):
+class RouteSettings(TypedDict, total=False):
+    """How events are sent from a source to a destination, and which."""
+
+    when: Annotated[Mapping[str, str | Sequence[str]], values.WHEN, "What must hold, all of it.", Default({})]
+    coalesce: Annotated[
+        bool | Literal["any"], values.COALESCE, "One attempt for all that wait on a subject (default: the preset's)."
+    ]
+    latest_wins: Annotated[bool, "Leave out what was overtaken by a higher rank.", Default(False)]
+    on_dead: Annotated[Literal["continue", "hold"], "What a dead letter does to its successors.", Default("continue")]
+
+
+class _RouteEnds(TypedDict):
+    from_: Annotated[str, values.TEXT, "The source."]
+    to: Annotated[str, values.TEXT, "The destination."]
+
+
+class RouteTable(_RouteEnds, RouteSettings):
     """Sends events of a source to a destination, if a filter agrees."""
 
-    from_: Annotated[str, forms.TEXT, "The source."] = msgspec.field(name="from")
-    to: Annotated[str, forms.TEXT, "The destination."]
-    when: Annotated[dict[str, str | list[str]], forms.WHEN, "What must hold, all of it."] = {}
-    coalesce: Annotated[
-        bool | Literal["any"] | None,
-        forms.COALESCE,
-        "One attempt for all that wait on a subject (default: the preset's).",
-    ] = None
-    latest_wins: Annotated[bool, forms.FLAG, "Leave out what was overtaken by a higher rank."] = False
-    on_dead: Annotated[
-        Literal["continue", "hold"], forms.choice("continue", "hold"), "What a dead letter does to its successors."
-    ] = "continue"
+
+class HandlerSettings(TermSettings, RouteSettings, total=False):
+    """Settings of a handler: those of its destination and those of its route."""
 
 
 # -- the whole ---------------------------------------------------------------------------------
@@ -276,74 +305,74 @@ class RouteConfig(_Table, frozen=True, kw_only=True):
 class TokenConfig(_Table, frozen=True, kw_only=True):
     """A bearer token for the API."""
 
-    name: Annotated[str, forms.TEXT, "Who holds it, for the audit log."]
-    role: Annotated[RoleName, forms.choice(*ROLES), "What it may do."]
-    token: Annotated[Secret, forms.SECRET, "Where it is kept."]
-    expires: Annotated[datetime | None, forms.MOMENT, "The day or moment (UTC) from which on it is none any more."] = (
+    name: Annotated[str, values.TEXT, "Who holds it, for the audit log."]
+    role: Annotated[RoleName, "What it may do."]
+    token: Annotated[Secret, values.SECRET, "Where it is kept."]
+    expires: Annotated[datetime | None, values.MOMENT, "The day or moment (UTC) from which on it is none any more."] = (
         None
     )
     sources: Annotated[
-        tuple[str, ...] | None, forms.NAMES, "The sources that it sees and acts on (default: all of them)."
+        tuple[str, ...] | None, values.NAMES, "The sources that it sees and acts on (default: all of them)."
     ] = None
-    payloads: Annotated[bool, forms.FLAG, "Whether it sees bodies, header values, previews and answers."] = True
+    payloads: Annotated[bool, "Whether it sees bodies, header values, previews and answers."] = True
 
 
 class OidcConfig(_Table, frozen=True, kw_only=True):
     """An OpenID provider that people sign in with at the dashboard. Needs `oncehook[oidc]`."""
 
-    issuer: Annotated[str, forms.SITE, "The provider, exactly as it calls itself in its tokens (`iss`)."]
-    client_id: Annotated[str, forms.TEXT, "What the provider calls this inbox."]
-    client_secret: Annotated[Secret, forms.SECRET, "What this inbox proves itself to the provider with."]
+    issuer: Annotated[str, values.SITE, "The provider, exactly as it calls itself in its tokens (`iss`)."]
+    client_id: Annotated[str, values.TEXT, "What the provider calls this inbox."]
+    client_secret: Annotated[Secret, values.SECRET, "What this inbox proves itself to the provider with."]
     public_url: Annotated[
-        str, forms.SITE, "Where browsers find the dashboard; register `…/login/oidc/callback` below it."
+        str, values.SITE, "Where browsers find the dashboard; register `…/login/oidc/callback` below it."
     ]
     roles: Annotated[
         dict[str, tuple[str, ...]],
-        forms.ROLES,
+        values.ROLES,
         'Which values of the claim make which role, as in `{ admin = ["ops"], viewer = ["staff"] }`; '
         "the highest counts, and without one nobody comes in.",
     ]
     roles_claim: Annotated[
-        str, forms.TEXT, "The claim of the ID token that decides; `a.b` also finds `b` inside `a`."
+        str, values.TEXT, "The claim of the ID token that decides; `a.b` also finds `b` inside `a`."
     ] = "groups"
-    scopes: Annotated[tuple[str, ...], forms.SCOPES, "What the provider is asked for."] = ("openid", "email", "profile")
+    scopes: Annotated[tuple[str, ...], values.SCOPES, "What the provider is asked for."] = (
+        "openid",
+        "email",
+        "profile",
+    )
     email_domains: Annotated[
-        tuple[str, ...], forms.DOMAINS, "Let in only people whose verified email address is in one of these domains."
+        tuple[str, ...], values.DOMAINS, "Let in only people whose verified email address is in one of these domains."
     ] = ()
-    name: Annotated[str | None, forms.TEXT, "What the login page calls the provider; its host, unless said."] = None
+    name: Annotated[str | None, values.TEXT, "What the login page calls the provider; its host, unless said."] = None
     allow_private: Annotated[
-        bool | tuple[Network, ...], forms.PRIVATE, "Whether, or in which networks, the provider may be private."
+        bool | tuple[Network, ...], values.PRIVATE, "Whether, or in which networks, the provider may be private."
     ] = False
 
 
 class ServerConfig(_Table, frozen=True, kw_only=True):
     """Where and to whom oncehook answers."""
 
-    host: Annotated[str, forms.HOST, "The address to listen on."] = "127.0.0.1"
-    port: Annotated[int, forms.whole(0, 65535), "The port to listen on."] = 4020
-    admin_token: Annotated[Secret | None, forms.SECRET, "Bearer for the API, password for the dashboard."] = None
+    host: Annotated[str, values.HOST, "The address to listen on."] = "127.0.0.1"
+    port: Annotated[int, values.whole(0, 65535), "The port to listen on."] = 4020
+    admin_token: Annotated[Secret | None, values.SECRET, "Bearer for the API, password for the dashboard."] = None
     tokens: list[TokenConfig] = []
     oidc: OidcConfig | None = None
     trusted_proxies: Annotated[
-        tuple[Network, ...], forms.PROXIES, "Whose X-Forwarded headers are believed; they end TLS."
+        tuple[Network, ...], values.PROXIES, "Whose X-Forwarded headers are believed; they end TLS."
     ] = ()
-    admin_bind: Annotated[str | None, forms.BIND, "Another address and port for API, dashboard and metrics."] = None
-    public_without_tls: Annotated[bool, forms.FLAG, "Listen publicly in clear text, by name."] = False
-    log_level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        forms.choice("debug", "info", "warning", "error"),
-        "From which level on to log.",
-    ] = "info"
+    admin_bind: Annotated[str | None, values.BIND, "Another address and port for API, dashboard and metrics."] = None
+    public_without_tls: Annotated[bool, "Listen publicly in clear text, by name."] = False
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], "From which level on to log."] = "info"
 
 
 class RetentionConfig(_Table, frozen=True, kw_only=True):
     """How long things are kept where a source says nothing."""
 
-    keep_keys: Annotated[float | None, forms.DURATION, "How long a key is remembered."] = None
-    keep_events: Annotated[float, forms.DURATION, "How long finished events are kept."] = 30 * DAY
+    keep_keys: Annotated[float | None, values.DURATION, "How long a key is remembered."] = None
+    keep_events: Annotated[float, values.DURATION, "How long finished events are kept."] = 30 * DAY
 
 
-def _retention(value: object, place: Place) -> RetentionConfig:
+def _retention(value: object, place: Spot) -> RetentionConfig:
     # short form: how long events stay. Keys are not meant by it, lest a short retention forget them too early.
     table = value if isinstance(value, dict) else {"keep_events": value}
     retention: RetentionConfig = place.table(RetentionConfig, table)
@@ -352,8 +381,8 @@ def _retention(value: object, place: Place) -> RetentionConfig:
 
 _RETENTION: Final = Form(
     _retention,
-    {"anyOf": [forms.DURATION.schema, {"$ref": "#/$defs/RetentionConfig"}]},
-    lambda retention: show_table(retention),
+    {"anyOf": [values.DURATION.schema, {"$ref": "#/$defs/RetentionConfig"}]},
+    lambda retention: show_table(RetentionConfig, retention),
 )
 
 
@@ -362,44 +391,44 @@ class EncryptConfig(_Table, frozen=True, kw_only=True):
 
     key: Annotated[
         tuple[Secret, ...],
-        forms.SECRETS,
+        values.SECRETS,
         "32 random bytes as base64 or hex; a list while rotating: the first encrypts, all decrypt.",
     ]
-    decrypt_only: Annotated[bool, forms.FLAG, "Keep what is new as it comes; what is encrypted stays readable."] = False
+    decrypt_only: Annotated[bool, "Keep what is new as it comes; what is encrypted stays readable."] = False
 
 
 class WatermarkConfig(_Table, frozen=True, kw_only=True):
     """Levels that raise an alert."""
 
-    dead: Annotated[int | None, forms.whole(1, 10**12), "Dead letters."] = None
-    oldest_due: Annotated[float | None, forms.DURATION, "How long the oldest delivery has been due."] = None
+    dead: Annotated[int | None, values.whole(1, 10**12), "Dead letters."] = None
+    oldest_due: Annotated[float | None, values.DURATION, "How long the oldest delivery has been due."] = None
     daily_volume: Annotated[
         dict[str, int],
-        forms.VOLUMES,
+        values.VOLUMES,
         "Events a day, by source, or messages where the preset tells them apart (WhatsApp presets: 50; 0: no limit).",
     ] = {}
-    disk: Annotated[float | None, forms.FRACTION, "Free part of the disk."] = None
+    disk: Annotated[float | None, values.FRACTION, "Free part of the disk."] = None
 
 
 class Config(_Table, frozen=True, kw_only=True):
     """All settings of an inbox."""
 
-    store: Annotated[str, forms.STORE, "Where everything is kept."] = "sqlite:./oncehook.db"
-    migrate: Annotated[bool, forms.FLAG, "Whether the store brings its schema up to date at start."] = True
+    store: Annotated[str, values.STORE, "Where everything is kept."] = "sqlite:./oncehook.db"
+    migrate: Annotated[bool, "Whether the store brings its schema up to date at start."] = True
     retention: Annotated[RetentionConfig, _RETENTION, "How long things are kept where a source says nothing."] = (
         RetentionConfig()
     )
     encrypt: EncryptConfig | None = None
     watermark: WatermarkConfig = WatermarkConfig()
     server: ServerConfig = ServerConfig()
-    source: dict[str, SourceConfig] = {}
-    destination: dict[str, DestinationConfig] = {}
-    route: list[RouteConfig] = []
+    source: Annotated[dict[str, Settings], SourceSettings] = {}
+    destination: Annotated[dict[str, Settings], DestinationSettings] = {}
+    route: Annotated[list[Settings], RouteTable] = []
 
     @property
     def shown_store(self) -> str:
-        """The store's address as it may be shown: without its password (S26)."""
-        return forms.hide_password(self.store)
+        """Return the store's address without its password (S26)."""
+        return values.hide_password(self.store)
 
     def __repr__(self) -> str:
         return (
@@ -408,60 +437,7 @@ class Config(_Table, frozen=True, kw_only=True):
         )
 
 
-def show_table(table: msgspec.Struct) -> dict[str, object]:
-    """A small table as it may be shown; what nobody has said is left out."""
-    values = {key: (field, getattr(table, field.attribute)) for key, field in fields_of(type(table)).items()}
-    return {key: field.form.show(value) for key, (field, value) in values.items() if field.form and value is not None}
-
-
-# -- for editors -------------------------------------------------------------------------------
-
-
-def schema() -> dict[str, Any]:
-    """JSON Schema of the configuration file."""
-    defs = {kind.__name__: _table_schema(kind) for kind in _tables(Config)}
-    top = defs.pop(Config.__name__)
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        **top,
-        "title": "oncehook.toml",
-        "$defs": defs | {kind.__name__: _table_schema(kind) for kind in (RetryConfig, RetentionConfig)},
-    }
-
-
-def _tables(kind: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
-    below = [table for field in fields_of(kind).values() if not field.form and (table := table_of(field.hint))]
-    return [kind, *(table for inner in below for table in _tables(inner))]
-
-
-def _table_schema(kind: type[msgspec.Struct]) -> dict[str, Any]:
-    fields = fields_of(kind)
-    return {
-        "title": kind.__name__,
-        "description": (kind.__doc__ or "").strip(),
-        "type": "object",
-        "properties": {key: _field_schema(field) for key, field in fields.items()},
-        "required": [key for key, field in fields.items() if field.required],
-        "additionalProperties": False,
-    }
-
-
-def _field_schema(field: Field) -> dict[str, Any]:
-    if field.form is None:
-        return _nested_schema(field)
-    described = dict(field.form.schema)
-    if field.about:
-        described["description"] = field.about
-    if isinstance(field.default, str | int | float):
-        described["default"] = field.default
-    return described
-
-
-def _nested_schema(field: Field) -> dict[str, Any]:
-    kind = table_of(field.hint)
-    reference = {"$ref": f"#/$defs/{kind.__name__ if kind else ''}"}
-    shape = typing.get_origin(field.hint)
-    if shape is dict:
-        names = {"pattern": f"^{forms.NAME.pattern}$"}
-        return {"type": "object", "propertyNames": names, "additionalProperties": reference}
-    return {"type": "array", "items": reference} if shape is list else reference
+def show_table(kind: type, table: object) -> dict[str, object]:
+    """Return a small table as it may be shown; what nobody has said is left out."""
+    read = {key: (field.form, getattr(table, field.attribute)) for key, field in fields_of(kind).items()}
+    return {key: form.show(value) for key, (form, value) in read.items() if form and value is not None}

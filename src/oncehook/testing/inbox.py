@@ -56,7 +56,7 @@ async def send(
     """
     if isinstance(to, Inbox) and isinstance(source, str):
         source = to.sources[source]
-    registered = source.public_url if isinstance(source, Source) else None
+    registered = source.settings.public_url if isinstance(source, Source) else None
     arrival = signed(source, type, body=body, forge=forge, url=to if isinstance(to, str) else registered)
     return [await hand_over(to, arrival) for _ in range(repeat)]
 
@@ -157,8 +157,8 @@ class TestInbox(Inbox):
     def add(self, source: Source) -> Source:
         """See Inbox. Until the test is over, its sender waits: a busy machine must not make a 503 of a 200."""
         super().add(source)
-        self._budgets.append((source, source.budget))
-        source.budget = UNLIMITED
+        self._budgets.append((source, source.settings.budget))
+        source.settings.budget = UNLIMITED
         return source
 
     def use(self, inbox: Inbox) -> None:
@@ -224,7 +224,7 @@ class TestInbox(Inbox):
         self.clock.take_back()
         while self._budgets:
             source, budget = self._budgets.pop()
-            source.budget = budget
+            source.settings.budget = budget
         while self._joined:
             inbox, own = self._joined.pop()
             for name, value in zip(JOINED, own, strict=True):
@@ -253,7 +253,7 @@ class TestInbox(Inbox):
         if source not in self.sources:
             raise ConfigError(f'There is no source "{source}".', hint="Add it with inbox.source(…).")
         sender = self.sources[source]
-        self._last = signed(sender, type, body=body, forge=forge, url=sender.public_url)
+        self._last = signed(sender, type, body=body, forge=forge, url=sender.settings.public_url)
         return await self.send_again()
 
     async def send_again(self) -> Answer:

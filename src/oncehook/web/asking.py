@@ -18,10 +18,10 @@ from starlette.requests import ClientDisconnect, Request
 from oncehook import human, payload
 from oncehook.admin import Admin
 from oncehook.errors import BadRequest, ConfigError, NotFound
+from oncehook.human import suggest
 from oncehook.logs import plain
 from oncehook.model import Filter, IdT, digest
 from oncehook.query import WORDS, quoted
-from oncehook.settings.forms import suggest
 from oncehook.web.access import Access, Identity
 from oncehook.web.live import Stream
 

@@ -24,7 +24,7 @@ from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.sessions import Sessions
 from oncehook.settings import ServerConfig
-from oncehook.settings.forms import is_loopback
+from oncehook.settings.values import is_loopback
 from oncehook.sources import Network
 from oncehook.web import api, health, pages
 from oncehook.web.access import Access

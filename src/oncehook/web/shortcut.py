@@ -168,7 +168,7 @@ class Shortcut(Guarded):
         )
         if isinstance(begun, Receipt):
             self._answer_soon(arriving, begun.reply)
-        elif begun.source.revive_dead:
+        elif begun.source.settings.revive_dead:
             task = self.loop.create_task(self._complete(arriving, begun))
             self.tasks.add(task)  # uvicorn waits for these before it stops
             task.add_done_callback(self.tasks.discard)

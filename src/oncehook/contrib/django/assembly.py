@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, Unpack
 from urllib.parse import quote, urlencode
 
 from django.conf import settings
 from django.db import connections
 
+from oncehook.categories import Classify
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django.transactions import DjangoDestination
-from oncehook.destinations.handler import TIMEOUT, Handler
+from oncehook.destinations.handler import Handler
 from oncehook.errors import ConfigError
 from oncehook.human import nearest
 from oncehook.inbox import Inbox, name_of
 from oncehook.settings import build, load
+from oncehook.settings.tables import HandlerSettings
 
 KEYS: Final = (
     *("STORE", "SCHEMA", "MIGRATE", "ENCRYPT", "CONFIG", "WORK"),
@@ -105,12 +107,8 @@ class DjangoInbox(Inbox):
         *,
         atomic: bool = False,
         name: str | None = None,
-        when: Mapping[str, str | Sequence[str]] | None = None,
-        coalesce: bool | str | None = None,
-        latest_wins: bool = False,
-        on_dead: str = "continue",
-        timeout: str | float = TIMEOUT,
-        **terms: Any,
+        classify: Classify | None = None,
+        **settings: Unpack[HandlerSettings],
     ) -> Callable[[F], F]:
         """Have a function handle events of a source: see `Inbox.on`.
 
@@ -124,13 +122,10 @@ class DjangoInbox(Inbox):
         def register(handler: F) -> F:
             called = name or name_of(handler)
             if not self._is_handled_by(called, handler):
-                chosen = build.terms_of(timeout=timeout, **terms)
+                terms = build.terms_from(build.read_handler(called, settings), classify, self.classifiers)
                 using = self._alias_for(called) if atomic else None
-                self.add_destination(DjangoDestination(called, handler, chosen, self.emitter, atomic=using))
-            plain = super(DjangoInbox, self).on(
-                source, type, name=called, when=when, coalesce=coalesce, latest_wins=latest_wins, on_dead=on_dead
-            )
-            return plain(handler)
+                self.add_destination(DjangoDestination(called, handler, terms, self.emitter, atomic=using))
+            return super(DjangoInbox, self).on(source, type, name=called, **settings)(handler)
 
         return register
 

@@ -1,7 +1,7 @@
-"""What the value of one setting may look like: how it is read, shown, and described to an editor.
+"""Forms of values: how the value of a setting is read, shown, and described to an editor.
 
-Each `Form` takes a value as TOML gave it and returns what the program uses, or raises ConfigError with a sentence
-on what to write instead. `tables.py` hangs one on every setting.
+Each `Form` takes a value as TOML or Python gave it and returns what the program uses, or raises ConfigError with a
+sentence on what to write instead.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from difflib import get_close_matches
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import SplitResult, urlsplit
 
 from oncehook import human, model
 from oncehook.errors import ConfigError
+from oncehook.human import nearest, suggest_clause
 from oncehook.secret import REFERENCE_FORMS, Secret
+
+if TYPE_CHECKING:
+    from oncehook.settings.read import Spot
 
 Network = IPv4Network | IPv6Network
 
@@ -28,39 +31,14 @@ NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 NAME_FORM: Final = "lower-case letters, digits, dashes and underscores, at most 63 and not starting with a dash"
 
 
-class Place(Protocol):
-    """Where a value stands, for those forms that must know more than the value."""
-
-    def secret(self, value: object, *, may_end: bool = False) -> Secret:
-        """Read a reference to a secret, and remember that it must be set. `may_end`: it may have an `until`."""
-
-    def table(self, kind: type[Any], value: object) -> Any:
-        """Read a table of settings that stands inside this value."""
-
-    def file(self, name: str) -> Path:
-        """Return where a file is: a name is relative to the folder of the settings."""
-
-
 @dataclass(frozen=True, slots=True)
 class Form:
     """One way to write a value."""
 
-    read: Callable[[Any, Place], Any]
+    read: Callable[[Any, Spot], Any]
     schema: Mapping[str, Any]
     show: Callable[[Any], object] = lambda value: value
     is_secret: bool = False
-
-
-def nearest(word: str, words: Sequence[str], alike: float = 0.6) -> str:
-    """The allowed word that was probably meant, or nothing."""
-    return next(iter(get_close_matches(word, words, n=1, cutoff=alike)), "")
-
-
-def suggest(word: str, words: Sequence[str]) -> str:
-    """The end of a sentence about a word that is not allowed."""
-    if near := nearest(word, words):
-        return f'did you mean "{near}"?'
-    return f"allowed: {', '.join(words)}" if words else "there is none"
 
 
 # -- plain values ------------------------------------------------------------------------------
@@ -79,13 +57,15 @@ def _flag(value: object) -> bool:
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    return tuple(_text(item) for item in (value if isinstance(value, list | tuple) else [value]))
+    if isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping):
+        return tuple(map(_text, value))
+    return (_text(value),)
 
 
 def whole(low: int, high: int) -> Form:
-    """A whole number within limits."""
+    """Return the form of a whole number within limits."""
 
-    def read(value: object, place: Place) -> int:
+    def read(value: object, place: Spot) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
             raise ConfigError(f"must be a whole number from {low} to {high}")
         return value
@@ -94,23 +74,26 @@ def whole(low: int, high: int) -> Form:
 
 
 def choice(*words: str) -> Form:
-    """One of some words."""
+    """Return the form of one of some words."""
 
-    def read(value: object, place: Place) -> str:
-        if not isinstance(value, str) or value not in words:
-            raise ConfigError(f"must be {_either(words)}")
-        return value
+    def read(value: object, place: Spot) -> str:
+        return one_of(value, words)
 
     return Form(read, {"enum": list(words)})
 
 
-def _either(words: Sequence[str]) -> str:
-    return " or ".join(f'"{word}"' for word in words)
+def one_of(value: object, words: Sequence[str], forms: str = "") -> str:
+    """Return a word if it is one of these. `forms`: what else could have been written."""
+    if isinstance(value, str) and value in words:
+        return value
+    near = nearest(value, words) if isinstance(value, str) else ""
+    either = (", " if forms else " or ").join(f'"{word}"' for word in words)
+    raise ConfigError(f"must be {either}{forms}" + (f'; did you mean "{near}"?' if near else ""))
 
 
-def _statuses(value: object, place: Place) -> tuple[int, ...]:
+def _statuses(value: object, place: Spot) -> tuple[int, ...]:
     status = whole(300, 599)
-    if not isinstance(value, list | tuple):
+    if not isinstance(value, Collection) or isinstance(value, str | Mapping):
         raise ConfigError("must be a list of statuses; write for example [404, 423]")
     return tuple(status.read(item, place) for item in value)
 
@@ -125,14 +108,14 @@ TEXTS: Final = Form(
 STATUSES: Final = Form(_statuses, {"type": "array", "items": {"type": "integer", "minimum": 300, "maximum": 599}}, list)
 
 
-def _names(value: object, place: Place) -> tuple[str, ...]:
+def _names(value: object, place: Spot) -> tuple[str, ...]:
     names = _texts(value)
     if not names:
         raise ConfigError("must name at least one; leave it out for all of them")
     return names
 
 
-def _moment(value: object, place: Place) -> datetime:
+def _moment(value: object, place: Spot) -> datetime:
     """Read a day, or a moment with its offset; TOML has both as types of their own."""
     read = value
     if isinstance(value, str):
@@ -157,7 +140,7 @@ MOMENT: Final = Form(_moment, {"type": "string"}, lambda at: f"{at:%Y-%m-%dT%H:%
 
 
 def duration(value: object) -> float:
-    """A duration that is longer than nothing."""
+    """Read a duration that is longer than nothing."""
     if not isinstance(value, str | int | float):
         raise ConfigError(f"must be a duration; {human.DURATION_FORMS}")
     if (seconds := human.seconds(value)) <= 0:
@@ -165,24 +148,34 @@ def duration(value: object) -> float:
     return seconds
 
 
-def _tolerance(value: object, place: Place) -> float:
+def _tolerance(value: object, place: Spot) -> float:
     return math.inf if value == "off" else duration(value)
 
 
-def _size(value: object, place: Place) -> int:
+def _factor(value: object, place: Spot) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 100:
+        raise ConfigError("must be a number from 1 to 100")
+    return float(value)
+
+
+def _jitter(value: object, place: Spot) -> float | str:
+    return str(value) if value in ("full", "none") else duration(value)
+
+
+def _size(value: object, place: Spot) -> int:
     if not isinstance(value, str | int) or (count := human.size(value)) < 1:
         raise ConfigError(f"must be a size; {human.SIZE_FORMS}")
     return count
 
 
-def _fraction(value: object, place: Place) -> float:
+def _fraction(value: object, place: Spot) -> float:
     match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?) ?%", value) if isinstance(value, str) else None
     if match is None or not 0 < float(match[1]) < 100:
         raise ConfigError('must be a part of the whole; write for example "10%"')
     return float(match[1]) / 100
 
 
-def _volumes(value: object, place: Place) -> dict[str, int]:
+def _volumes(value: object, place: Spot) -> dict[str, int]:
     count = whole(0, 10**12)
     if not isinstance(value, dict):
         raise ConfigError("must be a table of sources and numbers; write for example { whatsapp = 50 }")
@@ -190,11 +183,11 @@ def _volumes(value: object, place: Place) -> dict[str, int]:
 
 
 def _digits(value: object) -> str:
-    """Digits that are a name and no amount: written with or without quotes, as a variable cannot have any."""
+    """Read digits that are a name and no amount: with or without quotes, as a variable cannot have any."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else _text(value)
 
 
-def _country(value: object, place: Place) -> str:
+def _country(value: object, place: Spot) -> str:
     text = _digits(value)
     if not re.fullmatch(r"\+?[1-9][0-9]{0,2}", text):
         raise ConfigError('must be a calling code; write for example "55"')
@@ -205,6 +198,12 @@ _SPOKEN: Final = {"type": ["string", "number"], "minimum": 0, "examples": ["0.2s
 
 DURATION: Final = Form(lambda value, place: duration(value), _SPOKEN, human.show_duration)
 TOLERANCE: Final = Form(_tolerance, _SPOKEN, lambda value: "off" if math.isinf(value) else human.show_duration(value))
+FACTOR: Final = Form(_factor, {"type": "number", "minimum": 1, "maximum": 100})
+JITTER: Final = Form(
+    _jitter,
+    {"type": ["string", "number"], "examples": ["full", "none", "0.5s"]},
+    lambda value: value if isinstance(value, str) else human.show_duration(value),
+)
 SIZE: Final = Form(_size, {"type": ["string", "integer"], "examples": ["1MiB", "64kB"]}, human.show_size)
 RATE: Final = Form(
     lambda value, place: human.rate(value),
@@ -216,23 +215,16 @@ VOLUMES: Final = Form(
     _volumes,
     {"type": "object", "additionalProperties": {"anyOf": [{"type": "integer", "minimum": 0}, {"const": "off"}]}},
 )
-WHATSAPP_API: Final = choice("meta", "evolution-api", "evolution-go")
 PHONE: Final = Form(lambda value, place: _digits(value), {"type": ["string", "integer"]})
 COUNTRY: Final = Form(_country, {"type": ["string", "integer"], "examples": ["55"]})
 
 
 # -- secrets and headers -----------------------------------------------------------------------
 
-_HEADER: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_OWN_HEADERS: Final = re.compile(
-    r"host|content-length|transfer-encoding|connection|keep-alive|te|trailer|upgrade|expect"
-    r"|idempotency-key|webhook-.*|oncehook-.*",
-    re.IGNORECASE,
-)
 _TELLING: Final = re.compile(r"authorization|cookie|token|secret|api-?key|password|credential", re.IGNORECASE)
 
 
-def _secrets(value: object, place: Place) -> tuple[Secret, ...]:
+def _secrets(value: object, place: Spot) -> tuple[Secret, ...]:
     if isinstance(value, list | tuple):
         if not value:
             raise ConfigError(f"must name at least one secret; write {REFERENCE_FORMS}")
@@ -240,7 +232,7 @@ def _secrets(value: object, place: Place) -> tuple[Secret, ...]:
     return (place.secret(value),)
 
 
-def _rotated_secrets(value: object, place: Place) -> tuple[Secret, ...]:
+def _rotated_secrets(value: object, place: Spot) -> tuple[Secret, ...]:
     if not isinstance(value, list | tuple) or not value:
         return _secrets(value, place)
     secrets = tuple(place.secret(item, may_end=True) for item in value)
@@ -249,37 +241,36 @@ def _rotated_secrets(value: object, place: Place) -> tuple[Secret, ...]:
     return secrets
 
 
-def _header_name(value: object) -> str:
-    if not isinstance(value, str) or not _HEADER.fullmatch(value):
-        raise ConfigError(f"{value!r} is not the name of a header")
-    if _OWN_HEADERS.fullmatch(value):
-        raise ConfigError(f'"{value}" is set by oncehook itself and cannot be changed')
-    return value
-
-
-def _headers(value: object, place: Place) -> dict[str, str | Secret]:
-    if not isinstance(value, dict):
+def _headers(value: object, place: Spot) -> dict[str, str | Secret]:
+    if not isinstance(value, Mapping):
         raise ConfigError('must be a table; write for example { X-Team = "billing" }')
-    return {_header_name(name): _header_value(name, said, place) for name, said in value.items()}
+    return {name: _header(name, text, place) for name, text in value.items()}
 
 
-def _header_value(name: str, value: object, place: Place) -> str | Secret:
+def _header(name: str, value: object, place: Spot) -> str | Secret:
+    from oncehook.destinations.http import read_header_name, read_header_value
+
+    read_header_name(name)
     if not isinstance(value, str):
         return place.secret(value)
-    # none of these sentences repeats the value: it may be the secret
-    if _TELLING.search(name):
+    # No sentence repeats the value: it may be the secret.
+    if _TELLING.search(name) and not place.is_program:
         raise ConfigError(f'"{name}" carries a secret, which is written as a reference: {REFERENCE_FORMS}')
-    if not value.isascii() or not value.isprintable():
-        raise ConfigError(f'"{name}" must be plain printable ASCII')
-    return value
+    return read_header_value(name, value)
 
 
-def _proxy(value: object, place: Place) -> Secret | str:
+def _header_names(value: object, place: Spot) -> tuple[str, ...]:
+    from oncehook.destinations.http import read_forwarded_name
+
+    return tuple(map(read_forwarded_name, _texts(value)))
+
+
+def _proxy(value: object, place: Spot) -> Secret | str:
     return "env" if value == "env" else place.secret(value)
 
 
 def show_secret(secret: Secret) -> str:
-    """What may be said about a secret."""
+    """Return what may be shown of a secret."""
     until = f", until {secret.until:%Y-%m-%d %H:%M} UTC" if secret.until else ""
     return f"{secret.name} ({'set' if secret.is_set() else 'not set'}{until})"
 
@@ -325,7 +316,7 @@ HEADERS: Final = Form(
     {"type": "object", "additionalProperties": {"anyOf": [{"type": "string"}, _REFERENCE]}},
     _show_headers,
 )
-HEADER_NAMES: Final = Form(lambda value, place: tuple(map(_header_name, _texts(value))), TEXTS.schema, list)
+HEADER_NAMES: Final = Form(_header_names, TEXTS.schema, list)
 
 
 # -- addresses ---------------------------------------------------------------------------------
@@ -336,11 +327,11 @@ _PASSWORD_FIELD: Final = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECA
 
 
 def hide_password(url: str) -> str:
-    """A store's address as it may be shown."""
+    """Return a store's address without its password."""
     return _PASSWORD_FIELD.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
-def _store(value: object, place: Place) -> str:
+def _store(value: object, place: Spot) -> str:
     text = _text(value)
     if re.fullmatch(r"sqlite:.+|postgres(ql)?://.*", text):
         return text
@@ -348,6 +339,8 @@ def _store(value: object, place: Place) -> str:
 
 
 def _network(value: object) -> Network:
+    if isinstance(value, Network):
+        return value
     try:
         return ip_network(_text(value))
     except ValueError:
@@ -359,22 +352,22 @@ def _network(value: object) -> Network:
     raise ConfigError(f'{value!r} is an address inside a network; write "{meant}" for the whole of it')
 
 
-def _networks(value: object, place: Place) -> tuple[Network, ...]:
-    return tuple(_network(item) for item in _texts(value))
+def _networks(value: object, place: Spot) -> tuple[Network, ...]:
+    return tuple(map(_network, value if isinstance(value, list | tuple) else [value]))
 
 
-def _proxies(value: object, place: Place) -> tuple[Network, ...]:
+def _proxies(value: object, place: Spot) -> tuple[Network, ...]:
     networks = _networks(value, place)
     if any(network.prefixlen == 0 for network in networks):
         raise ConfigError("would believe everybody who claims to be a proxy; name the networks of your proxies")
     return networks
 
 
-def _private(value: object, place: Place) -> bool | tuple[Network, ...]:
+def _private(value: object, place: Spot) -> bool | tuple[Network, ...]:
     return value if isinstance(value, bool) else _networks(value, place)
 
 
-def _url(value: object, place: Place) -> str:
+def _url(value: object, place: Spot) -> str:
     text = _text(value)
     _check_url(_split_url(text) if text.isascii() else None)
     return text
@@ -390,11 +383,11 @@ def _check_url(parts: SplitResult | None) -> None:
         raise ConfigError("must not hold a fragment (#…): it would never be sent")
 
 
-def _address(value: object, place: Place) -> str | Secret:
+def _address(value: object, place: Spot) -> str | Secret:
     """Read the address of a destination: a web address, also one of other letters, or a reference to one."""
     from oncehook.http_client.urls import read_url
 
-    if isinstance(value, dict):
+    if not isinstance(value, str):
         return place.secret(value)
     text = _text(value)
     _check_url(_split_url(text))
@@ -418,7 +411,7 @@ def _split_url(text: str) -> SplitResult | None:
         return None
 
 
-def _host(value: object, place: Place) -> str:
+def _host(value: object, place: Spot) -> str:
     text = _text(value)
     if _is_address(text) or (_HOSTNAME.fullmatch(text) and not text.isdigit()):
         return text
@@ -433,7 +426,7 @@ def _is_address(text: str) -> bool:
     return True
 
 
-def _bind(value: object, place: Place) -> str:
+def _bind(value: object, place: Spot) -> str:
     host, _, port = _text(value).rpartition(":")
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
         raise ConfigError('must be an address and a port; write for example "127.0.0.1:4021" or "[::1]:4021"')
@@ -443,17 +436,17 @@ def _bind(value: object, place: Place) -> str:
 
 
 def split_bind(bind: str) -> tuple[str, int]:
-    """Host and port of an `admin_bind`."""
+    """Return host and port of an `admin_bind`."""
     host, _, port = bind.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach that address. What cannot be told counts as public."""
+    """Tell whether only this machine can reach that address. An unknown name counts as public."""
     return ip_address(host).is_loopback if _is_address(host) else host.lower() == "localhost"
 
 
-def _site(value: object, place: Place) -> str:
+def _site(value: object, place: Spot) -> str:
     text = _url(value, place)
     parts = urlsplit(text)
     if parts.query:
@@ -463,10 +456,14 @@ def _site(value: object, place: Place) -> str:
     return text
 
 
-def _path(value: object, place: Place) -> str:
+def _path(value: object, place: Spot) -> str:
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9_-]{1,128}", value):
         raise ConfigError("must be one part of an address: letters, digits, dashes and underscores")
     return value
+
+
+def _certificates(value: object, place: Spot) -> Path:
+    return place.file(str(value) if isinstance(value, Path) else _text(value))
 
 
 def _show_networks(value: bool | Sequence[Network]) -> object:
@@ -480,7 +477,7 @@ PRIVATE: Final = Form(_private, {"anyOf": [{"type": "boolean"}, TEXTS.schema]}, 
 URL: Final = Form(_url, {"type": "string", "format": "uri", "pattern": "^https?://"})
 SITE: Final = Form(_site, URL.schema)
 ADDRESS: Final = Form(_address, {"anyOf": [URL.schema, _REFERENCE]}, _show_address, is_secret=True)
-CERTIFICATES: Final = Form(lambda value, place: place.file(_text(value)), {"type": "string", "minLength": 1}, str)
+CERTIFICATES: Final = Form(_certificates, {"type": "string", "minLength": 1}, str)
 HOST: Final = Form(_host, {"type": "string"})
 BIND: Final = Form(_bind, {"type": "string", "examples": ["127.0.0.1:4021"]})
 PATH: Final = Form(_path, {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"}, lambda path: "(hidden)")
@@ -489,16 +486,16 @@ PATH: Final = Form(_path, {"type": "string", "pattern": "^[A-Za-z0-9_-]{1,128}$"
 # -- people ------------------------------------------------------------------------------------
 
 
-def _roles(value: object, place: Place) -> dict[str, tuple[str, ...]]:
+def _roles(value: object, place: Spot) -> dict[str, tuple[str, ...]]:
     if not isinstance(value, dict) or not value:
         raise ConfigError('must say who gets which role; write for example { admin = ["ops"], viewer = ["staff"] }')
     for role in value:
         if role not in model.ROLES:
-            raise ConfigError(f'"{role}" is not a role; {suggest(role, model.ROLES)}')
+            raise ConfigError(f'"{role}" is not a role; {suggest_clause(role, model.ROLES)}')
     return {role: _texts(values) for role, values in value.items()}
 
 
-def _scopes(value: object, place: Place) -> tuple[str, ...]:
+def _scopes(value: object, place: Spot) -> tuple[str, ...]:
     scopes = _texts(value)
     if "openid" not in scopes:
         raise ConfigError('must hold "openid"; without it the provider does not say who somebody is')
@@ -507,7 +504,7 @@ def _scopes(value: object, place: Place) -> tuple[str, ...]:
     return scopes
 
 
-def _domains(value: object, place: Place) -> tuple[str, ...]:
+def _domains(value: object, place: Spot) -> tuple[str, ...]:
     domains = tuple(domain.lower() for domain in _texts(value))
     for domain in domains:
         if not _HOSTNAME.fullmatch(domain):
@@ -528,81 +525,87 @@ DOMAINS: Final = Form(_domains, TEXTS.schema, list)
 # -- rules -------------------------------------------------------------------------------------
 
 
-def _rule(value: object) -> Any:
-    from oncehook.rules import Rule
+def _rule(value: object, place: Spot) -> Any:
+    from oncehook.rules import compile_rule
 
-    Rule.parse(value)
+    if callable(value) and not place.is_program:
+        raise ConfigError("must be a place")
+    compile_rule(str(place.path[-1]), value)  # type: ignore[arg-type]
     return value
 
 
-def _key(value: object, place: Place) -> Any:
-    return value if value == "none" else _rule(value)
+def _key(value: object, place: Spot) -> Any:
+    return value if value == "none" else _rule(value, place)
 
 
-def _rank(value: object, place: Place) -> Any:
-    if not isinstance(value, dict):
-        return _rule(value)
-    if set(value) != {"of", "order"}:
-        raise ConfigError('must be a rule, or { of = rule, order = ["sent", "delivered", "read"] }')
-    _rule(value["of"])
-    _texts(value["order"])
-    return value
+def _rank(value: object, place: Spot) -> Any:
+    if isinstance(value, Mapping):
+        if set(value) != {"of", "order"}:
+            raise ConfigError('must be a rule, or { of = rule, order = ["sent", "delivered", "read"] }')
+        _texts(value["order"])
+    return _rule(value, place)
 
 
-def _volatile(value: object, place: Place) -> tuple[str, ...]:
+def _volatile(value: object, place: Spot) -> tuple[str, ...]:
     from oncehook.rules import BodyHash
 
     BodyHash(paths := _texts(value))
     return paths
 
 
-def _redact(value: object, place: Place) -> tuple[str, ...]:
+def _redact(value: object, place: Spot) -> tuple[str, ...]:
     from oncehook.rules import Redaction
 
     Redaction(paths := _texts(value))
     return paths
 
 
-def _split(value: object, place: Place) -> str:
+def _split(value: object, place: Spot) -> Any:
     from oncehook.sources import split_at
 
+    if place.is_program and callable(value):
+        return value
     split_at(text := _text(value))
     return text
 
 
-def _preset(value: object, place: Place) -> str:
+def _preset(value: object, place: Spot) -> Any:
     from oncehook import presets
+    from oncehook.sources import Preset
 
+    if place.is_program and isinstance(value, Preset):
+        return value
     presets.load(name := _text(value))
     return name
 
 
-def _verify(value: object, place: Place) -> str | dict[str, Any] | list[Any]:
+def _verify(value: object, place: Spot) -> Any:
     from oncehook.verify import from_config
 
-    if not isinstance(value, str | dict | list):
+    if place.is_program and (callable(value) or hasattr(value, "verifier")):
+        return value
+    if not isinstance(value, str | Mapping | list | tuple):
         raise ConfigError('must be a scheme; write for example "standard-webhooks" or { scheme = "hmac", … }')
     from_config(value)
     return value
 
 
-def _missing_key(value: object, place: Place) -> str:
+def _missing_key(value: object, place: Spot) -> str:
     policy, colon, window = value.partition(":") if isinstance(value, str) else ("", "", "")
     if policy == "body_hash" and colon:
         duration(window)
-    elif policy not in ("accept", "reject", "body_hash") or colon:
-        raise ConfigError('must be "accept", "reject", "body_hash" or "body_hash:10s"')
-    return f"{policy}{colon}{window}"
+        return f"body_hash:{window}"
+    return one_of(value, ("accept", "reject", "body_hash"), ' or "body_hash:10s"')
 
 
-def _when(value: object, place: Place) -> dict[str, str | list[str]]:
-    from oncehook.routes import Route
+def _when(value: object, place: Spot) -> dict[str, str | list[str]]:
+    from oncehook.routes import compile_when
 
-    if not isinstance(value, dict):
+    if not isinstance(value, Mapping):
         raise ConfigError('must be a table; write for example { type = "message.*" }')
-    wanted = {asked: _wanted(said) for asked, said in value.items()}
-    Route("", "", when=wanted)
-    return wanted
+    when = {place: _wanted(wanted) for place, wanted in value.items()}
+    compile_when(when)
+    return when
 
 
 def _wanted(value: object) -> str | list[str]:
@@ -610,20 +613,21 @@ def _wanted(value: object) -> str | list[str]:
         return "true" if value else "false"
     if isinstance(value, int):
         return str(value)
-    return list(_texts(value)) if isinstance(value, list) else _text(value)
+    return list(_texts(value)) if isinstance(value, list | tuple) else _text(value)
 
 
-def _coalesce(value: object, place: Place) -> bool | str:
-    if value != "any" and not isinstance(value, bool):
-        raise ConfigError('must be true, false or "any"')
-    return value
+def _coalesce(value: object, place: Spot) -> bool | str:
+    if isinstance(value, bool) or value == "any":
+        return value
+    near = nearest(value, ("any",)) if isinstance(value, str) else ""
+    raise ConfigError('must be true, false or "any"' + (f'; did you mean "{near}"?' if near else ""))
 
 
 _RULE: Final = {"anyOf": [{"type": "string"}, {"type": "array"}], "examples": ["$.id", ["header:X-Request-Id", "$.id"]]}
 
 KEY: Final = Form(_key, _RULE)
 PRESET: Final = Form(_preset, {"type": "string", "examples": ["stripe", "whatsapp-cloud"]})
-RULE: Final = Form(lambda value, place: _rule(value), _RULE)
+RULE: Final = Form(_rule, _RULE)
 RANK: Final = Form(_rank, {"anyOf": [_RULE, {"type": "object", "required": ["of", "order"]}]})
 VOLATILE: Final = Form(_volatile, TEXTS.schema, list)
 REDACT: Final = Form(_redact, TEXTS.schema, list)

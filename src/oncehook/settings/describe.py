@@ -1,26 +1,28 @@
-"""Every setting as a page for people, made from the tables themselves, so that the two cannot disagree."""
+"""Every setting as a page for people and as JSON Schema for editors, both made from the tables themselves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from oncehook.settings import tables
-from oncehook.settings.walk import Field, fields_of
+from oncehook.settings.read import Field, fields_of
+from oncehook.settings.values import NAME
 
-_TABLES: tuple[tuple[str, type[msgspec.Struct]], ...] = (
+_TABLES: tuple[tuple[str, type], ...] = (
     ("At the top", tables.Config),
     ("`[server]`", tables.ServerConfig),
     ("`[[server.tokens]]`", tables.TokenConfig),
     ("`[server.oidc]`", tables.OidcConfig),
-    ("`[source.NAME]`", tables.SourceConfig),
-    ("`[destination.NAME]`", tables.DestinationConfig),
+    ("`[source.NAME]`", tables.SourceSettings),
+    ("`[destination.NAME]`", tables.DestinationSettings),
     ("`[destination.NAME.whatsapp]`", tables.WhatsAppConfig),
     ("`files = { … }`", tables.FilesConfig),
-    ("`retry = { … }`", tables.RetryConfig),
-    ("`breaker = { … }`", tables.BreakerConfig),
-    ("`[[route]]`", tables.RouteConfig),
+    ("`retry = { … }`", tables.RetrySettings),
+    ("`breaker = { … }`", tables.BreakerSettings),
+    ("`[[route]]`", tables.RouteTable),
     ("`retention = { … }`", tables.RetentionConfig),
     ("`encrypt = { … }`", tables.EncryptConfig),
     ("`[watermark]`", tables.WatermarkConfig),
@@ -53,16 +55,16 @@ This page is written by `oncehook config reference`.
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the page of all settings."""
     return _HEAD + "".join(_table(title, kind) for title, kind in _TABLES)
 
 
-def _table(title: str, kind: type[msgspec.Struct]) -> str:
+def _table(title: str, kind: type) -> str:
     rows = "\n".join(_rows(kind))
     return f"\n## {title}\n\n{kind.__doc__}\n\n| setting | meaning | default |\n| --- | --- | --- |\n{rows}\n"
 
 
-def _rows(kind: type[msgspec.Struct]) -> Iterator[str]:
+def _rows(kind: type) -> Iterator[str]:
     for name, field in fields_of(kind).items():
         if field.form is not None:
             yield f"| `{name}` | {field.about} | {_default(field)} |"
@@ -75,3 +77,59 @@ def _default(field: Field) -> str:
         return ""
     shown = field.form.show(field.default) if field.form else field.default
     return f"`{msgspec.json.encode(shown).decode()}`"
+
+
+# -- for editors -------------------------------------------------------------------------------
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of the configuration file."""
+    defs = {kind.__name__: _table_schema(kind) for kind in _tables(tables.Config)}
+    top = defs.pop(tables.Config.__name__)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **top,
+        "title": "oncehook.toml",
+        "$defs": defs | {kind.__name__: _table_schema(kind) for kind in (tables.RetrySettings, tables.RetentionConfig)},
+    }
+
+
+def _tables(kind: type) -> list[type]:
+    below = [field.table for field in fields_of(kind).values() if not field.form and field.table]
+    return [kind, *(table for inner in below for table in _tables(inner))]
+
+
+def _table_schema(kind: type) -> dict[str, Any]:
+    fields = fields_of(kind)
+    return {
+        "title": kind.__name__,
+        "description": (kind.__doc__ or "").strip(),
+        "type": "object",
+        "properties": {key: _field_schema(field) for key, field in fields.items()},
+        "required": [key for key, field in fields.items() if field.required],
+        "additionalProperties": False,
+    }
+
+
+def _field_schema(field: Field) -> dict[str, Any]:
+    if field.form is None:
+        return _nested_schema(field)
+    described = dict(field.form.schema)
+    if field.about:
+        described["description"] = field.about
+    default = field.default if field.default is None or _is_plain(field.default) else field.form.show(field.default)
+    if _is_plain(default):
+        described["default"] = default
+    return described
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str | int | float)
+
+
+def _nested_schema(field: Field) -> dict[str, Any]:
+    reference = {"$ref": f"#/$defs/{field.table.__name__ if field.table else ''}"}
+    if field.shape is dict:
+        names = {"pattern": f"^{NAME.pattern}$"}
+        return {"type": "object", "propertyNames": names, "additionalProperties": reference}
+    return {"type": "array", "items": reference} if field.shape is list else reference

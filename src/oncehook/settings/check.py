@@ -1,4 +1,4 @@
-"""What only the whole configuration can tell: names that must exist, and doors that must not stand open.
+"""Checks of the whole configuration: names that must exist, and addresses that must not be open to everybody.
 
 `check` takes the tables that were read and notes its findings in the same walk; `load` calls it. A setting that is
 wrong by itself is not complained about a second time. `loose_ends` is apart, because an app may define what a file
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -19,12 +19,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from oncehook.errors import ConfigError
+from oncehook.human import nearest, suggest_clause
+from oncehook.outbound.urls import read_url, with_path
 from oncehook.payload import descents
-from oncehook.secret import SHORTEST_SECRET, SHORTEST_TOKEN, Secret, weakness
-from oncehook.settings.forms import NAME, NAME_FORM, hide_password, is_loopback, nearest, split_bind, suggest
+from oncehook.secret import SHORTEST_SECRET, SHORTEST_TOKEN, Secret, reveal_text, weakness
 from oncehook.settings.origin import SettingPath
-from oncehook.settings.tables import Config, DestinationConfig, RouteConfig, ServerConfig, SourceConfig, WhatsAppConfig
-from oncehook.settings.walk import Walk
+from oncehook.settings.read import Settings, SettingsReader
+from oncehook.settings.tables import Config, ServerConfig, WhatsAppConfig
+from oncehook.settings.values import NAME, NAME_FORM, hide_password, is_loopback, split_bind
 
 SHORTEST_PATH: Final = 22
 """Characters that hold 128 random bits, written as base64 (S8)."""
@@ -32,63 +34,63 @@ SHORTEST_PATH: Final = 22
 Finding: TypeAlias = tuple[SettingPath, str]
 
 
-def check(config: Config, walk: Walk) -> None:
+def check(config: Config, reader: SettingsReader) -> None:
     """Note everything that is wrong between settings."""
     for name, source in config.source.items():
-        _check_verified(name, source, walk)
-    _check_addresses(config, walk)
+        _check_verified(name, source, reader)
+    _check_addresses(config, reader)
     for name, destination in config.destination.items():
-        _check_destination(name, destination, walk)
-    _check_routes(config, walk)
+        check_destination(name, destination, reader)
+    _check_routes(config, reader)
     for path, sentence in _circles(config):
-        walk.note(path, sentence)
-    _check_tokens(config.server, walk)
-    _check_oidc(config.server, walk)
-    for path, sentence in _open_doors(config, lambda key: walk.has_failed(("server", key))):
-        walk.note(path, sentence)
+        reader.note(path, sentence)
+    _check_tokens(config.server, reader)
+    _check_oidc(config.server, reader)
+    for path, sentence in _exposures(config, lambda key: reader.has_failed(("server", key))):
+        reader.note(path, sentence)
 
 
 def check_bind(config: Config, host: str) -> None:
-    """Whether it is safe to listen on another host than the configured one. Raises ConfigError (S28)."""
+    """Refuse to listen on another host than the configured one where that is not safe (S28)."""
     server = msgspec.structs.replace(config.server, host=host)
-    findings = list(_open_doors(msgspec.structs.replace(config, server=server), lambda key: False))
+    findings = list(_exposures(msgspec.structs.replace(config, server=server), lambda key: False))
     if findings:
         raise ConfigError("\n".join(sentence for _, sentence in findings))
 
 
-def warnings(config: Config, walk: Walk) -> Iterator[str]:
-    """What is allowed and yet worth a word."""
+def warnings(config: Config, reader: SettingsReader) -> Iterator[str]:
+    """Yield what is allowed, and yet worth a warning."""
     for name, source in config.source.items():
         if source.path is not None and len(source.path) < SHORTEST_PATH:
-            place = walk.origin.place(("source", name, "path"))
+            place = reader.origin.place(("source", name, "path"))
             yield f"{place}: path in [source.{name}] can be guessed; take {SHORTEST_PATH} random characters or more"
-        if source.is_unverified and source.secret:
-            place = walk.origin.place(("source", name, "secret"))
+        if is_unverified(source) and source.secret:
+            place = reader.origin.place(("source", name, "secret"))
             yield f'{place}: secret in [source.{name}] is not used: verify is "none"'
-        yield from _deep_paths(name, source, walk)
-        for secret in () if source.is_unverified else source.secret:
+        yield from _deep_paths(name, source, reader)
+        for secret in () if is_unverified(source) else source.secret:
             if secret.is_set() and (why := weakness(secret.reveal(), SHORTEST_SECRET)):
-                place = walk.origin.place(("source", name, "secret"))
+                place = reader.origin.place(("source", name, "secret"))
                 yield f"{place}: secret in [source.{name}] {why}: whoever guesses it can send what passes for genuine"
     for path, name, why in _weak_tokens(config.server):
-        yield f"{walk.origin.place(path)}: {name} in [server] {why}; take a random one: oncehook token NAME"
-    yield from _relays(config, walk)
+        yield f"{reader.origin.place(path)}: {name} in [server] {why}; take a random one: oncehook token NAME"
+    yield from _relays(config, reader)
     for name, source_name in _own_destinations(config).items():
-        place = walk.origin.place(("destination", name, "url"))
+        place = reader.origin.place(("destination", name, "url"))
         yield f"{place}: url in [destination.{name}] leads back to [source.{source_name}] of this inbox"
-    if walk.origin.file and walk.origin.line(("store",)) and hide_password(config.store) != config.store:
+    if reader.origin.file and reader.origin.line(("store",)) and hide_password(config.store) != config.store:
         yield (
-            f"{walk.origin.place(('store',))}: store holds a password, so this file is not safe to commit; "
+            f"{reader.origin.place(('store',))}: store holds a password, so this file is not safe to commit; "
             "set ONCEHOOK_STORE in the environment instead"
         )
 
 
-def _deep_paths(name: str, source: SourceConfig, walk: Walk) -> Iterator[str]:
-    """Two descents in one path look at the square of what a body holds, and are given up in a large one."""
+def _deep_paths(name: str, source: Settings, reader: SettingsReader) -> Iterator[str]:
+    """Yield paths with two descents, which look at the square of a body and are given up in a large one."""
     for setting in ("key", "subject", "type", "event_time", "rank", "rank_scope", "preview", "redact", "volatile"):
         for text in _texts(getattr(source, setting)):
             if text.startswith(("$", "?$")) and descents(text) > 1:
-                place = walk.origin.place(("source", name, setting))
+                place = reader.origin.place(("source", name, setting))
                 yield (
                     f'{place}: {setting} in [source.{name}]: "{text}" descends twice (..), which is given up in large '
                     "bodies; name the way to what it looks for"
@@ -106,52 +108,72 @@ def _texts(spec: object) -> Iterator[str]:
             yield from _texts(one)
 
 
-def _relays(config: Config, walk: Walk) -> Iterator[str]:
-    """Whoever lets anyone send may not have thought of what is sent on in his name."""
+def _relays(config: Config, reader: SettingsReader) -> Iterator[str]:
+    """Yield routes by which anyone can send WhatsApp messages in our name."""
     for route in config.route:
         source, destination = config.source.get(route.from_), config.destination.get(route.to)
         if source is None or destination is None or destination.whatsapp is None:
             continue
         is_hidden = source.path is not None and len(source.path) >= SHORTEST_PATH
-        if source.is_unverified and not source.is_loopback_only and not is_hidden:
-            place = walk.origin.place(("source", route.from_, "verify"))
+        if is_unverified(source) and not is_for_loopback(source) and not is_hidden:
+            place = reader.origin.place(("source", route.from_, "verify"))
             yield f'{place}: anyone can send WhatsApp messages as "{route.to}": [source.{route.from_}] is not verified'
 
 
 # -- sources -----------------------------------------------------------------------------------
 
 
-def _check_verified(name: str, source: SourceConfig, walk: Walk) -> None:
-    path = ("source", name)
-    failed = {key for key in ("preset", "verify", "secret") if walk.has_failed((*path, key))}
-    if source.preset is None and source.verify is None:
-        if not failed & {"preset", "verify"}:
-            walk.note(
-                path,
+def is_unverified(source: Settings) -> bool:
+    """Tell whether it was said by name that nothing is checked."""
+    if isinstance(source.verify, Mapping):
+        return source.verify.get("scheme") == "none"
+    if source.verify is None or isinstance(source.verify, str | Sequence):
+        return source.verify == "none"
+    from oncehook.verify import Nothing
+
+    return isinstance(source.verify, Nothing)
+
+
+def is_for_loopback(source: Settings) -> bool:
+    """Tell whether a source is for direct requests of this machine: unverified, and nobody confirmed that."""
+    return is_unverified(source) and not (isinstance(source.verify, Mapping) and source.verify.get("confirm"))
+
+
+def find_gaps(name: str, source: Settings) -> Iterator[tuple[str, str]]:
+    """Yield each setting that is missing to tell a genuine arrival from a forged one (S4), with a sentence."""
+    if source.preset is None:
+        if source.verify is None:
+            yield (
+                "verify",
                 f"[source.{name}] does not say how its arrivals are verified; give it a preset or a verify scheme "
                 '(verify = "none" must be said by name)',
             )
-    elif source.preset is None and not source.is_unverified and not source.secret and "secret" not in failed:
-        walk.note(path, f'[source.{name}] needs a secret to verify with; write secret = {{ env = "NAME" }}')
-    elif source.preset is not None and source.verify is None:
-        _check_preset(name, source, walk)
-
-
-def _check_preset(name: str, source: SourceConfig, walk: Walk) -> None:
+        elif isinstance(source.verify, str | Mapping | Sequence) and not is_unverified(source) and not source.secret:
+            yield "secret", f'[source.{name}] needs a secret to verify with; write secret = {{ env = "NAME" }}'
+        return
     from oncehook import presets
 
-    for need in presets.load(str(source.preset)).needs:
-        if not getattr(source, need) and not walk.has_failed(("source", name, need)):
-            walk.note(("source", name), f'[source.{name}] needs {need}: the preset "{source.preset}" asks for it')
+    preset = presets.load(source.preset)
+    for need in preset.needs:
+        # Who brings a verifier of their own is not asked for what the preset's would have needed.
+        if not getattr(source, need) and (source.verify is None or need == "key"):
+            yield need, f'[source.{name}] needs {need}: the preset "{preset.name}" asks for it'
 
 
-def _check_addresses(config: Config, walk: Walk) -> None:
+def _check_verified(name: str, source: Settings, reader: SettingsReader) -> None:
+    failed = {key for key in ("preset", "verify") if reader.has_failed(("source", name, key))}
+    for setting, sentence in () if failed else find_gaps(name, source):
+        if not reader.has_failed(("source", name, setting)):
+            reader.note(("source", name), sentence)
+
+
+def _check_addresses(config: Config, reader: SettingsReader) -> None:
     taken: dict[str, str] = {}
     for name, source in config.source.items():
         address = source.path or name
         if address in taken:
             # the path itself is not repeated: it is meant to be unguessable
-            walk.note(("source", name, "path"), f"[source.{name}] has the same address as [source.{taken[address]}]")
+            reader.note(("source", name, "path"), f"[source.{name}] has the same address as [source.{taken[address]}]")
         taken.setdefault(address, name)
 
 
@@ -170,64 +192,78 @@ UNKNOWN_TO: Final = {
 _OF_A_URL: Final = ("path", "preset", "sign", "headers", "forward_headers")
 
 
-def _check_destination(name: str, destination: DestinationConfig, walk: Walk) -> None:
+def check_destination(name: str, destination: Settings, reader: SettingsReader) -> None:
+    """Note what is wrong between the settings of one destination."""
     path = ("destination", name)
     whatsapp = destination.whatsapp
     if destination.url is None and whatsapp is None:
-        if not any(walk.has_failed((*path, key)) for key in ("url", "whatsapp")):
-            walk.note(
+        if not any(reader.has_failed((*path, key)) for key in ("url", "whatsapp")):
+            reader.note(
                 path, f'[destination.{name}] needs a url; write url = "https://…", or [destination.{name}.whatsapp]'
             )
     elif destination.url is not None and whatsapp is not None:
-        walk.note((*path, "whatsapp"), f"[destination.{name}] has both url and whatsapp; keep one of them")
+        reader.note((*path, "whatsapp"), f"[destination.{name}] has both url and whatsapp; keep one of them")
     elif whatsapp is not None:
         for key in _OF_A_URL:
             if getattr(destination, key):
-                walk.note((*path, key), f"{key} in [destination.{name}] is for a url, not for whatsapp")
-        _check_whatsapp(name, whatsapp, walk)
+                reader.note((*path, key), f"{key} in [destination.{name}] is for a url, not for whatsapp")
+        _check_whatsapp(name, whatsapp, reader)
     for status in sorted({*destination.transient} & {*destination.permanent}):
-        walk.note((*path, "permanent"), f"permanent in [destination.{name}]: {status} is listed in transient, too")
+        reader.note((*path, "permanent"), f"permanent in [destination.{name}]: {status} is listed in transient, too")
+
+
+def has_secret_address(destination: Settings) -> bool:
+    """Tell whether its address, or a part of it, is kept by reference."""
+    return destination.path is not None or isinstance(destination.url, Secret)
+
+
+def read_address(destination: Settings) -> str | None:
+    """Return the address as it is called, references resolved. Raises ConfigError, which does not repeat it."""
+    if destination.url is None:
+        return None
+    url = read_url(reveal_text(destination.url))
+    return url if destination.path is None else read_url(with_path(url, reveal_text(destination.path)))
 
 
 def lacking(whatsapp: WhatsAppConfig) -> list[str]:
-    """What its API cannot do without, and nobody has said."""
+    """Return the settings that its API cannot do without and that are missing."""
     return [key for key in _NEEDS[whatsapp.api] if getattr(whatsapp, key) is None]
 
 
-def _check_whatsapp(name: str, whatsapp: WhatsAppConfig, walk: Walk) -> None:
+def _check_whatsapp(name: str, whatsapp: WhatsAppConfig, reader: SettingsReader) -> None:
     path = ("destination", name, "whatsapp")
     for key in lacking(whatsapp):
-        if not walk.has_failed((*path, key)):
-            walk.note(path, f'[destination.{name}.whatsapp] needs {key}: the API "{whatsapp.api}" asks for it')
+        if not reader.has_failed((*path, key)):
+            reader.note(path, f'[destination.{name}.whatsapp] needs {key}: the API "{whatsapp.api}" asks for it')
     for key in UNKNOWN_TO[whatsapp.api]:
         if getattr(whatsapp, key) is not None:
-            walk.note(
+            reader.note(
                 (*path, key), f'{key} in [destination.{name}.whatsapp]: the API "{whatsapp.api}" has no such thing'
             )
 
 
-def check_surroundings(config: Config, walk: Walk) -> None:
+def check_surroundings(config: Config, reader: SettingsReader) -> None:
     """Note what only this machine can tell: secret addresses that cannot be called, certificates that are not there."""
     from oncehook.http_client.client import read_certificates
 
     for name, destination in config.destination.items():
         path = ("destination", name)
-        if destination.is_secret and _is_known(destination):
-            _note(walk, path, "url", destination.whole_url)
+        if has_secret_address(destination) and _is_known(destination):
+            _note(reader, path, "url", partial(read_address, destination))
         if destination.ca is not None:
-            _note(walk, path, "ca", partial(read_certificates, destination.ca))
+            _note(reader, path, "ca", partial(read_certificates, destination.ca))
 
 
-def _is_known(destination: DestinationConfig) -> bool:
-    """Tell whether all references of its address lead somewhere; one that does not is told elsewhere."""
+def _is_known(destination: Settings) -> bool:
+    """Tell whether all references of its address lead somewhere; one that does not is reported elsewhere."""
     return all(one.is_set() for one in (destination.url, destination.path) if isinstance(one, Secret))
 
 
-def _note(walk: Walk, path: tuple[str, str], key: str, look: Callable[[], object]) -> None:
+def _note(reader: SettingsReader, path: tuple[str, str], key: str, look: Callable[[], object]) -> None:
     try:
         look()
     except ConfigError as error:
-        walk.note((*path, key), f"{key} in [destination.{path[1]}]: {error} {error.hint}".rstrip())
+        reader.note((*path, key), f"{key} in [destination.{path[1]}]: {error} {error.hint}".rstrip())
 
 
 # -- destinations that are this inbox ----------------------------------------------------------
@@ -254,10 +290,10 @@ def _own_destinations(config: Config) -> dict[str, str]:
     return {name: source for name, source in found.items() if source is not None}
 
 
-def _known_url(destination: DestinationConfig) -> str | None:
+def _known_url(destination: Settings) -> str | None:
     try:
-        return destination.whole_url()
-    except ConfigError:  # told elsewhere
+        return read_address(destination)
+    except ConfigError:  # reported elsewhere
         return None
 
 
@@ -291,23 +327,23 @@ _MISSPELT: Final = 0.8
 """How alike a name must be to that of a source to be taken for it, and not for one that a program emits under."""
 
 
-def _check_routes(config: Config, walk: Walk) -> None:
-    for path, route in _routes(config, walk):
+def _check_routes(config: Config, reader: SettingsReader) -> None:
+    for path, route in _routes(config, reader):
         if not NAME.fullmatch(route.from_):
-            walk.note((*path, "from"), f'"{route.from_}" is not a name for a source; use {NAME_FORM}')
+            reader.note((*path, "from"), f'"{route.from_}" is not a name for a source; use {NAME_FORM}')
         if source := config.source.get(route.from_):
-            _check_needs(walk, path, route, source)
+            _check_needs(reader, path, route, source)
 
 
-def _routes(config: Config, walk: Walk) -> Iterator[tuple[tuple[str, int], RouteConfig]]:
+def _routes(config: Config, reader: SettingsReader) -> Iterator[tuple[tuple[str, int], Settings]]:
     # numbers in the file and here agree only while no route failed, so positions come from the file
-    positions = [number for number in range(_count(walk)) if not walk.has_failed(("route", number))]
+    positions = [number for number in range(_count(reader)) if not reader.has_failed(("route", number))]
     return ((("route", number), route) for number, route in zip(positions, config.route, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """What an app defines beside the file."""
+    """Names that an app defines beside the file."""
 
     sources: Collection[str] = ()
     destinations: Collection[str] = ()
@@ -315,52 +351,55 @@ class Names:
     """Names under which its routes expect events."""
 
 
-def loose_ends(config: Config, walk: Walk, app: Names) -> Iterator[Finding]:
-    """Names in the file that neither the file nor the app answers to."""
-    sources = [*_names(walk, "source"), *app.sources]
-    destinations = [*_names(walk, "destination"), *app.destinations]
-    for path, route in _routes(config, walk):
+def loose_ends(config: Config, reader: SettingsReader, app: Names) -> Iterator[Finding]:
+    """Yield names in the file that neither the file nor the app defines."""
+    sources = [*_names(reader, "source"), *app.sources]
+    destinations = [*_names(reader, "destination"), *app.destinations]
+    for path, route in _routes(config, reader):
         # A program may emit under any name, so one that is unknown is wrong only where it looks misspelt.
-        misspelt = route.from_ not in sources and not walk.has_failed((*path, "from"))
+        misspelt = route.from_ not in sources and not reader.has_failed((*path, "from"))
         if misspelt and (near := nearest(route.from_, sources, _MISSPELT)):
             yield (*path, "from"), f'there is no source "{route.from_}"; did you mean "{near}"?'
         if route.to not in destinations:
-            yield (*path, "to"), f'there is no destination "{route.to}"; {suggest(route.to, destinations)}'
+            yield (*path, "to"), f'there is no destination "{route.to}"; {suggest_clause(route.to, destinations)}'
     known = list(dict.fromkeys([*sources, *app.emitted, *(route.from_ for route in config.route)]))
     for name in config.watermark.daily_volume:
         if name not in known:
-            yield ("watermark", "daily_volume", name), f'there is no source "{name}"; {suggest(name, known)}'
+            yield ("watermark", "daily_volume", name), f'there is no source "{name}"; {suggest_clause(name, known)}'
     for place, token in enumerate(config.server.tokens):
         for name in token.sources or ():
             if name not in known:
-                yield ("server", "tokens", place, "sources"), f'there is no source "{name}"; {suggest(name, known)}'
+                yield (
+                    ("server", "tokens", place, "sources"),
+                    f'there is no source "{name}"; {suggest_clause(name, known)}',
+                )
 
 
-def _check_needs(walk: Walk, path: tuple[str, int], route: RouteConfig, source: SourceConfig) -> None:
+def _check_needs(reader: SettingsReader, path: tuple[str, int], route: Settings, source: Settings) -> None:
     if source.preset is not None:
         return
     at = ("source", route.from_)
-    if route.latest_wins and source.rank is None and not walk.has_failed((*at, "rank")):
-        walk.note((*path, "latest_wins"), f"latest_wins in [[route]]: [source.{route.from_}] has no rank to compare")
-    if route.coalesce and source.subject is None and not walk.has_failed((*at, "subject")):
-        walk.note((*path, "coalesce"), f"coalesce in [[route]]: [source.{route.from_}] has no subject to gather by")
+    if route.latest_wins and source.rank is None and not reader.has_failed((*at, "rank")):
+        reader.note((*path, "latest_wins"), f"latest_wins in [[route]]: [source.{route.from_}] has no rank to compare")
+    if route.coalesce and source.subject is None and not reader.has_failed((*at, "subject")):
+        reader.note((*path, "coalesce"), f"coalesce in [[route]]: [source.{route.from_}] has no subject to gather by")
 
 
-def _names(walk: Walk, kind: str) -> list[str]:
-    tables = walk.origin.tree.get(kind)
+def _names(reader: SettingsReader, kind: str) -> list[str]:
+    tables = reader.origin.tree.get(kind)
     return list(tables) if isinstance(tables, dict) else []
 
 
-def _count(walk: Walk) -> int:
-    routes = walk.origin.tree.get("route")
+def _count(reader: SettingsReader) -> int:
+    routes = reader.origin.tree.get("route")
     return len(routes) if isinstance(routes, list) else 0
 
 
-# -- the server's doors ------------------------------------------------------------------------
+# -- who can reach the server-------------------------------------------------------------------
 
 
 def _public_host(server: ServerConfig) -> str:
-    """The address that others can reach, or nothing."""
+    """Return the address that others can reach, or nothing."""
     hosts = [server.host]
     if server.admin_bind:
         hosts.append(split_bind(server.admin_bind)[0])
@@ -370,38 +409,38 @@ def _public_host(server: ServerConfig) -> str:
 _OTHERS: Final = ("admin", "local", "cli", "oncehook", "sender", "host")
 
 
-def _check_tokens(server: ServerConfig, walk: Walk) -> None:
+def _check_tokens(server: ServerConfig, reader: SettingsReader) -> None:
     for name, count in Counter(token.name for token in server.tokens).items():
         if count > 1:
-            walk.note(("server", "tokens"), f'tokens in [server]: "{name}" is the name of {count} tokens')
+            reader.note(("server", "tokens"), f'tokens in [server]: "{name}" is the name of {count} tokens')
     for token in server.tokens:
         if token.sources is not None and token.name in _OTHERS:
             # Of the audit log such a token sees what was done under its name.
-            walk.note(("server", "tokens"), f'tokens in [server]: "{token.name}" is a name of oncehook\'s own')
+            reader.note(("server", "tokens"), f'tokens in [server]: "{token.name}" is a name of oncehook\'s own')
 
 
-def _check_oidc(server: ServerConfig, walk: Walk) -> None:
+def _check_oidc(server: ServerConfig, reader: SettingsReader) -> None:
     if server.oidc is not None and find_spec("joserfc") is None:
-        walk.note(
+        reader.note(
             ("server", "oidc"), "[server.oidc] needs a package that is not installed; run pip install 'oncehook[oidc]'"
         )
 
 
 def _weak_tokens(server: ServerConfig) -> Iterator[tuple[SettingPath, str, str]]:
-    """Every token that could be guessed: where it stands, its name, and why."""
+    """Yield every token that could be guessed: its path, its name, and why."""
     tokens: list[tuple[SettingPath, str, Secret]] = []
     if server.admin_token is not None:
         tokens.append((("server", "admin_token"), "admin_token", server.admin_token))
     for number, one in enumerate(server.tokens):
         tokens.append((("server", "tokens", number), f'the token of "{one.name}"', one.token))
     for path, name, token in tokens:
-        # One that is not set is told of elsewhere.
+        # One that is not set is reported elsewhere.
         if token.is_set() and (why := weakness(token.reveal().strip(), SHORTEST_TOKEN)):
             yield path, name, why
 
 
-def _open_doors(config: Config, has_failed: Callable[[str], bool]) -> Iterator[Finding]:
-    """Listening where others can reach needs a credential, TLS or a word that there is none, and consent (S28)."""
+def _exposures(config: Config, has_failed: Callable[[str], bool]) -> Iterator[Finding]:
+    """Yield what is missing to listen where others can reach: a credential, TLS, verification (S28)."""
     server = config.server
     public = _public_host(server)
     if not public:
@@ -420,7 +459,7 @@ def _open_doors(config: Config, has_failed: Callable[[str], bool]) -> Iterator[F
     for place, name, why in _weak_tokens(server):
         yield place, f"{name} in [server] {why}, and {start}; take a random one: oncehook token NAME"
     for name, source in config.source.items():
-        if source.is_loopback_only:
+        if is_for_loopback(source):
             yield (
                 ("source", name, "verify"),
                 f'verify in [source.{name}]: "none" lets anyone send, and {start}; verify the sender, or confirm by '

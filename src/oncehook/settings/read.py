@@ -1,0 +1,316 @@
+"""From settings as they are written to settings as they are used: one reader for the file, the environment and Python.
+
+A table is a TypedDict where Python writes it too, because only that gives keywords types, and else a msgspec Struct.
+`fields_of` reads either; `SettingsReader` notes what is wrong and goes on, so that a person sees everything at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import msgspec
+
+from oncehook.errors import ConfigError
+from oncehook.human import nearest, suggest_clause
+from oncehook.secret import Environment, OldSecret, Secret, read_secret
+from oncehook.settings.origin import Origin, SettingPath
+from oncehook.settings.values import FLAG, NAME, NAME_FORM, Form, choice
+
+
+class NotedError(ConfigError):
+    """An error that has been noted already."""
+
+
+class Settings(SimpleNamespace):
+    """Settings of one table as attributes: `vars` holds those that were given, the class the defaults of the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Default:
+    """The value of a setting that nobody has given."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong, and where."""
+
+    line: int
+    place: str
+    sentence: str
+
+    def __str__(self) -> str:
+        text = f"{self.place}: {self.sentence}" if self.place else self.sentence
+        # one line per problem, whatever a key holds
+        return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
+
+
+def raise_all(problems: Sequence[Problem], hint: str = "") -> None:
+    """Raise ConfigError with one line for each, in the order of the file; nothing happens when there is none."""
+    if problems:
+        raise ConfigError("\n".join(map(str, sorted(problems, key=lambda one: one.line))), hint=hint)
+
+
+# -- what a table declares ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """A setting as a table declares it."""
+
+    attribute: str
+    form: Form | None
+    """None: a table, or several."""
+    table: type | None
+    shape: type | None
+    """dict: tables by name; list: tables in order; None: one value or table."""
+    about: str
+    default: Any
+    required: bool
+
+
+@functools.cache
+def fields_of(kind: type) -> Mapping[str, Field]:
+    """Return the settings of a table by the name they have in the file."""
+    if typing.is_typeddict(kind):
+        hints = {name: (hint, Default(None)) for name, hint in kind.__annotations__.items()}
+        required = typing.cast("Any", kind).__required_keys__
+    else:
+        declared = msgspec.structs.fields(kind)
+        typed = typing.get_type_hints(kind, include_extras=True)
+        hints = {one.name: (typed[one.name], Default(_struct_default(one))) for one in declared}
+        required = {one.name for one in declared if one.required}
+    return {
+        name.rstrip("_"): _field(name, hint, default, required=name in required)
+        for name, (hint, default) in hints.items()
+    }
+
+
+def _struct_default(field: msgspec.structs.FieldInfo) -> Any:
+    return None if field.default is msgspec.NODEFAULT else field.default
+
+
+def _field(name: str, hint: Any, default: Default, *, required: bool) -> Field:
+    while typing.get_origin(hint) in (typing.Required, typing.NotRequired):
+        (hint,) = typing.get_args(hint)
+    notes = getattr(hint, "__metadata__", ())
+    hint = typing.get_args(hint)[0] if notes else hint
+    table = next((one for one in (*notes, hint, *typing.get_args(hint)) if _is_table(one)), None)
+    form = next((note for note in notes if isinstance(note, Form)), None)
+    return Field(
+        attribute=name,
+        form=form if form or table else _form_of(hint),
+        table=table,
+        shape=shape if (shape := typing.get_origin(hint)) in (dict, list) else None,
+        about=next((note for note in notes if isinstance(note, str)), ""),
+        default=next((note for note in notes if isinstance(note, Default)), default).value,
+        required=required,
+    )
+
+
+def _is_table(kind: Any) -> bool:
+    return typing.is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
+
+
+def _form_of(hint: Any) -> Form:
+    """Return the form that a plain type is read by."""
+    return FLAG if hint is bool else choice(*typing.get_args(hint))
+
+
+@functools.cache
+def settings_class(kind: type) -> type[Settings]:
+    """Return the class of the settings that a TypedDict table is read into."""
+    defaults = {
+        field.attribute: settings_class(field.table)() if field.table and field.default == {} else field.default
+        for field in fields_of(kind).values()
+    }
+    return type(kind.__name__, (Settings,), defaults)
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+def label(path: SettingPath) -> str:
+    """Return how TOML heads this table: `[source.orders]`, `[[route]]`."""
+    name = ".".join(str(step) for step in path if isinstance(step, str))
+    return f"[[{name}]]" if any(isinstance(step, int) for step in path) else f"[{name}]"
+
+
+class SettingsReader:
+    """One reading of settings, of a file or of a program. A program may also write functions, objects and secrets."""
+
+    def __init__(self, origin: Origin, env: Mapping[str, str], *, is_program: bool = False) -> None:
+        self.problems: list[Problem] = []
+        self.secrets: list[tuple[SettingPath, Secret]] = []
+        self.env = env
+        self.origin = origin
+        self.is_program = is_program
+        self._failed: set[SettingPath] = set()
+
+    def note(self, path: SettingPath, sentence: str) -> None:
+        """Remember that something is wrong."""
+        self._failed.add(path)
+        self.problems.append(self.problem(path, sentence))
+
+    def problem(self, path: SettingPath, sentence: str) -> Problem:
+        """Return a problem with its place."""
+        return Problem(self.origin.line(path), self.origin.place(path), sentence)
+
+    def has_failed(self, path: SettingPath) -> bool:
+        """Tell whether this setting was tried and is wrong, so that its absence means nothing."""
+        return path in self._failed
+
+    def table(self, kind: type, value: object, path: SettingPath) -> Any:
+        """Read a table. Raises NotedError when not even a partial one can be made."""
+        fields = fields_of(kind)
+        if self.is_program:
+            value = _of_program(fields, value)
+        if not isinstance(value, Mapping):
+            raise ConfigError("must be a table")
+        for key in value:
+            if key not in fields:
+                self._note_unknown(path, key, list(fields))
+        given: dict[str, Any] = {}
+        for key, field in fields.items():
+            if key in value:
+                self._read_into(given, field, value[key], (*path, key))
+            elif field.required and not self.has_failed((*path, key)):
+                self.note(path, f'{label(path)} needs "{key}"')
+        if any(field.required and field.attribute not in given for field in fields.values()):
+            raise NotedError
+        return settings_class(kind)(**given) if typing.is_typeddict(kind) else kind(**given)
+
+    def _note_unknown(self, path: SettingPath, key: str, known: list[str]) -> None:
+        inside = f" in {label(path)}" if path else ""
+        self.note((*path, key), f'unknown key "{key}"{inside}; {suggest_clause(key, known)}')
+        if near := nearest(key, known):
+            # Because the setting was given under a wrong name, it must not be reported as missing, too.
+            self._failed.add((*path, near))
+
+    def _read_into(self, given: dict[str, Any], field: Field, value: object, path: SettingPath) -> None:
+        try:
+            given[field.attribute] = self._value(field, value, path)
+        except NotedError:
+            self._failed.add(path)
+        except ConfigError as error:
+            inside = f" in {label(path[:-1])}" if path[:-1] else ""
+            self.note(path, f"{path[-1]}{inside}: {error} {error.hint}".rstrip())
+
+    def _value(self, field: Field, value: object, path: SettingPath) -> Any:
+        if field.form is not None:
+            return field.form.read(value, Spot(self, path))
+        assert field.table is not None, f"{path} has neither form nor table"
+        if field.shape is dict:
+            return self._named(field.table, value, path)
+        if field.shape is list:
+            return self._listed(field.table, value, path)
+        return self.table(field.table, value, path)
+
+    def _named(self, kind: type, value: object, path: SettingPath) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise ConfigError(f"must be tables with a name each; write [{path[-1]}.NAME]")
+        tables: dict[str, Any] = {}
+        for name, table in value.items():
+            if not NAME.fullmatch(name):
+                self.note((*path, name), f'"{name}" is not a name for a {path[-1]}; use {NAME_FORM}')
+            if (read := self.read(kind, table, (*path, name))) is not None:
+                tables[name] = read
+        return tables
+
+    def _listed(self, kind: type, value: object, path: SettingPath) -> list[Any]:
+        if not isinstance(value, list):
+            raise ConfigError(f"must be a list of tables; write [[{'.'.join(map(str, path))}]]")
+        tables = (self.read(kind, table, (*path, number)) for number, table in enumerate(value))
+        return [table for table in tables if table is not None]
+
+    def read(self, kind: type, value: object, path: SettingPath) -> Any:
+        """Read a table and note what is wrong; None when not even a partial one can be made."""
+        try:
+            return self.table(kind, value, path)
+        except NotedError:
+            self._failed.add(path)
+        except ConfigError as error:
+            self.note(path, f"{label(path)} {error}")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Spot:
+    """The place of one value, for those forms that must know more than the value."""
+
+    reader: SettingsReader
+    path: SettingPath
+
+    @property
+    def is_program(self) -> bool:
+        """Whether Python wrote the value, which may then be a function, an object, or a secret itself."""
+        return self.reader.is_program
+
+    def secret(self, value: object, *, may_end: bool = False) -> Secret:
+        """Read a reference to a secret, and remember that it must be set. `may_end`: it may have an `until`."""
+        setting = ".".join(map(str, self.path))
+        if self.is_program and isinstance(value, str | bytes | OldSecret):
+            secret = Secret.from_program(value, setting)
+        else:
+            secret = read_secret(value, setting, env=self.reader.env, base=self.reader.origin.base, may_end=may_end)
+        self.reader.secrets.append((self.path, secret))
+        return secret
+
+    def table(self, kind: type, value: object) -> Any:
+        """Read a table of settings inside this value."""
+        return self.reader.table(kind, value, self.path)
+
+    def file(self, name: str) -> Path:
+        """Return where a file is: a name is relative to the folder of the settings."""
+        return self.reader.origin.base / name
+
+
+# -- what a program writes ---------------------------------------------------------------------
+
+_VARIABLE: Final = "_env"
+
+
+def _of_program(fields: Mapping[str, Field], value: object) -> object:
+    """Return what Python wrote as a file would: without None, `secret_env="X"` as a reference, an object as a table."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if not isinstance(value, Mapping):
+        return value
+    written = {key: one for key, one in value.items() if one is not None}
+    for key in [key for key in written if key.endswith(_VARIABLE)]:
+        meant = key.removesuffix(_VARIABLE)
+        form = fields[meant].form if meant in fields else None
+        if form is not None and form.is_secret:
+            if meant in written:
+                raise ConfigError(f"has both {meant} and {key}; keep one of them")
+            written[meant] = {"env": written.pop(key)}
+    return written
+
+
+def read_program(
+    kind: type,
+    path: SettingPath,
+    given: Mapping[str, object],
+    check: Callable[[str, Any, SettingsReader], None] | None = None,
+    *,
+    is_program: bool = True,
+) -> Any:
+    """Read what a program says of one thing, and `check` it as a whole. Raises ConfigError with all that is wrong.
+
+    `is_program=False`: only what a file could say.
+    """
+    reader = SettingsReader(Origin({}, {}, None, "", Path()), Environment(os.environ), is_program=is_program)
+    read = reader.read(kind, given, path)
+    if check is not None and read is not None:
+        check(str(path[-1]), read, reader)
+    raise_all(reader.problems)
+    return read
