@@ -41,10 +41,9 @@ from oncehook import Inbox
 from oncehook.ingest import Begun, Receipt
 from oncehook.model import Arrival, Headers
 from oncehook.sources import Reply, Source
-from oncehook.web.guard import Guard, Limits
-from oncehook.web.ingest import Ingest
+from oncehook.web.connection import Guard, Limits, Shortcut
+from oncehook.web.hooks import Ingest
 from oncehook.web.peers import direct_peer
-from oncehook.web.shortcut import Shortcut
 
 GROUP = 64
 ROUNDS = 150

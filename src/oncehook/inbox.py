@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from oncehook.traces import Traces
-    from oncehook.web.access import Authorize
-    from oncehook.web.ingest import Mount
+    from oncehook.web.auth import Authorize
+    from oncehook.web.hooks import Mount
     from oncehook.whatsapp.messages import Message
     from oncehook.whatsapp.sender import Sender
 
@@ -539,7 +539,7 @@ class Inbox(Layout):
 
     def asgi(self) -> Mount:
         """An ASGI application to mount in another: `app.mount("/hooks", inbox.asgi())` gives POST /hooks/{source}."""
-        from oncehook.web.ingest import Mount
+        from oncehook.web.hooks import Mount
 
         self._mounts.append(made := Mount(self))
         return made
@@ -550,8 +550,8 @@ class Inbox(Layout):
         `authorize` is given each request and says who makes it: a name for the audit log and the role "viewer",
         "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. The API is at `api/v1`.
         """
+        from oncehook.web.dashboard import dashboard
         from oncehook.web.live import Stream
-        from oncehook.web.pages import dashboard
 
         self.observer.audience = stream = Stream()
         return dashboard(self.admin, stream, authorize=authorize, ways_in=self._mounts)

@@ -27,7 +27,7 @@ from oncehook.store.sqlite import SqliteStore
 from oncehook.upkeep import Limits
 from oncehook.verify import Hmac, Nothing
 from oncehook.web import api
-from oncehook.web.access import Access, Authorize
+from oncehook.web.auth import Access, Authorize
 from oncehook.web.live import Stream
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import enrolled

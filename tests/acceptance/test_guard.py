@@ -30,11 +30,10 @@ from oncehook import faults
 from oncehook.inbox import Inbox
 from oncehook.store.sqlite import SqliteStore
 from oncehook.verify import Hmac
-from oncehook.web import health, server
-from oncehook.web.guard import Guard, Limits
-from oncehook.web.ingest import Ingest
+from oncehook.web import server
+from oncehook.web.connection import Guard, Limits
+from oncehook.web.hooks import BodyBudget, Ingest
 from oncehook.web.peers import network_of, peer_finder
-from oncehook.web.unfinished import BodyBudget
 from tests.kept import kept_events
 from tests.waiting import until
 from tests.wire import SECRET, Answer, Client, hook, request, signed
@@ -107,7 +106,7 @@ async def serving(
     async with inbox.running():
         trusted = [ip_network("127.0.0.1/32")]
         ingest = Ingest(inbox.receiver, "/in/", peer_finder(trusted), BodyBudget(most_held, trusted))
-        probes = [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)]
+        probes = [*server.probe_routes(inbox.troubles), server.metrics_route(inbox.metrics, None)]
         face = server.Face(ingest, probes)
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         guards: list[Guard] = []
@@ -349,7 +348,7 @@ def test_this_machine_and_proxies_may_hold_many() -> None:
 def test_open_files_bound_the_connections(soft: int, hard: int, asked: int, expected: int) -> None:
     # In a process of its own: a limit once lowered cannot be raised again.
     program = (
-        "import resource; from oncehook.web.guard import affordable;"
+        "import resource; from oncehook.web.connection import affordable;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}));"
         f"print(affordable({asked}), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )

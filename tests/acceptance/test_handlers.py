@@ -14,7 +14,7 @@ import pytest
 from oncehook import Category, Event, GiveUp, Inbox
 from oncehook.errors import ConfigError
 from oncehook.model import RESULT_KEPT, DeliveryStatus, Filter, Kind, StoredDelivery, read_id
-from oncehook.web.answers import attempt
+from oncehook.web.api.schemas import attempt
 from tests.acceptance.conftest import Engine
 
 TWICE = ["0.02s"]

@@ -22,11 +22,10 @@ from oncehook import admin, clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Evidence, Filter, Kind, Rejection, Settle, Settlement, event_of, show_id
 from oncehook.secret import Secret
-from oncehook.sessions import prove
 from oncehook.settings.tables import TokenConfig
 from oncehook.web import api
-from oncehook.web.access import Access, Person
-from oncehook.web.endpoints import ENDPOINTS
+from oncehook.web.api.endpoints import ENDPOINTS
+from oncehook.web.auth import Access, Person, prove
 from tests.acceptance.desk_house import House, call, desk_house, scope_of
 from tests.store.making import MAIL, dead_letters, deliver, finish, item, keep, settle, take, take_one
 from tests.wire import Answer

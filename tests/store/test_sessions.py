@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from oncehook.model import StoredSession
-from oncehook.sessions import Sessions, hash_of
 from oncehook.store.base import Store
+from oncehook.web.auth import hash_of
+from oncehook.web.session import Sessions
 from tests.store.conftest import Ground
 from tests.store.making import opened
 

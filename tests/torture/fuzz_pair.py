@@ -22,12 +22,10 @@ from oncehook.model import Arrival
 from oncehook.sources import Reply, Source
 from oncehook.store.sqlite import SqliteStore
 from oncehook.verify import Hmac
-from oncehook.web import health, server
-from oncehook.web.guard import Guard, Guarded, Limits
-from oncehook.web.ingest import Ingest
+from oncehook.web import server
+from oncehook.web.connection import Guard, Guarded, Limits, Shortcut
+from oncehook.web.hooks import BodyBudget, Ingest
 from oncehook.web.peers import peer_finder
-from oncehook.web.shortcut import Shortcut
-from oncehook.web.unfinished import BodyBudget
 from tests.waiting import until
 from tests.wire import SECRET, request
 
@@ -164,7 +162,7 @@ async def served(
         guard = Guard(limits)
         said: dict[int, list[bytes]] = {}
         kind = guard.protocol(Short if way == "short" else Heard, ingest=ingest, said=said)
-        face = server.Face(ingest, [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)])
+        face = server.Face(ingest, [*server.probe_routes(inbox.troubles), server.metrics_route(inbox.metrics, None)])
         uvicorn = server._Quiet(server._settings(face, kind))
         listener = server.listen("127.0.0.1", 0)
         watch = asyncio.create_task(guard.watch())

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from oncehook.web.guard import Limits
+from oncehook.web.connection import Limits
 from tests.acceptance.processes import Receiver
 from tests.wire import Client, hook, signed
 

@@ -27,15 +27,14 @@ from oncehook import clock
 from oncehook.inbox import Inbox
 from oncehook.model import Level
 from oncehook.secret import Secret
-from oncehook.sessions import Sessions
 from oncehook.settings.tables import TokenConfig
 from oncehook.testing import send, signed
 from oncehook.upkeep import Limits
-from oncehook.web import api, pages
-from oncehook.web.access import Access
+from oncehook.web import api, dashboard
+from oncehook.web.auth import Access
 from oncehook.web.live import Stream
 from oncehook.web.server import listen
-from oncehook.web.session import Door
+from oncehook.web.session import Door, Sessions
 
 T = TypeVar("T")
 TOKENS = {"viewer": "vera-" + "v" * 40, "operator": "otto-" + "o" * 40, "admin": "ana-" + "a" * 40}
@@ -184,13 +183,15 @@ class House:
         self.door = Door(access, Sessions(self.inbox.store), authorize=self.authorize, announce=self.links.append)
         admin: Sequence[BaseRoute]
         if self.authorize is not None:
-            admin = pages.dashboard(self.inbox.admin, self.stream, authorize=self.authorize).routes
+            admin = dashboard.dashboard(self.inbox.admin, self.stream, authorize=self.authorize).routes
             return Starlette(
-                routes=[Mount(self.prefix, pages.dashboard(self.inbox.admin, self.stream, authorize=self.authorize))]
+                routes=[
+                    Mount(self.prefix, dashboard.dashboard(self.inbox.admin, self.stream, authorize=self.authorize))
+                ]
             )
         admin = [
             *api.routes(self.inbox.admin, access, self.stream),
-            *pages.routes(self.inbox.admin, self.door, self.stream),
+            *dashboard.routes(self.inbox.admin, self.door, self.stream),
         ]
         return Starlette(routes=[Mount(self.prefix, routes=admin)] if self.prefix else admin)
 

@@ -21,8 +21,8 @@ from oncehook.model import Arrival, Mark, Outcome, StoredEvent, unpack_head
 from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Reply, Source, build
 from oncehook.verify import Hmac, Nothing, Token
-from oncehook.web import health
-from oncehook.web.ingest import Ingest
+from oncehook.web import server
+from oncehook.web.hooks import Ingest
 from oncehook.web.peers import direct_peer, peer_finder, plain
 
 REFUSAL = {"error": "Unknown source, or the signature does not match.", "code": "signature_invalid"}
@@ -501,7 +501,7 @@ async def test_strangers_are_not_told_why_we_are_not_ready(
         return {"store": "password authentication failed for user x at 10.0.0.5"}
 
     talk = Talk(method="GET", path="/readyz", client=client, headers=headers)
-    assert await talk.through(Starlette(routes=health.routes(probe))) == 503
+    assert await talk.through(Starlette(routes=server.probe_routes(probe))) == 503
     assert json.loads(talk.sent[1]["body"]) == {"status": "not ready", "checks": {"store": told}}
 
 

@@ -21,7 +21,7 @@ from oncehook.rules import DEFAULT_KEY
 from oncehook.secret import OldSecret
 from oncehook.sources import Preset, Reply, Source, Splitter, build, split_at
 from oncehook.verify import Basic, Either, Hmac, Nothing, Scheme, StandardWebhooks, Token
-from oncehook.web.shortcut import _written as written
+from oncehook.web.connection import _written as written
 
 HMAC = Hmac(header="X-Signature")
 PRESET = Preset(

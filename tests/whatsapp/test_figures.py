@@ -22,7 +22,7 @@ from oncehook.model import Filter, Kind, read_id
 from oncehook.settings import load
 from oncehook.testing import send
 from oncehook.upkeep import Limits, Watermark
-from oncehook.web.reports import stats_of
+from oncehook.web.api.schemas import stats_of
 from oncehook.whatsapp.messages import Text
 from tests.whatsapp.phone import Phone, busy, closed
 

@@ -194,7 +194,7 @@ def _routes(inbox: Inbox) -> Callable[..., Any]:
     from starlette.requests import Request
 
     from oncehook.web import api
-    from oncehook.web.access import Access, Identity, Role
+    from oncehook.web.auth import Access, Identity, Role
     from oncehook.web.live import Stream
 
     class Own(Access):

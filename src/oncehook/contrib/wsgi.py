@@ -16,10 +16,10 @@ from oncehook.contrib.bridge import Bridge, put_off, read_body
 from oncehook.errors import OncehookError, Rejected, StoreUnavailable
 from oncehook.model import Headers
 from oncehook.sources import Reply
-from oncehook.web.access import AuthorizeBlocking, Authorized
+from oncehook.web.auth import AuthorizeBlocking, Authorized
+from oncehook.web.dashboard import dashboard as hosted
+from oncehook.web.dashboard.context import WAY_IN
 from oncehook.web.live import NoStream
-from oncehook.web.pages import dashboard as hosted
-from oncehook.web.visit import WAY_IN
 
 __all__ = ["dashboard"]
 

@@ -13,31 +13,33 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import BaseRoute, Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from oncehook.errors import ConfigError
+from oncehook import clock
+from oncehook.errors import ConfigError, Refused, Unauthorized
 from oncehook.inbox import Inbox
-from oncehook.sessions import Sessions
+from oncehook.ingest import is_direct
+from oncehook.model import Arrival
 from oncehook.settings import ServerConfig
 from oncehook.settings.forms import is_loopback
 from oncehook.sources import Network
-from oncehook.web import api, health, pages
-from oncehook.web.access import Access
-from oncehook.web.callouts import Guide
-from oncehook.web.guard import Guard, Limits, affordable
-from oncehook.web.ingest import Ingest, Receive, Send
+from oncehook.web import api, dashboard
+from oncehook.web.api import refusal
+from oncehook.web.auth import Access
+from oncehook.web.connection import Guard, Limits, Shortcut, affordable
+from oncehook.web.dashboard.callouts import Guide
+from oncehook.web.hooks import BodyBudget, Ingest, Prefixed, Receive, Send
 from oncehook.web.live import Stream
 from oncehook.web.oidc import Oidc
-from oncehook.web.peers import Scope, peer_finder
-from oncehook.web.prefix import Prefixed
-from oncehook.web.session import Door
-from oncehook.web.shortcut import Shortcut
-from oncehook.web.unfinished import BodyBudget
+from oncehook.web.peers import Scope, direct_peer, peer_finder
+from oncehook.web.session import Door, Sessions
 
 DRAIN_SECONDS = 25
 
@@ -113,8 +115,8 @@ async def serve_inbox(
     stream = Stream()
     inbox.observer.audience = stream
     admin = _Desk(inbox, settings, stream, ui=ui, guide=guide)
-    probes = health.routes(inbox.troubles)
-    metrics = health.metrics_route(inbox.metrics, None if apart else admin.access)
+    probes = probe_routes(inbox.troubles)
+    metrics = metrics_route(inbox.metrics, None if apart else admin.access)
 
     def ready(address: str) -> None:
         admin.address = f"http://{apart}" if apart else address
@@ -144,7 +146,7 @@ async def serve_inbox(
 
 def answering_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContextManager[None]:
     """Health and metrics of an inbox that receives nothing, at an address (`host:port`). Raises ConfigError."""
-    routes = [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)]
+    routes = [*probe_routes(inbox.troubles), metrics_route(inbox.metrics, None)]
     return _served_beside(Starlette(routes=routes), bind, ())
 
 
@@ -168,7 +170,7 @@ class _Desk:
         self._ui = ui
         self.routes = api.routes(inbox.admin, self.access, stream)
         if ui:
-            self.routes += pages.routes(inbox.admin, self._door, stream, guide)
+            self.routes += dashboard.routes(inbox.admin, self._door, stream, guide)
 
     def link(self) -> str | None:
         """A fresh way in for who sits at this machine; elsewhere there is a password."""
@@ -267,3 +269,61 @@ def listen(host: str, port: int) -> socket.socket:
         raise
     listener.setblocking(False)
     return listener
+
+
+Probe = Callable[[], Awaitable[dict[str, str]]]
+"""What is not well, by name; empty when ready."""
+Metrics = Callable[[], Awaitable[bytes]]
+
+
+def probe_routes(probe: Probe) -> list[Route]:
+    """Return the two addresses that probes ask."""
+
+    async def livez(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        troubles = await probe()
+        if not troubles:
+            return JSONResponse({"status": "ready"})
+        # What is wrong may name hosts, users and files of ours: in full only for who sits on this machine.
+        asking = Arrival("", request.scope["headers"], b"", peer=direct_peer(request.scope))
+        told = troubles if is_direct(asking) else dict.fromkeys(troubles, "failing")
+        return JSONResponse({"status": "not ready", "checks": told}, 503, {"Retry-After": "5"})
+
+    return [Route("/livez", livez), Route("/readyz", readyz)]
+
+
+class Kept:
+    """Keeps the metrics for a second: many who ask, even at once, cost the store no more than one."""
+
+    SECONDS: Final = 1.0
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._turn = asyncio.Lock()
+        self._text = b""
+        self._until = 0.0
+
+    async def get(self) -> bytes:
+        """Return the text as of a second ago at most."""
+        async with self._turn:
+            if clock.steady() >= self._until:
+                self._text = await self._metrics()
+                self._until = clock.steady() + self.SECONDS
+            return self._text
+
+
+def metrics_route(metrics: Metrics, access: Access | None) -> Route:
+    """Return the address that scrapers ask. Without `access`, everybody may who reaches it."""
+    kept = Kept(metrics)
+
+    async def show(request: Request) -> Response:
+        try:
+            if access is not None and not access.is_local(request) and await access.of(request) is None:
+                raise Unauthorized(hint="Send the token of a viewer, or set admin_bind and ask there.")
+        except Refused as error:
+            return refusal(error)
+        return Response(await kept.get(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return Route("/metrics", show)

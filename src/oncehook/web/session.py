@@ -18,12 +18,54 @@ from starlette.responses import Response
 from oncehook import clock
 from oncehook.errors import Forbidden, StoreUnavailable
 from oncehook.model import StoredSession
-from oncehook.sessions import SESSION_SECONDS, Sessions, hash_of, prove
 from oncehook.sources import Network
+from oncehook.store.base import Store
 from oncehook.verify import same
-from oncehook.web.access import Access, Authorize, Identity, Role, authorized, hash_token, is_local
+from oncehook.web.auth import (
+    SESSION_SECONDS,
+    Access,
+    Authorize,
+    Identity,
+    Role,
+    authorized,
+    hash_of,
+    hash_token,
+    is_local,
+    prove,
+)
 from oncehook.web.oidc import SIGN_IN_SECONDS, NoRole, Oidc, SignedIn, SignIn, SignInFailed
 from oncehook.web.peers import direct_peer, is_within, network_of, peer_finder
+
+
+class Sessions:
+    """Begins, finds and ends sessions. Finding one writes nothing."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._cookie = ""
+
+    async def cookie(self) -> str:
+        """What the cookie is called. Cookies do not know ports: each inbox on a machine has a name of its own."""
+        if not self._cookie:
+            self._cookie = f"oncehook_{await self._store.inbox_number():x}"
+        return self._cookie
+
+    async def begin(self, actor: str, role: str, voucher: bytes, seconds: float = SESSION_SECONDS) -> str:
+        """Begin a session and return the name that only the browser is to know. It is bound to `voucher`: a hash of
+        the password it is begun with, or of what else let the person in."""
+        name = clock.random_bytes(32).hex()
+        proof = prove(name, voucher)
+        await self._store.begin_session(StoredSession(hash_of(name), actor, role, proof), seconds)
+        return name
+
+    async def of(self, name: str) -> StoredSession | None:
+        """Whose session this is, while it lasts."""
+        return await self._store.get_session(hash_of(name))
+
+    async def end(self, name: str) -> None:
+        """It is over, at every server."""
+        await self._store.end_session(hash_of(name))
+
 
 LINK_SECONDS: Final = 600.0
 """For how long a one-time link can be used."""

@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest
 
 from oncehook.model import RoleName
-from oncehook.web.access import Authorized
+from oncehook.web.auth import Authorized
 
 
 def role_of(user: Any) -> RoleName | None:

@@ -24,7 +24,7 @@ from oncehook.contrib.wsgi import Dashboard, as_bytes
 from oncehook.errors import Malformed
 from oncehook.model import Arrival, Headers
 from oncehook.sources import Reply
-from oncehook.web.access import AuthorizeBlocking
+from oncehook.web.auth import AuthorizeBlocking
 from oncehook.web.peers import PeerOf, peer_finder
 
 

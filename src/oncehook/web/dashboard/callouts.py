@@ -16,7 +16,7 @@ from starlette.responses import Response
 from oncehook.errors import NotFound
 
 if TYPE_CHECKING:
-    from oncehook.web.visit import Visit
+    from oncehook.web.dashboard.context import Visit
 
 
 @dataclass(frozen=True, slots=True)

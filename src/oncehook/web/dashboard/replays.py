@@ -15,10 +15,10 @@ from oncehook.errors import BadRequest, PlanChanged
 from oncehook.model import DeliveryStatus, Filter, Kind, ReplayState, StoredDelivery, StoredReplay, show_id
 from oncehook.query import fixed
 from oncehook.replay import BEHIND, Plan, ReplayRequest, command
-from oncehook.web import drawing
-from oncehook.web.asking import cursor, rate
-from oncehook.web.views import names
-from oncehook.web.visit import Visit
+from oncehook.web.api.request import cursor, rate
+from oncehook.web.dashboard import charts
+from oncehook.web.dashboard.context import Visit
+from oncehook.web.dashboard.render import names
 
 TYPED_ABOVE: Final = 100
 RATES: Final = (("", "as fast as they go"), ("20/s", "20 a second"), ("5/s", "5 a second"), ("1/s", "1 a second"))
@@ -53,9 +53,9 @@ class Run:
         return self.left / pace if pace and self.replay.state is ReplayState.running else None
 
     @property
-    def pieces(self) -> Sequence[drawing.Piece]:
+    def pieces(self) -> Sequence[charts.Piece]:
         kept = self.replay
-        return drawing.bar([("done", kept.done), ("dead", kept.dead), ("twin", kept.skipped)], kept.planned)
+        return charts.bar([("done", kept.done), ("dead", kept.dead), ("twin", kept.skipped)], kept.planned)
 
     @property
     def title(self) -> str:

@@ -29,11 +29,12 @@ from oncehook.model import (
 )
 from oncehook.query import BODY, IS, NOTES, WORDS
 from oncehook.reports import ShownArrival, ShownEvent
-from oncehook.web import answers, bodies, lanes, timeline
-from oncehook.web.asking import cursor
-from oncehook.web.timeline import Story
-from oncehook.web.views import first_line, utc
-from oncehook.web.visit import SAFE, Visit
+from oncehook.web.api import schemas
+from oncehook.web.api.request import cursor
+from oncehook.web.dashboard import bodies, timeline, timeline_chart
+from oncehook.web.dashboard.context import SAFE, Visit
+from oncehook.web.dashboard.render import first_line, utc
+from oncehook.web.dashboard.timeline import Story
 
 SHOWN: Final = 50
 NEW: Final = 20
@@ -234,7 +235,7 @@ async def event(visit: Visit) -> Response:
         event=shown.event,
         story=story,
         moments=timeline.moments(story),
-        lanes=lanes.draw(story),
+        lanes=timeline_chart.draw(story),
         tab=tab,
         near=near,
         message=next(iter((await visit.admin.previews(shown.deliveries)).values()), None),
@@ -346,7 +347,7 @@ def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
 
 async def as_json(visit: Visit) -> Response:
     """The event as the API tells it, for who is logged in here and has no token."""
-    told = answers.event(await visit.admin.event(visit.id(Kind.event)))
+    told = schemas.event(await visit.admin.event(visit.id(Kind.event)))
     headers = {**SAFE, "Content-Security-Policy": "default-src 'none'; sandbox"}
     return Response(msgspec.json.encode(told), media_type="application/json", headers=headers)
 

@@ -1,7 +1,7 @@
-"""What can be asked of the JSON API: a handler for each address, and `ENDPOINTS`, the table of them all.
+"""`POST /erase`: everything that is kept of a subject goes, or is counted first. `oncehook erase` calls it (S37).
 
-A handler is given an `Ask` (who asks, the desk, the words of the request) and returns a value of `answers` or
-`reports`; `api` serves the table, `openapi` describes it.
+Only an admin may: nothing brings it back. One request erases a bounded number of events; `remaining` says whether to
+ask again.
 """
 
 from __future__ import annotations
@@ -15,24 +15,37 @@ from starlette.types import Receive, Scope, Send
 
 from oncehook.errors import BadRequest, ConfigError, Forbidden, NotFound
 from oncehook.human import seconds
-from oncehook.model import Kind, Page, ReplayState, show_id
+from oncehook.model import Kind, Page, ReplayState, show_id, subject_hash
 from oncehook.replay import ReplayRequest
-from oncehook.web import answers, erasing, remembering, reports, trials
-from oncehook.web.access import Role
-from oncehook.web.asking import Ask, Choose, DiscardMatching, Reason, ReplayOne, StartReplay, cursor, rate
+from oncehook.rules import bounded
+from oncehook.web.api import schemas
+from oncehook.web.api.openapi import FILTER, KEY, LIMIT, PAGED, Endpoint
+from oncehook.web.api.request import (
+    Ask,
+    Choose,
+    DiscardMatching,
+    Erase,
+    Reason,
+    Remember,
+    ReplayOne,
+    Sample,
+    StartReplay,
+    cursor,
+    rate,
+)
+from oncehook.web.auth import Role
 from oncehook.web.live import Stream, Watcher
-from oncehook.web.openapi import FILTER, KEY, LIMIT, PAGED, Endpoint
 
 # -- events and deliveries ---------------------------------------------------------------------
 
 
 async def list_events(ask: Ask) -> dict[str, Any]:
     page = await ask.admin.events(ask.filter(), before=ask.cursor("event"), limit=ask.limit())
-    return _page("event", page, answers.listed_event)
+    return _page("event", page, schemas.listed_event)
 
 
-async def get_event(ask: Ask) -> answers.Event:
-    return answers.event(await ask.admin.event(ask.id(Kind.event)))
+async def get_event(ask: Ask) -> schemas.Event:
+    return schemas.event(await ask.admin.event(ask.id(Kind.event)))
 
 
 async def get_body(ask: Ask) -> Response:
@@ -42,7 +55,7 @@ async def get_body(ask: Ask) -> Response:
 
 async def list_arrivals(ask: Ask) -> dict[str, Any]:
     found = await ask.admin.arrivals(ask.id(Kind.event))
-    return _whole([answers.arrival(one) for one in found])
+    return _whole([schemas.arrival(one) for one in found])
 
 
 async def get_arrival_body(ask: Ask) -> Response:
@@ -62,35 +75,35 @@ def _bytes(body: bytes, name: str) -> Response:
 
 async def list_deliveries(ask: Ask) -> dict[str, Any]:
     page = await ask.admin.deliveries(ask.filter(), before=ask.cursor("delivery"), limit=ask.limit())
-    return _page("delivery", page, answers.delivery)
+    return _page("delivery", page, schemas.delivery)
 
 
-async def get_delivery(ask: Ask) -> answers.Delivery:
-    return answers.delivery(await ask.admin.delivery(ask.id(Kind.delivery)))
+async def get_delivery(ask: Ask) -> schemas.Delivery:
+    return schemas.delivery(await ask.admin.delivery(ask.id(Kind.delivery)))
 
 
 async def list_attempts(ask: Ask) -> dict[str, Any]:
-    return _whole([answers.attempt(one) for one in await ask.admin.attempts(ask.id(Kind.delivery))])
+    return _whole([schemas.attempt(one) for one in await ask.admin.attempts(ask.id(Kind.delivery))])
 
 
 async def list_neighbours(ask: Ask) -> dict[str, Any]:
-    return _whole([answers.delivery(one) for one in await ask.admin.neighbours(ask.id(Kind.delivery))])
+    return _whole([schemas.delivery(one) for one in await ask.admin.neighbours(ask.id(Kind.delivery))])
 
 
-async def retry_delivery(ask: Ask) -> answers.Delivery:
-    return answers.delivery(await ask.admin.retry(ask.id(Kind.delivery), actor=ask.actor))
+async def retry_delivery(ask: Ask) -> schemas.Delivery:
+    return schemas.delivery(await ask.admin.retry(ask.id(Kind.delivery), actor=ask.actor))
 
 
-async def discard_delivery(ask: Ask) -> answers.Delivery:
+async def discard_delivery(ask: Ask) -> schemas.Delivery:
     delivery_id, body = ask.id(Kind.delivery), await ask.body(Reason)
-    return answers.delivery(await ask.admin.discard(delivery_id, actor=ask.actor, reason=body.reason))
+    return schemas.delivery(await ask.admin.discard(delivery_id, actor=ask.actor, reason=body.reason))
 
 
 async def list_causes(ask: Ask) -> dict[str, Any]:
-    return _whole([answers.cause(one) for one in await ask.admin.causes(ask.parameter("destination") or None)])
+    return _whole([schemas.cause(one) for one in await ask.admin.causes(ask.parameter("destination") or None)])
 
 
-async def discard_matching(ask: Ask) -> answers.Discarded:
+async def discard_matching(ask: Ask) -> schemas.Discarded:
     body = await ask.body(DiscardMatching)
     if body.plan is None:
         meant = ask.admin.read(body.query)
@@ -99,13 +112,13 @@ async def discard_matching(ask: Ask) -> answers.Discarded:
         raise _says_already()
     else:
         closed = await ask.admin.discard_planned(body.plan, actor=ask.actor, reason=body.reason)
-    return answers.Discarded(discarded=closed)
+    return schemas.Discarded(discarded=closed)
 
 
 # -- replays -----------------------------------------------------------------------------------
 
 
-async def replay_delivery(ask: Ask) -> answers.Replayed:
+async def replay_delivery(ask: Ask) -> schemas.Replayed:
     delivery_id, body = ask.id(Kind.delivery), await ask.body(ReplayOne)
     made = await ask.admin.replay_one(
         delivery_id,
@@ -115,14 +128,14 @@ async def replay_delivery(ask: Ask) -> answers.Replayed:
         reason=body.reason,
         request_key=ask.request_key(),
     )
-    return answers.Replayed(replay_id=show_id(Kind.replay, made.id))
+    return schemas.Replayed(replay_id=show_id(Kind.replay, made.id))
 
 
-async def plan_replay(ask: Ask) -> answers.Plan:
-    return answers.plan(await ask.admin.plan(await _wish(ask, await ask.body(Choose))))
+async def plan_replay(ask: Ask) -> schemas.Plan:
+    return schemas.plan(await ask.admin.plan(await _wish(ask, await ask.body(Choose))))
 
 
-async def start_replay(ask: Ask) -> answers.Replayed:
+async def start_replay(ask: Ask) -> schemas.Replayed:
     body = await ask.body(StartReplay)
     if body.plan is None:
         wish, expected = await _wish(ask, body), None
@@ -135,7 +148,7 @@ async def start_replay(ask: Ask) -> answers.Replayed:
     made = await ask.admin.start_replay(
         wish, actor=ask.actor, reason=body.reason, request_key=ask.request_key(), expected=expected
     )
-    return answers.Replayed(replay_id=show_id(Kind.replay, made.id))
+    return schemas.Replayed(replay_id=show_id(Kind.replay, made.id))
 
 
 def _says_already() -> BadRequest:
@@ -156,18 +169,18 @@ async def _wish(ask: Ask, body: Choose) -> ReplayRequest:
 
 async def list_replays(ask: Ask) -> dict[str, Any]:
     page = await ask.admin.replays(before=ask.cursor("replay"), limit=ask.limit())
-    return _page("replay", page, answers.replay_of)
+    return _page("replay", page, schemas.replay_of)
 
 
-async def get_replay(ask: Ask) -> answers.Replay:
-    return answers.replay_of(await ask.admin.replay(ask.id(Kind.replay)))
+async def get_replay(ask: Ask) -> schemas.Replay:
+    return schemas.replay_of(await ask.admin.replay(ask.id(Kind.replay)))
 
 
-def steer(state: ReplayState) -> Callable[[Ask], Awaitable[answers.Replay]]:
+def steer(state: ReplayState) -> Callable[[Ask], Awaitable[schemas.Replay]]:
     """A handler that brings a replay into this state."""
 
-    async def handler(ask: Ask) -> answers.Replay:
-        return answers.replay_of(await ask.admin.steer(ask.id(Kind.replay), state, actor=ask.actor))
+    async def handler(ask: Ask) -> schemas.Replay:
+        return schemas.replay_of(await ask.admin.steer(ask.id(Kind.replay), state, actor=ask.actor))
 
     return handler
 
@@ -177,33 +190,33 @@ def steer(state: ReplayState) -> Callable[[Ask], Awaitable[answers.Replay]]:
 
 async def list_sources(ask: Ask) -> dict[str, Any]:
     may_see = ask.identity.role >= Role.operator
-    return _whole([reports.source(one, with_address=may_see) for one in await ask.admin.sources()])
+    return _whole([schemas.source(one, with_address=may_see) for one in await ask.admin.sources()])
 
 
 async def list_destinations(ask: Ask) -> dict[str, Any]:
-    return _whole([reports.destination(one) for one in await ask.admin.destinations()])
+    return _whole([schemas.destination(one) for one in await ask.admin.destinations()])
 
 
-async def pause_destination(ask: Ask) -> reports.Destination:
+async def pause_destination(ask: Ask) -> schemas.Destination:
     body = await ask.body(Reason)
-    return reports.destination(
+    return schemas.destination(
         await ask.admin.pause(ask.request.path_params["name"], actor=ask.actor, reason=body.reason)
     )
 
 
-async def resume_destination(ask: Ask) -> reports.Destination:
-    return reports.destination(await ask.admin.resume(ask.request.path_params["name"], actor=ask.actor))
+async def resume_destination(ask: Ask) -> schemas.Destination:
+    return schemas.destination(await ask.admin.resume(ask.request.path_params["name"], actor=ask.actor))
 
 
-async def get_stats(ask: Ask) -> reports.Stats:
+async def get_stats(ask: Ask) -> schemas.Stats:
     by = ask.parameter("by")
     if by not in ("", "source", "destination"):
         raise BadRequest("`by` is source or destination.")
     since = ask.admin.moment(ask.parameter("since", "24h"))
-    return reports.stats_of(await ask.admin.stats(since, by or None))  # type: ignore[arg-type]
+    return schemas.stats_of(await ask.admin.stats(since, by or None))  # type: ignore[arg-type]
 
 
-async def get_series(ask: Ask) -> reports.Series:
+async def get_series(ask: Ask) -> schemas.Series:
     since = ask.admin.moment(ask.parameter("since", "24h"))
     try:
         step = seconds(ask.parameter("step", "5m"))
@@ -214,30 +227,65 @@ async def get_series(ask: Ask) -> reports.Series:
     found = await ask.admin.series(
         since, step, source=ask.parameter("source") or None, destination=ask.parameter("destination") or None
     )
-    points = {name: [reports.Point(at=at, count=n) for at, n in flow] for name, flow in found.items()}
-    return reports.Series(since=since, step=step, series=points)
+    points = {name: [schemas.Point(at=at, count=n) for at, n in flow] for name, flow in found.items()}
+    return schemas.Series(since=since, step=step, series=points)
 
 
 async def list_rejections(ask: Ask) -> dict[str, Any]:
-    return _whole([reports.rejection(one) for one in await ask.admin.rejections(ask.limit())])
+    return _whole([schemas.rejection(one) for one in await ask.admin.rejections(ask.limit())])
 
 
 async def list_audit(ask: Ask) -> dict[str, Any]:
     before, limit = ask.cursor("audit"), ask.limit()
     lines = await ask.admin.audit(before=None if before is None else int.from_bytes(before[:8]), limit=limit)
     last = lines[-1].n.to_bytes(8) if len(lines) == limit else None
-    return {"items": [reports.audit(line) for line in lines], "next": cursor("audit", last)}
+    return {"items": [schemas.audit(line) for line in lines], "next": cursor("audit", last)}
 
 
 async def list_tokens(ask: Ask) -> dict[str, Any]:
     if ask.admin.scope is not None:
         raise Forbidden("Tokens are for who sees all sources.")
     used = await ask.admin.token_uses()
-    return _whole([reports.token(one, used.get(one.name)) for one in ask.access.holders])
+    return _whole([schemas.token(one, used.get(one.name)) for one in ask.access.holders])
 
 
-async def get_system(ask: Ask) -> reports.System:
-    return reports.system(await ask.admin.system())
+async def get_system(ask: Ask) -> schemas.System:
+    return schemas.system(await ask.admin.system())
+
+
+# -- trials, imported keys, erasure ------------------------------------------------------------
+
+
+async def test_destination(ask: Ask) -> schemas.Tested:
+    name = ask.request.path_params["name"]
+    ask.admin.check_own(name)
+    return schemas.tested(await ask.admin.trials.test(name, actor=ask.actor), ask.identity)
+
+
+async def sample_source(ask: Ask) -> schemas.Sampled:
+    body = await ask.body(Sample)
+    return schemas.fill(
+        schemas.Sampled, await ask.admin.trials.sample(ask.request.path_params["name"], body.type, actor=ask.actor)
+    )
+
+
+async def remember(ask: Ask) -> schemas.Remembered:
+    body = await ask.body(Remember)
+    new = await ask.admin.remember(ask.request.path_params["name"], body.keys, actor=ask.actor)
+    return schemas.Remembered(new=new, known=len(body.keys) - new)
+
+
+async def erase(ask: Ask) -> schemas.Erased:
+    body = await ask.body(Erase)
+    if body.dry_run:
+        counted = await ask.admin.erasing.count(body.subject, body.source)
+        remaining = counted.events
+    else:
+        counted, remaining = await ask.admin.erasing.erase(
+            body.subject, body.source, actor=ask.actor, reason=body.reason
+        )
+    hashed = subject_hash(bounded(body.subject))
+    return schemas.fill(schemas.Erased, counted, subject_hash=hashed, dry_run=body.dry_run, remaining=remaining)
 
 
 class _Watching(StreamingResponse):
@@ -278,20 +326,18 @@ def _get(path: str, handler: Any, answer: Any, summary: str, role: Role = Role.v
     return Endpoint(method="GET", path=path, role=role, handler=handler, answer=answer, summary=summary, **more)
 
 
-def _post(path: str, handler: Any, answer: Any, summary: str, **more: Any) -> Endpoint:
-    return Endpoint(
-        method="POST", path=path, role=Role.operator, handler=handler, answer=answer, summary=summary, **more
-    )
+def _post(path: str, handler: Any, answer: Any, summary: str, role: Role = Role.operator, **more: Any) -> Endpoint:
+    return Endpoint(method="POST", path=path, role=role, handler=handler, answer=answer, summary=summary, **more)
 
 
 _SINCE: Final = ("since", 'A duration ("24h" ago, unless said otherwise) or an ISO time.')
 
 ENDPOINTS: Final[Sequence[Endpoint]] = (
-    _get("/events", list_events, answers.ListedEvent, "Events, newest first.", listed=True, parameters=FILTER),
-    _get("/events/{id}", get_event, answers.Event, "One event.", refusals=(404, 409)),
+    _get("/events", list_events, schemas.ListedEvent, "Events, newest first.", listed=True, parameters=FILTER),
+    _get("/events/{id}", get_event, schemas.Event, "One event.", refusals=(404, 409)),
     _get("/events/{id}/body", get_body, None, "Its bytes.", media="application/octet-stream", refusals=(403, 404, 409)),
     _get(
-        "/events/{id}/arrivals", list_arrivals, answers.Arrival, "Every time it came.", listed=True, refusals=(404, 409)
+        "/events/{id}/arrivals", list_arrivals, schemas.Arrival, "Every time it came.", listed=True, refusals=(404, 409)
     ),
     _get(
         "/events/{id}/arrivals/{arrival}/body",
@@ -301,12 +347,12 @@ ENDPOINTS: Final[Sequence[Endpoint]] = (
         media="application/octet-stream",
         refusals=(403, 404, 409),
     ),
-    _get("/deliveries", list_deliveries, answers.Delivery, "Deliveries, newest first.", listed=True, parameters=FILTER),
-    _get("/deliveries/{id}", get_delivery, answers.Delivery, "One delivery.", refusals=(404,)),
+    _get("/deliveries", list_deliveries, schemas.Delivery, "Deliveries, newest first.", listed=True, parameters=FILTER),
+    _get("/deliveries/{id}", get_delivery, schemas.Delivery, "One delivery.", refusals=(404,)),
     _get(
         "/deliveries/{id}/attempts",
         list_attempts,
-        answers.Attempt,
+        schemas.Attempt,
         "Its attempts, oldest first.",
         listed=True,
         refusals=(404,),
@@ -314,7 +360,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = (
     _get(
         "/deliveries/{id}/subject",
         list_neighbours,
-        answers.Delivery,
+        schemas.Delivery,
         "Deliveries of the same subject around it, in order.",
         listed=True,
         refusals=(404,),
@@ -322,18 +368,18 @@ ENDPOINTS: Final[Sequence[Endpoint]] = (
     _post(
         "/deliveries/{id}/replay",
         replay_delivery,
-        answers.Replayed,
+        schemas.Replayed,
         "Deliver it again, at once.",
         status=202,
         body=ReplayOne,
         headers=(KEY,),
         refusals=(404, 409, 429),
     ),
-    _post("/deliveries/{id}/retry", retry_delivery, answers.Delivery, "Try it now, not later.", refusals=(404, 409)),
+    _post("/deliveries/{id}/retry", retry_delivery, schemas.Delivery, "Try it now, not later.", refusals=(404, 409)),
     _post(
         "/deliveries/{id}/discard",
         discard_delivery,
-        answers.Delivery,
+        schemas.Delivery,
         "Close a dead letter without replay.",
         body=Reason,
         refusals=(404, 409),
@@ -341,7 +387,7 @@ ENDPOINTS: Final[Sequence[Endpoint]] = (
     _get(
         "/dead",
         list_causes,
-        answers.Cause,
+        schemas.Cause,
         "Dead letters by destination and cause.",
         listed=True,
         parameters=(("destination", "Only this one's."),),
@@ -349,68 +395,97 @@ ENDPOINTS: Final[Sequence[Endpoint]] = (
     _post(
         "/dead/discard",
         discard_matching,
-        answers.Discarded,
+        schemas.Discarded,
         "Close what a plan has shown, or all that match.",
         body=DiscardMatching,
         refusals=(409,),
     ),
-    _post("/replays/plan", plan_replay, answers.Plan, "What a replay would do.", body=Choose, refusals=(404,)),
+    _post("/replays/plan", plan_replay, schemas.Plan, "What a replay would do.", body=Choose, refusals=(404,)),
     _post(
         "/replays",
         start_replay,
-        answers.Replayed,
+        schemas.Replayed,
         "Deliver many again, behind live traffic.",
         status=202,
         body=StartReplay,
         headers=(KEY,),
         refusals=(404, 409),
     ),
-    _get("/replays", list_replays, answers.Replay, "Replays, newest first.", listed=True, parameters=PAGED),
-    _get("/replays/{id}", get_replay, answers.Replay, "One replay and how far it is.", refusals=(404,)),
+    _get("/replays", list_replays, schemas.Replay, "Replays, newest first.", listed=True, parameters=PAGED),
+    _get("/replays/{id}", get_replay, schemas.Replay, "One replay and how far it is.", refusals=(404,)),
     *(
-        _post(f"/replays/{{id}}/{act}", steer(state), answers.Replay, summary, refusals=(404, 409))
+        _post(f"/replays/{{id}}/{act}", steer(state), schemas.Replay, summary, refusals=(404, 409))
         for act, state, summary in (
             ("pause", ReplayState.paused, "Hold it."),
             ("resume", ReplayState.running, "Let it go on."),
             ("abort", ReplayState.aborted, "End it; what is done stays done."),
         )
     ),
-    _get("/sources", list_sources, reports.Source, "What is set up to receive.", listed=True),
-    remembering.ENDPOINT,
-    trials.SAMPLE,
-    erasing.ENDPOINT,
-    _get("/destinations", list_destinations, reports.Destination, "Where events go.", listed=True),
+    _get("/sources", list_sources, schemas.Source, "What is set up to receive.", listed=True),
+    _post(
+        "/sources/{name}/keys",
+        remember,
+        schemas.Remembered,
+        "Take keys as seen elsewhere.",
+        Role.admin,
+        body=Remember,
+        refusals=(404,),
+    ),
+    _post(
+        "/sources/{name}/sample",
+        sample_source,
+        schemas.Sampled,
+        "Send it one signed sample.",
+        body=Sample,
+        refusals=(404,),
+    ),
+    _post(
+        "/erase",
+        erase,
+        schemas.Erased,
+        "Erase everything that is kept of a subject.",
+        Role.admin,
+        body=Erase,
+        refusals=(404,),
+    ),
+    _get("/destinations", list_destinations, schemas.Destination, "Where events go.", listed=True),
     _post(
         "/destinations/{name}/pause",
         pause_destination,
-        reports.Destination,
+        schemas.Destination,
         "Hold it back; nothing is lost.",
         body=Reason,
         refusals=(404,),
     ),
-    _post("/destinations/{name}/resume", resume_destination, reports.Destination, "Let it go on.", refusals=(404,)),
-    trials.TEST,
+    _post("/destinations/{name}/resume", resume_destination, schemas.Destination, "Let it go on.", refusals=(404,)),
+    _post(
+        "/destinations/{name}/test",
+        test_destination,
+        schemas.Tested,
+        "Send it one harmless, signed test.",
+        refusals=(404, 429),
+    ),
     _get(
         "/stats",
         get_stats,
-        reports.Stats,
+        schemas.Stats,
         "The numbers since a moment.",
         parameters=(_SINCE, ("by", "source or destination: the same for each.")),
     ),
     _get(
         "/series",
         get_series,
-        reports.Series,
+        schemas.Series,
         "Flows for charts.",
         parameters=(_SINCE, ("step", "5m unless said."), ("source", "Of this one."), ("destination", "Of this one.")),
     ),
-    _get("/rejections", list_rejections, reports.Rejection, "Turned away lately.", listed=True, parameters=(LIMIT,)),
-    _get("/system", get_system, reports.System, "Version, store, workers, watermarks."),
+    _get("/rejections", list_rejections, schemas.Rejection, "Turned away lately.", listed=True, parameters=(LIMIT,)),
+    _get("/system", get_system, schemas.System, "Version, store, workers, watermarks."),
     _get("/stream", watch, None, "What happens, as it happens.", media="text/event-stream", refusals=(429,)),
     _get(
-        "/audit", list_audit, reports.Audit, "What was done, and by whom.", Role.operator, listed=True, parameters=PAGED
+        "/audit", list_audit, schemas.Audit, "What was done, and by whom.", Role.operator, listed=True, parameters=PAGED
     ),
     _get(
-        "/tokens", list_tokens, reports.Token, "Who holds a token, and when it was last used.", Role.admin, listed=True
+        "/tokens", list_tokens, schemas.Token, "Who holds a token, and when it was last used.", Role.admin, listed=True
     ),
 )

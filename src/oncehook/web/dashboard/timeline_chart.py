@@ -15,8 +15,8 @@ from typing import Final
 
 from oncehook.model import AttemptOutcome, DeliveryStatus, StoredAttempt, StoredDelivery
 from oncehook.reports import span
-from oncehook.web.timeline import Story, answer
-from oncehook.web.views import took
+from oncehook.web.dashboard.render import took
+from oncehook.web.dashboard.timeline import Story, answer
 
 LEFT: Final = 120.0
 WIDTH: Final = 1040.0

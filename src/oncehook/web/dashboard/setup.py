@@ -16,10 +16,11 @@ from oncehook.errors import BadRequest
 from oncehook.model import Filter, Rejection
 from oncehook.reports import ShownDestination, ShownSource, span
 from oncehook.retry import Policy
-from oncehook.web import drawing, reports
-from oncehook.web.access import Role
-from oncehook.web.drawing import SPANS, Spark, fill, spark
-from oncehook.web.visit import Visit
+from oncehook.web.api import schemas
+from oncehook.web.auth import Role
+from oncehook.web.dashboard import charts
+from oncehook.web.dashboard.charts import SPANS, Spark, fill, spark
+from oncehook.web.dashboard.context import Visit
 
 DAY: Final = SPANS[1]
 AUDIT: Final = 40
@@ -142,9 +143,9 @@ async def live(visit: Visit) -> Response:
     return await visit.page("live.html", latest=latest, kind=kind, kinds=KINDS)
 
 
-async def _tokens(visit: Visit) -> Sequence[reports.Token]:
+async def _tokens(visit: Visit) -> Sequence[schemas.Token]:
     used = await visit.admin.token_uses()
-    return [reports.token(one, used.get(one.name)) for one in visit.access.holders]
+    return [schemas.token(one, used.get(one.name)) for one in visit.access.holders]
 
 
 async def system(visit: Visit) -> Response:
@@ -162,5 +163,42 @@ async def system(visit: Visit) -> Response:
         is_limited=visit.admin.scope is not None,
         tokens=await _tokens(visit) if visit.identity.role >= Role.admin and visit.admin.scope is None else (),
         older=audit[-1].n if len(audit) == AUDIT else None,
-        bar=drawing.bar,
+        bar=charts.bar,
     )
+
+
+# -- trials ----------------------------------------------------------------------------------
+
+
+async def ask_test(visit: Visit) -> Response:
+    """The dialog before a test: what is sent, and to whom."""
+    one = await visit.admin.destination(visit.request.path_params["name"])
+    if not visit.admin.trials.can_test(one.name):
+        raise BadRequest(f"{one.name} is no web address; only those can be tested.")
+    return await visit.dialog("test.html", shown=one, tested=None)
+
+
+async def test(visit: Visit) -> Response:
+    """Send a test, and show how it was answered."""
+    name = visit.request.path_params["name"]
+    visit.admin.check_own(name)
+    tested = schemas.tested(await visit.admin.trials.test(name, actor=visit.actor), visit.identity)
+    return await visit.dialog("test.html", shown=await visit.admin.destination(name), tested=tested)
+
+
+async def ask_sample(visit: Visit) -> Response:
+    """The dialog before a sample: which one, and where it will go."""
+    name = visit.request.path_params["name"]
+    found = [one for one in await visit.admin.sources() if one.name == name]
+    kinds = visit.admin.trials.samples(name)
+    if not found or not kinds:
+        raise BadRequest(f"No sample can be made for {name[:60]}.")
+    return await visit.dialog("sample.html", source=found[0], kinds=kinds, sampled=None)
+
+
+async def sample(visit: Visit) -> Response:
+    """Send a sample, and show what became of it."""
+    name, form = visit.request.path_params["name"], await visit.form()
+    sampled = await visit.admin.trials.sample(name, form.get("type", ""), actor=visit.actor)
+    source = next(one for one in await visit.admin.sources() if one.name == name)
+    return await visit.dialog("sample.html", source=source, kinds=(), sampled=sampled)

@@ -22,16 +22,17 @@ from starlette.types import Receive, Scope, Send
 from oncehook.admin import Admin
 from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
 from oncehook.logs import ration
-from oncehook.web import api, callouts, dead, events, feed, overview, replays, standing, trials
-from oncehook.web.access import Access, Authorize, Identity, Role, is_refused_act
-from oncehook.web.asking import check_parameters
-from oncehook.web.callouts import Guide
-from oncehook.web.latency import Latency
+from oncehook.web import api
+from oncehook.web.api.request import check_parameters
+from oncehook.web.auth import Access, Authorize, Identity, Role, is_refused_act
+from oncehook.web.dashboard import callouts, dead, events, feed, overview, replays, setup
+from oncehook.web.dashboard.callouts import Guide
+from oncehook.web.dashboard.charts import Latency
+from oncehook.web.dashboard.context import SAFE, WAY_IN, Frames, Visit, html, root_of
+from oncehook.web.dashboard.render import STATIC
 from oncehook.web.live import Stream
 from oncehook.web.oidc import CALLBACK, NoRole, own_path
 from oncehook.web.session import Door, check_same_origin
-from oncehook.web.views import STATIC
-from oncehook.web.visit import SAFE, WAY_IN, Frames, Visit, html, root_of
 
 log = logging.getLogger("oncehook.web")
 
@@ -106,17 +107,17 @@ PAGES: Final[Sequence[Page]] = (
     _act("/replays/{id}/pause", replays.pause),
     _act("/replays/{id}/resume", replays.resume),
     _act("/replays/{id}/abort", replays.abort),
-    Page("/sources", standing.sources),
-    _ask("/sources/{name}/sample", trials.ask_sample),
-    _act("/sources/{name}/sample", trials.sample),
-    Page("/destinations", standing.destinations),
-    _ask("/destinations/{name}/test", trials.ask_test),
-    _act("/destinations/{name}/test", trials.test),
-    _ask("/destinations/{name}/pause", standing.ask_pause),
-    _act("/destinations/{name}/pause", standing.pause),
-    _act("/destinations/{name}/resume", standing.resume),
-    Page("/live", standing.live),
-    Page("/system", standing.system),
+    Page("/sources", setup.sources),
+    _ask("/sources/{name}/sample", setup.ask_sample),
+    _act("/sources/{name}/sample", setup.sample),
+    Page("/destinations", setup.destinations),
+    _ask("/destinations/{name}/test", setup.ask_test),
+    _act("/destinations/{name}/test", setup.test),
+    _ask("/destinations/{name}/pause", setup.ask_pause),
+    _act("/destinations/{name}/pause", setup.pause),
+    _act("/destinations/{name}/resume", setup.resume),
+    Page("/live", setup.live),
+    Page("/system", setup.system),
     Page("/ui/stream", stream),
 )
 

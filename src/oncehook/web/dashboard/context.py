@@ -22,12 +22,12 @@ from oncehook.model import Kind, Level, ReplayState
 from oncehook.replay import some_id
 from oncehook.reports import System
 from oncehook.upkeep import Watermark
-from oncehook.web.access import Role
-from oncehook.web.asking import Ask, check_characters
-from oncehook.web.callouts import Callout, Guide
-from oncehook.web.latency import Latency
+from oncehook.web.api.request import Ask, check_characters
+from oncehook.web.auth import Role
+from oncehook.web.dashboard.callouts import Callout, Guide
+from oncehook.web.dashboard.charts import Latency
+from oncehook.web.dashboard.render import has_scripts, render
 from oncehook.web.session import Door
-from oncehook.web.views import has_scripts, render
 
 POLICY: Final = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'"
 SAFE: Final[Mapping[str, str]] = {

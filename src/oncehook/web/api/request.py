@@ -10,9 +10,10 @@ import base64
 import binascii
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from oncehook import human, payload
@@ -22,7 +23,7 @@ from oncehook.logs import plain
 from oncehook.model import Filter, Kind, digest, read_id
 from oncehook.query import WORDS, quoted
 from oncehook.settings.forms import suggest
-from oncehook.web.access import Access, Identity
+from oncehook.web.auth import Access, Identity
 from oncehook.web.live import Stream
 
 MOST: Final = 200
@@ -83,6 +84,34 @@ class DiscardMatching(Body, frozen=True):
     reason: str
     query: str = ""
     plan: str | None = None
+
+
+MOST_KEYS: Final = 1000
+LONGEST_PART: Final = 4096
+
+Part = Annotated[str, Meta(min_length=1, max_length=LONGEST_PART)]
+Parts = Annotated[list[Part], Meta(min_length=1, max_length=16)]
+
+
+class Remember(Body, frozen=True):
+    """Keys, each as the list of its parts: one, unless the source's key is a composite."""
+
+    keys: Annotated[list[Parts], Meta(min_length=1, max_length=MOST_KEYS)]
+
+
+class Erase(Body, frozen=True):
+    """Whose events to erase, and why. `reason` may be left out of a dry run only."""
+
+    subject: Annotated[str, Meta(min_length=1)]
+    source: str | None = None
+    reason: str = ""
+    dry_run: bool = False
+
+
+class Sample(Body, frozen=True):
+    """Which sample; the preset's first one unless said."""
+
+    type: str = ""
 
 
 B = TypeVar("B", bound=Body)

@@ -13,7 +13,7 @@ from datetime import datetime
 from oncehook.model import AttemptOutcome, DeliveryStatus, Outcome, StoredAttempt, StoredDelivery, StoredReplay
 from oncehook.reports import ShownArrival, span
 from oncehook.retry import Policy
-from oncehook.web.views import first_line, took
+from oncehook.web.dashboard.render import first_line, took
 
 
 @dataclass(frozen=True, slots=True)

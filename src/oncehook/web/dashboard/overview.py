@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 from starlette.responses import Response
 
 from oncehook.model import Filter
-from oncehook.web import drawing
-from oncehook.web.drawing import SPANS, Chart, Span, Spark, fill, spark, total
-from oncehook.web.views import number, percent, stopwatch
-from oncehook.web.visit import Frame, Visit
+from oncehook.web.dashboard import charts
+from oncehook.web.dashboard.charts import SPANS, Chart, Span, Spark, fill, spark, total
+from oncehook.web.dashboard.context import Frame, Visit
+from oncehook.web.dashboard.render import number, percent, stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ async def overview(visit: Visit) -> Response:
     admin, now = visit.admin, visit.now
     if not (await admin.events(Filter(), limit=1)).items:
         return await visit.page("welcome.html", sources=await admin.sources())
-    span = drawing.span_of(visit.parameter("since"))
+    span = charts.span_of(visit.parameter("since"))
     steps = span.steps(now)
     flows = await admin.series(steps[0], span.step)
     before = await admin.series(steps[0] - timedelta(seconds=span.seconds), span.step)
@@ -56,7 +56,7 @@ async def overview(visit: Visit) -> Response:
         destinations=sorted(destinations, key=lambda one: (-one.level.pending, -one.level.dead, one.name)),
         most=max((one.level.pending + one.level.dead for one in destinations), default=0),
         causes=sorted(await admin.causes(), key=lambda cause: cause.last_at, reverse=True)[:6],
-        bar=drawing.bar,
+        bar=charts.bar,
         callouts=await visit.callouts(),
     )
 
@@ -65,7 +65,7 @@ async def overview(visit: Visit) -> Response:
 
 
 def _stats(
-    span: Span, steps: Sequence[datetime], flows: drawing.Flows, before: drawing.Flows, frame: Frame
+    span: Span, steps: Sequence[datetime], flows: charts.Flows, before: charts.Flows, frame: Frame
 ) -> list[Stat]:
     minutes = span.seconds / 60
 
@@ -125,7 +125,7 @@ def _dead(frame: Frame, line: Spark) -> Stat:
 # -- charts ------------------------------------------------------------------------------------
 
 
-def _arrivals(span: Span, steps: Sequence[datetime], flows: drawing.Flows) -> Chart:
+def _arrivals(span: Span, steps: Sequence[datetime], flows: charts.Flows) -> Chart:
     accepted, twins, conflicts, rejected = (
         fill(flows.get(name), steps, span.step) for name in ("accepted", "duplicate", "conflict", "rejected")
     )

@@ -1,22 +1,22 @@
-"""`POST /in/{source}`: bare ASGI in front of everything else, because every arrival pays for each layer.
+"""Under a path of somebody else's: a proxy that serves us at `/hooks/` says so in `X-Forwarded-Prefix`.
 
-It reads the body under a cap that counts streamed bytes, hands it to the receiver, and writes the answer.
+It takes the prefix off before it hands a request on; here it is put back as ASGI's `root_path`, from which pages make
+their links and cookies their path. Only a configured proxy is believed (S16).
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from oncehook.errors import Malformed, Overloaded, Rejected, TooLarge
 from oncehook.ingest import Begun, Receipt, Receiver
 from oncehook.model import Arrival, Headers
-from oncehook.sources import Reply, Source
-from oncehook.web.peers import PeerOf, Scope, direct_peer
-from oncehook.web.unfinished import BodyBudget, UnfinishedBody
+from oncehook.sources import Network, Reply, Source
+from oncehook.web.peers import PeerOf, Scope, direct_peer, is_within, network_of, stands_for_many
 
 if TYPE_CHECKING:
     from oncehook.inbox import Inbox
@@ -24,6 +24,88 @@ if TYPE_CHECKING:
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+MOST_HELD: Final = 256 << 20
+"""Bytes of unfinished bodies at most, over all connections."""
+SHARES: Final = 4
+"""How many networks it takes to use all of it. The share of each has room for two of GitHub's largest bodies."""
+
+
+class UnfinishedBody:
+    """One body that is being read. `refuse` is called when it has to go; it is not counted any more then."""
+
+    __slots__ = ("_budget", "_refuse", "most", "network", "refused", "size")
+
+    def __init__(self, budget: BodyBudget, network: str, most: int, refuse: Callable[[], None]) -> None:
+        self._budget = budget
+        self._refuse = refuse
+        self.network = network
+        self.most = most
+        """Bytes that its whole network may hold."""
+        self.size = 0
+        self.refused = False
+
+    def grow(self, size: int) -> None:
+        """Count bytes that came while more are missing. May refuse this body, or another one."""
+        self._budget.add(self, size)
+
+    def release(self) -> None:
+        """Stop counting: it is whole, or dropped."""
+        self._budget.remove(self)
+
+    def refuse(self) -> None:
+        """Drop it for others."""
+        self.release()
+        self.refused = True
+        self._refuse()
+
+
+class BodyBudget:
+    """Bytes of unfinished bodies, by the network they come from."""
+
+    def __init__(self, most: int = MOST_HELD, trusted: Sequence[Network] = ()) -> None:
+        self._most = most
+        self._trusted = trusted
+        self._bodies: dict[str, dict[UnfinishedBody, None]] = {}
+        self._sizes: dict[str, int] = {}
+        self.held = 0
+        """Bytes of all of them together."""
+
+    def twin(self) -> BodyBudget:
+        """Return another one of the same size, of which nothing is used."""
+        return BodyBudget(self._most, self._trusted)
+
+    def begin(self, peer: str, refuse: Callable[[], None]) -> UnfinishedBody:
+        """Return a body of which nothing is counted yet."""
+        most = self._most if stands_for_many(peer, self._trusted) else self._most // SHARES
+        return UnfinishedBody(self, network_of(peer), most, refuse)
+
+    def add(self, body: UnfinishedBody, size: int) -> None:
+        """See `UnfinishedBody.grow`."""
+        network = body.network
+        self._bodies.setdefault(network, {})[body] = None
+        self._sizes[network] = self._sizes.get(network, 0) + size
+        body.size += size
+        self.held += size
+        while self._sizes.get(network, 0) > body.most:
+            self._refuse_largest(network)
+        while self.held > self._most:
+            self._refuse_largest(max(self._sizes, key=self._sizes.__getitem__))
+
+    def remove(self, body: UnfinishedBody) -> None:
+        """See `UnfinishedBody.release`."""
+        bodies = self._bodies.get(body.network)
+        if bodies is None or body not in bodies:
+            return
+        del bodies[body]
+        self._sizes[body.network] -= body.size
+        self.held -= body.size
+        if not bodies:
+            del self._bodies[body.network], self._sizes[body.network]
+
+    def _refuse_largest(self, network: str) -> None:
+        max(self._bodies[network], key=lambda body: body.size).refuse()
+
 
 CLOSE: Final = (b"connection", b"close")
 _NAME: Final = re.compile(rb"[A-Za-z0-9_-]+")
@@ -219,3 +301,25 @@ class Mount:
         if self._ingest is None or receiver is not self._receiver:
             self._receiver, self._ingest = receiver, Ingest(receiver, "/", direct_peer)
         await self._ingest(scope, receive, send)
+
+
+_PREFIX: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
+
+
+class Prefixed:
+    """An ASGI application in front of another."""
+
+    def __init__(self, app: Callable[..., Awaitable[Any]], trusted: Sequence[Network]) -> None:
+        self._app = app
+        self._trusted = trusted
+
+    def __call__(self, scope: Scope, receive: Any, send: Any) -> Awaitable[Any]:
+        prefix = self._prefix(scope) if self._trusted and scope["type"] == "http" else ""
+        if prefix:
+            scope = {**scope, "root_path": prefix, "path": prefix + scope["path"]}
+        return self._app(scope, receive, send)
+
+    def _prefix(self, scope: Scope) -> str:
+        named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-prefix"]
+        said = named[0].rstrip("/") if len(named) == 1 else ""
+        return said if _PREFIX.fullmatch(said) and is_within(direct_peer(scope), self._trusted) else ""

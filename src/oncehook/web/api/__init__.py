@@ -20,12 +20,12 @@ from starlette.routing import BaseRoute, Route
 from oncehook.admin import Admin
 from oncehook.errors import Forbidden, NotFound, Refused, StoreError, Unauthorized
 from oncehook.logs import ration
-from oncehook.web import answers
-from oncehook.web.access import Access, Identity, is_refused_act
-from oncehook.web.asking import Ask, check_parameters, check_word
-from oncehook.web.endpoints import ENDPOINTS
+from oncehook.web.api import schemas
+from oncehook.web.api.endpoints import ENDPOINTS
+from oncehook.web.api.openapi import PREFIX, Endpoint, document
+from oncehook.web.api.request import Ask, check_parameters, check_word
+from oncehook.web.auth import Access, Identity, is_refused_act
 from oncehook.web.live import Stream
-from oncehook.web.openapi import PREFIX, Endpoint, document
 
 log = logging.getLogger("oncehook.api")
 
@@ -90,7 +90,7 @@ def _serve(
         except Exception:
             fields = {"path": endpoint.path}
             ration.log(log, logging.ERROR, "api.failed", fields, kind=endpoint.path, exc_info=True)
-            return _json(500, answers.Error(error="Something went wrong here.", code="internal", hint="See the log."))
+            return _json(500, schemas.Error(error="Something went wrong here.", code="internal", hint="See the log."))
 
     return answer
 
@@ -149,12 +149,12 @@ def refusal(error: Refused) -> Response:
         more["WWW-Authenticate"] = "Bearer"
     if isinstance(error, WrongMethod):
         more["Allow"] = ", ".join(error.methods)
-    return _json(error.status, answers.Error(error=str(error), code=error.code, hint=error.hint), more)
+    return _json(error.status, schemas.Error(error=str(error), code=error.code, hint=error.hint), more)
 
 
 def _unavailable(error: StoreError) -> Response:
     # What the database said may name hosts, users and files of ours: it is for the log.
     fields = {"code": error.code, "error": str(error)}
     ration.log(log, logging.WARNING, "api.store_unavailable", fields, kind=error.code)
-    said = answers.Error(error="The store cannot answer now; try again.", code=error.code, hint="")
+    said = schemas.Error(error="The store cannot answer now; try again.", code=error.code, hint="")
     return _json(503, said, {"Retry-After": "1"})

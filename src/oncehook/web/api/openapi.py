@@ -14,9 +14,9 @@ import msgspec
 
 from oncehook import __version__
 from oncehook.query import WORDS
-from oncehook.web.access import Role
-from oncehook.web.answers import Answer, Error
-from oncehook.web.asking import MOST, USUAL, Ask, Body
+from oncehook.web.api.request import MOST, USUAL, Ask, Body
+from oncehook.web.api.schemas import Answer, Error
+from oncehook.web.auth import Role
 
 Handler = Callable[[Ask], Awaitable[Any]]
 PREFIX: Final = "/api/v1"

@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from oncehook import clock
+from oncehook.web.dashboard.render import render
 from oncehook.web.live import Stream, Watcher
-from oncehook.web.views import render
 
 PAUSE: Final = 0.25
 """Seconds between two pieces of live rows."""

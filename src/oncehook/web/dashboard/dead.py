@@ -13,8 +13,8 @@ from oncehook.errors import NotFound, PlanChanged
 from oncehook.model import Cause, DeliveryStatus, Kind, Preview, StoredAttempt, StoredDelivery, show_id
 from oncehook.query import fixed, quoted
 from oncehook.replay import ReplayRequest
-from oncehook.web import drawing
-from oncehook.web.visit import Visit
+from oncehook.web.dashboard import charts
+from oncehook.web.dashboard.context import Visit
 
 OPENED: Final = 2
 """Groups that are open when the page comes."""
@@ -50,7 +50,7 @@ async def dead(visit: Visit) -> Response:
         groups=groups,
         count=sum(cause.count for cause in causes),
         watermark=mark,
-        bar=drawing.bar,
+        bar=charts.bar,
         callouts=await visit.callouts("replay"),
         discarded=sum(level.discarded for level in frame.levels.values()),
     )

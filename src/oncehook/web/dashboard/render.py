@@ -20,7 +20,7 @@ from markupsafe import Markup
 from oncehook.model import DeliveryStatus, Kind, Mark, StoredDelivery, show_id
 from oncehook.reports import span
 
-HERE: Final = Path(__file__).parent
+HERE: Final = Path(__file__).parent.parent
 CALLERS: Final = HERE.parent / "destinations"
 STATIC: Final = HERE / "static"
 VENDOR: Final = STATIC / "vendor"
