@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from oncehook.traces import Traces
+    from oncehook.web.asgi import Mount
     from oncehook.web.auth import Authorize
-    from oncehook.web.hooks import Mount
     from oncehook.whatsapp.messages import Message
     from oncehook.whatsapp.sender import Sender
 
@@ -539,7 +539,7 @@ class Inbox(Layout):
 
     def asgi(self) -> Mount:
         """An ASGI application to mount in another: `app.mount("/hooks", inbox.asgi())` gives POST /hooks/{source}."""
-        from oncehook.web.hooks import Mount
+        from oncehook.web.asgi import Mount
 
         self._mounts.append(made := Mount(self))
         return made

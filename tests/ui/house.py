@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlencode
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
 
@@ -33,7 +32,7 @@ from oncehook.upkeep import Limits
 from oncehook.web import api, dashboard
 from oncehook.web.auth import Access
 from oncehook.web.live import Stream
-from oncehook.web.server import listen
+from oncehook.web.server import listen, serve_on
 from oncehook.web.session import Door, Sessions
 
 T = TypeVar("T")
@@ -156,19 +155,10 @@ class House:
             async with self.inbox.running():
                 listener = listen("127.0.0.1", 0)
                 self.port = listener.getsockname()[1]
-                config = uvicorn.Config(
-                    self._app(), log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1
-                )
-                server = uvicorn.Server(config)
-                server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
-                served = asyncio.create_task(server._serve([listener]))
-                while not server.started:
-                    await asyncio.sleep(0.01)
-                self._ready.set_result(None)
-                await self._over.wait()
-                self.stream.close()
-                server.should_exit = True
-                await served
+                async with serve_on(listener, self._app()):
+                    self._ready.set_result(None)
+                    await self._over.wait()
+                    self.stream.close()
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(error)
@@ -183,12 +173,8 @@ class House:
         self.door = Door(access, Sessions(self.inbox.store), authorize=self.authorize, announce=self.links.append)
         admin: Sequence[BaseRoute]
         if self.authorize is not None:
-            admin = dashboard.dashboard(self.inbox.admin, self.stream, authorize=self.authorize).routes
-            return Starlette(
-                routes=[
-                    Mount(self.prefix, dashboard.dashboard(self.inbox.admin, self.stream, authorize=self.authorize))
-                ]
-            )
+            hosted = dashboard.dashboard(self.inbox.admin, self.stream, authorize=self.authorize)
+            return Starlette(routes=[Mount(self.prefix, hosted)])
         admin = [
             *api.routes(self.inbox.admin, access, self.stream),
             *dashboard.routes(self.inbox.admin, self.door, self.stream),

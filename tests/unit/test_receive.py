@@ -22,7 +22,8 @@ from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Reply, Source, build
 from oncehook.verify import Hmac, Nothing, Token
 from oncehook.web import server
-from oncehook.web.hooks import Ingest
+from oncehook.web.asgi import HookApp
+from oncehook.web.hooks import Hooks
 from oncehook.web.peers import direct_peer, peer_finder, plain
 
 REFUSAL = {"error": "Unknown source, or the signature does not match.", "code": "signature_invalid"}
@@ -468,7 +469,7 @@ async def test_the_path_is_kept_as_it_was_written(inbox: Inbox) -> None:
     inbox.source("open", verify=Nothing())
     inbox.source("hidden", verify=Nothing(), path="s3cret")
     async with inbox.running():
-        app = Ingest(inbox.receiver, "/", direct_peer)
+        app = HookApp(Hooks(inbox.receiver, "/", direct_peer))
         await Talk(b"1", path="/open/\r\nX: 1").through(app)
         await Talk(b"2", path="/open/ä", raw_path=b"/open/%C3%A4").through(app)
         await Talk(b"3", path="/s3cret/more", raw_path=b"/s3cre%74/more").through(app)

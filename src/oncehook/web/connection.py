@@ -1,42 +1,49 @@
-"""The short way in: a small plain POST to `/in/{source}` is answered without ASGI, which costs as much as storing it.
+"""One HTTP/1.1 connection: parsed by httptools, held to deadlines and caps, answered by `hooks` or an ASGI application.
 
-Plain means: one name behind the prefix, whether there is a source of that name or not (S8), a length that is said and
-small, nothing that asks for a second thought (another method, chunks, Expect, an escaped or longer path, an answer
-before it that is not given or taken yet). Everything else goes the long way through uvicorn and `ingest`, on the same
-connection; both ways end in the same receiver and give the same answers. The guard's deadlines and caps hold on both.
+A request's head must be complete within 10 seconds and 64 KB, its body within 30 seconds (S14), and an answer must be
+taken within as long; one address, or one IPv6 /64, holds a bounded share of the connections, and when all places are
+taken the longest idle one goes. Deadlines are looked at once a second for all connections, so a request pays for none
+of them. Framing that two readers could understand in two ways is refused (S15): by the parser, and here where the
+parser is lenient.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import resource
 import socket
 import struct
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any, Final
+from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from oncehook.ingest import Begun, Receipt
+from oncehook.errors import Overloaded, Rejected
+from oncehook.ingest import Begun
+from oncehook.logs import ration
 from oncehook.model import Headers
-from oncehook.sources import Network, Reply, Source
-from oncehook.web.hooks import Ingest, UnfinishedBody, stand_in
-from oncehook.web.peers import UNKNOWN, network_of, plain, stands_for_many
+from oncehook.sources import Network, Reply
+from oncehook.web.asgi import App, Message
+from oncehook.web.hooks import HookRequest, Hooks
+from oncehook.web.peers import UNKNOWN, Scope, network_of, plain, stands_for_many
 
 log = logging.getLogger("oncehook.web")
 
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """How much patience one connection gets."""
+    """Deadlines and caps of connections."""
 
     head_seconds: float = 10.0
     body_seconds: float = 30.0
+    idle_seconds: float = 75.0
     head_bytes: int = 64 << 10
     """What a request may have besides its body; each byte of body buys one more, for the frames of small chunks."""
     pipelined: int = 64
@@ -50,7 +57,7 @@ OTHER_FILES: Final = 256
 
 
 def affordable(connections: int) -> int:
-    """How many of so many connections this process may hold open; asks the system for more where it is allowed to."""
+    """Return how many of so many connections this process may hold open; raise its limit of open files if allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -58,6 +65,119 @@ def affordable(connections: int) -> int:
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return max(allowed - OTHER_FILES, 1)
+
+
+class Connections:
+    """All connections of one listener, what answers them, and the tasks that do."""
+
+    def __init__(
+        self, app: App, hooks: Hooks | None = None, limits: Limits | None = None, trusted: Sequence[Network] = ()
+    ) -> None:
+        self.app = app
+        self.hooks = hooks
+        """Answers what comes below its prefix, without ASGI."""
+        self.limits = limits or Limits()
+        self._trusted = trusted
+        self.open: set[Connection] = set()
+        self._by_network: Counter[str] = Counter()
+        self.resting: dict[Connection, None] = {}
+        """Connections that wait for the whole head of a request, by when they began to."""
+        self.refused: Counter[int] = Counter()
+        """Connections refused since the last line about it, by status."""
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def admit(self, connection: Connection) -> bool:
+        """Count a connection in; False when it is one too many.
+
+        When all places are taken, the one that has waited longest for a request goes instead. Bytes of a head do not
+        make it wait any shorter: otherwise a few of them now and then would keep every place.
+        """
+        self.open.add(connection)
+        self._by_network[connection.network] += 1
+        many = self._by_network[connection.network] > self.limits.per_address
+        if many and not self.may_hold_many(connection.address):
+            return False  # before room is made: one network must not put out all others
+        if len(self.open) > self.limits.connections and not self._make_room():
+            return False
+        self.resting[connection] = None
+        return True
+
+    def _make_room(self) -> bool:
+        longest = next(iter(self.resting), None)
+        if longest is None:
+            return False
+        self.release(longest)
+        longest.make_way()
+        return True
+
+    def may_hold_many(self, address: str) -> bool:
+        """Tell whether the cap per address does not count here."""
+        return stands_for_many(address, self._trusted)
+
+    def release(self, connection: Connection) -> None:
+        """Count a connection out."""
+        if connection in self.open:
+            self.open.discard(connection)
+            self.resting.pop(connection, None)
+            self._by_network[connection.network] -= 1
+            if not self._by_network[connection.network]:
+                del self._by_network[connection.network]
+
+    def run(self, answer: Coroutine[Any, Any, None]) -> None:
+        """Run what answers a request; a server that stops waits for it."""
+        task = asyncio.get_running_loop().create_task(answer)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def watch(self) -> None:
+        """Close what takes too long, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(1.0)
+            now = loop.time()
+            for connection in [c for c in self.open if c.is_late(now)]:
+                connection.refuse(408)
+            for connection in [c for c in self.open if c.is_idle(now)]:
+                connection.transport.close()
+            if self.refused:  # one line for all: a flood of connections is no flood of lines
+                log.warning("connections.refused", extra={"fields": {"statuses": dict(self.refused)}})
+                self.refused.clear()
+
+    async def drain(self, seconds: float, is_urgent: Callable[[], bool]) -> None:
+        """Close idle connections, answer what is under way on the others, and cancel what takes longer than this."""
+        for connection in list(self.open):
+            connection.shut_down()
+        try:
+            async with asyncio.timeout(seconds):
+                while (self.open or self._tasks) and not is_urgent():  # noqa: ASYNC110 - once in a server's life
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            log.warning("server.drain_timeout", extra={"fields": {"requests": len(self._tasks)}})
+            for task in self._tasks:
+                task.cancel()
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+_PHRASES: Final = {int(status): status.phrase for status in HTTPStatus}
+_STATUS_LINES: Final = {
+    status: f"HTTP/1.1 {status} {_PHRASES.get(status, '')}\r\n".encode() for status in range(100, 600)
+}
+
+
+@lru_cache(maxsize=256)
+def _encode_head(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    return _STATUS_LINES[status] + b"".join(b"%s: %s\r\n" % (name.lower(), value) for name, value in headers)
+
+
+def encode_reply(reply: Reply, *, keep_alive: bool, has_body: bool = True) -> bytes:
+    """Return the whole answer as bytes; headers are those of `Reply.framed_headers`."""
+    end = b"" if keep_alive else b"connection: close\r\n"
+    head = _encode_head(reply.status, reply.headers)
+    if reply.status == 204:
+        return b"%s%s\r\n" % (head, end)
+    return b"%scontent-length: %d\r\n%s\r\n%s" % (head, len(reply.body), end, reply.body if has_body else b"")
 
 
 def _refusal(line: str, code: str, *headers: str) -> bytes:
@@ -72,75 +192,268 @@ _REFUSALS: Final = {
     431: _refusal("431 Request Header Fields Too Large", "too_large"),
     503: _refusal("503 Service Unavailable", "overloaded", "retry-after: 5"),
 }
+_CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-class Guard:
-    """Watches over all connections of one server."""
+# -- one request -------------------------------------------------------------------------------
 
-    def __init__(self, limits: Limits, trusted: Sequence[Network] = ()) -> None:
-        self.limits = limits
-        self._trusted = trusted
-        self._open: set[Guarded] = set()
-        self._by_network: Counter[str] = Counter()
-        self.resting: dict[Guarded, None] = {}
-        """Connections that wait for the whole head of a request, by when they began to."""
-        self.refused: Counter[int] = Counter()
-        """Connections refused since the last line about it, by status."""
 
-    def protocol(self, kind: type[Guarded] | None = None, **attributes: Any) -> type[HttpToolsProtocol]:
-        """The protocol class to give to uvicorn."""
-        return type("GuardedProtocol", (kind or Guarded,), {"guard": self, **attributes})
+class Exchange:
+    """One request of a connection, and its answer."""
 
-    def admit(self, connection: Guarded) -> bool:
-        """Count a connection in; False when it is one too many.
+    is_started = is_complete = False
+    """Whether its answer has begun, and ended."""
 
-        When all places are taken, the one that has waited longest for a request goes instead. Bytes of a head do not
-        make it wait any shorter: otherwise a few of them now and then would keep every place.
-        """
-        self._open.add(connection)
-        self._by_network[connection.network] += 1
-        many = self._by_network[connection.network] > self.limits.per_address
-        if many and not self.may_hold_many(connection.address):
-            return False  # before room is made: one network must not put out all others
-        if len(self._open) > self.limits.connections and not self._make_room():
-            return False
-        self.resting[connection] = None
-        return True
+    def __init__(self, connection: Connection, keep_alive: bool, expects: bool) -> None:
+        self._connection = connection
+        self.keep_alive = keep_alive
+        self._expects = expects
+        """Whether the sender waits for a word to continue."""
 
-    def _make_room(self) -> bool:
-        longest = next(iter(self.resting), None)
-        if longest is None:
-            return False
-        self.release(longest)
-        longest.make_way()
-        return True
+    def begin(self) -> None:
+        """Have it answered: all requests before it are."""
+        raise NotImplementedError
 
-    def may_hold_many(self, address: str) -> bool:
-        """Whether the cap per address does not count here."""
-        return stands_for_many(address, self._trusted)
+    def feed(self, piece: bytes) -> None:
+        """Take a piece of its body."""
+        raise NotImplementedError
 
-    def release(self, connection: Guarded) -> None:
-        """Count a connection out."""
-        if connection in self._open:
-            self._open.discard(connection)
-            self.resting.pop(connection, None)
-            self._by_network[connection.network] -= 1
-            if not self._by_network[connection.network]:
-                del self._by_network[connection.network]
+    def end(self) -> None:
+        """Note that its body is whole."""
+        raise NotImplementedError
 
-    async def watch(self) -> None:
-        """Close what takes too long, until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            await asyncio.sleep(1.0)
-            now = loop.time()
-            for connection in [c for c in self._open if c.is_late(now)]:
-                connection.refuse(408)
-            for connection in [c for c in self._open if c.is_idle(now)]:
+    def pause(self) -> None:
+        """Note that all bytes that came are read, and some are missing."""
+
+    def disconnect(self) -> None:
+        """Note that its sender is gone."""
+
+
+class HookExchange(Exchange):
+    """A request to a source: its body is gathered here, and its answer written by the callback of its commit."""
+
+    _waiting: list[bytes] | None = None
+    """Pieces of the body that came while a request before it was answered."""
+    _is_begun = _is_refused = _is_whole = False
+    _begun: Begun
+    """What waits for the store's decision."""
+
+    def __init__(
+        self, connection: Connection, keep_alive: bool, expects: bool, hook: HookRequest, is_plain: bool, has_body: bool
+    ) -> None:
+        self._connection = connection  # not by `super`: every arrival pays for each call here
+        self.keep_alive = keep_alive
+        self._expects = expects
+        self._hook = hook
+        self._is_plain = is_plain
+        """Whether its head needs no further look."""
+        self._has_body = has_body
+        """Whether its answer has one; that to HEAD has none."""
+
+    def begin(self) -> None:
+        self._is_begun = True
+        if not self._is_plain:
+            try:
+                self._hook.check_head()
+            except Rejected as error:
+                self._refuse(error)
+                return
+            if self._expects:
+                self._connection.transport.write(_CONTINUE)
+        for piece in self._waiting or ():
+            self.feed(piece)
+        self._waiting = None
+        if self._is_whole and not self._is_refused:
+            self._finish()
+
+    def feed(self, piece: bytes) -> None:
+        if self._is_refused:
+            return  # what is left of the body is read and dropped
+        if not self._is_begun:
+            self._waiting = self._waiting or []
+            self._waiting.append(piece)
+            return
+        try:
+            self._hook.feed(piece)
+        except Rejected as error:
+            self._refuse(error)
+
+    def pause(self) -> None:
+        if self._is_begun and not self._is_refused:
+            self._hook.count(self._put_off)
+
+    def end(self) -> None:
+        self._is_whole = True
+        if self._is_begun and not self._is_refused:
+            self._finish()
+
+    def disconnect(self) -> None:
+        self._hook.release()
+
+    def _put_off(self) -> None:
+        self._refuse(Overloaded())
+
+    def _refuse(self, error: Rejected | Overloaded) -> None:
+        self._is_refused = True
+        if self._hook.closes(error):
+            self.keep_alive = False
+        self._answer_soon(self._hook.refuse(error))
+
+    def _finish(self) -> None:
+        decided = self._hook.finish()
+        if isinstance(decided, Reply):
+            self._answer_soon(decided)
+        elif decided.source.revive_dead:
+            self._connection.server.run(self._complete(decided))
+        else:
+            self._begun = decided
+            decided.pending.future.add_done_callback(self._decide)
+
+    async def _complete(self, begun: Begun) -> None:
+        self.answer((await self._connection.hooks.receiver.complete(begun)).reply)
+
+    def _decide(self, _: object) -> None:
+        self.answer(self._connection.hooks.receiver.finish(self._begun).reply)
+
+    def _answer_soon(self, reply: Reply) -> None:
+        # Not while bytes are being read: a request behind this one in the same piece must find it unanswered. Otherwise
+        # one behind the last request of a connection would be taken, too.
+        self._connection.loop.call_soon(self.answer, reply)
+
+    def answer(self, reply: Reply) -> None:
+        """Write the answer, once the sender takes answers."""
+        connection = self._connection
+        if connection.is_write_paused and not connection.transport.is_closing():
+            connection.unsent = self, reply
+            return
+        self.is_started = self.is_complete = True
+        if not connection.transport.is_closing():
+            connection.transport.write(encode_reply(reply, keep_alive=self.keep_alive, has_body=self._has_body))
+            if not self.keep_alive:
                 connection.transport.close()
-            if self.refused:  # one line for all: a flood of connections is no flood of lines
-                log.warning("connections.refused", extra={"fields": {"statuses": dict(self.refused)}})
-                self.refused.clear()
+        connection.answer_next()
+
+
+_HIGH_WATER: Final = 64 << 10
+"""Bytes of a body that may wait for an application."""
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+_FAILED: Final = Reply(500, b"Internal Server Error", ((b"content-type", b"text/plain; charset=utf-8"),))
+
+
+class AppExchange(Exchange):
+    """A request that the ASGI application answers."""
+
+    def __init__(self, connection: Connection, keep_alive: bool, expects: bool, scope: Scope) -> None:
+        super().__init__(connection, keep_alive, expects)
+        self._scope = scope
+        self._news = asyncio.Event()
+        self._body = bytearray()
+        self._is_whole = self._is_gone = self._is_chunked = False
+        self._left = 0
+        """Bytes that the answer has still to have, by its own length."""
+
+    def begin(self) -> None:
+        self._connection.server.run(self._run())
+
+    def feed(self, piece: bytes) -> None:
+        if not self.is_complete:
+            self._body += piece
+            if len(self._body) > _HIGH_WATER:
+                self._connection.pause_reading()
+            self._news.set()
+
+    def end(self) -> None:
+        self._is_whole = True
+        self._news.set()
+
+    def disconnect(self) -> None:
+        self._is_gone = True
+        self._news.set()
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing more can be answered."""
+        return self.is_complete or self._is_gone or self._connection.transport.is_closing()
+
+    async def _run(self) -> None:
+        try:
+            await self._connection.server.app(self._scope, self._receive, self._send)
+            if not self._is_over:
+                raise RuntimeError("The application ended without a complete answer.")
+        except Exception:
+            fields = {"path": self._scope["path"]}
+            ration.log(log, logging.ERROR, "request.failed", fields, kind="request", exc_info=True)
+            if not self._is_over:
+                if not self.is_started:
+                    self._connection.transport.write(encode_reply(_FAILED, keep_alive=False))
+                self._connection.transport.close()
+
+    async def _receive(self) -> Message:
+        if self._expects and not self._connection.transport.is_closing():
+            self._expects = False
+            self._connection.transport.write(_CONTINUE)
+        if not self._is_gone and not self.is_complete:
+            self._connection.resume_reading()
+            await self._news.wait()
+            self._news.clear()
+        if self._is_gone or self.is_complete:
+            return {"type": "http.disconnect"}
+        body, self._body = bytes(self._body), bytearray()
+        return {"type": "http.request", "body": body, "more_body": not self._is_whole}
+
+    async def _send(self, message: Message) -> None:
+        await self._connection.wait_until_writable()
+        if self._is_over:
+            return
+        if message["type"] == "http.response.start":
+            self._start(message["status"], message.get("headers", ()))
+        else:
+            self._continue(message.get("body", b""), is_last=not message.get("more_body", False))
+
+    def _start(self, status: int, headers: Headers) -> None:
+        lines = [_STATUS_LINES[status]]
+        has_length = False
+        for name, value in headers:
+            if _CONTROL.search(value):
+                raise RuntimeError("An answer's header has a control character.")
+            if name == b"content-length":
+                has_length, self._left = True, int(value)
+            elif name == b"connection" and value.lower() == b"close":
+                self.keep_alive = False
+                continue
+            lines.append(b"%s: %s\r\n" % (name.lower(), value))
+        if not self.keep_alive:
+            lines.append(b"connection: close\r\n")
+        if self._scope["method"] == "HEAD":
+            self._left = 0
+        elif not has_length and status not in (204, 304):
+            self._is_chunked = True
+            lines.append(b"transfer-encoding: chunked\r\n")
+        lines.append(b"\r\n")
+        self.is_started, self._expects = True, False
+        self._connection.transport.write(b"".join(lines))
+
+    def _continue(self, body: bytes, *, is_last: bool) -> None:
+        write = self._connection.transport.write
+        if self._scope["method"] == "HEAD":
+            pass
+        elif self._is_chunked:
+            piece = b"%x\r\n%s\r\n" % (len(body), body) if body else b""
+            write(piece + b"0\r\n\r\n" if is_last else piece)
+        else:
+            self._left -= len(body)
+            if self._left < 0 or (is_last and self._left):
+                raise RuntimeError("The answer is not as long as its head says.")
+            write(body)
+        if is_last:
+            self.is_complete = True
+            self._news.set()
+            if not self.keep_alive:
+                self._connection.transport.close()
+            self._connection.answer_next()
+
+
+# -- one connection ----------------------------------------------------------------------------
 
 
 class _RequestLines:
@@ -217,14 +530,40 @@ class _RequestLines:
         self._spaces += data.count(b" ", start, len(data) if end < 0 else end)
 
 
-class Guarded(HttpToolsProtocol):
-    """One connection under watch."""
+_NOWHERE: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=0)
+_ODD: Final = frozenset({b"transfer-encoding", b"expect"})
+"""Headers because of which a head is looked at again."""
 
-    guard: Guard
 
-    def __init__(self, *arguments: Any, **named: Any) -> None:
-        super().__init__(*arguments, **named)
+class Connection(asyncio.Protocol):
+    """One connection: the parser's callbacks, the requests in their order, and what is held against its sender."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: Connections) -> None:
+        self.server = server
+        self.loop = asyncio.get_running_loop()
+        self._parser = self._new_parser()
+        self._client: tuple[str, int] | None = None
+        self._local: tuple[str, int] | None = None
         self.address = self.network = UNKNOWN
+        self._url = b""
+        self._headers: Any = []
+        self._length: bytes | None = None
+        self._is_odd = self._expects = False
+        self._version = ""
+        self._lines = _RequestLines()
+        self._offered: list[tuple[bytes, bytes]] | None = None
+        """The headers of a request that offered to change the protocol."""
+        self._reading = self._answering = Exchange(self, keep_alive=True, expects=False)
+        """The requests that are being read and answered, or were last; none yet, which counts as answered."""
+        self._reading.is_complete = True
+        self.pipeline: deque[Exchange] = deque()
+        """Requests that wait behind it."""
+        self.unsent: tuple[HookExchange, Reply] | None = None
+        """An answer that waits until the sender takes the ones before it."""
+        self._writable: asyncio.Event | None = None
+        self.is_write_paused = self._is_read_paused = False
         self._since: float | None = None
         """When the request that is being read began; None between requests."""
         self._idle_since: float | None = None
@@ -234,29 +573,37 @@ class Guarded(HttpToolsProtocol):
         self._in_head = True
         self._overhead = 0
         """Bytes of this request that are not paid for by its body."""
-        self._lines = _RequestLines()
-        self._version = ""
-        self._answering: RequestResponseCycle | None = None
-        """The request that is being answered by the application, where others may wait behind it."""
-        self._offered: list[tuple[bytes, bytes]] | None = None
-        """The headers of a request that offered to change the protocol."""
+
+    @property
+    def hooks(self) -> Hooks:
+        assert self.server.hooks is not None
+        return self.server.hooks
+
+    def _new_parser(self) -> Any:
+        parser = httptools.HttpRequestParser(self)
+        # What comes behind the last request of a connection is not an error: that one still gets its answer.
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        return parser
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.address = plain(self.client[0]) if self.client else UNKNOWN
+        self.transport = transport
+        self._client, self._local = _address(transport, "getpeername"), _address(transport, "getsockname")
+        self.address = plain(self._client[0]) if self._client else UNKNOWN
         self.network = network_of(self.address)
         self._since = self.loop.time()
-        if not self.guard.admit(self):
+        if not self.server.admit(self):
             self.refuse(503)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.guard.release(self)
-        # uvicorn tells only the last request of a connection that it is gone. One before it would go on answering, and
-        # uvloop raises when a closed transport is written to.
-        if self._answering is not None and not self._answering.response_complete:
-            self._answering.disconnected = True
-            self._answering.message_event.set()
-        super().connection_lost(exc)
+        self.server.release(self)
+        for exchange in (self._answering, self._reading):
+            if not exchange.is_complete:
+                exchange.disconnect()
+        self.unsent = None
+        self.is_write_paused = False
+        if self._writable is not None:
+            self._writable.set()
+        self._parser = None  # the two refer to each other
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -267,117 +614,198 @@ class Guarded(HttpToolsProtocol):
         self._overhead += len(data)
         self._lines.read(data)
         try:
-            self.parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as offer:
             self._decline(data[offer.args[0] :])
         except httptools.HttpParserError:
             self._refuse_malformed()
         self._lines.forget()
-        if self._overhead > self.guard.limits.head_bytes:
+        if self._overhead > self.server.limits.head_bytes:
             self.refuse(431)
+        if not self._in_head:
+            self._reading.pause()
 
     def on_message_begin(self) -> None:
-        self._note_begin()
-        super().on_message_begin()
-
-    def _note_begin(self) -> None:
         self._idle_since = None
         if self._since is None:  # it came in the same piece as the end of the one before
             self._since = self.loop.time()
-        self._lines.begun = True
-        if self._lines.ended:
-            self._lines.begin_behind()
+        lines = self._lines
+        lines.begun = True
+        if lines.ended:
+            lines.begin_behind()
+        self._url = b""
+        self._headers = []
+        self._length = None
+        self._is_odd = self._expects = False
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-length":
+            self._length = value
+        elif name in _ODD:
+            self._is_odd = True
+            self._expects |= name == b"expect" and value.lower() == b"100-continue"
+        self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._check_head()
+        parser = self._parser
+        if parser.should_upgrade() and parser.get_method() != b"CONNECT":
+            self._offered = self._headers
+            return
+        limit = self.server.limits.head_bytes
+        if self._overhead > limit and self._head_size() > limit:
+            self.refuse(431)
+            raise ValueError("long head")  # ends the parser; nobody sees it
+        if len(self.pipeline) >= self.server.limits.pipelined:
+            raise ValueError("too many at once")  # those before it are answered, and the connection is closed
+        if self._offered is not None:
+            self._headers[:], self._offered = self._offered, None
+        exchange = self._new_exchange(self._version != "1.0" and parser.should_keep_alive())
+        self._in_head = False
+        self.server.resting.pop(self, None)
+        # Trailers come by the same callback. None of them may become a header after the fact: a proxy that
+        # vouches for headers has not looked at them (S15).
+        self._headers = _NOWHERE
+        before, self._reading = self._reading, exchange
+        if before.is_complete:
+            self._answering = exchange
+            exchange.begin()
+        else:
+            self.pause_reading()
+            self.pipeline.append(exchange)
 
     def _check_head(self) -> None:
         """Refuse what the parser takes although others would read it in another way, or not at all (S15)."""
-        names = [name for name, _ in self.headers]
-        version = self._version = self.parser.get_http_version()
+        names = [name for name, _ in self._headers]
+        version = self._version = self._parser.get_http_version()
         # HTTP/1.0 knows no Host, and health checks of proxies are written in it.
         hosts = (1,) if version == "1.1" else (0, 1) if version == "1.0" else ()
         if self._lines.end_head(names) != 2 or names.count(b"host") not in hosts:
             raise ValueError("bad head")  # ends the parser; nobody sees it
 
-    def on_headers_complete(self) -> None:
-        self._check_head()
-        if self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT":
-            self._offered = self.headers
-            return
-        limit = self.guard.limits.head_bytes
-        if self._overhead > limit and self._head_size() > limit:
-            self.refuse(431)
-            raise ValueError("long head")  # ends the parser; nobody sees it
-        if len(self.pipeline) >= self.guard.limits.pipelined:
-            raise ValueError("too many at once")  # those before it are answered, and the connection is closed
-        if self._offered is not None:
-            self.headers[:], self._offered = self._offered, None
-        self._in_head = False
-        self.guard.resting.pop(self, None)
-        self._begin()
-        # Trailers come by the same callback. None of them may become a header after the fact: a proxy that
-        # vouches for headers has not looked at them (S15).
-        self.headers = _NOWHERE  # type: ignore[assignment]
-
-    def _begin(self) -> None:
-        """The head is whole and in order: have the request answered."""
-        super().on_headers_complete()
-        if not self.pipeline:
-            self._answering = self.cycle
+    def _new_exchange(self, keep_alive: bool) -> Exchange:
+        """Read the target; what cannot be read raises, which ends the parser."""
+        method, headers, hooks = self._parser.get_method().decode("ascii"), self._headers, self.server.hooks
+        raw, _, query = self._url.partition(b"?")
+        if raw[:1] == b"/" and raw.translate(None, b"/-_").isalnum() and b"#" not in query:  # no second meaning
+            path = raw_path = raw.decode("ascii")
+        else:
+            parsed = httptools.parse_url(self._url)
+            raw, query = parsed.path, parsed.query or b""
+            raw_path = raw.decode("ascii")
+            path = unquote(raw_path) if "%" in raw_path else raw_path
+        if hooks is not None and path.startswith(hooks.prefix):
+            hook = hooks.open(method, path, raw_path, query, headers, self._client)
+            length = b"" if self._is_odd or self._length is None else self._length
+            is_plain = length.isdigit() and len(length) < 10 and int(length) <= hooks.cap
+            return HookExchange(self, keep_alive, self._expects, hook, is_plain, method != "HEAD")
+        scope: Scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self._version,
+            "server": self._local,
+            "client": self._client,
+            "scheme": "http",
+            "root_path": "",
+            "method": method,
+            "path": path,
+            "raw_path": raw,
+            "query_string": query,
+            "headers": headers,
+        }
+        return AppExchange(self, keep_alive, self._expects, scope)
 
     def on_body(self, body: bytes) -> None:
         self._overhead -= 2 * len(body)
         self._lines.body += len(body)
-        super().on_body(body)
+        self._reading.feed(body)
 
     def on_message_complete(self) -> None:
         if self._offered is None:
-            super().on_message_complete()
-            self._note_end()
-
-    def _note_end(self) -> None:
-        self._since, self._in_head, self._overhead = None, True, 0
-        self._lines.ended = True
-
-    def on_response_complete(self) -> None:
-        if self.pipeline:
-            self._answering = self.pipeline[-1][0]
-            super().on_response_complete()
-            return
-        # As uvicorn does it, but without a timer for every answer: the guard looks at all connections anyway.
-        self.server_state.total_requests += 1
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
-            self._idle_since = self.loop.time()
-            self.guard.resting[self] = None
+            self._since, self._in_head, self._overhead = None, True, 0
+            self._lines.ended = True
+            self._reading.end()
 
     def _head_size(self) -> int:
-        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+        return len(self._url) + sum(len(name) + len(value) + 4 for name, value in self._headers)
 
     def _decline(self, rest: bytes) -> None:
         """Go on in plain HTTP, as the protocol allows: after an offer to upgrade the parser leaves the body unread."""
         if self._offered is None:  # a tunnel, which nobody offers here
             self._refuse_malformed()
             return
-        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        version = self._parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self._parser.get_method(), self._url, version)]
         lines += [name + b": " + value for name, value in self._offered if name != b"upgrade"]
-        self.parser = httptools.HttpRequestParser(self)
-        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+        self._parser = self._new_parser()
         self._overhead = 0
         self._lines = _RequestLines()
         self.data_received(b"\r\n".join([*lines, b"", b""]) + rest)
 
-    # -- refusing ------------------------------------------------------------------------------
+    # -- answering -----------------------------------------------------------------------------
+
+    def answer_next(self) -> None:
+        """Go on behind a request whose answer is complete: to the next one that waits, or to idling."""
+        if self.transport.is_closing():
+            return
+        if self._is_read_paused:
+            self.resume_reading()
+        if self.pipeline:
+            self._answering = self.pipeline.popleft()
+            self._answering.begin()
+        else:
+            self._idle_since = self.loop.time()
+            self.server.resting[self] = None
+
+    def pause_reading(self) -> None:
+        """Read no more until a request is answered or its application asks for more."""
+        if not self._is_read_paused:
+            self._is_read_paused = True
+            self.transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Undo `pause_reading`."""
+        if self._is_read_paused:
+            self._is_read_paused = False
+            self.transport.resume_reading()
 
     def pause_writing(self) -> None:
-        super().pause_writing()
+        self.is_write_paused = True
         self._stuck_since = self.loop.time()
 
     def resume_writing(self) -> None:
-        super().resume_writing()
+        self.is_write_paused = False
         self._stuck_since = None
+        if self._writable is not None:
+            self._writable.set()
+            self._writable = None
+        if self.unsent is not None:
+            (exchange, reply), self.unsent = self.unsent, None
+            exchange.answer(reply)
+
+    async def wait_until_writable(self) -> None:
+        """Wait while the other end does not take what was written."""
+        while self.is_write_paused:
+            if self._writable is None:
+                self._writable = asyncio.Event()
+            await self._writable.wait()
+
+    def shut_down(self) -> None:
+        """Close the connection: now, or behind the answer to what is under way."""
+        if self._reading.is_complete:
+            self.transport.close()
+        else:
+            self._reading.keep_alive = False
+
+    # -- refusing ------------------------------------------------------------------------------
 
     def is_late(self, now: float) -> bool:
-        """Whether the request being read has outrun its deadline, or its answer is not taken."""
-        limits = self.guard.limits
+        """Tell whether the request being read has outrun its deadline, or its answer is not taken."""
+        limits = self.server.limits
         if self._stuck_since is not None and now - self._stuck_since > limits.body_seconds:
             return True
         if self.pipeline and self._since is not None:
@@ -388,8 +816,8 @@ class Guarded(HttpToolsProtocol):
         )
 
     def is_idle(self, now: float) -> bool:
-        """Whether nothing has come for so long that its place is worth more."""
-        return self._idle_since is not None and now - self._idle_since > self.timeout_keep_alive
+        """Tell whether nothing has come for so long that its place is worth more."""
+        return self._idle_since is not None and now - self._idle_since > self.server.limits.idle_seconds
 
     def make_way(self) -> None:
         """Give this connection's place to another one."""
@@ -403,8 +831,8 @@ class Guarded(HttpToolsProtocol):
     def _refuse_malformed(self) -> None:
         if self.transport.is_closing():
             return
-        if self._in_head and self.cycle is not None and not self.cycle.response_complete:
-            self.cycle.keep_alive = False  # what came before is whole and gets its answer first
+        if self._in_head and not self._reading.is_complete:
+            self._reading.keep_alive = False  # what came before is whole and gets its answer first
             return
         self.refuse(400)
 
@@ -412,12 +840,13 @@ class Guarded(HttpToolsProtocol):
         """End this connection, with a bare answer where one would be read as the answer to this request."""
         if self.transport.is_closing() and self._stuck_since is None:
             return
-        self.guard.refused[status] += 1
+        self.server.refused[status] += 1
         if self._stuck_since is not None:
             # Also when it is closing, for that waits until all is taken. With a reset: otherwise the system would go on
             # offering what nobody takes.
-            line = self.transport.get_extra_info("socket")
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.get_extra_info("socket").setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+            )
             self.transport.abort()
             return
         if self._may_answer():
@@ -425,197 +854,15 @@ class Guarded(HttpToolsProtocol):
         self.transport.close()
 
     def _may_answer(self) -> bool:
-        if self.cycle is None or self.pipeline:
-            return not self.pipeline
-        return self.cycle.response_complete if self._in_head else not self.cycle.response_started
+        if self.pipeline:
+            return False
+        return self._reading.is_complete if self._in_head else not self._reading.is_started
 
 
-_NOWHERE: Final[deque[tuple[bytes, bytes]]] = deque(maxlen=0)
-
-
-SMALL: Final = 64 << 10
-"""Bytes of a body that may be gathered here; larger ones are counted on the long way (S9)."""
-
-
-_ODD: Final = frozenset({b"transfer-encoding", b"expect"})
-"""Headers that ask for a second thought."""
-
-
-class _Heard:
-    """An event that nobody waits for."""
-
-    __slots__ = ()
-
-    def set(self) -> None:
-        """uvicorn tells its cycle that the connection is gone."""
-
-
-_HEARD: Final = _Heard()
-
-
-class _Arriving:
-    """A request on the short way, where uvicorn expects a cycle of its own making."""
-
-    __slots__ = ("body", "counted", "disconnected", "headers", "keep_alive", "length", "more_body", "name", "query",
-                 "read", "response_complete", "response_started", "source")  # fmt: skip
-    message_event: Final = _HEARD
-
-    def __init__(
-        self, source: Source | None, name: bytes, query: bytes, headers: Headers, length: int, *, keep_alive: bool
-    ) -> None:
-        self.source = source
-        self.name = name
-        self.headers = headers
-        self.query = query
-        self.length = length
-        self.keep_alive = keep_alive
-        self.body: bytes | bytearray = b""
-        self.read = 0
-        """Bytes of a body that comes in pieces."""
-        self.counted: UnfinishedBody | None = None
-        """Counts them among the unfinished ones; nothing when it came in one piece."""
-        self.more_body = True
-        self.disconnected = self.response_started = self.response_complete = False
-
-
-class Shortcut(Guarded):
-    """A connection that knows the short way."""
-
-    ingest: Ingest
-    _arriving: _Arriving | None = None
-    """The request being read, while it is on the short way."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._arriving is not None:
-            self._let_go(self._arriving)
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        self._note_begin()
-        # What uvicorn prepares here for ASGI is prepared when a request turns out to need it.
-        self.url = b""
-        self.headers = []
-        self._length: bytes | None = None
-        self._odd = self.expect_100_continue = False
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name == b"content-length":
-            self._length = value
-        elif name in _ODD:
-            self._odd = True
-            self.expect_100_continue |= name == b"expect" and value.lower() == b"100-continue"
-        self.headers.append((name, value))
-
-    def _begin(self) -> None:
-        arriving = self._plain()
-        if arriving is not None:
-            self._arriving = arriving
-            self.cycle = arriving  # type: ignore[assignment]
-            return
-        headers, url, waits = self.headers, self.url, self.expect_100_continue
-        HttpToolsProtocol.on_message_begin(self)  # not the guard's: it has begun long ago
-        self.scope["headers"] = self.headers = headers
-        self.url, self.expect_100_continue = url, waits
-        super()._begin()
-
-    def _plain(self) -> _Arriving | None:
-        path, _, query = self.url.partition(b"?")
-        name, length = self.ingest.plain(path), self._length
-        if name is None or length is None or self._odd or b"#" in query or self.parser.get_method() != b"POST":
-            return None
-        if not length.isdigit() or len(length) > 5 or int(length) > min(SMALL, self.ingest.cap):
-            return None
-        if self.flow.write_paused or (self.cycle is not None and not self.cycle.response_complete):
-            return None  # its answer must wait for another
-        keeps = self._version != "1.0" and self.parser.should_keep_alive()
-        return _Arriving(self.ingest.find(name), name, query, self.headers, int(length), keep_alive=keeps)
-
-    def on_body(self, body: bytes) -> None:
-        arriving = self._arriving
-        if arriving is None:
-            super().on_body(body)
-            return
-        self._overhead -= 2 * len(body)
-        self._lines.body += len(body)
-        if len(body) == arriving.length:
-            arriving.body = body
-        else:
-            self._gather(arriving, body)
-
-    def _gather(self, arriving: _Arriving, piece: bytes) -> None:
-        """Add to a body that comes in pieces: like those of the long way they count, and may be too much (S9)."""
-        arriving.read += len(piece)
-        if arriving.source is not None:
-            if arriving.counted is None:
-                arriving.body = bytearray()
-            arriving.body += piece
-        elif arriving.read == arriving.length:
-            arriving.body = stand_in(arriving.length)
-        if arriving.counted is None:
-            scope = {"client": self.client, "headers": arriving.headers}
-            arriving.counted = self.ingest.unfinished(arriving.source, scope, lambda: self._put_off(arriving))
-        if arriving.read < arriving.length:
-            arriving.counted.grow(len(piece))
-
-    def _put_off(self, arriving: _Arriving) -> None:
-        self._arriving = None
-        arriving.body = b""
-        self._answer_soon(arriving, self.ingest.put_off(arriving.source))  # its rest is read and dropped
-
-    def _let_go(self, arriving: _Arriving) -> None:
-        self._arriving = None
-        if arriving.counted is not None:
-            arriving.counted.release()
-
-    def on_message_complete(self) -> None:
-        arriving = self._arriving
-        if arriving is None:
-            super().on_message_complete()
-            return
-        self._let_go(arriving)
-        self._note_end()
-        arriving.more_body = False
-        begun = self.ingest.begin(
-            arriving.source, arriving.name, arriving.query, arriving.headers, bytes(arriving.body), self.client
-        )
-        if isinstance(begun, Receipt):
-            self._answer_soon(arriving, begun.reply)
-        elif begun.source.revive_dead:
-            task = self.loop.create_task(self._complete(arriving, begun))
-            self.tasks.add(task)  # uvicorn waits for these before it stops
-            task.add_done_callback(self.tasks.discard)
-        else:
-            begun.pending.future.add_done_callback(lambda _: self._decided(arriving, begun))
-
-    async def _complete(self, arriving: _Arriving, begun: Begun) -> None:
-        self._answer(arriving, (await self.ingest.complete(begun)).reply)
-
-    def _decided(self, arriving: _Arriving, begun: Begun) -> None:
-        self._answer(arriving, self.ingest.finish(begun).reply)
-
-    def _answer_soon(self, arriving: _Arriving, reply: Reply) -> None:
-        # Not while bytes are being read: what stands behind this request in the same piece must find it unanswered, as
-        # on the long way. Otherwise a request behind the last one of a connection would be taken, too.
-        self.loop.call_soon(self._answer, arriving, reply)
-
-    def _answer(self, arriving: _Arriving, reply: Reply) -> None:
-        arriving.response_started = arriving.response_complete = True
-        if not self.transport.is_closing():
-            self.transport.write(_written(reply, arriving.keep_alive))
-            if not arriving.keep_alive:
-                self.transport.close()
-        self.on_response_complete()
-
-
-@lru_cache(maxsize=256)
-def _head(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    return STATUS_LINE[status] + b"".join(b"%s: %s\r\n" % (name.lower(), value) for name, value in headers)
-
-
-def _written(reply: Reply, keep_alive: bool) -> bytes:
-    end = b"" if keep_alive else b"connection: close\r\n"
-    head = _head(reply.status, reply.headers)
-    if reply.status == 204:  # as `Reply.framed_headers`, in one piece of bytes
-        return b"%s%s\r\n" % (head, end)
-    return b"%scontent-length: %d\r\n%s\r\n%s" % (head, len(reply.body), end, reply.body)
+def _address(transport: asyncio.Transport, ask: str) -> tuple[str, int] | None:
+    """Return an address of the socket; None where it has none, or its other end is gone."""
+    try:
+        address = getattr(transport.get_extra_info("socket"), ask)()
+    except OSError:
+        return None
+    return (str(address[0]), int(address[1])) if isinstance(address, tuple) else None
