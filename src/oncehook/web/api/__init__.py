@@ -80,7 +80,7 @@ def _serve(
             for name in request.query_params:
                 check_word(name, known, "parameter here")
             ask = Ask(request, identity, identity.admin(admin), stream, access)
-            return _written(await endpoint.handler(ask), endpoint.status)
+            return _encode(await endpoint.handler(ask), endpoint.status)
         except Refused as error:
             if identity is not None and is_refused_act(request, error):
                 await identity.admin(admin).note_refused(f"{request.method} {request.url.path}", error.code)
@@ -128,11 +128,13 @@ def _fits(pattern: str, path: str) -> bool:
 # -- answers -----------------------------------------------------------------------------------
 
 
-def _written(answer: Any, status: int) -> Response:
+def _encode(answer: Any, status: int) -> Response:
     if isinstance(answer, Response):
         answer.headers.update(SAFE)
         return answer
-    return _json(status, answer)
+    if isinstance(answer, dict):
+        return _json(status, {**answer, "items": schemas.encode(answer["items"])})
+    return _json(status, schemas.encode(answer))
 
 
 def _json(status: int, value: Any, more: Mapping[str, str] | None = None) -> Response:

@@ -6,7 +6,7 @@ ask again.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from oncehook.model import Kind, Page, ReplayState, show_id, subject_hash
 from oncehook.replay import ReplayRequest
 from oncehook.rules import bounded
 from oncehook.web.api import schemas
-from oncehook.web.api.openapi import FILTER, KEY, LIMIT, PAGED, Endpoint
+from oncehook.web.api.openapi import FILTER, KEY, LIMIT, PAGED, Endpoint, Handler
 from oncehook.web.api.request import (
     Ask,
     Choose,
@@ -36,28 +36,61 @@ from oncehook.web.api.request import (
 from oncehook.web.auth import Role
 from oncehook.web.live import Stream, Watcher
 
+_SINCE: Final = ("since", 'A duration ("24h" ago, unless said otherwise) or an ISO time.')
+BYTES: Final = "application/octet-stream"
+ENDPOINTS: Final[list[Endpoint]] = []
+"""All of them, in the order of this page."""
+
+
+def get(path: str, answer: Any, summary: str, role: Role = Role.viewer, **more: Any) -> Callable[[Handler], Handler]:
+    """Register a handler of questions; see `Endpoint`."""
+    return _registering("GET", path, answer, summary, role, more)
+
+
+def post(path: str, answer: Any, summary: str, role: Role = Role.operator, **more: Any) -> Callable[[Handler], Handler]:
+    """Register a handler of acts; see `Endpoint`."""
+    return _registering("POST", path, answer, summary, role, more)
+
+
+def _registering(
+    method: str, path: str, answer: Any, summary: str, role: Role, more: dict[str, Any]
+) -> Callable[[Handler], Handler]:
+    def register(handler: Handler) -> Handler:
+        ENDPOINTS.append(
+            Endpoint(method=method, path=path, role=role, handler=handler, answer=answer, summary=summary, **more)
+        )
+        return handler
+
+    return register
+
+
 # -- events and deliveries ---------------------------------------------------------------------
 
 
-async def list_events(ask: Ask) -> dict[str, Any]:
+@get("/events", schemas.ListedEvent, "Events, newest first.", listed=True, parameters=FILTER)
+async def list_events(ask: Ask) -> Any:
     page = await ask.admin.events(ask.filter(), before=ask.cursor("event"), limit=ask.limit())
-    return _page("event", page, schemas.listed_event)
+    return _page("event", page)
 
 
-async def get_event(ask: Ask) -> schemas.Event:
-    return schemas.event(await ask.admin.event(ask.id(Kind.event)))
+@get("/events/{id}", schemas.Event, "One event.", refusals=(404, 409))
+async def get_event(ask: Ask) -> Any:
+    return await ask.admin.event(ask.id(Kind.event))
 
 
+@get("/events/{id}/body", None, "Its bytes.", media=BYTES, refusals=(403, 404, 409))
 async def get_body(ask: Ask) -> Response:
     event_id = ask.id(Kind.event)
     return _bytes(await ask.admin.body(event_id), show_id(Kind.event, event_id))
 
 
-async def list_arrivals(ask: Ask) -> dict[str, Any]:
+@get("/events/{id}/arrivals", schemas.Arrival, "Every time it came.", listed=True, refusals=(404, 409))
+async def list_arrivals(ask: Ask) -> Any:
     found = await ask.admin.arrivals(ask.id(Kind.event))
-    return _whole([schemas.arrival(one) for one in found])
+    return _whole(found)
 
 
+@get("/events/{id}/arrivals/{arrival}/body", None, "The bytes that came then.", media=BYTES, refusals=(403, 404, 409))
 async def get_arrival_body(ask: Ask) -> Response:
     event_id, arrival_id = ask.id(Kind.event), ask.id(Kind.arrival, "arrival")
     if all(one.id != arrival_id for one in await ask.admin.arrivals(event_id)):
@@ -73,36 +106,68 @@ def _bytes(body: bytes, name: str) -> Response:
     return Response(body, media_type="application/octet-stream", headers=attached)
 
 
-async def list_deliveries(ask: Ask) -> dict[str, Any]:
+@get("/deliveries", schemas.Delivery, "Deliveries, newest first.", listed=True, parameters=FILTER)
+async def list_deliveries(ask: Ask) -> Any:
     page = await ask.admin.deliveries(ask.filter(), before=ask.cursor("delivery"), limit=ask.limit())
-    return _page("delivery", page, schemas.delivery)
+    return _page("delivery", page)
 
 
-async def get_delivery(ask: Ask) -> schemas.Delivery:
-    return schemas.delivery(await ask.admin.delivery(ask.id(Kind.delivery)))
+@get("/deliveries/{id}", schemas.Delivery, "One delivery.", refusals=(404,))
+async def get_delivery(ask: Ask) -> Any:
+    return await ask.admin.delivery(ask.id(Kind.delivery))
 
 
-async def list_attempts(ask: Ask) -> dict[str, Any]:
-    return _whole([schemas.attempt(one) for one in await ask.admin.attempts(ask.id(Kind.delivery))])
+@get("/deliveries/{id}/attempts", schemas.Attempt, "Its attempts, oldest first.", listed=True, refusals=(404,))
+async def list_attempts(ask: Ask) -> Any:
+    return _whole(await ask.admin.attempts(ask.id(Kind.delivery)))
 
 
-async def list_neighbours(ask: Ask) -> dict[str, Any]:
-    return _whole([schemas.delivery(one) for one in await ask.admin.neighbours(ask.id(Kind.delivery))])
+@get(
+    "/deliveries/{id}/subject",
+    schemas.Delivery,
+    "Deliveries of the same subject around it, in order.",
+    listed=True,
+    refusals=(404,),
+)
+async def list_neighbours(ask: Ask) -> Any:
+    return _whole(await ask.admin.neighbours(ask.id(Kind.delivery)))
 
 
-async def retry_delivery(ask: Ask) -> schemas.Delivery:
-    return schemas.delivery(await ask.admin.retry(ask.id(Kind.delivery), actor=ask.actor))
+@post("/deliveries/{id}/retry", schemas.Delivery, "Try it now, not later.", refusals=(404, 409))
+async def retry_delivery(ask: Ask) -> Any:
+    return await ask.admin.retry(ask.id(Kind.delivery), actor=ask.actor)
 
 
-async def discard_delivery(ask: Ask) -> schemas.Delivery:
+@post(
+    "/deliveries/{id}/discard",
+    schemas.Delivery,
+    "Close a dead letter without replay.",
+    body=Reason,
+    refusals=(404, 409),
+)
+async def discard_delivery(ask: Ask) -> Any:
     delivery_id, body = ask.id(Kind.delivery), await ask.body(Reason)
-    return schemas.delivery(await ask.admin.discard(delivery_id, actor=ask.actor, reason=body.reason))
+    return await ask.admin.discard(delivery_id, actor=ask.actor, reason=body.reason)
 
 
-async def list_causes(ask: Ask) -> dict[str, Any]:
-    return _whole([schemas.cause(one) for one in await ask.admin.causes(ask.parameter("destination") or None)])
+@get(
+    "/dead",
+    schemas.Cause,
+    "Dead letters by destination and cause.",
+    listed=True,
+    parameters=(("destination", "Only this one's."),),
+)
+async def list_causes(ask: Ask) -> Any:
+    return _whole(await ask.admin.causes(ask.parameter("destination") or None))
 
 
+@post(
+    "/dead/discard",
+    schemas.Discarded,
+    "Close what a plan has shown, or all that match.",
+    body=DiscardMatching,
+    refusals=(409,),
+)
 async def discard_matching(ask: Ask) -> schemas.Discarded:
     body = await ask.body(DiscardMatching)
     if body.plan is None:
@@ -118,6 +183,15 @@ async def discard_matching(ask: Ask) -> schemas.Discarded:
 # -- replays -----------------------------------------------------------------------------------
 
 
+@post(
+    "/deliveries/{id}/replay",
+    schemas.Replayed,
+    "Deliver it again, at once.",
+    status=202,
+    body=ReplayOne,
+    headers=(KEY,),
+    refusals=(404, 409, 429),
+)
 async def replay_delivery(ask: Ask) -> schemas.Replayed:
     delivery_id, body = ask.id(Kind.delivery), await ask.body(ReplayOne)
     made = await ask.admin.replay_one(
@@ -131,10 +205,20 @@ async def replay_delivery(ask: Ask) -> schemas.Replayed:
     return schemas.Replayed(replay_id=show_id(Kind.replay, made.id))
 
 
-async def plan_replay(ask: Ask) -> schemas.Plan:
-    return schemas.plan(await ask.admin.plan(await _wish(ask, await ask.body(Choose))))
+@post("/replays/plan", schemas.Plan, "What a replay would do.", body=Choose, refusals=(404,))
+async def plan_replay(ask: Ask) -> Any:
+    return await ask.admin.plan(await _wish(ask, await ask.body(Choose)))
 
 
+@post(
+    "/replays",
+    schemas.Replayed,
+    "Deliver many again, behind live traffic.",
+    status=202,
+    body=StartReplay,
+    headers=(KEY,),
+    refusals=(404, 409),
+)
 async def start_replay(ask: Ask) -> schemas.Replayed:
     body = await ask.body(StartReplay)
     if body.plan is None:
@@ -167,55 +251,78 @@ async def _wish(ask: Ask, body: Choose) -> ReplayRequest:
     )
 
 
-async def list_replays(ask: Ask) -> dict[str, Any]:
+@get("/replays", schemas.Replay, "Replays, newest first.", listed=True, parameters=PAGED)
+async def list_replays(ask: Ask) -> Any:
     page = await ask.admin.replays(before=ask.cursor("replay"), limit=ask.limit())
-    return _page("replay", page, schemas.replay_of)
+    return _page("replay", page)
 
 
-async def get_replay(ask: Ask) -> schemas.Replay:
-    return schemas.replay_of(await ask.admin.replay(ask.id(Kind.replay)))
+@get("/replays/{id}", schemas.Replay, "One replay and how far it is.", refusals=(404,))
+async def get_replay(ask: Ask) -> Any:
+    return await ask.admin.replay(ask.id(Kind.replay))
 
 
-def steer(state: ReplayState) -> Callable[[Ask], Awaitable[schemas.Replay]]:
-    """A handler that brings a replay into this state."""
+for _act, _state, _summary in (
+    ("pause", ReplayState.paused, "Hold it."),
+    ("resume", ReplayState.running, "Let it go on."),
+    ("abort", ReplayState.aborted, "End it; what is done stays done."),
+):
 
-    async def handler(ask: Ask) -> schemas.Replay:
-        return schemas.replay_of(await ask.admin.steer(ask.id(Kind.replay), state, actor=ask.actor))
-
-    return handler
+    @post(f"/replays/{{id}}/{_act}", schemas.Replay, _summary, refusals=(404, 409))
+    async def steer_replay(ask: Ask, state: ReplayState = _state) -> Any:
+        return await ask.admin.steer(ask.id(Kind.replay), state, actor=ask.actor)
 
 
 # -- what is set up, and how it goes -----------------------------------------------------------
 
 
-async def list_sources(ask: Ask) -> dict[str, Any]:
+@get("/sources", schemas.Source, "What is set up to receive.", listed=True)
+async def list_sources(ask: Ask) -> Any:
     may_see = ask.identity.role >= Role.operator
-    return _whole([schemas.source(one, with_address=may_see) for one in await ask.admin.sources()])
-
-
-async def list_destinations(ask: Ask) -> dict[str, Any]:
-    return _whole([schemas.destination(one) for one in await ask.admin.destinations()])
-
-
-async def pause_destination(ask: Ask) -> schemas.Destination:
-    body = await ask.body(Reason)
-    return schemas.destination(
-        await ask.admin.pause(ask.request.path_params["name"], actor=ask.actor, reason=body.reason)
+    return _whole(
+        [
+            schemas.encode(one, **({} if may_see or not one.hidden else {"address": None}))
+            for one in await ask.admin.sources()
+        ]
     )
 
 
-async def resume_destination(ask: Ask) -> schemas.Destination:
-    return schemas.destination(await ask.admin.resume(ask.request.path_params["name"], actor=ask.actor))
+@get("/destinations", schemas.Destination, "Where events go.", listed=True)
+async def list_destinations(ask: Ask) -> Any:
+    return _whole(await ask.admin.destinations())
 
 
-async def get_stats(ask: Ask) -> schemas.Stats:
+@post("/destinations/{name}/pause", schemas.Destination, "Hold it back; nothing is lost.", body=Reason, refusals=(404,))
+async def pause_destination(ask: Ask) -> Any:
+    body = await ask.body(Reason)
+    return await ask.admin.pause(ask.request.path_params["name"], actor=ask.actor, reason=body.reason)
+
+
+@post("/destinations/{name}/resume", schemas.Destination, "Let it go on.", refusals=(404,))
+async def resume_destination(ask: Ask) -> Any:
+    return await ask.admin.resume(ask.request.path_params["name"], actor=ask.actor)
+
+
+@get(
+    "/stats",
+    schemas.Stats,
+    "The numbers since a moment.",
+    parameters=(_SINCE, ("by", "source or destination: the same for each.")),
+)
+async def get_stats(ask: Ask) -> Any:
     by = ask.parameter("by")
     if by not in ("", "source", "destination"):
         raise BadRequest("`by` is source or destination.")
     since = ask.admin.moment(ask.parameter("since", "24h"))
-    return schemas.stats_of(await ask.admin.stats(since, by or None))  # type: ignore[arg-type]
+    return await ask.admin.stats(since, by or None)  # type: ignore[arg-type]
 
 
+@get(
+    "/series",
+    schemas.Series,
+    "Flows for charts.",
+    parameters=(_SINCE, ("step", "5m unless said."), ("source", "Of this one."), ("destination", "Of this one.")),
+)
 async def get_series(ask: Ask) -> schemas.Series:
     since = ask.admin.moment(ask.parameter("since", "24h"))
     try:
@@ -231,51 +338,64 @@ async def get_series(ask: Ask) -> schemas.Series:
     return schemas.Series(since=since, step=step, series=points)
 
 
-async def list_rejections(ask: Ask) -> dict[str, Any]:
-    return _whole([schemas.rejection(one) for one in await ask.admin.rejections(ask.limit())])
+@get("/rejections", schemas.Rejection, "Turned away lately.", listed=True, parameters=(LIMIT,))
+async def list_rejections(ask: Ask) -> Any:
+    return _whole(await ask.admin.rejections(ask.limit()))
 
 
-async def list_audit(ask: Ask) -> dict[str, Any]:
+@get("/audit", schemas.Audit, "What was done, and by whom.", Role.operator, listed=True, parameters=PAGED)
+async def list_audit(ask: Ask) -> Any:
     before, limit = ask.cursor("audit"), ask.limit()
     lines = await ask.admin.audit(before=None if before is None else int.from_bytes(before[:8]), limit=limit)
     last = lines[-1].n.to_bytes(8) if len(lines) == limit else None
-    return {"items": [schemas.audit(line) for line in lines], "next": cursor("audit", last)}
+    return {"items": lines, "next": cursor("audit", last)}
 
 
-async def list_tokens(ask: Ask) -> dict[str, Any]:
+@get("/tokens", schemas.Token, "Who holds a token, and when it was last used.", Role.admin, listed=True)
+async def list_tokens(ask: Ask) -> Any:
     if ask.admin.scope is not None:
         raise Forbidden("Tokens are for who sees all sources.")
     used = await ask.admin.token_uses()
-    return _whole([schemas.token(one, used.get(one.name)) for one in ask.access.holders])
+    return _whole([schemas.encode(one, last_used=used.get(one.name)) for one in ask.access.holders])
 
 
-async def get_system(ask: Ask) -> schemas.System:
-    return schemas.system(await ask.admin.system())
+@get("/system", schemas.System, "Version, store, workers, watermarks.")
+async def get_system(ask: Ask) -> Any:
+    return await ask.admin.system()
 
 
 # -- trials, imported keys, erasure ------------------------------------------------------------
 
 
-async def test_destination(ask: Ask) -> schemas.Tested:
+@post("/destinations/{name}/test", schemas.Tested, "Send it one harmless, signed test.", refusals=(404, 429))
+async def test_destination(ask: Ask) -> Any:
     name = ask.request.path_params["name"]
     ask.admin.check_own(name)
-    return schemas.tested(await ask.admin.trials.test(name, actor=ask.actor), ask.identity)
+    return schemas.tested(await ask.admin.trials.test(name, actor=ask.actor), ask.identity.role)
 
 
-async def sample_source(ask: Ask) -> schemas.Sampled:
+@post("/sources/{name}/sample", schemas.Sampled, "Send it one signed sample.", body=Sample, refusals=(404,))
+async def sample_source(ask: Ask) -> Any:
     body = await ask.body(Sample)
-    return schemas.fill(
-        schemas.Sampled, await ask.admin.trials.sample(ask.request.path_params["name"], body.type, actor=ask.actor)
-    )
+    return await ask.admin.trials.sample(ask.request.path_params["name"], body.type, actor=ask.actor)
 
 
+@post(
+    "/sources/{name}/keys",
+    schemas.Remembered,
+    "Take keys as seen elsewhere.",
+    Role.admin,
+    body=Remember,
+    refusals=(404,),
+)
 async def remember(ask: Ask) -> schemas.Remembered:
     body = await ask.body(Remember)
     new = await ask.admin.remember(ask.request.path_params["name"], body.keys, actor=ask.actor)
     return schemas.Remembered(new=new, known=len(body.keys) - new)
 
 
-async def erase(ask: Ask) -> schemas.Erased:
+@post("/erase", schemas.Erased, "Erase everything that is kept of a subject.", Role.admin, body=Erase, refusals=(404,))
+async def erase(ask: Ask) -> Any:
     body = await ask.body(Erase)
     if body.dry_run:
         counted = await ask.admin.erasing.count(body.subject, body.source)
@@ -285,7 +405,7 @@ async def erase(ask: Ask) -> schemas.Erased:
             body.subject, body.source, actor=ask.actor, reason=body.reason
         )
     hashed = subject_hash(bounded(body.subject))
-    return schemas.fill(schemas.Erased, counted, subject_hash=hashed, dry_run=body.dry_run, remaining=remaining)
+    return schemas.encode(counted, subject_hash=hashed, dry_run=body.dry_run, remaining=remaining)
 
 
 class _Watching(StreamingResponse):
@@ -302,6 +422,7 @@ class _Watching(StreamingResponse):
             self._stream.leave(self._watcher)
 
 
+@get("/stream", None, "What happens, as it happens.", media="text/event-stream", refusals=(429,))
 async def watch(ask: Ask) -> Response:
     if ask.request.method == "HEAD":
         return Response(media_type="text/event-stream")
@@ -311,181 +432,9 @@ async def watch(ask: Ask) -> Response:
 # -- lists ------------------------------------------------------------------------------------
 
 
-def _page(kind: str, page: Page[Any], show: Callable[[Any], Any]) -> dict[str, Any]:
-    return {"items": [show(item) for item in page.items], "next": cursor(kind, page.next)}
+def _page(kind: str, page: Page[Any]) -> dict[str, Any]:
+    return {"items": page.items, "next": cursor(kind, page.next)}
 
 
 def _whole(items: Sequence[Any]) -> dict[str, Any]:
     return {"items": items, "next": None}
-
-
-# -- the table ---------------------------------------------------------------------------------
-
-
-def _get(path: str, handler: Any, answer: Any, summary: str, role: Role = Role.viewer, **more: Any) -> Endpoint:
-    return Endpoint(method="GET", path=path, role=role, handler=handler, answer=answer, summary=summary, **more)
-
-
-def _post(path: str, handler: Any, answer: Any, summary: str, role: Role = Role.operator, **more: Any) -> Endpoint:
-    return Endpoint(method="POST", path=path, role=role, handler=handler, answer=answer, summary=summary, **more)
-
-
-_SINCE: Final = ("since", 'A duration ("24h" ago, unless said otherwise) or an ISO time.')
-
-ENDPOINTS: Final[Sequence[Endpoint]] = (
-    _get("/events", list_events, schemas.ListedEvent, "Events, newest first.", listed=True, parameters=FILTER),
-    _get("/events/{id}", get_event, schemas.Event, "One event.", refusals=(404, 409)),
-    _get("/events/{id}/body", get_body, None, "Its bytes.", media="application/octet-stream", refusals=(403, 404, 409)),
-    _get(
-        "/events/{id}/arrivals", list_arrivals, schemas.Arrival, "Every time it came.", listed=True, refusals=(404, 409)
-    ),
-    _get(
-        "/events/{id}/arrivals/{arrival}/body",
-        get_arrival_body,
-        None,
-        "The bytes that came then.",
-        media="application/octet-stream",
-        refusals=(403, 404, 409),
-    ),
-    _get("/deliveries", list_deliveries, schemas.Delivery, "Deliveries, newest first.", listed=True, parameters=FILTER),
-    _get("/deliveries/{id}", get_delivery, schemas.Delivery, "One delivery.", refusals=(404,)),
-    _get(
-        "/deliveries/{id}/attempts",
-        list_attempts,
-        schemas.Attempt,
-        "Its attempts, oldest first.",
-        listed=True,
-        refusals=(404,),
-    ),
-    _get(
-        "/deliveries/{id}/subject",
-        list_neighbours,
-        schemas.Delivery,
-        "Deliveries of the same subject around it, in order.",
-        listed=True,
-        refusals=(404,),
-    ),
-    _post(
-        "/deliveries/{id}/replay",
-        replay_delivery,
-        schemas.Replayed,
-        "Deliver it again, at once.",
-        status=202,
-        body=ReplayOne,
-        headers=(KEY,),
-        refusals=(404, 409, 429),
-    ),
-    _post("/deliveries/{id}/retry", retry_delivery, schemas.Delivery, "Try it now, not later.", refusals=(404, 409)),
-    _post(
-        "/deliveries/{id}/discard",
-        discard_delivery,
-        schemas.Delivery,
-        "Close a dead letter without replay.",
-        body=Reason,
-        refusals=(404, 409),
-    ),
-    _get(
-        "/dead",
-        list_causes,
-        schemas.Cause,
-        "Dead letters by destination and cause.",
-        listed=True,
-        parameters=(("destination", "Only this one's."),),
-    ),
-    _post(
-        "/dead/discard",
-        discard_matching,
-        schemas.Discarded,
-        "Close what a plan has shown, or all that match.",
-        body=DiscardMatching,
-        refusals=(409,),
-    ),
-    _post("/replays/plan", plan_replay, schemas.Plan, "What a replay would do.", body=Choose, refusals=(404,)),
-    _post(
-        "/replays",
-        start_replay,
-        schemas.Replayed,
-        "Deliver many again, behind live traffic.",
-        status=202,
-        body=StartReplay,
-        headers=(KEY,),
-        refusals=(404, 409),
-    ),
-    _get("/replays", list_replays, schemas.Replay, "Replays, newest first.", listed=True, parameters=PAGED),
-    _get("/replays/{id}", get_replay, schemas.Replay, "One replay and how far it is.", refusals=(404,)),
-    *(
-        _post(f"/replays/{{id}}/{act}", steer(state), schemas.Replay, summary, refusals=(404, 409))
-        for act, state, summary in (
-            ("pause", ReplayState.paused, "Hold it."),
-            ("resume", ReplayState.running, "Let it go on."),
-            ("abort", ReplayState.aborted, "End it; what is done stays done."),
-        )
-    ),
-    _get("/sources", list_sources, schemas.Source, "What is set up to receive.", listed=True),
-    _post(
-        "/sources/{name}/keys",
-        remember,
-        schemas.Remembered,
-        "Take keys as seen elsewhere.",
-        Role.admin,
-        body=Remember,
-        refusals=(404,),
-    ),
-    _post(
-        "/sources/{name}/sample",
-        sample_source,
-        schemas.Sampled,
-        "Send it one signed sample.",
-        body=Sample,
-        refusals=(404,),
-    ),
-    _post(
-        "/erase",
-        erase,
-        schemas.Erased,
-        "Erase everything that is kept of a subject.",
-        Role.admin,
-        body=Erase,
-        refusals=(404,),
-    ),
-    _get("/destinations", list_destinations, schemas.Destination, "Where events go.", listed=True),
-    _post(
-        "/destinations/{name}/pause",
-        pause_destination,
-        schemas.Destination,
-        "Hold it back; nothing is lost.",
-        body=Reason,
-        refusals=(404,),
-    ),
-    _post("/destinations/{name}/resume", resume_destination, schemas.Destination, "Let it go on.", refusals=(404,)),
-    _post(
-        "/destinations/{name}/test",
-        test_destination,
-        schemas.Tested,
-        "Send it one harmless, signed test.",
-        refusals=(404, 429),
-    ),
-    _get(
-        "/stats",
-        get_stats,
-        schemas.Stats,
-        "The numbers since a moment.",
-        parameters=(_SINCE, ("by", "source or destination: the same for each.")),
-    ),
-    _get(
-        "/series",
-        get_series,
-        schemas.Series,
-        "Flows for charts.",
-        parameters=(_SINCE, ("step", "5m unless said."), ("source", "Of this one."), ("destination", "Of this one.")),
-    ),
-    _get("/rejections", list_rejections, schemas.Rejection, "Turned away lately.", listed=True, parameters=(LIMIT,)),
-    _get("/system", get_system, schemas.System, "Version, store, workers, watermarks."),
-    _get("/stream", watch, None, "What happens, as it happens.", media="text/event-stream", refusals=(429,)),
-    _get(
-        "/audit", list_audit, schemas.Audit, "What was done, and by whom.", Role.operator, listed=True, parameters=PAGED
-    ),
-    _get(
-        "/tokens", list_tokens, schemas.Token, "Who holds a token, and when it was last used.", Role.admin, listed=True
-    ),
-)

@@ -1,42 +1,94 @@
-"""What the API answers about the inbox itself, as shapes: what is set up, how it goes, who did what.
+"""Answers of the API: for each value of the domain, which of its fields are answered, and in which form.
 
-As in `answers`, values of the desk come in. The fields of the stats are part of the public contract.
+`shape` takes the types from the domain's own class; `encode` makes the answer. Ids leave in their text form, times in
+UTC. The fields of a delivery and of the stats are part of the public contract.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from enum import Enum
+from functools import reduce
+from operator import attrgetter, or_
+from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from oncehook import model, replay, reports, upkeep
-from oncehook.model import Kind, StoredReplay, show_id
+from oncehook import model, replay, reports, samples, upkeep
+from oncehook.model import Kind, show_id
 from oncehook.query import fixed
-from oncehook.samples import Tested as Outcome
 from oncehook.web.auth import Identity, Role
 
 
 class Answer(msgspec.Struct, kw_only=True, frozen=True):
-    """Something that is answered."""
+    """A JSON object that the API answers."""
 
 
-T = TypeVar("T", bound=Answer)
+Made = tuple[Any, Callable[[Any], Any]]
+"""The type of a field, and the function that makes it from a value of the domain."""
+_SHAPES: Final[dict[type, tuple[type[Answer], Mapping[str, Callable[[Any], Any]]]]] = {}
 
 
-def fill(kind: type[T], *values: object, **given: object) -> T:
-    """An answer whose fields are those of the same name in these values of the desk's, but for those that are given."""
-    fields = {name: given[name] if name in given else _named(name, values) for name in kind.__struct_fields__}
-    return kind(**fields)
+def shape(name: str, kind: type, doc: str, fields: str, parts: Sequence[str] = (), **made: Kind | Made) -> type[Answer]:
+    """Describe how values of a class of the domain are answered: by these of its fields and those of its `parts`.
+
+    `made` says of which kind an id is, or how a field is made that the domain does not have under this name.
+    """
+    hints = _hints(kind)
+    places = dict.fromkeys(hints, "")
+    for part in parts:
+        for field, hint in _hints(hints[part]).items():
+            places.setdefault(field, f"{part}.")
+            hints.setdefault(field, hint)
+    described: list[tuple[str, Any]] = []
+    getters: dict[str, Callable[[Any], Any]] = {}
+    for field in fields.split():
+        how = made.get(field)
+        if isinstance(how, tuple):
+            described.append((field, how[0]))
+            getters[field] = how[1]
+        else:
+            described.append((field, _described(hints[field])))
+            get = attrgetter(places[field] + field)
+            getters[field] = get if how is None else _id_getter(how, get)
+    options: Any = {"bases": (Answer,), "namespace": {"__doc__": doc}, "kw_only": True, "frozen": True}
+    made_type = cast("type[Answer]", msgspec.defstruct(name, described, **options))
+    _SHAPES[kind] = made_type, getters
+    return made_type
 
 
-def _named(name: str, values: Sequence[object]) -> object:
-    return getattr(next(value for value in values if hasattr(value, name)), name)
+def _hints(kind: type) -> dict[str, Any]:
+    return {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
 
 
-def show_optional_id(kind: Kind, value: bytes | None) -> str | None:
-    return None if value is None else show_id(kind, value)
+def _described(hint: Any) -> Any:
+    """Return the type that a reader of the API sees: enums and ids are text, shaped values their shape."""
+    origin, inner = get_origin(hint), tuple(_described(one) for one in get_args(hint))
+    if origin in (Union, types.UnionType):
+        return reduce(or_, inner)
+    if origin is not None:
+        return origin[inner]
+    if hint in _SHAPES:
+        return _SHAPES[hint][0]
+    return str if hint is bytes or (isinstance(hint, type) and issubclass(hint, Enum)) else hint
+
+
+def _id_getter(kind: Kind, get: Callable[[Any], bytes | None]) -> Callable[[Any], str | None]:
+    def shown(value: Any) -> str | None:
+        found = get(value)
+        return None if found is None else show_id(kind, found)
+
+    return shown
+
+
+def encode(value: Any, **given: Any) -> Any:
+    """Return a value of the domain as it is answered, with these fields in place of its own; others as they are."""
+    if type(value) in _SHAPES:
+        kind, getters = _SHAPES[type(value)]
+        return kind(**{name: given[name] if name in given else encode(get(value)) for name, get in getters.items()})
+    return [encode(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 class Error(Answer, frozen=True):
@@ -49,208 +101,96 @@ class Error(Answer, frozen=True):
 
 # -- events ------------------------------------------------------------------------------------
 
-
-class DeliveryChip(Answer, frozen=True):
-    """A delivery in a word. `replay_id` is the latest replay that has run it again, as `run`."""
-
-    id: str
-    destination: str
-    status: str
-    note: str | None
-    replayed: bool
-    run: int
-    replay_id: str | None
-
-
-def _chip(one: model.ListedDelivery) -> DeliveryChip:
-    return fill(
-        DeliveryChip,
-        one,
-        id=show_id(Kind.delivery, one.id),
-        replayed=one.is_replayed,
-        replay_id=show_optional_id(Kind.replay, one.replay_id),
-    )
-
-
-class ListedEvent(Answer, frozen=True):
-    """An event in a list."""
-
-    id: str
-    source: str
-    type: str
-    key: str | None
-    subject: str | None
-    received_at: datetime
-    event_at: datetime | None
-    marks: Sequence[str]
-    size: int
-    copies: int
-    deliveries: Sequence[DeliveryChip]
-
-
-def listed_event(event: model.ListedEvent) -> ListedEvent:
-    return fill(
-        ListedEvent,
-        event,
-        id=show_id(Kind.event, event.id),
-        marks=_marks(event.marks),
-        deliveries=[_chip(one) for one in event.deliveries],
-    )
+_REPLAYED: Final[Made] = (bool, attrgetter("is_replayed"))
+_MARKS: Final = Sequence[str]
 
 
 def _marks(marks: model.Mark) -> list[str]:
     return [mark.name for mark in marks if mark.name]
 
 
-class Delivery(Answer, frozen=True):
-    """One event for one destination."""
-
-    id: str
-    event_id: str
-    source: str
-    destination: str
-    type: str
-    key: str | None
-    subject: str | None
-    status: str
-    category: str | None
-    note: str | None
-    attempts: int
-    run: int
-    due_at: datetime | None
-    last_status: int | None
-    last_error: str | None
-    replayed: bool
-    last_replay_at: datetime | None
-    replay_id: str | None
-    reason: str | None
-    received_at: datetime
-    settled_at: datetime | None
-    blocked_by: str | None
-
-
-def delivery(kept: model.StoredDelivery) -> Delivery:
-    return fill(
-        Delivery,
-        kept,
-        id=show_id(Kind.delivery, kept.id),
-        event_id=show_id(Kind.event, kept.event_id),
-        replayed=kept.is_replayed,
-        replay_id=show_optional_id(Kind.replay, kept.replay_id),
-        blocked_by=show_optional_id(Kind.delivery, kept.blocked_by),
-    )
-
-
-class Event(Answer, frozen=True):
+DeliveryChip = shape(
+    "DeliveryChip",
+    model.ListedDelivery,
+    "A delivery in a word. `replay_id` is the latest replay that has run it again, as `run`.",
+    "id destination status note replayed run replay_id",
+    id=Kind.delivery,
+    replayed=_REPLAYED,
+    replay_id=Kind.replay,
+)
+ListedEvent = shape(
+    "ListedEvent",
+    model.ListedEvent,
+    "An event in a list.",
+    "id source type key subject received_at event_at marks size copies deliveries",
+    id=Kind.event,
+    marks=(_MARKS, lambda event: _marks(event.marks)),
+)
+Delivery = shape(
+    "Delivery",
+    model.StoredDelivery,
+    "One event for one destination.",
+    "id event_id source destination type key subject status category note attempts run due_at last_status last_error"
+    " replayed last_replay_at replay_id reason received_at settled_at blocked_by",
+    id=Kind.delivery,
+    event_id=Kind.event,
+    replayed=_REPLAYED,
+    replay_id=Kind.replay,
+    blocked_by=Kind.delivery,
+)
+Event = shape(
+    "Event",
+    reports.ShownEvent,
     """An event with everything about it but its body.
 
     `same_body_as` is the event in which the same signed body came before, under another key. What its source's check
     covers is null where there is no such source any more.
-    """
-
-    id: str
-    source: str
-    type: str
-    key: str | None
-    subject: str | None
-    received_at: datetime
-    event_at: datetime | None
-    marks: Sequence[str]
-    size: int
-    copies: int
-    same_body_as: str | None
-    body_authenticated: bool | None
-    key_authenticated: bool | None
-    method: str
-    target: str
-    headers: Sequence[tuple[str, str]]
-    deliveries: Sequence[Delivery]
+    """,
+    "id source type key subject received_at event_at marks size copies same_body_as body_authenticated"
+    " key_authenticated method target headers deliveries",
+    ("event", "request"),
+    id=Kind.event,
+    marks=(_MARKS, lambda found: _marks(found.event.marks)),
+    same_body_as=(str | None, _id_getter(Kind.event, attrgetter("event.same_as"))),
+)
+Arrival = shape(
+    "Arrival",
+    reports.ShownArrival,
+    "One time that an event came.",
+    "id outcome at method target headers body_differs",
+    ("request",),
+    id=Kind.arrival,
+)
 
 
-def event(found: reports.ShownEvent) -> Event:
-    kept = found.event
-    return fill(
-        Event,
-        kept,
-        found,
-        found.request,
-        same_body_as=show_optional_id(Kind.event, kept.same_as),
-        id=show_id(Kind.event, kept.id),
-        marks=_marks(kept.marks),
-        size=found.size,
-        deliveries=[delivery(one) for one in found.deliveries],
-    )
+def _attempt_answer(made: model.StoredAttempt) -> str | None:
+    answer = made.evidence.answer if made.result is None else None
+    return None if answer is None else answer.decode("utf-8", "replace")
 
 
-class Arrival(Answer, frozen=True):
-    """One time that an event came."""
-
-    id: str
-    outcome: str
-    at: datetime
-    method: str
-    target: str
-    headers: Sequence[tuple[str, str]]
-    body_differs: bool
-
-
-def arrival(came: reports.ShownArrival) -> Arrival:
-    return fill(Arrival, came, came.request, id=show_id(Kind.arrival, came.id))
-
-
-class Attempt(Answer, frozen=True):
+Attempt = shape(
+    "Attempt",
+    model.StoredAttempt,
     """One try of a delivery. `attempt` counts within the run; `duration` is in seconds.
 
     `answer` is what a destination said, or a traceback; `result` what a handler returned.
-    """
-
-    id: str
-    delivery_id: str
-    run: int
-    attempt: int
-    outcome: str
-    category: str | None
-    status: int | None
-    error: str | None
-    answer: str | None
-    result: Any
-    started_at: datetime
-    ended_at: datetime
-    duration: float
-
-
-def attempt(made: model.StoredAttempt) -> Attempt:
-    told = made.evidence.answer if made.result is None else None
-    return fill(
-        Attempt,
-        made,
-        made.evidence,
-        id=show_id(Kind.attempt, made.id),
-        delivery_id=show_id(Kind.delivery, made.delivery_id),
-        attempt=made.n,
-        answer=None if told is None else told.decode("utf-8", "replace"),
-        result=None if made.result is None else msgspec.json.decode(made.result),
-        duration=round((made.ended_at - made.started_at).total_seconds(), 6),
-    )
-
-
-class Cause(Answer, frozen=True):
-    """Dead letters that died of the same thing."""
-
-    destination: str
-    cause: str
-    count: int
-    first_at: datetime
-    last_at: datetime
-    sample: str
-
-
-def cause(found: model.Cause) -> Cause:
-    return fill(
-        Cause,
-        found,
-        sample=show_id(Kind.delivery, found.sample),
-    )
+    """,
+    "id delivery_id run attempt outcome category status error answer result started_at ended_at duration",
+    ("evidence",),
+    id=(str, _id_getter(Kind.attempt, attrgetter("id"))),
+    delivery_id=Kind.delivery,
+    attempt=(int, attrgetter("n")),
+    answer=(str | None, _attempt_answer),
+    result=(Any, lambda made: None if made.result is None else msgspec.json.decode(made.result)),
+    duration=(float, lambda made: round((made.ended_at - made.started_at).total_seconds(), 6)),
+)
+Cause = shape(
+    "Cause",
+    model.Cause,
+    "Dead letters that died of the same thing.",
+    "destination cause count first_at last_at sample",
+    sample=Kind.delivery,
+)
 
 
 class Discarded(Answer, frozen=True):
@@ -268,46 +208,18 @@ class Replayed(Answer, frozen=True):
     replay_id: str
 
 
-class Replay(Answer, frozen=True):
-    """A replay and how far it is."""
-
-    id: str
-    state: str
-    query: str
-    command: str
-    actor: str
-    reason: str
-    bulk: bool
-    rate: float | None
-    planned: int
-    fed: int
-    done: int
-    dead: int
-    skipped: int
-    created_at: datetime
-    finished_at: datetime | None
-
-
-def replay_of(kept: StoredReplay) -> Replay:
-    return fill(
-        Replay,
-        kept,
-        id=show_id(Kind.replay, kept.id),
-        query=str(kept.about.get("query", "")),
-        command=str(kept.about.get("command", "")),
-    )
-
-
-class Recipient(Answer, frozen=True):
-    """Who would get it."""
-
-    destination: str
-    count: int
-    kind: str
-    address: str
-    paused: bool
-    failing: bool
-    changed: int
+Replay = shape(
+    "Replay",
+    model.StoredReplay,
+    "A replay and how far it is.",
+    "id state query command actor reason bulk rate planned fed done dead skipped created_at finished_at",
+    id=Kind.replay,
+    query=(str, lambda kept: str(kept.about.get("query", ""))),
+    command=(str, lambda kept: str(kept.about.get("command", ""))),
+)
+Recipient = shape(
+    "Recipient", replay.Recipient, "Who would get it.", "destination count kind address paused failing changed"
+)
 
 
 class Preview(Answer, frozen=True):
@@ -318,156 +230,65 @@ class Preview(Answer, frozen=True):
     at: datetime
 
 
-class Plan(Answer, frozen=True):
+def _previews(made: replay.Plan) -> dict[str, Preview]:
+    return {
+        show_id(Kind.delivery, one.id): Preview(to=preview.to, text=preview.text, at=one.received_at)
+        for one in made.sample
+        if (preview := made.previews.get(one.id)) is not None
+    }
+
+
+Plan = shape(
+    "Plan",
+    replay.Plan,
     """What a replay would do. `plan` stands for it: hand it to POST replays to have exactly that done, or to
     POST dead/discard to close what it has shown.
-    """
-
-    plan: str
-    total: int
-    query: str
-    command: str
-    force: bool
-    fresh_id: bool
-    rate: float | None
-    by_destination: Mapping[str, int]
-    recipients: Sequence[Recipient]
-    by_status: Mapping[str, int]
-    left_out: Mapping[str, int]
-    oldest: datetime | None
-    newest: datetime | None
-    sample: Sequence[Delivery]
-    previews: Mapping[str, Preview]
-    expected_seconds: float | None
-    notes: Sequence[str]
-
-
-def plan(made: replay.Plan) -> Plan:
-    return fill(
-        Plan,
-        made,
-        made.wish,
-        plan=made.token,
-        query=fixed(made.wish.filter),
-        command=replay.command(made.wish),
-        by_destination={recipient.destination: recipient.count for recipient in made.recipients},
-        recipients=[fill(Recipient, one) for one in made.recipients],
-        by_status={str(status): n for status, n in made.by_status.items()},
-        left_out={str(status): n for status, n in made.left_out.items()},
-        sample=[delivery(one) for one in made.sample],
-        previews={
-            show_id(Kind.delivery, one.id): fill(Preview, made.previews[one.id], at=one.received_at)
-            for one in made.sample
-            if one.id in made.previews
-        },
-    )
+    """,
+    "plan total query command force fresh_id rate by_destination recipients by_status left_out oldest newest sample"
+    " previews expected_seconds notes",
+    ("wish",),
+    plan=(str, attrgetter("token")),
+    query=(str, lambda made: fixed(made.wish.filter)),
+    command=(str, lambda made: replay.command(made.wish)),
+    by_destination=(Mapping[str, int], lambda made: {one.destination: one.count for one in made.recipients}),
+    previews=(Mapping[str, Preview], _previews),
+    notes=(Sequence[str], attrgetter("notes")),
+)
 
 
 # -- what is set up ----------------------------------------------------------------------------
 
-
-class Source(Answer, frozen=True):
-    """A source. `address` is null for a viewer where it is a secret itself; `secrets` says only how many there are."""
-
-    name: str
-    preset: str | None
-    title: str | None
-    address: str | None
-    verifier: str
-    unverified: bool
-    body_authenticated: bool
-    key_authenticated: bool
-    loopback_only: bool
-    secrets: int
-    key: str
-    subject: str
-    type: str
-    destinations: Sequence[str]
-    last_arrival: datetime | None
-    figures: Mapping[str, int]
-
-
-def source(found: reports.ShownSource, *, with_address: bool) -> Source:
-    return fill(Source, found, address=found.address if with_address or not found.hidden else None)
-
-
-class Destination(Answer, frozen=True):
-    """A destination: whom it reaches, on what terms, how it stands. Spans are in seconds."""
-
-    name: str
-    kind: str
-    address: str
-    retry: str
-    timeout: float
-    lease: float
-    concurrency: int
-    rate: float | None
-    sources: Sequence[str]
-    pending: int
-    leased: int
-    done: int
-    dead: int
-    discarded: int
-    oldest_due: float | None
-    state: str
-    paused: bool
-    paused_at: datetime | None
-    paused_by: str | None
-    paused_why: str | None
-    breaker: str
-    failures: int
-    open_until: datetime | None
-    figures: Mapping[str, int]
-
-
-def destination(found: reports.ShownDestination) -> Destination:
-    level = found.level
-    pending, paused = level.pending - level.leased, level.paused_at is not None
-    return fill(Destination, found, level, pending=pending, paused=paused)
+Source = shape(
+    "Source",
+    reports.ShownSource,
+    "A source. `address` is null for a viewer where it is a secret itself; `secrets` says only how many there are.",
+    "name preset title address verifier unverified body_authenticated key_authenticated loopback_only secrets key"
+    " subject type destinations last_arrival figures",
+    address=(str | None, attrgetter("address")),
+)
+Destination = shape(
+    "Destination",
+    reports.ShownDestination,
+    "A destination: whom it reaches, on what terms, how it stands. Spans are in seconds.",
+    "name kind address retry timeout lease concurrency rate sources pending leased done dead discarded oldest_due state"
+    " paused paused_at paused_by paused_why breaker failures open_until figures",
+    ("level",),
+    pending=(int, lambda found: found.level.pending - found.level.leased),
+    state=(str, attrgetter("state")),
+    paused=(bool, lambda found: found.level.paused_at is not None),
+)
 
 
 # -- how it goes ------------------------------------------------------------------------------
 
-
-class Watermark(Answer, frozen=True):
-    """A level and its limit."""
-
-    name: str
-    level: float | None
-    limit: float
-    crossed: bool
-
-
-def watermark(mark: upkeep.Watermark) -> Watermark:
-    return fill(Watermark, mark)
-
-
-class Stats(Answer, frozen=True):
-    """The numbers since a moment."""
-
-    since: datetime
-    total: int
-    by_status: Mapping[str, int]
-    dead: int
-    duplicates: int
-    conflicts: int
-    rejected: int
-    retries: int
-    replays: int
-    last_replay_at: datetime | None
-    per_day: Mapping[str, Mapping[str, int]]
-    volume_today: int
-    watermarks: Sequence[Watermark]
-    by: Mapping[str, Mapping[str, int]] | None
-
-
-def stats_of(counted: reports.Stats) -> Stats:
-    return fill(
-        Stats,
-        counted,
-        by_status={str(status): n for status, n in counted.by_status.items()},
-        watermarks=[watermark(mark) for mark in counted.watermarks],
-    )
+Watermark = shape("Watermark", upkeep.Watermark, "A level and its limit.", "name level limit crossed")
+Stats = shape(
+    "Stats",
+    reports.Stats,
+    "The numbers since a moment.",
+    "since total by_status dead duplicates conflicts rejected retries replays last_replay_at per_day volume_today"
+    " watermarks by",
+)
 
 
 class Point(Answer, frozen=True):
@@ -485,98 +306,44 @@ class Series(Answer, frozen=True):
     series: Mapping[str, Sequence[Point]]
 
 
-class Rejection(Answer, frozen=True):
-    """An arrival that was turned away."""
-
-    source: str
-    at: datetime
-    code: str
-    reason: str
-    peer: str
-    size: int
-
-
-def rejection(found: model.Rejection) -> Rejection:
-    return fill(Rejection, found)
-
-
-class Audit(Answer, frozen=True):
-    """Something a person or program did."""
-
-    n: int
-    at: datetime
-    actor: str
-    act: str
-    target: str
-    detail: Mapping[str, Any]
-
-
-def audit(line: model.Audited) -> Audit:
-    return fill(Audit, line)
-
-
-class Token(Answer, frozen=True):
+Rejection = shape("Rejection", model.Rejection, "An arrival that was turned away.", "source at code reason peer size")
+Audit = shape(
+    "Audit",
+    model.Audited,
+    "Something a person or program did.",
+    "n at actor act target detail",
+    detail=(Mapping[str, Any], attrgetter("detail")),
+)
+Token = shape(
+    "Token",
+    Identity,
     """Who holds a token and what it may do; never the token. `sources` is null where it sees all of them, `last_used`
     is to the minute.
-    """
-
-    name: str
-    role: str
-    sources: Sequence[str] | None
-    payloads: bool
-    expires: datetime | None
-    expired: bool
-    last_used: datetime | None
-
-
-def token(holder: Identity, last_used: datetime | None) -> Token:
-    return fill(
-        Token,
-        holder,
-        role=holder.role.name,
-        sources=None if holder.sources is None else sorted(holder.sources),
-        expired=holder.has_expired,
-        last_used=last_used,
-    )
-
-
-class Worker(Answer, frozen=True):
-    """A worker that has lately been heard of."""
-
-    id: str
-    host: str
-    pid: int
-    started_at: datetime
-    seen_at: datetime
-    leases: int
-    destinations: Sequence[str]
+    """,
+    "name role sources payloads expires expired last_used",
+    role=(str, attrgetter("role.name")),
+    sources=(Sequence[str] | None, lambda holder: None if holder.sources is None else sorted(holder.sources)),
+    expired=(bool, attrgetter("has_expired")),
+    last_used=(datetime | None, lambda _: None),
+)
+Worker = shape(
+    "Worker",
+    model.StoredWorker,
+    "A worker that has lately been heard of.",
+    "id host pid started_at seen_at leases destinations",
+)
+System = shape(
+    "System",
+    reports.System,
+    "The whole, from outside.",
+    "version store schema schema_target size workers watermarks",
+    store=(str, attrgetter("engine")),
+    schema=(int, attrgetter("schema.current")),
+    schema_target=(int, attrgetter("schema.target")),
+)
 
 
-class System(Answer, frozen=True):
-    """The whole, from outside."""
-
-    version: str
-    store: str
-    schema: int
-    schema_target: int
-    size: int
-    workers: Sequence[Worker]
-    watermarks: Sequence[Watermark]
-
-
-def system(found: reports.System) -> System:
-    return fill(
-        System,
-        found,
-        store=found.engine,
-        schema=found.schema.current,
-        schema_target=found.schema.target,
-        workers=[fill(Worker, one) for one in found.workers],
-        watermarks=[watermark(mark) for mark in found.watermarks],
-    )
-
-
-# -- acts of an admin, and trials ---------------------------------------------------------------
+# -- acts of an admin, and trials --------------------------------------------------------------
 
 
 class Remembered(Answer, frozen=True):
@@ -586,45 +353,34 @@ class Remembered(Answer, frozen=True):
     known: int
 
 
-class Erased(Answer, frozen=True):
+Erased = shape(
+    "Erased",
+    model.Erasure,
     """How much was erased, or would be. `shared_batches` are raw requests that held events of others too; these stay.
 
     `subject_hash` is what the audit log says in place of the subject.
-    """
-
-    subject_hash: str
-    dry_run: bool
-    events: int
-    deliveries: int
-    attempts: int
-    arrivals: int
-    batches: int
-    shared_batches: int
-    remaining: int
-
-
-class Tested(Answer, frozen=True):
-    """How a destination answered a test. `status`, `error` and `seconds` are for an admin; for others they are null."""
-
-    destination: str
-    answered: str
-    status: int | None
-    error: str | None
-    seconds: float | None
+    """,
+    "subject_hash dry_run events deliveries attempts arrivals batches shared_batches remaining",
+    subject_hash=(str, lambda _: ""),
+    dry_run=(bool, lambda _: False),
+    remaining=(int, lambda _: 0),
+)
+Tested = shape(
+    "Tested",
+    samples.Tested,
+    "How a destination answered a test. `status`, `error` and `seconds` are for an admin; for others they are null.",
+    "destination answered status error seconds",
+    seconds=(float | None, lambda outcome: round(outcome.seconds, 3)),
+)
+Sampled = shape(
+    "Sampled",
+    samples.Sampled,
+    "What became of a sample: the status its sender would have got, and the events it stands for.",
+    "source type status outcome event_ids",
+)
 
 
-def tested(outcome: Outcome, identity: Identity) -> Tested:
-    """What somebody may learn of a test."""
-    if identity.role >= Role.admin:
-        return fill(Tested, outcome, seconds=round(outcome.seconds, 3))
-    return fill(Tested, outcome, status=None, error=None, seconds=None)
-
-
-class Sampled(Answer, frozen=True):
-    """What became of a sample: the status its sender would have got, and the events it stands for."""
-
-    source: str
-    type: str
-    status: int
-    outcome: str
-    event_ids: Sequence[str]
+def tested(outcome: samples.Tested, role: Role) -> Any:
+    """Return what somebody may learn of a test: only an admin more than the class of the status (S22)."""
+    hidden = {} if role >= Role.admin else {"status": None, "error": None, "seconds": None}
+    return encode(outcome, **hidden)

@@ -347,7 +347,7 @@ def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
 
 async def as_json(visit: Visit) -> Response:
     """The event as the API tells it, for who is logged in here and has no token."""
-    told = schemas.event(await visit.admin.event(visit.id(Kind.event)))
+    told = schemas.encode(await visit.admin.event(visit.id(Kind.event)))
     headers = {**SAFE, "Content-Security-Policy": "default-src 'none'; sandbox"}
     return Response(msgspec.json.encode(told), media_type="application/json", headers=headers)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import groupby
-from typing import Final
+from typing import Any, Final
 
 from starlette.responses import Response
 
@@ -143,9 +143,9 @@ async def live(visit: Visit) -> Response:
     return await visit.page("live.html", latest=latest, kind=kind, kinds=KINDS)
 
 
-async def _tokens(visit: Visit) -> Sequence[schemas.Token]:
+async def _tokens(visit: Visit) -> Sequence[Any]:
     used = await visit.admin.token_uses()
-    return [schemas.token(one, used.get(one.name)) for one in visit.access.holders]
+    return [schemas.encode(one, last_used=used.get(one.name)) for one in visit.access.holders]
 
 
 async def system(visit: Visit) -> Response:
@@ -182,7 +182,7 @@ async def test(visit: Visit) -> Response:
     """Send a test, and show how it was answered."""
     name = visit.request.path_params["name"]
     visit.admin.check_own(name)
-    tested = schemas.tested(await visit.admin.trials.test(name, actor=visit.actor), visit.identity)
+    tested = schemas.tested(await visit.admin.trials.test(name, actor=visit.actor), visit.identity.role)
     return await visit.dialog("test.html", shown=await visit.admin.destination(name), tested=tested)
 
 
