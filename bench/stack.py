@@ -39,7 +39,7 @@ from oncehook import Inbox
 from oncehook.ingest import Begun, Receipt, Receiver
 from oncehook.model import Arrival, Headers
 from oncehook.sources import Reply, Source
-from oncehook.web.connection import Connection, Connections
+from oncehook.web.connection import Connections, InboundConnection
 from oncehook.web.hooks import Hooks
 from oncehook.web.peers import direct_peer
 
@@ -208,7 +208,7 @@ class _Wire(asyncio.Transport):
 async def parse_groups(inbox: Inbox, requests: Requests) -> float:
     """Feed requests to as many connections; the best microseconds per request."""
     server = Connections(_nothing, Hooks(_Answered(inbox.receiver), "/in/", direct_peer))
-    lines = [Connection(server) for _ in range(GROUP)]
+    lines = [InboundConnection(server) for _ in range(GROUP)]
     for line in lines:
         line.connection_made(_Wire())
     best = math.inf

@@ -551,9 +551,9 @@ class Inbox(Layout):
         "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. The API is at `api/v1`.
         """
         from oncehook.web.dashboard import dashboard
-        from oncehook.web.live import Stream
+        from oncehook.web.live import Broadcast
 
-        self.observer.audience = stream = Stream()
+        self.observer.audience = stream = Broadcast()
         return dashboard(self.admin, stream, authorize=authorize, ways_in=self._mounts)
 
     async def receive(

@@ -22,8 +22,8 @@ from starlette.routing import Route
 from oncehook.inbox import Inbox
 from oncehook.web import dashboard
 from oncehook.web.auth import Access
-from oncehook.web.live import Stream
-from oncehook.web.session import Door
+from oncehook.web.live import Broadcast
+from oncehook.web.session import Auth
 
 T = TypeVar("T")
 CALLOUT = r'id="callout-(\w+)"'
@@ -202,5 +202,5 @@ def test_the_demo_stops_before_it_has_begun(tmp_path: Path) -> None:
 
 def test_where_there_is_no_guide_there_is_nothing_to_dismiss(tmp_path: Path) -> None:
     inbox = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
-    routes = dashboard.routes(inbox.admin, Door(Access()), Stream())
+    routes = dashboard.routes(inbox.admin, Auth(Access()), Broadcast())
     assert not [route for route in routes if isinstance(route, Route) and "callouts" in route.path]

@@ -32,7 +32,7 @@ from oncehook.inbox import Inbox
 from oncehook.store.sqlite import SqliteStore
 from oncehook.verify import Hmac
 from oncehook.web import server
-from oncehook.web.connection import Connections, Limits
+from oncehook.web.connection import ConnectionLimits, Connections
 from oncehook.web.hooks import BodyBudget, Hooks
 from oncehook.web.peers import network_of, peer_finder
 from tests.kept import kept_events
@@ -43,7 +43,7 @@ A_LOOK = 1.1
 """Seconds in which the guard surely looks at all connections."""
 PATIENCE = 60.0
 """Longer than any deadline here takes; who is still waiting then is held for ever."""
-PATIENT = Limits(head_seconds=PATIENCE, body_seconds=PATIENCE)
+PATIENT = ConnectionLimits(head_seconds=PATIENCE, body_seconds=PATIENCE)
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, limits: Limits = PATIENT, *, most_held: int = 256 << 20, **store: Any
+    folder: Path, limits: ConnectionLimits = PATIENT, *, most_held: int = 256 << 20, **store: Any
 ) -> AsyncIterator[Served]:
     """A server with a few sources, stopped as an operator would. What comes from this machine is a proxy's word."""
     path = folder / "inbox.db"

@@ -339,11 +339,11 @@ def test_a_session_ends_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     proof = prove("session", sha256(b"secret-token").digest())
     now = ends - timedelta(seconds=1)
     monkeypatch.setattr(clock, "now_utc", lambda: now)
-    found = access.vouches("session", proof)
+    found = access.find_session_holder("session", proof)
     assert found is not None
     assert (found.sources, found.payloads) == ({"payments"}, False)
     now = ends
-    assert access.vouches("session", proof) is None
+    assert access.find_session_holder("session", proof) is None
 
 
 async def test_its_last_use_is_written_once_a_minute(rights: Rights, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,14 +27,14 @@ from oncehook.store.sqlite import SqliteStore
 from oncehook.verify import Hmac
 from oncehook.web import server
 from oncehook.web.asgi import HookApp
-from oncehook.web.connection import Connection, Connections, HookExchange, Limits
+from oncehook.web.connection import ConnectionLimits, Connections, HookExchange, InboundConnection
 from oncehook.web.hooks import BodyBudget, Hooks
 from oncehook.web.peers import peer_finder
 from tests.waiting import until
 from tests.wire import SECRET, request
 
 WAYS = ("direct", "asgi")
-LIMITS = Limits(head_seconds=60, body_seconds=60)
+LIMITS = ConnectionLimits(head_seconds=60, body_seconds=60)
 """Nobody is too slow by chance, on a machine that is. Whose time is to be up is told so: `Served.impatient`."""
 LAST = request("GET", "/livez", b"", {"Connection": "close"})
 """Said after everything else: it is answered if, and only if, the connection was kept and is in step."""
@@ -60,7 +60,7 @@ class Tapped:
         return getattr(self._transport, name)
 
 
-class Heard(Connection):
+class Heard(InboundConnection):
     """A connection whose answers are noted by the port at its other end. Counts the arrivals it answers itself."""
 
     taken = 0
@@ -93,7 +93,7 @@ class Served:
     """Talks that have not said everything yet."""
 
     @property
-    def connections(self) -> list[Connection]:
+    def connections(self) -> list[InboundConnection]:
         """Those that are open, as the server sees them."""
         return list(self.guard.open)
 
@@ -152,7 +152,7 @@ def replace_common(common: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def served(
-    folder: Path, way: str, limits: Limits = LIMITS, *, most_held: int = 256 << 20, **store: Any
+    folder: Path, way: str, limits: ConnectionLimits = LIMITS, *, most_held: int = 256 << 20, **store: Any
 ) -> AsyncIterator[Served]:
     """One server, on the running loop."""
     path = folder / f"{way}.db"
@@ -192,7 +192,7 @@ async def served(
 
 
 @contextlib.asynccontextmanager
-async def both_ways(folder: Path, limits: Limits = LIMITS) -> AsyncIterator[tuple[Served, Served]]:
+async def both_ways(folder: Path, limits: ConnectionLimits = LIMITS) -> AsyncIterator[tuple[Served, Served]]:
     Heard.taken = 0
     async with served(folder, "direct", limits) as direct, served(folder, "asgi", limits) as asgi:
         yield direct, asgi
@@ -274,6 +274,6 @@ async def talks_at_once(pair: tuple[Served, Served], many: Sequence[Sequence[byt
         return await answers
 
 
-def quick(**changed: Any) -> Limits:
+def quick(**changed: Any) -> ConnectionLimits:
     """Limits for tests that wait for their end."""
     return replace(LIMITS, **changed)

@@ -31,9 +31,9 @@ from oncehook.testing import send, signed
 from oncehook.upkeep import Limits
 from oncehook.web import api, dashboard
 from oncehook.web.auth import Access
-from oncehook.web.live import Stream
+from oncehook.web.live import Broadcast
 from oncehook.web.server import listen, serve_on
-from oncehook.web.session import Door, Sessions
+from oncehook.web.session import Auth, DashboardSessions
 
 T = TypeVar("T")
 TOKENS = {"viewer": "vera-" + "v" * 40, "operator": "otto-" + "o" * 40, "admin": "ana-" + "a" * 40}
@@ -149,7 +149,7 @@ class House:
     async def _live(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        self.stream = Stream()
+        self.stream = Broadcast()
         self.inbox.observer.audience = self.stream
         try:
             async with self.inbox.running():
@@ -170,7 +170,9 @@ class House:
             for role, text in TOKENS.items()
         ]
         access = Access(None, tokens, self.inbox.local_token)
-        self.door = Door(access, Sessions(self.inbox.store), authorize=self.authorize, announce=self.links.append)
+        self.door = Auth(
+            access, DashboardSessions(self.inbox.store), authorize=self.authorize, announce=self.links.append
+        )
         admin: Sequence[BaseRoute]
         if self.authorize is not None:
             hosted = dashboard.dashboard(self.inbox.admin, self.stream, authorize=self.authorize)

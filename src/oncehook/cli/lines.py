@@ -195,7 +195,7 @@ def _routes(inbox: Inbox) -> Callable[..., Any]:
 
     from oncehook.web import api
     from oncehook.web.auth import Access, Identity, Role
-    from oncehook.web.live import Stream
+    from oncehook.web.live import Broadcast
 
     class Own(Access):
         """Whoever can open the store can do everything with it: no token would keep them from it."""
@@ -203,7 +203,7 @@ def _routes(inbox: Inbox) -> Callable[..., Any]:
         async def of(self, request: Request) -> Identity:
             return Identity("cli", Role.admin)
 
-    return Starlette(routes=api.routes(inbox.admin, Own(), Stream()))
+    return Starlette(routes=api.routes(inbox.admin, Own(), Broadcast()))
 
 
 async def _call(app: Callable[..., Any], method: str, target: str, headers: Headers, body: bytes) -> Answer:

@@ -153,7 +153,7 @@ UNNAMED: Final = "host"
 """The actor in the audit log where the host application says a role and no name."""
 
 
-async def authorized(authorize: Authorize, request: Request) -> Identity | None:
+async def authorize_request(authorize: Authorize, request: Request) -> Identity | None:
     """Ask the host application who makes this request. A decision that cannot be read lets nobody in."""
     answer: Any = authorize(request)
     if inspect.isawaitable(answer):
@@ -241,7 +241,7 @@ class Access:
         self._holders.append(_Holder(digest, identity, is_random(value)))
 
     @property
-    def encode_token(self) -> bytes:
+    def tokens_digest(self) -> bytes:
         """What changes with any of the tokens: sessions begun without one are bound to it."""
         return hash_token(b"".join(sorted(holder.digest for holder in self._holders)))
 
@@ -260,9 +260,9 @@ class Access:
         right once.
         """
         presented = _bearer(headers)
-        return None if presented is None else self.holder_of(presented, headers, peer, "token")
+        return None if presented is None else self.find_holder(presented, headers, peer, "token")
 
-    def holder_of(self, token: bytes, headers: Headers, peer: str, way: str) -> Identity | None:
+    def find_holder(self, token: bytes, headers: Headers, peer: str, way: str) -> Identity | None:
         """Return who holds a token that came by this `way`, or None. Raises TooManyTries.
 
         All tokens are compared, so that time tells nothing (S3). While a network has to wait, a right token is refused
@@ -313,14 +313,14 @@ class Access:
         except StoreError:
             self._used.pop(identity.name, None)
 
-    def vouches(self, session: str, proof: bytes) -> Identity | None:
+    def find_session_holder(self, session: str, proof: bytes) -> Identity | None:
         """Return whose token a session was begun with, while there is such a token; the local admin for one begun by
         a link, while all tokens are as they were."""
         found: Identity | None = None
         for holder in self._holders:
             if same(prove(session, holder.digest), proof):
                 found = holder.identity
-        for known in (self.encode_token, *([] if self._local is None else [self._local])):
+        for known in (self.tokens_digest, *([] if self._local is None else [self._local])):
             if same(prove(session, known), proof):
                 found = _LOCAL.identity
         return None if found is None or found.has_expired else found
@@ -336,7 +336,7 @@ class Access:
             await self.note_use(found)
         if found is not None or self._authorize is None:
             return found
-        found = await authorized(self._authorize, request)
+        found = await authorize_request(self._authorize, request)
         if found is not None and request.method not in ("GET", "HEAD") and not is_same_origin(request):
             # The host may go by a cookie, which a browser also sends for a stranger's page.
             raise Forbidden("This change comes from another site.")

@@ -38,7 +38,7 @@ log = logging.getLogger("oncehook.web")
 
 
 @dataclass(slots=True, frozen=True)
-class Limits:
+class ConnectionLimits:
     """Deadlines and caps of connections."""
 
     head_seconds: float = 10.0
@@ -71,22 +71,26 @@ class Connections:
     """All connections of one listener, what answers them, and the tasks that do."""
 
     def __init__(
-        self, app: App, hooks: Hooks | None = None, limits: Limits | None = None, trusted: Sequence[Network] = ()
+        self,
+        app: App,
+        hooks: Hooks | None = None,
+        limits: ConnectionLimits | None = None,
+        trusted: Sequence[Network] = (),
     ) -> None:
         self.app = app
         self.hooks = hooks
         """Answers what comes below its prefix, without ASGI."""
-        self.limits = limits or Limits()
+        self.limits = limits or ConnectionLimits()
         self._trusted = trusted
-        self.open: set[Connection] = set()
+        self.open: set[InboundConnection] = set()
         self._by_network: Counter[str] = Counter()
-        self.resting: dict[Connection, None] = {}
+        self.resting: dict[InboundConnection, None] = {}
         """Connections that wait for the whole head of a request, by when they began to."""
         self.refused: Counter[int] = Counter()
         """Connections refused since the last line about it, by status."""
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def admit(self, connection: Connection) -> bool:
+    def admit(self, connection: InboundConnection) -> bool:
         """Count a connection in; False when it is one too many.
 
         When all places are taken, the one that has waited longest for a request goes instead. Bytes of a head do not
@@ -114,7 +118,7 @@ class Connections:
         """Tell whether the cap per address does not count here."""
         return stands_for_many(address, self._trusted)
 
-    def release(self, connection: Connection) -> None:
+    def release(self, connection: InboundConnection) -> None:
         """Count a connection out."""
         if connection in self.open:
             self.open.discard(connection)
@@ -204,7 +208,7 @@ class Exchange:
     is_started = is_complete = False
     """Whether its answer has begun, and ended."""
 
-    def __init__(self, connection: Connection, keep_alive: bool, expects: bool) -> None:
+    def __init__(self, connection: InboundConnection, keep_alive: bool, expects: bool) -> None:
         self._connection = connection
         self.keep_alive = keep_alive
         self._expects = expects
@@ -239,7 +243,13 @@ class HookExchange(Exchange):
     """What waits for the store's decision."""
 
     def __init__(
-        self, connection: Connection, keep_alive: bool, expects: bool, hook: HookRequest, is_plain: bool, has_body: bool
+        self,
+        connection: InboundConnection,
+        keep_alive: bool,
+        expects: bool,
+        hook: HookRequest,
+        is_plain: bool,
+        has_body: bool,
     ) -> None:
         self._connection = connection  # not by `super`: every arrival pays for each call here
         self.keep_alive = keep_alive
@@ -343,7 +353,7 @@ _FAILED: Final = Reply(500, b"Internal Server Error", ((b"content-type", b"text/
 class AppExchange(Exchange):
     """A request that the ASGI application answers."""
 
-    def __init__(self, connection: Connection, keep_alive: bool, expects: bool, scope: Scope) -> None:
+    def __init__(self, connection: InboundConnection, keep_alive: bool, expects: bool, scope: Scope) -> None:
         super().__init__(connection, keep_alive, expects)
         self._scope = scope
         self._news = asyncio.Event()
@@ -535,7 +545,7 @@ _ODD: Final = frozenset({b"transfer-encoding", b"expect"})
 """Headers because of which a head is looked at again."""
 
 
-class Connection(asyncio.Protocol):
+class InboundConnection(asyncio.Protocol):
     """One connection: the parser's callbacks, the requests in their order, and what is held against its sender."""
 
     transport: asyncio.Transport

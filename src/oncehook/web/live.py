@@ -65,12 +65,12 @@ class Watcher:
         moments = list(self.waiting)
         self.waiting.clear()
         if self.dropped:
-            moments.insert(0, written("dropped", {"count": self.dropped}))
+            moments.insert(0, encode_event("dropped", {"count": self.dropped}))
             self.dropped = 0
         return b"".join(moments)
 
 
-class Stream:
+class Broadcast:
     """Everybody who watches now."""
 
     is_live = True
@@ -88,7 +88,7 @@ class Stream:
     def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Tell everybody. Never waits; costs nothing while nobody watches. To be called on the loop."""
         if self._watchers:
-            moment = written(kind, fields)
+            moment = encode_event(kind, fields)
             for watcher in self._watchers:
                 if watcher.sees(fields.get("source")):
                     watcher.offer(moment)
@@ -128,7 +128,7 @@ class Stream:
             self.leave(watcher)
 
 
-class NoStream(Stream):
+class NoBroadcast(Broadcast):
     """A stream for servers that give a thread to each request: nobody may watch."""
 
     is_live = False
@@ -138,6 +138,6 @@ class NoStream(Stream):
         raise NotLive
 
 
-def written(kind: str, fields: Mapping[str, Any]) -> bytes:
+def encode_event(kind: str, fields: Mapping[str, Any]) -> bytes:
     """One server-sent event. JSON has no line ends of its own, so a stranger's text cannot end it (S35)."""
     return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(fields, enc_hook=str) + b"\n\n"

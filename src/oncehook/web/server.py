@@ -36,13 +36,13 @@ from oncehook.sources import Network
 from oncehook.web import api, dashboard
 from oncehook.web.asgi import App, Prefixed
 from oncehook.web.auth import Access
-from oncehook.web.connection import Connection, Connections, Limits, affordable
+from oncehook.web.connection import ConnectionLimits, Connections, InboundConnection, affordable
 from oncehook.web.dashboard.callouts import Guide
 from oncehook.web.hooks import BodyBudget, Hooks
-from oncehook.web.live import Stream
+from oncehook.web.live import Broadcast
 from oncehook.web.oidc import Oidc
 from oncehook.web.peers import direct_peer, peer_finder
-from oncehook.web.session import Door, Sessions
+from oncehook.web.session import Auth, DashboardSessions
 
 DRAIN_SECONDS: Final = 25.0
 BACKLOG: Final = 2048
@@ -73,7 +73,7 @@ async def serve_on(
     app: App,
     *,
     hooks: Hooks | None = None,
-    limits: Limits = Limits(),  # noqa: B008 - immutable
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - immutable
     trusted: Sequence[Network] = (),
     is_urgent: Callable[[], bool] = lambda: False,
 ) -> AsyncIterator[Connections]:
@@ -83,7 +83,7 @@ async def serve_on(
     """
     connections = Connections(app, hooks, replace(limits, connections=affordable(limits.connections)), trusted)
     server = await asyncio.get_running_loop().create_server(
-        partial(Connection, connections), sock=listener, backlog=BACKLOG
+        partial(InboundConnection, connections), sock=listener, backlog=BACKLOG
     )
     watch = asyncio.create_task(connections.watch())
     try:
@@ -139,7 +139,7 @@ async def serve(
     host: str,
     port: int,
     trusted: Sequence[Network] = (),
-    limits: Limits = Limits(),  # noqa: B008 - immutable
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - immutable
     on_ready: Callable[[str], None],
     on_stop: Callable[[], None],
 ) -> None:
@@ -188,7 +188,7 @@ async def serve_inbox(
     """
     apart = settings.admin_bind
     trusted, host, port = settings.trusted_proxies, settings.host, settings.port
-    stream = Stream()
+    stream = Broadcast()
     inbox.observer.audience = stream
     admin = _AdminRoutes(inbox, settings, stream, ui=ui, guide=guide)
     probes = probe_routes(inbox.troubles)
@@ -226,7 +226,9 @@ def answering_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContext
 class _AdminRoutes:
     """API and dashboard of one inbox, and who may come in."""
 
-    def __init__(self, inbox: Inbox, settings: ServerConfig, stream: Stream, *, ui: bool, guide: Guide | None) -> None:
+    def __init__(
+        self, inbox: Inbox, settings: ServerConfig, stream: Broadcast, *, ui: bool, guide: Guide | None
+    ) -> None:
         trusted = settings.trusted_proxies
         self.access = Access(
             settings.admin_token,
@@ -239,16 +241,18 @@ class _AdminRoutes:
         self.address = ""
         self._bind = settings.admin_bind or settings.host
         self.oidc = Oidc(settings.oidc) if settings.oidc is not None and ui else None
-        self._door = Door(self.access, Sessions(inbox.store), trusted=trusted, announce=self._announce, oidc=self.oidc)
+        self._auth = Auth(
+            self.access, DashboardSessions(inbox.store), trusted=trusted, announce=self._announce, oidc=self.oidc
+        )
         self._ui = ui
         self.routes = api.routes(inbox.admin, self.access, stream)
         if ui:
-            self.routes += dashboard.routes(inbox.admin, self._door, stream, guide)
+            self.routes += dashboard.routes(inbox.admin, self._auth, stream, guide)
 
     def link(self) -> str | None:
         """Return a fresh way in for who sits at this machine; elsewhere there is a password."""
         host = self._bind.rpartition(":")[0] if self._bind.count(":") == 1 or "]" in self._bind else self._bind
-        return self.address + self._door.link() if self._ui and is_loopback(host.strip("[]")) else None
+        return self.address + self._auth.link() if self._ui and is_loopback(host.strip("[]")) else None
 
     def _announce(self, path: str) -> None:
         sys.stderr.write(f"dashboard  {self.address}{path}\n")

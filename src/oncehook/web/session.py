@@ -1,7 +1,7 @@
 """Who stands at the dashboard: sessions, the password, the one-time link, the OpenID provider, and the host
 application's own word.
 
-Pages show every request to `Door.of` and get an `Identity` or None. Sessions are kept in the store: they outlast a
+Pages show every request to `Auth.of` and get an `Identity` or None. Sessions are kept in the store: they outlast a
 restart, and every server of an inbox knows them. A bearer token is no credential here, as a cookie is none at the API
 (S29).
 """
@@ -27,7 +27,7 @@ from oncehook.web.auth import (
     Authorize,
     Identity,
     Role,
-    authorized,
+    authorize_request,
     hash_of,
     hash_token,
     is_local,
@@ -37,7 +37,7 @@ from oncehook.web.oidc import SIGN_IN_SECONDS, NoRole, Oidc, SignedIn, SignIn, S
 from oncehook.web.peers import direct_peer, is_within, network_of, peer_finder
 
 
-class Sessions:
+class DashboardSessions:
     """Begins, finds and ends sessions. Finding one writes nothing."""
 
     def __init__(self, store: Store) -> None:
@@ -72,7 +72,7 @@ LINK_SECONDS: Final = 600.0
 LONGEST_PASSWORD: Final = 4096
 
 
-class Door:
+class Auth:
     """Lets people in: by password, by one-time link from this machine, as an OpenID provider or the host application
     says.
     """
@@ -80,7 +80,7 @@ class Door:
     def __init__(
         self,
         access: Access,
-        sessions: Sessions | None = None,
+        sessions: DashboardSessions | None = None,
         *,
         trusted: Sequence[Network] = (),
         authorize: Authorize | None = None,
@@ -119,7 +119,7 @@ class Door:
     async def of(self, request: Request) -> Identity | None:
         """Who asks, or None."""
         if self._authorize is not None:
-            return await authorized(self._authorize, request)
+            return await authorize_request(self._authorize, request)
         name = await self._name(request)
         session = await self._sessions.of(name) if self._sessions is not None and name else None
         found = None if session is None else self._holder(name, session)
@@ -132,7 +132,7 @@ class Door:
         role = Role[session.role]
         if self.oidc is not None and same(prove(name, hash_of(self.oidc.mark)), session.proof):
             return Identity(session.actor, role)
-        vouched = self.access.vouches(name, session.proof)
+        vouched = self.access.find_session_holder(name, session.proof)
         return None if vouched is None else replace(vouched, name=session.actor, role=min(role, vouched.role))
 
     async def is_open(self, request: Request) -> bool:
@@ -177,7 +177,7 @@ class Door:
         """Return the holder of the admin token or of one of the configured tokens. Raises TooManyTries."""
         if not 0 < len(password) <= LONGEST_PASSWORD:
             return None
-        return self.access.holder_of(_as_token(password), (), self._peer_of(request.scope), "password")
+        return self.access.find_holder(_as_token(password), (), self._peer_of(request.scope), "password")
 
     async def begin_sign_in(self, to: str, answer: Callable[[str], Response]) -> Response:
         """Send a browser to the OpenID provider, by an `answer` that takes its address. Raises ProviderUnavailable."""
@@ -236,7 +236,7 @@ class Door:
         """Give a new session with this answer; one that was open before is ended. It lasts no longer than `password`
         does; begun by a link, no longer than all passwords stay as they are.
         """
-        voucher = hash_token(_as_token(password)) if password else self.access.encode_token
+        voucher = hash_token(_as_token(password)) if password else self.access.tokens_digest
         await self._begin(request, identity, answer, voucher, SESSION_SECONDS)
 
     async def _begin(

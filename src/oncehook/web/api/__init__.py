@@ -23,9 +23,9 @@ from oncehook.logs import ration
 from oncehook.web.api import schemas
 from oncehook.web.api.endpoints import ENDPOINTS
 from oncehook.web.api.openapi import PREFIX, Endpoint, document
-from oncehook.web.api.request import Ask, check_parameters, check_word
+from oncehook.web.api.request import ApiCall, check_parameters, check_word
 from oncehook.web.auth import Access, Identity, is_refused_act
-from oncehook.web.live import Stream
+from oncehook.web.live import Broadcast
 
 log = logging.getLogger("oncehook.api")
 
@@ -42,7 +42,7 @@ SAFE: Final[Mapping[str, str]] = {
 # -- routes ------------------------------------------------------------------------------------
 
 
-def routes(admin: Admin, access: Access, stream: Stream) -> list[BaseRoute]:
+def routes(admin: Admin, access: Access, stream: Broadcast) -> list[BaseRoute]:
     """Every address of the API, `/openapi.json`, and a refusal for whatever else is asked below `/api/v1`."""
     described = msgspec.json.encode(document(ENDPOINTS))
 
@@ -65,7 +65,7 @@ def routes(admin: Admin, access: Access, stream: Stream) -> list[BaseRoute]:
 
 
 def _serve(
-    endpoint: Endpoint, admin: Admin, access: Access, stream: Stream
+    endpoint: Endpoint, admin: Admin, access: Access, stream: Broadcast
 ) -> Callable[[Request], Awaitable[Response]]:
     known = [name for name, _ in endpoint.parameters]
 
@@ -79,8 +79,8 @@ def _serve(
                 raise Forbidden(f"This needs the role {endpoint.role.name}; {identity.name} is {identity.role.name}.")
             for name in request.query_params:
                 check_word(name, known, "parameter here")
-            ask = Ask(request, identity, identity.admin(admin), stream, access)
-            return _encode(await endpoint.handler(ask), endpoint.status)
+            call = ApiCall(request, identity, identity.admin(admin), stream, access)
+            return _encode(await endpoint.handler(call), endpoint.status)
         except Refused as error:
             if identity is not None and is_refused_act(request, error):
                 await identity.admin(admin).note_refused(f"{request.method} {request.url.path}", error.code)

@@ -21,7 +21,7 @@ from oncehook.rules import bounded
 from oncehook.web.api import schemas
 from oncehook.web.api.openapi import FILTER, KEY, LIMIT, PAGED, Endpoint, Handler
 from oncehook.web.api.request import (
-    Ask,
+    ApiCall,
     Choose,
     DiscardMatching,
     Erase,
@@ -34,7 +34,7 @@ from oncehook.web.api.request import (
     rate,
 )
 from oncehook.web.auth import Role
-from oncehook.web.live import Stream, Watcher
+from oncehook.web.live import Broadcast, Watcher
 
 _SINCE: Final = ("since", 'A duration ("24h" ago, unless said otherwise) or an ISO time.')
 BYTES: Final = "application/octet-stream"
@@ -68,35 +68,35 @@ def _registering(
 
 
 @get("/events", schemas.ListedEvent, "Events, newest first.", listed=True, parameters=FILTER)
-async def list_events(ask: Ask) -> Any:
-    page = await ask.admin.events(ask.filter(), before=ask.cursor("event"), limit=ask.limit())
+async def list_events(call: ApiCall) -> Any:
+    page = await call.admin.events(call.filter(), before=call.cursor("event"), limit=call.limit())
     return _page("event", page)
 
 
 @get("/events/{id}", schemas.Event, "One event.", refusals=(404, 409))
-async def get_event(ask: Ask) -> Any:
-    return await ask.admin.event(ask.id(Kind.event))
+async def get_event(call: ApiCall) -> Any:
+    return await call.admin.event(call.id(Kind.event))
 
 
 @get("/events/{id}/body", None, "Its bytes.", media=BYTES, refusals=(403, 404, 409))
-async def get_body(ask: Ask) -> Response:
-    event_id = ask.id(Kind.event)
-    return _bytes(await ask.admin.body(event_id), show_id(Kind.event, event_id))
+async def get_body(call: ApiCall) -> Response:
+    event_id = call.id(Kind.event)
+    return _bytes(await call.admin.body(event_id), show_id(Kind.event, event_id))
 
 
 @get("/events/{id}/arrivals", schemas.Arrival, "Every time it came.", listed=True, refusals=(404, 409))
-async def list_arrivals(ask: Ask) -> Any:
-    found = await ask.admin.arrivals(ask.id(Kind.event))
+async def list_arrivals(call: ApiCall) -> Any:
+    found = await call.admin.arrivals(call.id(Kind.event))
     return _whole(found)
 
 
 @get("/events/{id}/arrivals/{arrival}/body", None, "The bytes that came then.", media=BYTES, refusals=(403, 404, 409))
-async def get_arrival_body(ask: Ask) -> Response:
-    event_id, arrival_id = ask.id(Kind.event), ask.id(Kind.arrival, "arrival")
-    if all(one.id != arrival_id for one in await ask.admin.arrivals(event_id)):
+async def get_arrival_body(call: ApiCall) -> Response:
+    event_id, arrival_id = call.id(Kind.event), call.id(Kind.arrival, "arrival")
+    if all(one.id != arrival_id for one in await call.admin.arrivals(event_id)):
         raise NotFound("This event has no such arrival, or no longer.")
-    own = await ask.admin.arrival_body(event_id, arrival_id)
-    body = await ask.admin.body(event_id) if own is None else own
+    own = await call.admin.arrival_body(event_id, arrival_id)
+    body = await call.admin.body(event_id) if own is None else own
     return _bytes(body, show_id(Kind.arrival, arrival_id))
 
 
@@ -107,19 +107,19 @@ def _bytes(body: bytes, name: str) -> Response:
 
 
 @get("/deliveries", schemas.Delivery, "Deliveries, newest first.", listed=True, parameters=FILTER)
-async def list_deliveries(ask: Ask) -> Any:
-    page = await ask.admin.deliveries(ask.filter(), before=ask.cursor("delivery"), limit=ask.limit())
+async def list_deliveries(call: ApiCall) -> Any:
+    page = await call.admin.deliveries(call.filter(), before=call.cursor("delivery"), limit=call.limit())
     return _page("delivery", page)
 
 
 @get("/deliveries/{id}", schemas.Delivery, "One delivery.", refusals=(404,))
-async def get_delivery(ask: Ask) -> Any:
-    return await ask.admin.delivery(ask.id(Kind.delivery))
+async def get_delivery(call: ApiCall) -> Any:
+    return await call.admin.delivery(call.id(Kind.delivery))
 
 
 @get("/deliveries/{id}/attempts", schemas.Attempt, "Its attempts, oldest first.", listed=True, refusals=(404,))
-async def list_attempts(ask: Ask) -> Any:
-    return _whole(await ask.admin.attempts(ask.id(Kind.delivery)))
+async def list_attempts(call: ApiCall) -> Any:
+    return _whole(await call.admin.attempts(call.id(Kind.delivery)))
 
 
 @get(
@@ -129,13 +129,13 @@ async def list_attempts(ask: Ask) -> Any:
     listed=True,
     refusals=(404,),
 )
-async def list_neighbours(ask: Ask) -> Any:
-    return _whole(await ask.admin.neighbours(ask.id(Kind.delivery)))
+async def list_neighbours(call: ApiCall) -> Any:
+    return _whole(await call.admin.neighbours(call.id(Kind.delivery)))
 
 
 @post("/deliveries/{id}/retry", schemas.Delivery, "Try it now, not later.", refusals=(404, 409))
-async def retry_delivery(ask: Ask) -> Any:
-    return await ask.admin.retry(ask.id(Kind.delivery), actor=ask.actor)
+async def retry_delivery(call: ApiCall) -> Any:
+    return await call.admin.retry(call.id(Kind.delivery), actor=call.actor)
 
 
 @post(
@@ -145,9 +145,9 @@ async def retry_delivery(ask: Ask) -> Any:
     body=Reason,
     refusals=(404, 409),
 )
-async def discard_delivery(ask: Ask) -> Any:
-    delivery_id, body = ask.id(Kind.delivery), await ask.body(Reason)
-    return await ask.admin.discard(delivery_id, actor=ask.actor, reason=body.reason)
+async def discard_delivery(call: ApiCall) -> Any:
+    delivery_id, body = call.id(Kind.delivery), await call.body(Reason)
+    return await call.admin.discard(delivery_id, actor=call.actor, reason=body.reason)
 
 
 @get(
@@ -157,8 +157,8 @@ async def discard_delivery(ask: Ask) -> Any:
     listed=True,
     parameters=(("destination", "Only this one's."),),
 )
-async def list_causes(ask: Ask) -> Any:
-    return _whole(await ask.admin.causes(ask.parameter("destination") or None))
+async def list_causes(call: ApiCall) -> Any:
+    return _whole(await call.admin.causes(call.parameter("destination") or None))
 
 
 @post(
@@ -168,15 +168,15 @@ async def list_causes(ask: Ask) -> Any:
     body=DiscardMatching,
     refusals=(409,),
 )
-async def discard_matching(ask: Ask) -> schemas.Discarded:
-    body = await ask.body(DiscardMatching)
+async def discard_matching(call: ApiCall) -> schemas.Discarded:
+    body = await call.body(DiscardMatching)
     if body.plan is None:
-        meant = ask.admin.read(body.query)
-        closed = await ask.admin.discard_matching(meant, actor=ask.actor, reason=body.reason)
+        meant = call.admin.read(body.query)
+        closed = await call.admin.discard_matching(meant, actor=call.actor, reason=body.reason)
     elif body.query:
         raise _says_already()
     else:
-        closed = await ask.admin.discard_planned(body.plan, actor=ask.actor, reason=body.reason)
+        closed = await call.admin.discard_planned(body.plan, actor=call.actor, reason=body.reason)
     return schemas.Discarded(discarded=closed)
 
 
@@ -192,22 +192,22 @@ async def discard_matching(ask: Ask) -> schemas.Discarded:
     headers=(KEY,),
     refusals=(404, 409, 429),
 )
-async def replay_delivery(ask: Ask) -> schemas.Replayed:
-    delivery_id, body = ask.id(Kind.delivery), await ask.body(ReplayOne)
-    made = await ask.admin.replay_one(
+async def replay_delivery(call: ApiCall) -> schemas.Replayed:
+    delivery_id, body = call.id(Kind.delivery), await call.body(ReplayOne)
+    made = await call.admin.replay_one(
         delivery_id,
-        actor=ask.actor,
+        actor=call.actor,
         force=body.force,
         fresh_id=body.fresh_id,
         reason=body.reason,
-        request_key=ask.request_key(),
+        request_key=call.request_key(),
     )
     return schemas.Replayed(replay_id=show_id(Kind.replay, made.id))
 
 
 @post("/replays/plan", schemas.Plan, "What a replay would do.", body=Choose, refusals=(404,))
-async def plan_replay(ask: Ask) -> Any:
-    return await ask.admin.plan(await _wish(ask, await ask.body(Choose)))
+async def plan_replay(call: ApiCall) -> Any:
+    return await call.admin.plan(await _wish(call, await call.body(Choose)))
 
 
 @post(
@@ -219,18 +219,18 @@ async def plan_replay(ask: Ask) -> Any:
     headers=(KEY,),
     refusals=(404, 409),
 )
-async def start_replay(ask: Ask) -> schemas.Replayed:
-    body = await ask.body(StartReplay)
+async def start_replay(call: ApiCall) -> schemas.Replayed:
+    body = await call.body(StartReplay)
     if body.plan is None:
-        wish, expected = await _wish(ask, body), None
+        wish, expected = await _wish(call, body), None
     else:
-        wish, seen = ask.admin.planned(body.plan)
+        wish, seen = call.admin.planned(body.plan)
         expected = seen.count
         if body != StartReplay(plan=body.plan, rate=body.rate, fresh_id=body.fresh_id, reason=body.reason):
             raise _says_already()
         wish = replace(wish, fresh_id=body.fresh_id or wish.fresh_id, rate=rate(body.rate) or wish.rate)
-    made = await ask.admin.start_replay(
-        wish, actor=ask.actor, reason=body.reason, request_key=ask.request_key(), expected=expected
+    made = await call.admin.start_replay(
+        wish, actor=call.actor, reason=body.reason, request_key=call.request_key(), expected=expected
     )
     return schemas.Replayed(replay_id=show_id(Kind.replay, made.id))
 
@@ -239,10 +239,10 @@ def _says_already() -> BadRequest:
     return BadRequest("A plan says already what is meant.", hint="For other deliveries, plan anew.")
 
 
-async def _wish(ask: Ask, body: Choose) -> ReplayRequest:
-    return ask.admin.wish(
+async def _wish(call: ApiCall, body: Choose) -> ReplayRequest:
+    return call.admin.wish(
         body.query,
-        ids=None if body.ids is None else await ask.admin.named(body.ids),
+        ids=None if body.ids is None else await call.admin.named(body.ids),
         destination=body.destination,
         until=body.until,
         force=body.force,
@@ -252,14 +252,14 @@ async def _wish(ask: Ask, body: Choose) -> ReplayRequest:
 
 
 @get("/replays", schemas.Replay, "Replays, newest first.", listed=True, parameters=PAGED)
-async def list_replays(ask: Ask) -> Any:
-    page = await ask.admin.replays(before=ask.cursor("replay"), limit=ask.limit())
+async def list_replays(call: ApiCall) -> Any:
+    page = await call.admin.replays(before=call.cursor("replay"), limit=call.limit())
     return _page("replay", page)
 
 
 @get("/replays/{id}", schemas.Replay, "One replay and how far it is.", refusals=(404,))
-async def get_replay(ask: Ask) -> Any:
-    return await ask.admin.replay(ask.id(Kind.replay))
+async def get_replay(call: ApiCall) -> Any:
+    return await call.admin.replay(call.id(Kind.replay))
 
 
 for _act, _state, _summary in (
@@ -269,38 +269,38 @@ for _act, _state, _summary in (
 ):
 
     @post(f"/replays/{{id}}/{_act}", schemas.Replay, _summary, refusals=(404, 409))
-    async def steer_replay(ask: Ask, state: ReplayState = _state) -> Any:
-        return await ask.admin.steer(ask.id(Kind.replay), state, actor=ask.actor)
+    async def steer_replay(call: ApiCall, state: ReplayState = _state) -> Any:
+        return await call.admin.steer(call.id(Kind.replay), state, actor=call.actor)
 
 
 # -- what is set up, and how it goes -----------------------------------------------------------
 
 
 @get("/sources", schemas.Source, "What is set up to receive.", listed=True)
-async def list_sources(ask: Ask) -> Any:
-    may_see = ask.identity.role >= Role.operator
+async def list_sources(call: ApiCall) -> Any:
+    may_see = call.identity.role >= Role.operator
     return _whole(
         [
             schemas.encode(one, **({} if may_see or not one.hidden else {"address": None}))
-            for one in await ask.admin.sources()
+            for one in await call.admin.sources()
         ]
     )
 
 
 @get("/destinations", schemas.Destination, "Where events go.", listed=True)
-async def list_destinations(ask: Ask) -> Any:
-    return _whole(await ask.admin.destinations())
+async def list_destinations(call: ApiCall) -> Any:
+    return _whole(await call.admin.destinations())
 
 
 @post("/destinations/{name}/pause", schemas.Destination, "Hold it back; nothing is lost.", body=Reason, refusals=(404,))
-async def pause_destination(ask: Ask) -> Any:
-    body = await ask.body(Reason)
-    return await ask.admin.pause(ask.request.path_params["name"], actor=ask.actor, reason=body.reason)
+async def pause_destination(call: ApiCall) -> Any:
+    body = await call.body(Reason)
+    return await call.admin.pause(call.request.path_params["name"], actor=call.actor, reason=body.reason)
 
 
 @post("/destinations/{name}/resume", schemas.Destination, "Let it go on.", refusals=(404,))
-async def resume_destination(ask: Ask) -> Any:
-    return await ask.admin.resume(ask.request.path_params["name"], actor=ask.actor)
+async def resume_destination(call: ApiCall) -> Any:
+    return await call.admin.resume(call.request.path_params["name"], actor=call.actor)
 
 
 @get(
@@ -309,12 +309,12 @@ async def resume_destination(ask: Ask) -> Any:
     "The numbers since a moment.",
     parameters=(_SINCE, ("by", "source or destination: the same for each.")),
 )
-async def get_stats(ask: Ask) -> Any:
-    by = ask.parameter("by")
+async def get_stats(call: ApiCall) -> Any:
+    by = call.parameter("by")
     if by not in ("", "source", "destination"):
         raise BadRequest("`by` is source or destination.")
-    since = ask.admin.moment(ask.parameter("since", "24h"))
-    return await ask.admin.stats(since, by or None)  # type: ignore[arg-type]
+    since = call.admin.moment(call.parameter("since", "24h"))
+    return await call.admin.stats(since, by or None)  # type: ignore[arg-type]
 
 
 @get(
@@ -323,61 +323,61 @@ async def get_stats(ask: Ask) -> Any:
     "Flows for charts.",
     parameters=(_SINCE, ("step", "5m unless said."), ("source", "Of this one."), ("destination", "Of this one.")),
 )
-async def get_series(ask: Ask) -> schemas.Series:
-    since = ask.admin.moment(ask.parameter("since", "24h"))
+async def get_series(call: ApiCall) -> schemas.Series:
+    since = call.admin.moment(call.parameter("since", "24h"))
     try:
-        step = seconds(ask.parameter("step", "5m"))
+        step = seconds(call.parameter("step", "5m"))
     except ConfigError as error:
         raise BadRequest(str(error)) from None
     if not 60 <= step <= 86_400:
         raise BadRequest("`step` is a duration from 1m to 1d.")
-    found = await ask.admin.series(
-        since, step, source=ask.parameter("source") or None, destination=ask.parameter("destination") or None
+    found = await call.admin.series(
+        since, step, source=call.parameter("source") or None, destination=call.parameter("destination") or None
     )
     points = {name: [schemas.Point(at=at, count=n) for at, n in flow] for name, flow in found.items()}
     return schemas.Series(since=since, step=step, series=points)
 
 
 @get("/rejections", schemas.Rejection, "Turned away lately.", listed=True, parameters=(LIMIT,))
-async def list_rejections(ask: Ask) -> Any:
-    return _whole(await ask.admin.rejections(ask.limit()))
+async def list_rejections(call: ApiCall) -> Any:
+    return _whole(await call.admin.rejections(call.limit()))
 
 
 @get("/audit", schemas.Audit, "What was done, and by whom.", Role.operator, listed=True, parameters=PAGED)
-async def list_audit(ask: Ask) -> Any:
-    before, limit = ask.cursor("audit"), ask.limit()
-    lines = await ask.admin.audit(before=None if before is None else int.from_bytes(before[:8]), limit=limit)
+async def list_audit(call: ApiCall) -> Any:
+    before, limit = call.cursor("audit"), call.limit()
+    lines = await call.admin.audit(before=None if before is None else int.from_bytes(before[:8]), limit=limit)
     last = lines[-1].n.to_bytes(8) if len(lines) == limit else None
     return {"items": lines, "next": cursor("audit", last)}
 
 
 @get("/tokens", schemas.Token, "Who holds a token, and when it was last used.", Role.admin, listed=True)
-async def list_tokens(ask: Ask) -> Any:
-    if ask.admin.scope is not None:
+async def list_tokens(call: ApiCall) -> Any:
+    if call.admin.scope is not None:
         raise Forbidden("Tokens are for who sees all sources.")
-    used = await ask.admin.token_uses()
-    return _whole([schemas.encode(one, last_used=used.get(one.name)) for one in ask.access.holders])
+    used = await call.admin.token_uses()
+    return _whole([schemas.encode(one, last_used=used.get(one.name)) for one in call.access.holders])
 
 
 @get("/system", schemas.System, "Version, store, workers, watermarks.")
-async def get_system(ask: Ask) -> Any:
-    return await ask.admin.system()
+async def get_system(call: ApiCall) -> Any:
+    return await call.admin.system()
 
 
 # -- trials, imported keys, erasure ------------------------------------------------------------
 
 
 @post("/destinations/{name}/test", schemas.Tested, "Send it one harmless, signed test.", refusals=(404, 429))
-async def test_destination(ask: Ask) -> Any:
-    name = ask.request.path_params["name"]
-    ask.admin.check_own(name)
-    return schemas.tested(await ask.admin.trials.test(name, actor=ask.actor), ask.identity.role)
+async def test_destination(call: ApiCall) -> Any:
+    name = call.request.path_params["name"]
+    call.admin.check_own(name)
+    return schemas.tested(await call.admin.trials.test(name, actor=call.actor), call.identity.role)
 
 
 @post("/sources/{name}/sample", schemas.Sampled, "Send it one signed sample.", body=Sample, refusals=(404,))
-async def sample_source(ask: Ask) -> Any:
-    body = await ask.body(Sample)
-    return await ask.admin.trials.sample(ask.request.path_params["name"], body.type, actor=ask.actor)
+async def sample_source(call: ApiCall) -> Any:
+    body = await call.body(Sample)
+    return await call.admin.trials.sample(call.request.path_params["name"], body.type, actor=call.actor)
 
 
 @post(
@@ -388,21 +388,21 @@ async def sample_source(ask: Ask) -> Any:
     body=Remember,
     refusals=(404,),
 )
-async def remember(ask: Ask) -> schemas.Remembered:
-    body = await ask.body(Remember)
-    new = await ask.admin.remember(ask.request.path_params["name"], body.keys, actor=ask.actor)
+async def remember(call: ApiCall) -> schemas.Remembered:
+    body = await call.body(Remember)
+    new = await call.admin.remember(call.request.path_params["name"], body.keys, actor=call.actor)
     return schemas.Remembered(new=new, known=len(body.keys) - new)
 
 
 @post("/erase", schemas.Erased, "Erase everything that is kept of a subject.", Role.admin, body=Erase, refusals=(404,))
-async def erase(ask: Ask) -> Any:
-    body = await ask.body(Erase)
+async def erase(call: ApiCall) -> Any:
+    body = await call.body(Erase)
     if body.dry_run:
-        counted = await ask.admin.erasing.count(body.subject, body.source)
+        counted = await call.admin.erasing.count(body.subject, body.source)
         remaining = counted.events
     else:
-        counted, remaining = await ask.admin.erasing.erase(
-            body.subject, body.source, actor=ask.actor, reason=body.reason
+        counted, remaining = await call.admin.erasing.erase(
+            body.subject, body.source, actor=call.actor, reason=body.reason
         )
     hashed = subject_hash(bounded(body.subject))
     return schemas.encode(counted, subject_hash=hashed, dry_run=body.dry_run, remaining=remaining)
@@ -411,7 +411,7 @@ async def erase(ask: Ask) -> Any:
 class _Watching(StreamingResponse):
     """A stream that is left again, even by who was gone before it began."""
 
-    def __init__(self, stream: Stream, watcher: Watcher) -> None:
+    def __init__(self, stream: Broadcast, watcher: Watcher) -> None:
         super().__init__(stream.watch(watcher), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
         self._stream, self._watcher = stream, watcher
 
@@ -423,10 +423,10 @@ class _Watching(StreamingResponse):
 
 
 @get("/stream", None, "What happens, as it happens.", media="text/event-stream", refusals=(429,))
-async def watch(ask: Ask) -> Response:
-    if ask.request.method == "HEAD":
+async def watch(call: ApiCall) -> Response:
+    if call.request.method == "HEAD":
         return Response(media_type="text/event-stream")
-    return _Watching(ask.stream, ask.stream.join(ask.admin.scope))
+    return _Watching(call.stream, call.stream.join(call.admin.scope))
 
 
 # -- lists ------------------------------------------------------------------------------------

@@ -14,11 +14,11 @@ import msgspec
 
 from oncehook import __version__
 from oncehook.query import WORDS
-from oncehook.web.api.request import MOST, USUAL, Ask, Body
-from oncehook.web.api.schemas import Answer, Error
+from oncehook.web.api.request import MOST, USUAL, ApiCall, Body
+from oncehook.web.api.schemas import ApiAnswer, Error
 from oncehook.web.auth import Role
 
-Handler = Callable[[Ask], Awaitable[Any]]
+Handler = Callable[[ApiCall], Awaitable[Any]]
 PREFIX: Final = "/api/v1"
 
 LIMIT: Final = ("limit", f"How many at most, from 1 to {MOST}; {USUAL} unless said.")
@@ -39,7 +39,7 @@ class Endpoint:
     role: Role
     handler: Handler
     summary: str
-    answer: type[Answer] | None = None
+    answer: type[ApiAnswer] | None = None
     """None: not JSON; see `media`."""
     listed: bool = False
     """Answers `{"items": […], "next": cursor or null}` of such answers."""

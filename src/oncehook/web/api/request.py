@@ -1,7 +1,7 @@
 """What a request to the API asks: its parameters, ids, cursor and body, read strictly.
 
 A word that is not known is refused with the nearest one, never passed over: a filter that is misspelt and ignored would
-mean everything. Handlers get an `Ask`; whatever cannot be read raises BadRequest.
+mean everything. Handlers get an `ApiCall`; whatever cannot be read raises BadRequest.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from oncehook.model import Filter, Kind, digest, read_id
 from oncehook.query import WORDS, quoted
 from oncehook.settings.forms import suggest
 from oncehook.web.auth import Access, Identity
-from oncehook.web.live import Stream
+from oncehook.web.live import Broadcast
 
 MOST: Final = 200
 USUAL: Final = 50
@@ -118,14 +118,14 @@ B = TypeVar("B", bound=Body)
 
 
 @dataclass(slots=True)
-class Ask:
+class ApiCall:
     """One request, by somebody who may make it."""
 
     request: Request
     identity: Identity
     admin: Admin
     """As this one sees it."""
-    stream: Stream
+    stream: Broadcast
     access: Access
 
     def __post_init__(self) -> None:

@@ -22,16 +22,18 @@ from oncehook.query import fixed
 from oncehook.web.auth import Identity, Role
 
 
-class Answer(msgspec.Struct, kw_only=True, frozen=True):
+class ApiAnswer(msgspec.Struct, kw_only=True, frozen=True):
     """A JSON object that the API answers."""
 
 
 Made = tuple[Any, Callable[[Any], Any]]
 """The type of a field, and the function that makes it from a value of the domain."""
-_SHAPES: Final[dict[type, tuple[type[Answer], Mapping[str, Callable[[Any], Any]]]]] = {}
+_SHAPES: Final[dict[type, tuple[type[ApiAnswer], Mapping[str, Callable[[Any], Any]]]]] = {}
 
 
-def shape(name: str, kind: type, doc: str, fields: str, parts: Sequence[str] = (), **made: Kind | Made) -> type[Answer]:
+def shape(
+    name: str, kind: type, doc: str, fields: str, parts: Sequence[str] = (), **made: Kind | Made
+) -> type[ApiAnswer]:
     """Describe how values of a class of the domain are answered: by these of its fields and those of its `parts`.
 
     `made` says of which kind an id is, or how a field is made that the domain does not have under this name.
@@ -53,8 +55,8 @@ def shape(name: str, kind: type, doc: str, fields: str, parts: Sequence[str] = (
             described.append((field, _described(hints[field])))
             get = attrgetter(places[field] + field)
             getters[field] = get if how is None else _id_getter(how, get)
-    options: Any = {"bases": (Answer,), "namespace": {"__doc__": doc}, "kw_only": True, "frozen": True}
-    made_type = cast("type[Answer]", msgspec.defstruct(name, described, **options))
+    options: Any = {"bases": (ApiAnswer,), "namespace": {"__doc__": doc}, "kw_only": True, "frozen": True}
+    made_type = cast("type[ApiAnswer]", msgspec.defstruct(name, described, **options))
     _SHAPES[kind] = made_type, getters
     return made_type
 
@@ -91,7 +93,7 @@ def encode(value: Any, **given: Any) -> Any:
     return [encode(one) for one in value] if isinstance(value, list | tuple) else value
 
 
-class Error(Answer, frozen=True):
+class Error(ApiAnswer, frozen=True):
     """Why something was not done."""
 
     error: str
@@ -193,7 +195,7 @@ Cause = shape(
 )
 
 
-class Discarded(Answer, frozen=True):
+class Discarded(ApiAnswer, frozen=True):
     """How many dead letters were closed."""
 
     discarded: int
@@ -202,7 +204,7 @@ class Discarded(Answer, frozen=True):
 # -- replays -----------------------------------------------------------------------------------
 
 
-class Replayed(Answer, frozen=True):
+class Replayed(ApiAnswer, frozen=True):
     """The replay that was made, or had been made by the same request."""
 
     replay_id: str
@@ -222,7 +224,7 @@ Recipient = shape(
 )
 
 
-class Preview(Answer, frozen=True):
+class Preview(ApiAnswer, frozen=True):
     """What a delivery says: who gets it, what a person reads, and when it was received."""
 
     to: str
@@ -291,14 +293,14 @@ Stats = shape(
 )
 
 
-class Point(Answer, frozen=True):
+class Point(ApiAnswer, frozen=True):
     """What was counted in the step that begins at a moment."""
 
     at: datetime
     count: int
 
 
-class Series(Answer, frozen=True):
+class Series(ApiAnswer, frozen=True):
     """Flows by name."""
 
     since: datetime
@@ -346,7 +348,7 @@ System = shape(
 # -- acts of an admin, and trials --------------------------------------------------------------
 
 
-class Remembered(Answer, frozen=True):
+class Remembered(ApiAnswer, frozen=True):
     """How many of them were new, and how many were known already."""
 
     new: int

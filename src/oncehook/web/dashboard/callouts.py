@@ -16,7 +16,7 @@ from starlette.responses import Response
 from oncehook.errors import NotFound
 
 if TYPE_CHECKING:
-    from oncehook.web.dashboard.context import Visit
+    from oncehook.web.dashboard.context import PageContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +52,23 @@ class Guide(Protocol):
         """Somebody pressed the button of a callout."""
 
 
-async def dismiss(visit: Visit) -> Response:
+async def dismiss(context: PageContext) -> Response:
     """It was seen."""
-    _guide(visit).dismiss(visit.request.path_params["name"])
-    return visit.back(await _place(visit))
+    _guide(context).dismiss(context.request.path_params["name"])
+    return context.back(await _place(context))
 
 
-async def act(visit: Visit) -> Response:
+async def act(context: PageContext) -> Response:
     """Do what its button says."""
-    _guide(visit).act(visit.request.path_params["name"])
-    return visit.back(await _place(visit), "mend")
+    _guide(context).act(context.request.path_params["name"])
+    return context.back(await _place(context), "mend")
 
 
-def _guide(visit: Visit) -> Guide:
-    if visit.guide is None:
+def _guide(context: PageContext) -> Guide:
+    if context.guide is None:
         raise NotFound("There is no such page.")
-    return visit.guide
+    return context.guide
 
 
-async def _place(visit: Visit) -> str:
-    return "/dead" if (await visit.form()).get("from") == "dead" else "/"
+async def _place(context: PageContext) -> str:
+    return "/dead" if (await context.form()).get("from") == "dead" else "/"

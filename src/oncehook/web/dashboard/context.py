@@ -1,6 +1,6 @@
-"""One visit to a page: who asks for what, and the frame around every answer.
+"""The context of one request to a page: who asks for what, and the frame around every answer.
 
-Endpoints of `pages` get a `Visit` and answer with `visit.page(...)`. The frame (rail, badges, banners) is the same for
+Pages get a `PageContext` and answer with `context.page(...)`. The frame (rail, badges, banners) is the same for
 all and is asked for at most once a second, however many pages are open.
 """
 
@@ -22,12 +22,12 @@ from oncehook.model import Kind, Level, ReplayState
 from oncehook.replay import some_id
 from oncehook.reports import System
 from oncehook.upkeep import Watermark
-from oncehook.web.api.request import Ask, check_characters
+from oncehook.web.api.request import ApiCall, check_characters
 from oncehook.web.auth import Role
 from oncehook.web.dashboard.callouts import Callout, Guide
 from oncehook.web.dashboard.charts import Latency
 from oncehook.web.dashboard.render import has_scripts, render
-from oncehook.web.session import Door
+from oncehook.web.session import Auth
 
 POLICY: Final = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'"
 SAFE: Final[Mapping[str, str]] = {
@@ -101,10 +101,10 @@ class Frames:
 
 
 @dataclass(slots=True)
-class Visit(Ask):
+class PageContext(ApiCall):
     """One request to a page, by somebody who may make it."""
 
-    door: Door
+    auth: Auth
     frames: Frames
     latency: Latency
     guide: Guide | None = None
@@ -118,13 +118,13 @@ class Visit(Ask):
     @property
     def origin(self) -> str:
         """Scheme and host under which this visitor knows us."""
-        scheme = "https" if self.door.is_https(self.request) else "http"
+        scheme = "https" if self.auth.is_https(self.request) else "http"
         return f"{scheme}://{self.request.headers.get('host', '')}"
 
     @property
     def way_in(self) -> str:
         """The address before the name of a source. To be shown only: the host in it is the visitor's word."""
-        if not self.door.is_hosted:
+        if not self.auth.is_hosted:
             return f"{self.origin}/in"
         path = self.request.scope.get(WAY_IN)
         return f"{self.origin}/…" if path is None else f"{self.origin}{path}"
@@ -183,7 +183,7 @@ class Visit(Ask):
             "identity": self.identity,
             "may_act": self.may_act,
             "sees_payloads": self.admin.sees_payloads,
-            "is_hosted": self.door.is_hosted,
+            "is_hosted": self.auth.is_hosted,
             "is_live": self.stream.is_live,
             # Asked for again by the page: "//evil.example/x" would be another site's address.
             "here": "/" + quote(self.request.scope["path"].lstrip("/")),

@@ -14,7 +14,7 @@ from oncehook.model import Cause, DeliveryStatus, Kind, Preview, StoredAttempt, 
 from oncehook.query import fixed, quoted
 from oncehook.replay import ReplayRequest
 from oncehook.web.dashboard import charts
-from oncehook.web.dashboard.context import Visit
+from oncehook.web.dashboard.context import PageContext
 
 OPENED: Final = 2
 """Groups that are open when the page comes."""
@@ -23,7 +23,7 @@ _HTTP: Final = re.compile(r"HTTP ([1-9][0-9]{2})")
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CauseGroup:
     """Dead letters of one destination that died of the same thing."""
 
     cause: Cause
@@ -39,47 +39,47 @@ class Group:
     is_open: bool = False
 
 
-async def dead(visit: Visit) -> Response:
+async def dead(context: PageContext) -> Response:
     """All dead letters, in groups."""
-    causes = await visit.admin.causes()
-    groups = [await _group(visit, cause, is_open=place < OPENED) for place, cause in enumerate(causes)]
-    frame = await visit.frames.get(visit.admin)
+    causes = await context.admin.causes()
+    groups = [await _group(context, cause, is_open=place < OPENED) for place, cause in enumerate(causes)]
+    frame = await context.frames.get(context.admin)
     mark = next((mark for mark in frame.system.watermarks if mark.name == "dead"), None)
-    return await visit.page(
+    return await context.page(
         "dead.html",
         groups=groups,
         count=sum(cause.count for cause in causes),
         watermark=mark,
         bar=charts.bar,
-        callouts=await visit.callouts("replay"),
+        callouts=await context.callouts("replay"),
         discarded=sum(level.discarded for level in frame.levels.values()),
     )
 
 
-async def group(visit: Visit) -> Response:
+async def group(context: PageContext) -> Response:
     """The rows of one group, when somebody opens it."""
-    destination, text = visit.parameter("destination"), visit.parameter("cause")
-    found = [cause for cause in await visit.admin.causes(destination) if cause.cause == text]
+    destination, text = context.parameter("destination"), context.parameter("cause")
+    found = [cause for cause in await context.admin.causes(destination) if cause.cause == text]
     if not found:
         raise NotFound("There is no such group any more.")
-    return visit.fragment("_group.html", group=await _group(visit, found[0], is_open=True))
+    return context.fragment("_group.html", group=await _group(context, found[0], is_open=True))
 
 
-async def _group(visit: Visit, cause: Cause, *, is_open: bool) -> Group:
+async def _group(context: PageContext, cause: Cause, *, is_open: bool) -> CauseGroup:
     query = query_of(cause)
     if not is_open:
-        return Group(cause, query)
-    page = await visit.admin.deliveries(visit.admin.read(query), limit=ROWS)
+        return CauseGroup(cause, query)
+    page = await context.admin.deliveries(context.admin.read(query), limit=ROWS)
     try:
-        attempts = await visit.admin.attempts(cause.sample)
+        attempts = await context.admin.attempts(cause.sample)
     except NotFound:
         attempts = []
-    return Group(
+    return CauseGroup(
         cause,
         query,
         page.items,
-        await visit.admin.previews(page.items),
-        await visit.admin.replayable(page.items),
+        await context.admin.previews(page.items),
+        await context.admin.replayable(page.items),
         attempts[-1] if attempts else None,
         is_open=True,
     )
@@ -98,35 +98,35 @@ def query_of(cause: Cause) -> str:
 # -- discarding --------------------------------------------------------------------------------
 
 
-async def ask_discard(visit: Visit) -> Response:
+async def ask_discard(context: PageContext) -> Response:
     """The dialog before one dead letter is closed."""
-    delivery = await visit.admin.delivery(visit.delivery_id())
-    return await visit.dialog(
+    delivery = await context.admin.delivery(context.delivery_id())
+    return await context.dialog(
         "discard.html",
         delivery=delivery,
         count=1,
         plan=None,
         note="",
         reason="",
-        action=f"/deliveries/{visit.request.path_params['id']}/discard",
+        action=f"/deliveries/{context.request.path_params['id']}/discard",
     )
 
 
-async def discard(visit: Visit) -> Response:
+async def discard(context: PageContext) -> Response:
     """Close one dead letter."""
-    form = await visit.form()
-    delivery = await visit.admin.discard(visit.delivery_id(), actor=visit.actor, reason=form.get("reason", ""))
-    return visit.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "discard")
+    form = await context.form()
+    delivery = await context.admin.discard(context.delivery_id(), actor=context.actor, reason=form.get("reason", ""))
+    return context.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "discard")
 
 
-async def ask_discard_many(visit: Visit) -> Response:
+async def ask_discard_many(context: PageContext) -> Response:
     """The dialog before a group is closed: how many, and which."""
-    return await _show_discard(visit, await _dead_of(visit))
+    return await _show_discard(context, await _dead_of(context))
 
 
-async def _show_discard(visit: Visit, wish: ReplayRequest, note: str = "", reason: str = "") -> Response:
-    plan = await visit.admin.plan(wish)
-    return await visit.dialog(
+async def _show_discard(context: PageContext, wish: ReplayRequest, note: str = "", reason: str = "") -> Response:
+    plan = await context.admin.plan(wish)
+    return await context.dialog(
         "discard.html",
         status=409 if note else 200,
         delivery=None,
@@ -139,24 +139,24 @@ async def _show_discard(visit: Visit, wish: ReplayRequest, note: str = "", reaso
     )
 
 
-async def discard_many(visit: Visit) -> Response:
+async def discard_many(context: PageContext) -> Response:
     """Close the dead letters that the dialog has shown. When there are more of them, they are shown first."""
-    form = await visit.form()
+    form = await context.form()
     token, reason = form.get("plan", ""), form.get("reason", "")
     try:
-        await visit.admin.discard_planned(token, actor=visit.actor, reason=reason)
+        await context.admin.discard_planned(token, actor=context.actor, reason=reason)
     except PlanChanged as changed:
-        wish, _ = visit.admin.planned(token)
-        return await _show_discard(visit, wish, note=str(changed), reason=reason)
-    return visit.back("/dead", "discard")
+        wish, _ = context.admin.planned(token)
+        return await _show_discard(context, wish, note=str(changed), reason=reason)
+    return context.back("/dead", "discard")
 
 
-async def _dead_of(visit: Visit) -> ReplayRequest:
+async def _dead_of(context: PageContext) -> ReplayRequest:
     """What the address means: a query, or events and deliveries by their ids; of these the dead ones."""
-    ids = visit.many("ids")
-    text = visit.parameter("query")
+    ids = context.many("ids")
+    text = context.parameter("query")
     if "status:" not in text:
         text = f"{text} status:dead".strip()
     if ids:
-        text = " ".join([text, *[f"id:{show_id(Kind.delivery, one)}" for one in await visit.admin.named(ids)]])
-    return visit.admin.wish(text)
+        text = " ".join([text, *[f"id:{show_id(Kind.delivery, one)}" for one in await context.admin.named(ids)]])
+    return context.admin.wish(text)

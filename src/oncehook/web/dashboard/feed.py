@@ -14,7 +14,7 @@ import msgspec
 
 from oncehook import clock
 from oncehook.web.dashboard.render import render
-from oncehook.web.live import Stream, Watcher
+from oncehook.web.live import Broadcast, Watcher
 
 PAUSE: Final = 0.25
 """Seconds between two pieces of live rows."""
@@ -26,7 +26,7 @@ Welcome = Callable[[], Awaitable[bool]]
 """Whether whoever listens may still hear it."""
 
 
-def read(piece: bytes) -> Iterator[Moment]:
+def read_moments(piece: bytes) -> Iterator[Moment]:
     """The moments in a piece of the stream: what kind each is, and its fields."""
     for block in piece.split(b"\n\n"):
         head, _, data = block.partition(b"\ndata: ")
@@ -34,14 +34,14 @@ def read(piece: bytes) -> Iterator[Moment]:
             yield head.removeprefix(b"event: ").decode(), msgspec.json.decode(data)
 
 
-def told(name: str, text: str) -> bytes:
+def encode_text_event(name: str, text: str) -> bytes:
     """One server-sent event; every line of a stranger's text is a line of data."""
     lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
     return f"event: {name}\n{lines}\n".encode()
 
 
-async def ticks(
-    stream: Stream, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool]
+async def stream_ticks(
+    stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool]
 ) -> AsyncIterator[bytes]:
     """A hint whenever something has happened that the page is about."""
     async for piece in stream.watch(watcher):
@@ -49,16 +49,16 @@ async def ticks(
             return
         if piece.startswith(b"retry"):
             # Something may have happened after the page was made and before it began to listen.
-            yield piece + told("tick", "")
+            yield piece + encode_text_event("tick", "")
         elif piece.startswith(b":"):
             yield piece
-        elif any(about(moment) for moment in read(piece)):
-            yield told("tick", "")
+        elif any(about(moment) for moment in read_moments(piece)):
+            yield encode_text_event("tick", "")
             await asyncio.sleep(TICK)
 
 
-async def rows(
-    stream: Stream, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool], root: str
+async def stream_rows(
+    stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool], root: str
 ) -> AsyncIterator[bytes]:
     """Moments as rows of the live page, newest first; what comes in quick succession comes in one piece."""
     async for piece in stream.watch(watcher):
@@ -67,10 +67,10 @@ async def rows(
         if piece.startswith((b":", b"retry")):
             yield piece
             continue
-        if moments := [moment for moment in read(piece) if about(moment)]:
+        if moments := [moment for moment in read_moments(piece) if about(moment)]:
             now = clock.now_utc()
             shown = [
                 render("_moment.html", kind=kind, moment=fields, at=now, now=now, root=root) for kind, fields in moments
             ]
-            yield told("moments", "".join(reversed(shown)))
+            yield encode_text_event("moments", "".join(reversed(shown)))
         await asyncio.sleep(PAUSE)

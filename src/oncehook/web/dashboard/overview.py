@@ -14,7 +14,7 @@ from starlette.responses import Response
 from oncehook.model import Filter
 from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.charts import SPANS, Chart, Span, Spark, fill, spark, total
-from oncehook.web.dashboard.context import Frame, Visit
+from oncehook.web.dashboard.context import Frame, PageContext
 from oncehook.web.dashboard.render import number, percent, stopwatch
 
 
@@ -34,30 +34,30 @@ class Stat:
     """How much of its watermark is reached, where there is no line."""
 
 
-async def overview(visit: Visit) -> Response:
+async def overview(context: PageContext) -> Response:
     """The first page."""
-    admin, now = visit.admin, visit.now
+    admin, now = context.admin, context.now
     if not (await admin.events(Filter(), limit=1)).items:
-        return await visit.page("welcome.html", sources=await admin.sources())
-    span = charts.span_of(visit.parameter("since"))
+        return await context.page("welcome.html", sources=await admin.sources())
+    span = charts.span_of(context.parameter("since"))
     steps = span.steps(now)
     flows = await admin.series(steps[0], span.step)
     before = await admin.series(steps[0] - timedelta(seconds=span.seconds), span.step)
     before = {name: [point for point in points if point[0] < steps[0]] for name, points in before.items()}
-    frame = await visit.frames.get(visit.admin)
+    frame = await context.frames.get(context.admin)
     destinations = await admin.destinations()
-    return await visit.page(
+    return await context.page(
         "overview.html",
         span=span,
         spans=SPANS,
         stats=_stats(span, steps, flows, before, frame),
         arrivals=_arrivals(span, steps, flows),
-        latency=await visit.latency.get(admin, span, now),
+        latency=await context.latency.get(admin, span, now),
         destinations=sorted(destinations, key=lambda one: (-one.level.pending, -one.level.dead, one.name)),
         most=max((one.level.pending + one.level.dead for one in destinations), default=0),
         causes=sorted(await admin.causes(), key=lambda cause: cause.last_at, reverse=True)[:6],
         bar=charts.bar,
-        callouts=await visit.callouts(),
+        callouts=await context.callouts(),
     )
 
 

@@ -17,7 +17,7 @@ from oncehook.query import fixed
 from oncehook.replay import BEHIND, Plan, ReplayRequest, command
 from oncehook.web.api.request import cursor, rate
 from oncehook.web.dashboard import charts
-from oncehook.web.dashboard.context import Visit
+from oncehook.web.dashboard.context import PageContext
 from oncehook.web.dashboard.render import names
 
 TYPED_ABOVE: Final = 100
@@ -29,7 +29,7 @@ OPEN: Final = (ReplayState.running, ReplayState.paused)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReplayProgress:
     """A replay and how far it is."""
 
     replay: StoredReplay
@@ -69,11 +69,11 @@ class Run:
         return names(known) if isinstance(known, list) else ""
 
 
-async def replays(visit: Visit) -> Response:
+async def replays(context: PageContext) -> Response:
     """All replays: those under way as cards, the others as rows."""
-    page = await visit.admin.replays(before=visit.cursor("replay"), limit=50)
-    runs = [Run(replay, visit.now) for replay in page.items]
-    return await visit.page(
+    page = await context.admin.replays(before=context.cursor("replay"), limit=50)
+    runs = [ReplayProgress(replay, context.now) for replay in page.items]
+    return await context.page(
         "replays.html",
         running=[run for run in runs if run.replay.state in OPEN],
         finished=[run for run in runs if run.replay.state not in OPEN],
@@ -82,29 +82,31 @@ async def replays(visit: Visit) -> Response:
     )
 
 
-async def ask_abort(visit: Visit) -> Response:
+async def ask_abort(context: PageContext) -> Response:
     """The dialog before a replay is aborted: what stays done."""
-    return await visit.dialog("abort.html", run=Run(await visit.admin.replay(visit.id(Kind.replay)), visit.now))
+    return await context.dialog(
+        "abort.html", run=ReplayProgress(await context.admin.replay(context.id(Kind.replay)), context.now)
+    )
 
 
-async def pause(visit: Visit) -> Response:
+async def pause(context: PageContext) -> Response:
     """Hold a replay: what was handed to workers is still done."""
-    return await _steer(visit, ReplayState.paused, "pause")
+    return await _steer(context, ReplayState.paused, "pause")
 
 
-async def resume(visit: Visit) -> Response:
+async def resume(context: PageContext) -> Response:
     """Let a replay go on."""
-    return await _steer(visit, ReplayState.running, "resume")
+    return await _steer(context, ReplayState.running, "resume")
 
 
-async def abort(visit: Visit) -> Response:
+async def abort(context: PageContext) -> Response:
     """End a replay: what is done stays done, the rest stays where it was."""
-    return await _steer(visit, ReplayState.aborted, "abort")
+    return await _steer(context, ReplayState.aborted, "abort")
 
 
-async def _steer(visit: Visit, state: ReplayState, said: str) -> Response:
-    await visit.admin.steer(visit.id(Kind.replay), state, actor=visit.actor)
-    return visit.back("/replays", said)
+async def _steer(context: PageContext, state: ReplayState, said: str) -> Response:
+    await context.admin.steer(context.id(Kind.replay), state, actor=context.actor)
+    return context.back("/replays", said)
 
 
 # -- the plan ----------------------------------------------------------------------------------
@@ -120,46 +122,46 @@ class Choice:
     is_chosen: bool
 
 
-async def plan(visit: Visit) -> Response:
+async def plan(context: PageContext) -> Response:
     """What a replay would do: recipients, numbers, times, and what is left out. Nothing happens."""
-    ids = visit.many("ids")
-    query = visit.parameter("query")
-    wish = await _wish(visit, query, ids)
-    return await _show(visit, wish, ids, query)
+    ids = context.many("ids")
+    query = context.parameter("query")
+    wish = await _wish(context, query, ids)
+    return await _show(context, wish, ids, query)
 
 
-async def _wish(visit: Visit, query: str, ids: Sequence[str]) -> ReplayRequest:
-    named = await visit.admin.named(ids) if ids else None
-    return visit.admin.wish(
+async def _wish(context: PageContext, query: str, ids: Sequence[str]) -> ReplayRequest:
+    named = await context.admin.named(ids) if ids else None
+    return context.admin.wish(
         query,
         ids=named,
-        force=visit.is_on("force"),
-        fresh_id=visit.is_on("fresh_id"),
-        rate=rate(visit.parameter("rate") or None),
+        force=context.is_on("force"),
+        fresh_id=context.is_on("fresh_id"),
+        rate=rate(context.parameter("rate") or None),
     )
 
 
-async def _show(visit: Visit, wish: ReplayRequest, ids: Sequence[str], query: str, note: str = "") -> Response:
-    made = await visit.admin.plan(wish)
-    one = await _only(visit, wish)
-    return await visit.dialog(
+async def _show(context: PageContext, wish: ReplayRequest, ids: Sequence[str], query: str, note: str = "") -> Response:
+    made = await context.admin.plan(wish)
+    one = await _only(context, wish)
+    return await context.dialog(
         "plan.html",
         status=409 if note else 200,
         plan=made,
         one=one,
-        message=(await visit.admin.previews([one])).get(one.id) if one else None,
+        message=(await context.admin.previews([one])).get(one.id) if one else None,
         note=note,
         must_type=must_type(made),
         request_key=clock.random_bytes(16).hex(),
         command=command(wish),
         query=fixed(wish.filter),
         is_query=bool(query),
-        choices=await _choices(visit, one),
+        choices=await _choices(context, one),
         again=[("ids", one_id) for one_id in ids] + ([("query", query)] if query else []),
         rates=RATES,
         behind=BEHIND,
         to=", ".join(recipient.destination for recipient in made.recipients),
-        policy=visit.admin.policy(one.destination) if one else None,
+        policy=context.admin.policy(one.destination) if one else None,
     )
 
 
@@ -168,19 +170,19 @@ def must_type(plan: Plan) -> bool:
     return plan.total > TYPED_ABOVE or plan.by_status.get(DeliveryStatus.done, 0) > 0
 
 
-async def _only(visit: Visit, wish: ReplayRequest) -> StoredDelivery | None:
+async def _only(context: PageContext, wish: ReplayRequest) -> StoredDelivery | None:
     """The delivery, where exactly one is named."""
     ids = wish.filter.ids
     if ids is None or len(ids) != 1 or wish.filter != Filter(ids=ids):
         return None
-    return await visit.admin.delivery(ids[0])
+    return await context.admin.delivery(ids[0])
 
 
-async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
+async def _choices(context: PageContext, one: StoredDelivery | None) -> list[Choice]:
     """The other deliveries of the same event, to choose instead."""
     if one is None:
         return []
-    found = (await visit.admin.deliveries(Filter(event_id=one.event_id), limit=20)).items
+    found = (await context.admin.deliveries(Filter(event_id=one.event_id), limit=20)).items
     if len(found) < 2:
         return []
     return [
@@ -194,26 +196,26 @@ async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
     ]
 
 
-async def start(visit: Visit) -> Response:
+async def start(context: PageContext) -> Response:
     """Confirm a plan. When the set has changed meanwhile, the new plan is shown instead."""
-    form = await visit.form()
-    wish, seen = visit.admin.planned(form.get("plan", ""))
+    form = await context.form()
+    wish, seen = context.admin.planned(form.get("plan", ""))
     expected = seen.count
     _check_typed(form.get("typed"), wish, expected)
     reason, key = form.get("reason", ""), form.get("request_key") or None
-    one = await _only(visit, wish)
+    one = await _only(context, wish)
     if one is not None:
-        await visit.admin.replay_one(
-            one.id, actor=visit.actor, force=wish.force, fresh_id=wish.fresh_id, reason=reason, request_key=key
+        await context.admin.replay_one(
+            one.id, actor=context.actor, force=wish.force, fresh_id=wish.fresh_id, reason=reason, request_key=key
         )
-        return visit.back(f"/events/{show_id(Kind.event, one.event_id)}", "replay")
+        return context.back(f"/events/{show_id(Kind.event, one.event_id)}", "replay")
     try:
-        made = await visit.admin.start_replay(
-            wish, actor=visit.actor, reason=reason, request_key=key, expected=expected
+        made = await context.admin.start_replay(
+            wish, actor=context.actor, reason=reason, request_key=key, expected=expected
         )
     except PlanChanged as changed:
-        return await _show(visit, wish, [], fixed(wish.filter), note=str(changed))
-    return visit.back(f"/replays#{show_id(Kind.replay, made.id)}", "replay")
+        return await _show(context, wish, [], fixed(wish.filter), note=str(changed))
+    return context.back(f"/replays#{show_id(Kind.replay, made.id)}", "replay")
 
 
 def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
@@ -228,20 +230,20 @@ def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
 # -- the next attempt --------------------------------------------------------------------------
 
 
-async def ask_retry(visit: Visit) -> Response:
+async def ask_retry(context: PageContext) -> Response:
     """The dialog before an attempt is made early."""
-    delivery = await visit.admin.delivery(visit.delivery_id())
-    known = {one.name: one for one in await visit.admin.destinations()}
-    return await visit.dialog(
+    delivery = await context.admin.delivery(context.delivery_id())
+    known = {one.name: one for one in await context.admin.destinations()}
+    return await context.dialog(
         "retry.html",
         delivery=delivery,
         destination=known.get(delivery.destination),
-        policy=visit.admin.policy(delivery.destination),
-        message=(await visit.admin.previews([delivery])).get(delivery.id),
+        policy=context.admin.policy(delivery.destination),
+        message=(await context.admin.previews([delivery])).get(delivery.id),
     )
 
 
-async def retry(visit: Visit) -> Response:
+async def retry(context: PageContext) -> Response:
     """Make the next attempt due now."""
-    delivery = await visit.admin.retry(visit.delivery_id(), actor=visit.actor)
-    return visit.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "retry")
+    delivery = await context.admin.retry(context.delivery_id(), actor=context.actor)
+    return context.back(f"/events/{show_id(Kind.event, delivery.event_id)}", "retry")

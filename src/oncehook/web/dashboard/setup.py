@@ -20,7 +20,7 @@ from oncehook.web.api import schemas
 from oncehook.web.auth import Role
 from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.charts import SPANS, Spark, fill, spark
-from oncehook.web.dashboard.context import Visit
+from oncehook.web.dashboard.context import PageContext
 
 DAY: Final = SPANS[1]
 AUDIT: Final = 40
@@ -44,32 +44,34 @@ class SourceCard:
     """Whether a genuine sample can be made here."""
 
 
-async def sources(visit: Visit) -> Response:
+async def sources(context: PageContext) -> Response:
     """Where hooks come from."""
-    found = await visit.admin.sources()
-    turned_away = await visit.admin.rejections(500)
-    lines = await asyncio.gather(*[_flow(visit, ("received",), source=source.name) for source in found])
-    cards = [_source_card(visit, source, line, turned_away) for source, line in zip(found, lines, strict=True)]
+    found = await context.admin.sources()
+    turned_away = await context.admin.rejections(500)
+    lines = await asyncio.gather(*[_flow(context, ("received",), source=source.name) for source in found])
+    cards = [_source_card(context, source, line, turned_away) for source, line in zip(found, lines, strict=True)]
     known = {source.name for source in found}
     strangers = [one for one in turned_away if one.source not in known]
-    return await visit.page("sources.html", cards=cards, strangers=strangers[:20])
+    return await context.page("sources.html", cards=cards, strangers=strangers[:20])
 
 
-def _source_card(visit: Visit, source: ShownSource, line: Spark, turned_away: Sequence[Rejection]) -> SourceCard:
+def _source_card(
+    context: PageContext, source: ShownSource, line: Spark, turned_away: Sequence[Rejection]
+) -> SourceCard:
     mine = [one for one in turned_away if one.source == source.name]
-    address = source.public_url or f"{visit.way_in}/{source.address.removeprefix('/in/')}"
+    address = source.public_url or f"{context.way_in}/{source.address.removeprefix('/in/')}"
     is_secret = source.hidden or "?" in address  # a query may hold a token
-    may_see = not is_secret or visit.identity.role >= Role.operator
+    may_see = not is_secret or context.identity.role >= Role.operator
     reasons = Counter(one.reason for one in mine).most_common(5)
-    has_samples = bool(visit.admin.trials.samples(source.name))
+    has_samples = bool(context.admin.trials.samples(source.name))
     return SourceCard(source, address if may_see else None, line, reasons, mine[:10], has_samples)
 
 
 async def _flow(
-    visit: Visit, names: Sequence[str], *, source: str | None = None, destination: str | None = None
+    context: PageContext, names: Sequence[str], *, source: str | None = None, destination: str | None = None
 ) -> Spark:
-    steps = DAY.steps(visit.now)
-    flows = await visit.admin.series(steps[0], DAY.step, source=source, destination=destination)
+    steps = DAY.steps(context.now)
+    flows = await context.admin.series(steps[0], DAY.step, source=source, destination=destination)
     columns = [fill(flows.get(name), steps, DAY.step) for name in names]
     return spark([float(sum(values)) for values in zip(*columns, strict=True)])
 
@@ -98,70 +100,74 @@ class DestinationCard:
         return [wait if times == 1 else f"{wait} ×{times}" for wait, times in alike[:12]]
 
 
-async def destinations(visit: Visit) -> Response:
+async def destinations(context: PageContext) -> Response:
     """Where deliveries go."""
-    found = await visit.admin.destinations()
-    lines = await asyncio.gather(*[_flow(visit, ("succeeded", "retry", "died"), destination=one.name) for one in found])
+    found = await context.admin.destinations()
+    lines = await asyncio.gather(
+        *[_flow(context, ("succeeded", "retry", "died"), destination=one.name) for one in found]
+    )
     cards = []
     for one, line in zip(found, lines, strict=True):
         well = one.figures.get("succeeded", 0)
         tried = well + one.figures.get("retry", 0) + one.figures.get("died", 0)
-        can_test = visit.admin.trials.can_test(one.name)
-        cards.append(DestinationCard(one, line, visit.admin.policy(one.name), tried, well, can_test))
-    return await visit.page("destinations.html", cards=cards)
+        can_test = context.admin.trials.can_test(one.name)
+        cards.append(DestinationCard(one, line, context.admin.policy(one.name), tried, well, can_test))
+    return await context.page("destinations.html", cards=cards)
 
 
-async def ask_pause(visit: Visit) -> Response:
+async def ask_pause(context: PageContext) -> Response:
     """The dialog before a destination is paused."""
-    return await visit.dialog("pause.html", shown=await visit.admin.destination(visit.request.path_params["name"]))
+    return await context.dialog(
+        "pause.html", shown=await context.admin.destination(context.request.path_params["name"])
+    )
 
 
-async def pause(visit: Visit) -> Response:
+async def pause(context: PageContext) -> Response:
     """Hold a destination back."""
-    name, form = visit.request.path_params["name"], await visit.form()
-    await visit.admin.pause(name, actor=visit.actor, reason=form.get("reason", ""))
-    return visit.back(f"/destinations#{name}", "pause")
+    name, form = context.request.path_params["name"], await context.form()
+    await context.admin.pause(name, actor=context.actor, reason=form.get("reason", ""))
+    return context.back(f"/destinations#{name}", "pause")
 
 
-async def resume(visit: Visit) -> Response:
+async def resume(context: PageContext) -> Response:
     """Let a destination go on."""
-    name = visit.request.path_params["name"]
-    await visit.admin.resume(name, actor=visit.actor)
-    return visit.back(f"/destinations#{name}", "resume")
+    name = context.request.path_params["name"]
+    await context.admin.resume(name, actor=context.actor)
+    return context.back(f"/destinations#{name}", "resume")
 
 
 # -- live and system ---------------------------------------------------------------------------
 
 
-async def live(visit: Visit) -> Response:
+async def live(context: PageContext) -> Response:
     """Moments as they come; without script, the latest events."""
-    kind = visit.parameter("kind", "all")
+    kind = context.parameter("kind", "all")
     if kind not in KINDS:
         raise BadRequest(f"`kind` is one of: {', '.join(KINDS)}.")
-    page = await visit.admin.events(Filter(), limit=50)
+    page = await context.admin.events(Filter(), limit=50)
     latest = page.items if kind in ("all", "arrivals") else ()
-    return await visit.page("live.html", latest=latest, kind=kind, kinds=KINDS)
+    return await context.page("live.html", latest=latest, kind=kind, kinds=KINDS)
 
 
-async def _tokens(visit: Visit) -> Sequence[Any]:
-    used = await visit.admin.token_uses()
-    return [schemas.encode(one, last_used=used.get(one.name)) for one in visit.access.holders]
+async def _tokens(context: PageContext) -> Sequence[Any]:
+    used = await context.admin.token_uses()
+    return [schemas.encode(one, last_used=used.get(one.name)) for one in context.access.holders]
 
 
-async def system(visit: Visit) -> Response:
+async def system(context: PageContext) -> Response:
     """Workers, store, watermarks, and who did what."""
-    text = visit.parameter("before")
+    text = context.parameter("before")
     before = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
-    audit = await visit.admin.audit(before=before, limit=AUDIT)
-    minute = visit.now - timedelta(seconds=15)
-    frame = await visit.frames.get(visit.admin)
-    return await visit.page(
+    audit = await context.admin.audit(before=before, limit=AUDIT)
+    minute = context.now - timedelta(seconds=15)
+    frame = await context.frames.get(context.admin)
+    return await context.page(
         "system.html",
         system=frame.system,
         quiet={worker.id for worker in frame.system.workers if worker.seen_at < minute},
         audit=audit,
-        is_limited=visit.admin.scope is not None,
-        tokens=await _tokens(visit) if visit.identity.role >= Role.admin and visit.admin.scope is None else (),
+        is_limited=context.admin.scope is not None,
+        tokens=await _tokens(context) if context.identity.role >= Role.admin and context.admin.scope is None else (),
         older=audit[-1].n if len(audit) == AUDIT else None,
         bar=charts.bar,
     )
@@ -170,35 +176,35 @@ async def system(visit: Visit) -> Response:
 # -- trials ----------------------------------------------------------------------------------
 
 
-async def ask_test(visit: Visit) -> Response:
+async def ask_test(context: PageContext) -> Response:
     """The dialog before a test: what is sent, and to whom."""
-    one = await visit.admin.destination(visit.request.path_params["name"])
-    if not visit.admin.trials.can_test(one.name):
+    one = await context.admin.destination(context.request.path_params["name"])
+    if not context.admin.trials.can_test(one.name):
         raise BadRequest(f"{one.name} is no web address; only those can be tested.")
-    return await visit.dialog("test.html", shown=one, tested=None)
+    return await context.dialog("test.html", shown=one, tested=None)
 
 
-async def test(visit: Visit) -> Response:
+async def test(context: PageContext) -> Response:
     """Send a test, and show how it was answered."""
-    name = visit.request.path_params["name"]
-    visit.admin.check_own(name)
-    tested = schemas.tested(await visit.admin.trials.test(name, actor=visit.actor), visit.identity.role)
-    return await visit.dialog("test.html", shown=await visit.admin.destination(name), tested=tested)
+    name = context.request.path_params["name"]
+    context.admin.check_own(name)
+    tested = schemas.tested(await context.admin.trials.test(name, actor=context.actor), context.identity.role)
+    return await context.dialog("test.html", shown=await context.admin.destination(name), tested=tested)
 
 
-async def ask_sample(visit: Visit) -> Response:
+async def ask_sample(context: PageContext) -> Response:
     """The dialog before a sample: which one, and where it will go."""
-    name = visit.request.path_params["name"]
-    found = [one for one in await visit.admin.sources() if one.name == name]
-    kinds = visit.admin.trials.samples(name)
+    name = context.request.path_params["name"]
+    found = [one for one in await context.admin.sources() if one.name == name]
+    kinds = context.admin.trials.samples(name)
     if not found or not kinds:
         raise BadRequest(f"No sample can be made for {name[:60]}.")
-    return await visit.dialog("sample.html", source=found[0], kinds=kinds, sampled=None)
+    return await context.dialog("sample.html", source=found[0], kinds=kinds, sampled=None)
 
 
-async def sample(visit: Visit) -> Response:
+async def sample(context: PageContext) -> Response:
     """Send a sample, and show what became of it."""
-    name, form = visit.request.path_params["name"], await visit.form()
-    sampled = await visit.admin.trials.sample(name, form.get("type", ""), actor=visit.actor)
-    source = next(one for one in await visit.admin.sources() if one.name == name)
-    return await visit.dialog("sample.html", source=source, kinds=(), sampled=sampled)
+    name, form = context.request.path_params["name"], await context.form()
+    sampled = await context.admin.trials.sample(name, form.get("type", ""), actor=context.actor)
+    source = next(one for one in await context.admin.sources() if one.name == name)
+    return await context.dialog("sample.html", source=source, kinds=(), sampled=sampled)

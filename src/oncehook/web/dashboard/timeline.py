@@ -17,7 +17,7 @@ from oncehook.web.dashboard.render import first_line, took
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class EventHistory:
     """Everything that is known about one event's way."""
 
     arrivals: Sequence[ShownArrival]
@@ -52,7 +52,7 @@ class Moment:
     """The number of an arrival whose body differs."""
 
 
-def moments(story: Story) -> list[Moment]:
+def moments(story: EventHistory) -> list[Moment]:
     """All of it, newest first; what lies ahead on top."""
     told = [*_arrivals(story), *_replays(story)]
     for delivery in story.deliveries:
@@ -64,7 +64,7 @@ def moments(story: Story) -> list[Moment]:
 # -- arrivals ----------------------------------------------------------------------------------
 
 
-def _arrivals(story: Story) -> Iterator[Moment]:
+def _arrivals(story: EventHistory) -> Iterator[Moment]:
     known = len(story.arrivals)
     for number, arrival in enumerate(story.arrivals, 1):
         # Of many copies the latest are kept: their own numbers are counted from the end.
@@ -78,7 +78,7 @@ def _arrivals(story: Story) -> Iterator[Moment]:
         )
 
 
-def _about(story: Story, arrival: ShownArrival) -> str:
+def _about(story: EventHistory, arrival: ShownArrival) -> str:
     if arrival.outcome is Outcome.accepted:
         count = len(story.deliveries)
         made = "no route wants it" if not count else f"{count} deliver{'y' if count == 1 else 'ies'} made"
@@ -86,7 +86,7 @@ def _about(story: Story, arrival: ShownArrival) -> str:
     return "same key, another body" if arrival.body_differs else "same body, folded into this event"
 
 
-def _replays(story: Story) -> Iterator[Moment]:
+def _replays(story: EventHistory) -> Iterator[Moment]:
     for replay in story.replays.values():
         reason = f": “{first_line(replay.reason)}”" if replay.reason else ""
         kind = f"one of {replay.planned} deliveries" if replay.planned > 1 else "one delivery"
@@ -96,7 +96,7 @@ def _replays(story: Story) -> Iterator[Moment]:
 # -- deliveries --------------------------------------------------------------------------------
 
 
-def _delivery(story: Story, delivery: StoredDelivery) -> Iterator[Moment]:
+def _delivery(story: EventHistory, delivery: StoredDelivery) -> Iterator[Moment]:
     previous: StoredAttempt | None = None
     for attempt in story.attempts.get(delivery.id, ()):
         yield _attempt(story, delivery, attempt, previous)
@@ -107,7 +107,9 @@ def _delivery(story: Story, delivery: StoredDelivery) -> Iterator[Moment]:
         yield end
 
 
-def _attempt(story: Story, delivery: StoredDelivery, attempt: StoredAttempt, previous: StoredAttempt | None) -> Moment:
+def _attempt(
+    story: EventHistory, delivery: StoredDelivery, attempt: StoredAttempt, previous: StoredAttempt | None
+) -> Moment:
     wait = 0.0 if previous is None else (attempt.started_at - previous.ended_at).total_seconds()
     return Moment(
         attempt.started_at,
@@ -128,7 +130,7 @@ def _ended(attempt: StoredAttempt) -> str:
     return "" if attempt.outcome is AttemptOutcome.retry else f", {attempt.outcome}"
 
 
-def _number(story: Story, delivery: StoredDelivery, run: int, n: int) -> str:
+def _number(story: EventHistory, delivery: StoredDelivery, run: int, n: int) -> str:
     most = story.most(delivery.destination)
     count = f"attempt {n}" if most is None else f"attempt {n} of {max(most, n)}"
     return f"run {run}, {count}" if run > 1 else count
@@ -156,7 +158,7 @@ def answer(attempt: StoredAttempt) -> str:
     return "no answer" if attempt.evidence.status is None else str(attempt.evidence.status)
 
 
-def _ahead(story: Story, delivery: StoredDelivery) -> Moment:
+def _ahead(story: EventHistory, delivery: StoredDelivery) -> Moment:
     name = delivery.destination
     if delivery.status is DeliveryStatus.leased:
         number = _number(story, delivery, delivery.run, max(delivery.attempts, 1))

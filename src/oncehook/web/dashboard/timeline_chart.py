@@ -16,7 +16,7 @@ from typing import Final
 from oncehook.model import AttemptOutcome, DeliveryStatus, StoredAttempt, StoredDelivery
 from oncehook.reports import span
 from oncehook.web.dashboard.render import took
-from oncehook.web.dashboard.timeline import Story, answer
+from oncehook.web.dashboard.timeline import EventHistory, answer
 
 LEFT: Final = 120.0
 WIDTH: Final = 1040.0
@@ -28,7 +28,7 @@ LANES: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
+class AttemptBlock:
     """An attempt: a block on its lane."""
 
     ink: str
@@ -39,7 +39,7 @@ class Try:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitLine:
     """A dotted line between two attempts, or to the next one."""
 
     start: float
@@ -50,7 +50,7 @@ class Wait:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ArrivalMark:
     """An arrival."""
 
     outcome: str
@@ -58,7 +58,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextAttempt:
     """The next attempt."""
 
     x: float
@@ -68,7 +68,7 @@ class Next:
 
 
 @dataclass(slots=True)
-class Lanes:
+class TimelineChart:
     """The whole drawing."""
 
     width: float
@@ -77,10 +77,10 @@ class Lanes:
     names: list[tuple[str, float]] = field(default_factory=list)
     ticks: list[tuple[float, str]] = field(default_factory=list)
     folds: list[float] = field(default_factory=list)
-    seen: list[Seen] = field(default_factory=list)
-    tries: list[Try] = field(default_factory=list)
-    waits: list[Wait] = field(default_factory=list)
-    nexts: list[Next] = field(default_factory=list)
+    seen: list[ArrivalMark] = field(default_factory=list)
+    tries: list[AttemptBlock] = field(default_factory=list)
+    waits: list[WaitLine] = field(default_factory=list)
+    nexts: list[NextAttempt] = field(default_factory=list)
 
     @property
     def is_long(self) -> bool:
@@ -144,7 +144,7 @@ class _Scale:
         return before.x + (after.x - before.x) * min(max(share, 0.12), 0.94)
 
 
-def draw(story: Story) -> Lanes | None:
+def draw(story: EventHistory) -> TimelineChart | None:
     """The drawing; None where everything happened in one moment, and the list says it all."""
     deliveries = list(story.deliveries[:LANES])
     points = [(arrival.at, 0) for arrival in story.arrivals]
@@ -158,14 +158,14 @@ def draw(story: Story) -> Lanes | None:
     if len(scale.columns) < 2:
         return None
     height = 46.0 * (len(deliveries) + 1) + 20
-    drawn = Lanes(max(WIDTH, scale.end + 150), height + 30, _now(story, scale))
+    drawn = TimelineChart(max(WIDTH, scale.end + 150), height + 30, _now(story, scale))
     drawn.names = [("arrivals", 38.0), *[(d.destination, _y(lane)) for lane, d in enumerate(deliveries, 1)]]
     _draw_time(drawn, scale, story.now)
     last_x = -100.0
     for arrival in story.arrivals:
         x = scale.column(arrival.at, 0).x
         if scale.holds(arrival.at) and x - last_x > 8:
-            drawn.seen.append(Seen(str(arrival.outcome), x))
+            drawn.seen.append(ArrivalMark(str(arrival.outcome), x))
             last_x = x
     for lane, delivery in enumerate(deliveries, 1):
         _draw_lane(drawn, scale, story, delivery, lane)
@@ -180,12 +180,12 @@ def _is_ahead(delivery: StoredDelivery, now: datetime) -> bool:
     return delivery.status is DeliveryStatus.pending and delivery.due_at is not None and delivery.due_at > now
 
 
-def _now(story: Story, scale: _Scale) -> float | None:
+def _now(story: EventHistory, scale: _Scale) -> float | None:
     """Now is drawn where something still lies ahead."""
     return round(scale.x(story.now), 1) if any(_is_ahead(d, story.now) for d in story.deliveries) else None
 
 
-def _draw_time(drawn: Lanes, scale: _Scale, now: datetime) -> None:
+def _draw_time(drawn: TimelineChart, scale: _Scale, now: datetime) -> None:
     for before, after in zip(scale.columns, scale.columns[1:], strict=False):
         if (after.at - before.at).total_seconds() > 30:
             drawn.folds.append(round((before.x + after.x) / 2, 1))
@@ -194,7 +194,7 @@ def _draw_time(drawn: Lanes, scale: _Scale, now: datetime) -> None:
         drawn.ticks.append((column.x, column.at.strftime("%H:%M:%S" if is_today else "%d %b %H:%M")))
 
 
-def _draw_lane(drawn: Lanes, scale: _Scale, story: Story, delivery: StoredDelivery, lane: int) -> None:
+def _draw_lane(drawn: TimelineChart, scale: _Scale, story: EventHistory, delivery: StoredDelivery, lane: int) -> None:
     y = _y(lane)
     end: float | None = None
     previous: StoredAttempt | None = None
@@ -203,7 +203,7 @@ def _draw_lane(drawn: Lanes, scale: _Scale, story: Story, delivery: StoredDelive
             x = scale.column(attempt.started_at, lane).x
             if previous is not None and end is not None and x - end > 34:
                 wait = (attempt.started_at - previous.ended_at).total_seconds()
-                drawn.waits.append(Wait(end + 8, x - 6, y, span(wait)))
+                drawn.waits.append(WaitLine(end + 8, x - 6, y, span(wait)))
             block = _block(attempt, x, y)
             drawn.tries.append(block)
             end = x + block.width
@@ -212,21 +212,21 @@ def _draw_lane(drawn: Lanes, scale: _Scale, story: Story, delivery: StoredDelive
         x = scale.column(delivery.due_at, lane).x
         start = (end if end is not None else LEFT) + 8
         since = previous.ended_at if previous else story.now
-        drawn.waits.append(Wait(start, x - 10, y, span((delivery.due_at - since).total_seconds()), is_ahead=True))
+        drawn.waits.append(WaitLine(start, x - 10, y, span((delivery.due_at - since).total_seconds()), is_ahead=True))
         most = story.most(delivery.destination)
         number = f"attempt {delivery.attempts + 1}" + ("" if most is None else f" of {most}")
-        drawn.nexts.append(Next(x, y, number, delivery.due_at))
+        drawn.nexts.append(NextAttempt(x, y, number, delivery.due_at))
 
 
-def _block(attempt: StoredAttempt, x: float, y: float) -> Try:
+def _block(attempt: StoredAttempt, x: float, y: float) -> AttemptBlock:
     seconds = max((attempt.ended_at - attempt.started_at).total_seconds(), 0.0)
     inks = {AttemptOutcome.done: "done", AttemptOutcome.crashed: "wait"}
-    said = "done" if attempt.outcome is AttemptOutcome.done else _said(attempt)
+    said = "done" if attempt.outcome is AttemptOutcome.done else _describe(attempt)
     width = min(10 + 16 * log2(1 + seconds), 70)
-    return Try(inks.get(attempt.outcome, "dead"), x, y, round(width, 1), f"{said} · {took(seconds)}")
+    return AttemptBlock(inks.get(attempt.outcome, "dead"), x, y, round(width, 1), f"{said} · {took(seconds)}")
 
 
-def _said(attempt: StoredAttempt) -> str:
+def _describe(attempt: StoredAttempt) -> str:
     if attempt.outcome is AttemptOutcome.crashed:
         return "crashed"
     if attempt.evidence.status is not None:
