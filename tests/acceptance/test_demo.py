@@ -144,7 +144,7 @@ def test_the_hour_before_the_first_look_is_there(demo: Demo) -> None:
 
 
 def test_a_customer_who_writes_much_waits_in_line(demo: Demo) -> None:
-    line = "behind another of its subject"
+    line = "waiting for an earlier event of its subject"
     eventually(lambda: line in demo.see("/events?query=to:reply+status:pending") or None, line)
 
 
@@ -174,7 +174,7 @@ def test_dead_letters_are_replayed_once_the_destination_is_mended(demo: Demo) ->
     before = demo.see("/dead")
     assert "Renew the key" in before
     assert re.search(r"renewed by itself at <time ", before)
-    assert "Mended" in demo.press("/callouts/replay/act", **{"from": "dead"})
+    assert "Fixed" in demo.press("/callouts/replay/act", **{"from": "dead"})
     plan = re.search(r'href="(/replays/plan\?query=[^"]+)"[^>]*>Replay \d+…', demo.see("/"))
     assert plan is not None
     asked = demo.see(plan[1])

@@ -115,11 +115,11 @@ def _describe(delivery: StoredDelivery, now: datetime) -> str:
         case DeliveryStatus.discarded:
             return f"discarded: {delivery.reason}" if delivery.reason else "discarded"
         case DeliveryStatus.leased:
-            return f"{delivery.destination} is at work"
+            return f"{delivery.destination}: in progress"
         case DeliveryStatus.pending if delivery.blocked_by is not None:
-            return "behind another of its subject"
+            return "waiting for an earlier event of its subject"
         case DeliveryStatus.pending if delivery.due_at is not None and delivery.due_at > now:
-            again = f"again {utc(delivery.due_at)}"
+            again = f"retry at {utc(delivery.due_at)}"
             return f"{error}, {again}" if error else again
         case DeliveryStatus.pending:
             return f"{error}, due now" if error else "due now"

@@ -80,9 +80,9 @@ def _stats(
         Stat("Received", _rate(received / minutes), "/min", _change(received, total(before, "received"), span),
              "/live", line=spark(flow("received"))),
         Stat("Duplicates", percent(folded + conflicts, received), "%",
-             f"{number(folded)} folded, {number(conflicts)} conflict{'' if conflicts == 1 else 's'}",
+             f"{number(folded)} identical, {number(conflicts)} conflict{'' if conflicts == 1 else 's'}",
              "/sources", "twin", spark(flow("duplicate", "conflict"))),
-        Stat("Rejected", percent(rejected, received + rejected), "%", f"{number(rejected)} turned away",
+        Stat("Rejected", percent(rejected, received + rejected), "%", f"{number(rejected)} rejected",
              "/sources", "odd", spark(flow("rejected"))),
         Stat("Delivered", _rate(done / minutes), "/min", _change(done, total(before, "succeeded"), span),
              "/events?query=status:done", line=spark(flow("succeeded"))),
@@ -97,7 +97,7 @@ def _rate(value: float) -> str:
 
 def _change(now: int, before: int, span: Span) -> str:
     if not before:
-        return f"{number(now)} in all"
+        return f"{number(now)} in total"
     change = (now - before) / (span.seconds / 60)
     return f"{'+' if change >= 0 else '−'}{number(abs(round(change, 1)))} on {span.before}"
 
@@ -106,7 +106,7 @@ def _oldest(frame: Frame) -> Stat:
     waits = [level.oldest_due for level in frame.levels.values() if level.oldest_due is not None]
     mark = next((mark for mark in frame.system.watermarks if mark.name == "oldest_due"), None)
     waiting = sum(level.pending for level in frame.levels.values())
-    sub = f"{number(waiting)} wait" if mark is None else f"{number(waiting)} wait, watermark {stopwatch(mark.limit)}"
+    sub = f"{number(waiting)} waiting" + ("" if mark is None else f", watermark {stopwatch(mark.limit)}")
     return Stat(
         "Oldest due", stopwatch(max(waits)) if waits else "–", "min" if waits and max(waits) < 3600 else "",
         sub, "/events?query=status:pending", is_crossed=mark is not None and mark.crossed,

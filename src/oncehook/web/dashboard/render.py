@@ -26,13 +26,13 @@ STATIC: Final = HERE / "static"
 VENDOR: Final = STATIC / "vendor"
 
 SENTENCES: Final[Mapping[str, str]] = {
-    "replay": "The replay began.",
-    "retry": "Its next attempt is due now.",
+    "replay": "Replay started.",
+    "retry": "The next attempt is due now.",
     "discard": "Discarded.",
     "pause": "Paused: deliveries wait, nothing is lost.",
-    "resume": "It goes on.",
+    "resume": "Resumed.",
     "abort": "Aborted. What is done stays done.",
-    "mend": "Mended: it answers again.",
+    "mend": "Fixed: it answers again.",
     "link": "A new one-time link is in the terminal of the server.",
     "logout": "Logged out.",
 }

@@ -81,7 +81,7 @@ def _arrivals(story: EventHistory) -> Iterator[Moment]:
 def _about(story: EventHistory, arrival: ShownArrival) -> str:
     if arrival.outcome is Outcome.accepted:
         count = len(story.deliveries)
-        made = "no route wants it" if not count else f"{count} deliver{'y' if count == 1 else 'ies'} made"
+        made = "no route matches" if not count else f"{count} deliver{'y' if count == 1 else 'ies'} made"
         return f"stored, {made}"
     return "same key, another body" if arrival.body_differs else "same body, folded into this event"
 
@@ -162,10 +162,10 @@ def _ahead(story: EventHistory, delivery: StoredDelivery) -> Moment:
     name = delivery.destination
     if delivery.status is DeliveryStatus.leased:
         number = _number(story, delivery, delivery.run, max(delivery.attempts, 1))
-        return Moment(story.now, "leased", f"{name}, {number}, under way", "a worker has it", due_at=story.now)
+        return Moment(story.now, "leased", f"{name}, {number}, in progress", "a worker has it", due_at=story.now)
     number = _number(story, delivery, delivery.run, delivery.attempts + 1)
     if delivery.due_at is None:
-        behind = "waits behind an earlier event of its subject" if delivery.blocked_by else "held"
+        behind = "waiting for an earlier event of its subject" if delivery.blocked_by else "held"
         return Moment(story.now, "pending", f"{name}, {number}", behind, due_at=story.now)
     if delivery.due_at <= story.now:
         return Moment(delivery.due_at, "future", f"{name}, {number}", "due now", due_at=delivery.due_at)
