@@ -55,7 +55,7 @@ class TooManyTries(Refused):
 
 
 class Throttle:
-    """Counts wrong tokens: each beyond the first few doubles the wait of its network."""
+    """A count of wrong tokens: each beyond the first few doubles the wait of its network."""
 
     def __init__(self) -> None:
         self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
@@ -107,7 +107,7 @@ LONGEST_NAME: Final = 200
 
 
 class Role(IntEnum):
-    """A name of `person.ROLES` with its rank: each may do what those before it may."""
+    """A name of `model.RoleName` with its rank: each may do what those before it may."""
 
     viewer = 1
     """Look."""
@@ -133,7 +133,7 @@ class Identity:
     """Whether it is named in the settings, so that its last use is written down."""
 
     def admin(self, admin: Admin) -> Admin:
-        """Return the desk as this one sees it."""
+        """Return the admin as this one sees it."""
         return admin.seen_by(self.name, self.sources, payloads=self.payloads)
 
     @property
@@ -200,7 +200,7 @@ _LOCAL: Final = _Holder(b"", Identity("local", Role.admin), is_unguessable=True)
 
 
 class Access:
-    """Knows the tokens, and who holds them."""
+    """The tokens, and who holds them."""
 
     def __init__(
         self,
@@ -242,17 +242,17 @@ class Access:
 
     @property
     def tokens_digest(self) -> bytes:
-        """What changes with any of the tokens: sessions begun without one are bound to it."""
+        """Return what changes with any of the tokens: sessions begun without one are bound to it."""
         return hash_token(b"".join(sorted(holder.digest for holder in self._holders)))
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is any token to know."""
+        """Tell whether there is any token to know."""
         return bool(self._holders)
 
     @property
     def holders(self) -> Sequence[Identity]:
-        """Everybody who holds a token."""
+        """Return everybody who holds a token."""
         return [holder.identity for holder in self._holders]
 
     def identify(self, headers: Headers, peer: str) -> Identity | None:
@@ -267,7 +267,7 @@ class Access:
 
         All tokens are compared, so that time tells nothing (S3). While a network has to wait, a right token is refused
         like a wrong one; otherwise waiting would hinder nobody from guessing. One that nobody could guess passes, so
-        that strangers who share an address with its holder cannot keep him out.
+        that others who share an address with its holder cannot keep him out.
         """
         digest = hash_token(token)
         found: _Holder | None = None
@@ -326,11 +326,11 @@ class Access:
         return None if found is None or found.has_expired else found
 
     def is_local(self, request: Request) -> bool:
-        """Tell whether a request comes straight from this machine and is meant for it (DESIGN.md 8.11)."""
+        """Tell whether a request comes straight from this machine and is meant for it."""
         return is_local(request.scope["headers"], self._peer_of(request.scope))
 
     async def of(self, request: Request) -> Identity | None:
-        """Who asks: the holder of the token, or whom the host application lets in."""
+        """Return who asks: the holder of the token, or whom the host application lets in."""
         found = self.identify(request.scope["headers"], self._peer_of(request.scope))
         if found is not None:
             await self.note_use(found)
@@ -338,7 +338,7 @@ class Access:
             return found
         found = await authorize_request(self._authorize, request)
         if found is not None and request.method not in ("GET", "HEAD") and not is_same_origin(request):
-            # The host may go by a cookie, which a browser also sends for a stranger's page.
+            # The host may go by a cookie, which a browser also sends for another site's page.
             raise Forbidden("This change comes from another site.")
         return found
 
@@ -358,11 +358,11 @@ def hash_token(token: bytes) -> bytes:
 
 
 def is_local(headers: Headers, peer: str) -> bool:
-    """Whether a request comes straight from this machine and was meant for it (DESIGN.md 8.11).
+    """Tell whether a request comes straight from this machine and was meant for it.
 
-    Not through a tunnel or a proxy that ends here, nor from a browser that was told that a stranger's name is ours.
+    Not through a tunnel or a proxy that ends here, nor from a browser that took another host's name for ours.
     """
-    # A program that hands over an arrival has no peer. Here an unknown peer is a stranger.
+    # A program that hands over an arrival has no peer. Here an unknown peer is not local.
     return bool(peer) and is_direct(Arrival("", headers, b"", peer=peer)) and _is_own_host(headers)
 
 
@@ -379,7 +379,7 @@ def _is_own_host(headers: Headers) -> bool:
 
 
 def is_same_origin(request: Request) -> bool:
-    """Whether a browser made this request for our own page, or no browser made it at all (S29)."""
+    """Tell whether a browser made this request for our own page, or no browser made it at all (S29)."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")
@@ -388,7 +388,7 @@ def is_same_origin(request: Request) -> bool:
 
 
 def is_refused_act(request: Request, error: Refused) -> bool:
-    """Whether a refusal belongs into the audit log: what somebody may not see or do, and acts that could not be done.
+    """Tell whether a refusal goes into the audit log: what somebody may not see or do, and acts that failed.
 
     What cannot be read, or comes too often, is no act.
     """

@@ -382,7 +382,7 @@ class AppExchange(Exchange):
 
     @property
     def _is_over(self) -> bool:
-        """Whether nothing more can be answered."""
+        """Tell whether nothing more can be answered."""
         return self.is_complete or self._is_gone or self._connection.transport.is_closing()
 
     async def _run(self) -> None:

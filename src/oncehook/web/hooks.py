@@ -149,7 +149,7 @@ class HookRequest:
 
     @property
     def is_refused(self) -> bool:
-        """Whether it had to make way for other bodies."""
+        """Tell whether it had to make way for other bodies."""
         return self._counted is not None and self._counted.refused
 
     def release(self) -> None:

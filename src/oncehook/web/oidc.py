@@ -2,7 +2,7 @@
 
 Authorization code flow with PKCE. State, nonce and verifier are derived from one secret that only the browser holds, so
 any server of an inbox can finish what another one began, and nothing has to be stored. All calls to the provider go
-through the guarded client (S17, S20). `Door` asks this who comes in; sessions are begun there, as for a password.
+through the guarded client (S17, S20). `Auth` asks this who signs in; sessions are begun there, as for a password.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class SignIn:
 
     @property
     def cookie(self) -> str:
-        """What the browser keeps meanwhile."""
+        """Return what the browser keeps meanwhile."""
         return f"{self.secret}.{base64.urlsafe_b64encode(self.to.encode()).decode()}"
 
     @property
@@ -153,7 +153,7 @@ class SignIn:
 
     @property
     def challenge(self) -> str:
-        """What the provider is told of the verifier (PKCE, S256)."""
+        """Return what the provider is told of the verifier (PKCE, S256)."""
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
     def _derived(self, what: str) -> str:
@@ -203,17 +203,17 @@ class Oidc:
 
     @property
     def name(self) -> str:
-        """What people know the provider by."""
+        """Return what people know the provider by."""
         return self._settings.name or urlsplit(self._settings.issuer).netloc
 
     @property
     def is_secure(self) -> bool:
-        """Whether browsers come by https."""
+        """Tell whether browsers come by https."""
         return self._settings.public_url.startswith("https://")
 
     @property
     def mark(self) -> str:
-        """What decides who comes in, in short: when it changes, sessions that were begun by it end (S31)."""
+        """Return what decides who comes in, in short: when it changes, sessions that were begun by it end (S31)."""
         settings = self._settings
         decisive = (
             settings.issuer,

@@ -147,7 +147,7 @@ async def serve(
     signals = StopSignals(on_stop)
     listener = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
-    # Signals are handled before anybody is told that it is ready: whoever is told may stop it.
+    # Signals are handled before `on_ready` is called: whoever hears that it is ready may stop it.
     with signals.handled():
         async with serve_on(listener, app, hooks=hooks, limits=limits, trusted=trusted, is_urgent=signals.is_urgent):
             on_ready(f"http://{shown}:{listener.getsockname()[1]}")
@@ -224,7 +224,7 @@ def answering_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContext
 
 
 class _AdminRoutes:
-    """API and dashboard of one inbox, and who may come in."""
+    """API and dashboard of one inbox, and who has access."""
 
     def __init__(
         self, inbox: Inbox, settings: ServerConfig, stream: Broadcast, *, ui: bool, guide: Guide | None

@@ -1,5 +1,4 @@
-"""Who stands at the dashboard: sessions, the password, the one-time link, the OpenID provider, and the host
-application's own word.
+"""Sessions of the dashboard, begun by password, one-time link or OpenID provider; or the host application decides.
 
 Pages show every request to `Auth.of` and get an `Identity` or None. Sessions are kept in the store: they outlast a
 restart, and every server of an inbox knows them. A bearer token is no credential here, as a cookie is none at the API
@@ -45,7 +44,7 @@ class DashboardSessions:
         self._cookie = ""
 
     async def cookie(self) -> str:
-        """What the cookie is called. Cookies do not know ports: each inbox on a machine has a name of its own."""
+        """Return the cookie's name. Cookies do not know ports: each inbox on a machine has a name of its own."""
         if not self._cookie:
             self._cookie = f"oncehook_{await self._store.inbox_number():x}"
         return self._cookie
@@ -59,11 +58,11 @@ class DashboardSessions:
         return name
 
     async def of(self, name: str) -> StoredSession | None:
-        """Whose session this is, while it lasts."""
+        """Return whose session this is, while it lasts."""
         return await self._store.get_session(hash_of(name))
 
     async def end(self, name: str) -> None:
-        """It is over, at every server."""
+        """End it, at every server."""
         await self._store.end_session(hash_of(name))
 
 
@@ -73,9 +72,7 @@ LONGEST_PASSWORD: Final = 4096
 
 
 class Auth:
-    """Lets people in: by password, by one-time link from this machine, as an OpenID provider or the host application
-    says.
-    """
+    """Ways into the dashboard: password, one-time link from this machine, OpenID provider, host application."""
 
     def __init__(
         self,
@@ -87,7 +84,7 @@ class Auth:
         announce: Callable[[str], None] | None = None,
         oidc: Oidc | None = None,
     ) -> None:
-        """`sessions` are needed unless the host application decides. `announce` is told a fresh one-time link's path,
+        """`sessions` are needed unless the host application decides. `announce` gets a fresh one-time link's path,
         to print it where only the machine's owner reads.
         """
         self.access = access
@@ -103,21 +100,21 @@ class Auth:
 
     @property
     def is_hosted(self) -> bool:
-        """The host application decides; there is nothing to log in to."""
+        """Return the host application decides; there is nothing to log in to."""
         return self._authorize is not None
 
     @property
     def has_password(self) -> bool:
-        """Whether to ask for a password: not where there is none, and another way in."""
+        """Tell whether to ask for a password: not where there is none, and another way in."""
         return self.access.has_tokens or self.oidc is None
 
     @property
     def can_announce(self) -> bool:
-        """Somebody would read a fresh link."""
+        """Tell whether somebody would read a fresh link."""
         return self._announce is not None
 
     async def of(self, request: Request) -> Identity | None:
-        """Who asks, or None."""
+        """Return who asks, or None."""
         if self._authorize is not None:
             return await authorize_request(self._authorize, request)
         name = await self._name(request)
@@ -128,7 +125,7 @@ class Auth:
         return found
 
     def _holder(self, name: str, session: StoredSession) -> Identity | None:
-        """Whose it is; with the role that it was begun with, and not more than its password still gives."""
+        """Return whose it is; with the role that it was begun with, and not more than its password still gives."""
         role = Role[session.role]
         if self.oidc is not None and same(prove(name, hash_of(self.oidc.mark)), session.proof):
             return Identity(session.actor, role)
@@ -136,7 +133,7 @@ class Auth:
         return None if vouched is None else replace(vouched, name=session.actor, role=min(role, vouched.role))
 
     async def is_open(self, request: Request) -> bool:
-        """Whether the session of this request still lasts, as far as can be told now."""
+        """Tell whether the session of this request still lasts, as far as can be told now."""
         try:
             return await self.of(request) is not None
         except StoreUnavailable:
@@ -159,7 +156,7 @@ class Auth:
         self._announce(self.link())
 
     def is_own_machine(self, request: Request) -> bool:
-        """Whether it comes straight from this machine and is meant for it (DESIGN.md 8.11)."""
+        """Tell whether it comes straight from this machine and is meant for it."""
         # A browser is expected here: what tells one from a program says nothing about the way it came.
         headers = [pair for pair in request.scope["headers"] if pair[0] not in (b"origin", b"sec-fetch-site")]
         return is_local(headers, self._peer_of(request.scope))
@@ -266,11 +263,11 @@ class Auth:
             await self._sessions.end(name)
 
     async def _name(self, request: Request) -> str:
-        """What the browser holds; empty when it holds nothing."""
+        """Return what the browser holds; empty when it holds nothing."""
         return "" if self._sessions is None else request.cookies.get(await self._sessions.cookie(), "")
 
     def is_https(self, request: Request) -> bool:
-        """Whether the browser speaks TLS, with us or with a proxy that we trust."""
+        """Tell whether the browser speaks TLS, with us or with a proxy that we trust."""
         if request.scope.get("scheme") == "https":
             return True
         proxied = is_within(direct_peer(request.scope), self._trusted)

@@ -1,4 +1,4 @@
-"""The JSON API under `/api/v1`: the desk, spoken over HTTP with a bearer token.
+"""The JSON API under `/api/v1`: every question and act of the admin, over HTTP with a bearer token.
 
 `endpoints` has the whole of it; `routes` makes Starlette routes of them for the server, or for a host application under
 any prefix. Every answer is JSON that no browser will take for a page; every refusal says why, in a word for programs,
@@ -36,14 +36,14 @@ SAFE: Final[Mapping[str, str]] = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""A stranger's text is in nearly every answer: no browser may take one for anything but data (S30)."""
+"""Untrusted text is in nearly every answer: no browser may take one for anything but data (S30)."""
 
 
 # -- routes ------------------------------------------------------------------------------------
 
 
 def routes(admin: Admin, access: Access, stream: Broadcast) -> list[BaseRoute]:
-    """Every address of the API, `/openapi.json`, and a refusal for whatever else is asked below `/api/v1`."""
+    """Return every address of the API, `/openapi.json`, and a refusal for whatever else is asked below `/api/v1`."""
     described = msgspec.json.encode(document(ENDPOINTS))
 
     async def openapi(request: Request) -> Response:
@@ -96,7 +96,7 @@ def _serve(
 
 
 async def _nothing_here(request: Request, access: Access) -> Refused:
-    """Why there is nothing: a stranger does not learn which addresses there are."""
+    """Return why there is nothing; whoever has no token does not learn which addresses there are."""
     try:
         if await access.of(request) is None:
             return Unauthorized()
@@ -155,8 +155,8 @@ def refusal(error: Refused) -> Response:
 
 
 def _unavailable(error: StoreError) -> Response:
-    # What the database said may name hosts, users and files of ours: it is for the log.
+    # The database's words may name hosts, users and files of ours: it is for the log.
     fields = {"code": error.code, "error": str(error)}
     ration.log(log, logging.WARNING, "api.store_unavailable", fields, kind=error.code)
-    said = schemas.Error(error="The store cannot answer now; try again.", code=error.code, hint="")
-    return _json(503, said, {"Retry-After": "1"})
+    answer = schemas.Error(error="The store cannot answer now; try again.", code=error.code, hint="")
+    return _json(503, answer, {"Retry-After": "1"})

@@ -101,7 +101,7 @@ async def get_arrival_body(call: ApiCall) -> Response:
 
 
 def _bytes(body: bytes, name: str) -> Response:
-    """A stranger's bytes, to be saved and never to be shown (S30)."""
+    """Return untrusted bytes, to be saved and never to be shown (S30)."""
     attached = {"Content-Disposition": f'attachment; filename="{name}.bin"'}
     return Response(body, media_type="application/octet-stream", headers=attached)
 
@@ -409,7 +409,7 @@ async def erase(call: ApiCall) -> Any:
 
 
 class _Watching(StreamingResponse):
-    """A stream that is left again, even by who was gone before it began."""
+    """A stream whose watcher leaves at its end, even one that was gone before it began."""
 
     def __init__(self, stream: Broadcast, watcher: Watcher) -> None:
         super().__init__(stream.watch(watcher), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})

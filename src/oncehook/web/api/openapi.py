@@ -68,7 +68,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The OpenAPI description of these endpoints."""
+    """Return the OpenAPI description of these endpoints."""
     shapes: list[type] = [Error]
     for endpoint in endpoints:
         shapes += [shape for shape in (endpoint.answer, endpoint.body) if shape is not None]
@@ -122,8 +122,8 @@ def _placeholders(path: str) -> list[str]:
 
 
 def _parameter(name: str, place: str, about: str, *, required: bool = False) -> dict[str, Any]:
-    said = {"name": name, "in": place, "required": required, "schema": {"type": "string"}}
-    return {**said, "description": about} if about else said
+    described = {"name": name, "in": place, "required": required, "schema": {"type": "string"}}
+    return {**described, "description": about} if about else described
 
 
 def _response(endpoint: Endpoint) -> dict[str, Any]:

@@ -133,38 +133,38 @@ class ApiCall:
 
     @property
     def actor(self) -> str:
-        """Who asks, as the audit log names them."""
+        """Return who asks, as the audit log names them."""
         return self.identity.name
 
     def id(self, kind: Kind, place: str = "id") -> bytes:
-        """The id in the path. One of another kind is not found: nothing lives there."""
+        """Return the id in the path. One of another kind is not found: nothing lives there."""
         try:
             return read_id(kind, self.request.path_params[place])
         except ValueError:
             raise NotFound("There is no such thing here.", hint=f"Ids here begin with {kind}_.") from None
 
     def parameter(self, name: str, default: str = "") -> str:
-        """A parameter of the query string; given twice, it is refused."""
+        """Return a parameter of the query string; given twice, it is refused."""
         values = self.request.query_params.getlist(name)
         if len(values) > 1:
             raise BadRequest(f"`{name}` is given twice.")
         return values[0] if values else default
 
     def filter(self) -> Filter:
-        """What `query=` means, and every word of a query that is a parameter of its own."""
-        said = [self.parameter("query")]
-        said += [f"{word}:{quoted(value)}" for word in WORDS if (value := self.parameter(word))]
-        return self.admin.read(" ".join(said))
+        """Return what `query=` means, and every word of a query that is a parameter of its own."""
+        words = [self.parameter("query")]
+        words += [f"{word}:{quoted(value)}" for word in WORDS if (value := self.parameter(word))]
+        return self.admin.read(" ".join(words))
 
     def limit(self) -> int:
-        """How many at most."""
+        """Return how many at most."""
         text = self.parameter("limit", str(USUAL))
         if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MOST):
             raise BadRequest(f"`limit` is a number from 1 to {MOST}.")
         return int(text)
 
     def cursor(self, kind: str) -> bytes | None:
-        """Where to go on in a list of this kind."""
+        """Return where to go on in a list of this kind."""
         text = self.parameter("cursor")
         if not text:
             return None
@@ -179,7 +179,7 @@ class ApiCall:
         return place
 
     def request_key(self) -> str | None:
-        """What makes two requests the same act: who asks, where, and their Idempotency-Key (R47)."""
+        """Return what makes two requests the same act: who asks, where, and their Idempotency-Key (R47)."""
         given = self.request.headers.getlist("idempotency-key")
         if not given:
             return None
@@ -189,7 +189,7 @@ class ApiCall:
         return digest(self.actor.encode(), path.encode(), given[0].encode("latin-1")).hex()
 
     async def body(self, kind: type[B]) -> B:
-        """The JSON body as one of the shapes above; none at all is an empty one."""
+        """Return the JSON body as one of the shapes above; none at all is an empty one."""
         raw = await self._raw()
         try:
             value = payload.parse(raw) if raw.strip() else {}
@@ -219,7 +219,7 @@ class ApiCall:
 
 
 def cursor(kind: str, place: bytes | None) -> str | None:
-    """Where to go on, as it is handed out."""
+    """Return where to go on, as it is handed out."""
     return None if place is None else base64.urlsafe_b64encode(kind.encode() + b":" + place).decode().rstrip("=")
 
 
@@ -257,7 +257,7 @@ def _has_nul(value: object) -> bool:
 
 
 def rate(value: float | str | None) -> float | None:
-    """Deliveries a second: a number, or words such as "20/s"."""
+    """Return deliveries a second: a number, or words such as "20/s"."""
     if value is None:
         return None
     try:

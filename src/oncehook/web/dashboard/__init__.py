@@ -1,7 +1,7 @@
 """The dashboard: every page and every act of it, with the role that each needs.
 
 `PAGES` is the whole of it, one line each; `routes` makes Starlette routes of them for the server, `dashboard` an
-application to be mounted under any prefix. Pages ask the desk and nothing else. Every one works without script.
+application to be mounted under any prefix. Pages ask the admin and nothing else. Every one works without script.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ def _act(path: str, endpoint: PageHandler) -> PageRoute:
 
 
 def _ask(path: str, endpoint: PageHandler) -> PageRoute:
-    """A dialog before an act: whoever may not act needs none."""
+    """Return a dialog before an act: whoever may not act needs none."""
     return PageRoute(path, endpoint, Role.operator)
 
 
-# -- what pages are told while they are open ---------------------------------------------------
+# -- hints for open pages ----------------------------------------------------------------------
 
 
 async def stream(context: PageContext) -> Response:
-    """Hints that something has happened; with `page=live`, what it was."""
+    """Show hints that something has happened; with `page=live`, what it was."""
     event_id, kind = context.parameter("event"), context.parameter("kind", "all")
     watcher = context.stream.join(context.admin.scope)
 
@@ -128,11 +128,11 @@ CALLOUTS: Final[Sequence[PageRoute]] = (
 """Where there is a guide."""
 
 
-# -- from a request to a visit -----------------------------------------------------------------
+# -- from a request to a page ------------------------------------------------------------------
 
 
 class DashboardRoutes:
-    """Answers requests to pages: finds out who asks, checks the role, and shows what goes wrong as a page."""
+    """Routes of all pages: who asks, the role, the page, and a page for what goes wrong."""
 
     def __init__(self, admin: Admin, auth: Auth, live: Broadcast, guide: Guide | None = None) -> None:
         self._admin = admin
@@ -143,7 +143,7 @@ class DashboardRoutes:
         self._guide = guide
 
     def routes(self) -> list[BaseRoute]:
-        """Everything, the page for what is not there included: to be put behind all other routes."""
+        """Return everything, the page for what is not there included: to be put behind all other routes."""
         made: list[BaseRoute] = [
             Mount("/static", _Static(directory=STATIC), name="static"),
             Route("/login", self._login_route(self._show_login), methods=["GET"]),
@@ -221,7 +221,7 @@ class DashboardRoutes:
         return RedirectResponse(f"{root_of(request)}/login{self._wanted(request)}", 303, headers=dict(SAFE))
 
     def _wanted(self, request: Request) -> str:
-        """The page somebody asked for, for those who can be brought back to it after they have signed in."""
+        """Return the page somebody asked for, for those who can be brought back to it after they have signed in."""
         path = request.url.path.removeprefix(root_of(request))
         query = f"?{request.url.query}" if request.url.query else ""
         if self._auth.oidc is None or request.method != "GET" or own_path(path + query) == "/":
@@ -320,7 +320,7 @@ class DashboardRoutes:
     # -- what goes wrong -----------------------------------------------------------------------
 
     async def _error_page(self, request: Request, error: OncehookError, context: PageContext | None) -> Response:
-        """A page that says what went wrong and what to do; in its frame, where that can be had."""
+        """Show a page that says what went wrong and what to do; in its frame, where that can be had."""
         status = error.status if isinstance(error, Refused) else 503 if isinstance(error, StoreError) else 500
         answer: Response | None = None
         if context is not None and not isinstance(error, StoreError):
@@ -335,13 +335,13 @@ class DashboardRoutes:
         return answer
 
     def _bare(self, request: Request, error: OncehookError, status: int) -> Response:
-        """The same for somebody of whom it is not known what they may see."""
+        """Return the same for somebody of whom it is not known what they may see."""
         shown = {"error": error, "code": status, "is_known": False, "is_hosted": self._auth.is_hosted}
         return html(request, "error.html", status, base="bare.html", said="", back=_back(request), **shown)
 
 
 def _back(request: Request) -> str:
-    """The page of this site that they come from; empty when they come from elsewhere."""
+    """Return the page of this site that they come from; empty when they come from elsewhere."""
     came = request.headers.get("referer", "")
     scheme, _, rest = came.partition("://")
     return came if scheme in ("http", "https") and rest.partition("/")[0] == request.headers.get("host") else ""
@@ -387,7 +387,7 @@ _NOBODY: Final = Identity("", Role.viewer)
 
 
 def routes(admin: Admin, auth: Auth, live: Broadcast, guide: Guide | None = None) -> list[BaseRoute]:
-    """The dashboard's routes, for the server: to be put behind all others, because the last one answers everything."""
+    """Return the dashboard's routes; put them behind all others, because the last one answers everything."""
     return DashboardRoutes(admin, auth, live, guide).routes()
 
 
@@ -406,7 +406,7 @@ class _Hosted(Starlette):
 
 
 def dashboard(admin: Admin, live: Broadcast, *, authorize: Authorize, ways_in: Sequence[object] = ()) -> Starlette:
-    """Dashboard and API as an application, to be mounted in another one; that one decides who comes in.
+    """Build dashboard and API as an application, to be mounted in another one; that one decides who comes in.
 
     `ways_in` are the applications that take hooks in, which the other one may have mounted beside it.
     """

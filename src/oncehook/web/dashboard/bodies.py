@@ -39,7 +39,7 @@ class Node:
 
     @property
     def hint(self) -> str:
-        """What a closed object or array says of itself."""
+        """Return what a closed object or array says of itself."""
         if self.kind == "a":
             return f"[ {self.text} ]"
         return f"{{ {self.text} }}"
@@ -51,7 +51,7 @@ class _Budget:
 
 
 def tree(body: bytes) -> tuple[Node, bool] | None:
-    """The tree of a JSON or form body and whether it is whole; None when it cannot be read as either."""
+    """Return the tree of a JSON or form body and whether it is whole; None when it cannot be read as either."""
     if len(body) > 4 * SHOWN:
         return None
     try:
@@ -93,12 +93,12 @@ def _node(name: str, value: Any, depth: int, budget: _Budget) -> Node:
 
 
 def raw(body: bytes) -> tuple[str, bool]:
-    """The body as text, and whether it is whole. Bytes that are no text are shown as such."""
+    """Return the body as text, and whether it is whole. Bytes that are no text are shown as such."""
     return body[:SHOWN].decode("utf-8", "replace"), len(body) <= SHOWN
 
 
 def dump(body: bytes) -> tuple[list[tuple[str, str, str]], bool]:
-    """Offset, sixteen bytes and what they spell, line by line; and whether it is whole."""
+    """Return offset, sixteen bytes and what they spell, line by line; and whether it is whole."""
     part = body[:HEX_SHOWN]
     rows = []
     for start in range(0, len(part), 16):
@@ -127,7 +127,7 @@ class DiffLine:
 
 
 def differences(first: bytes, other: bytes, around: int = 3) -> list[DiffLine]:
-    """How two bodies differ, sorted and indented where they are JSON."""
+    """Return how two bodies differ, sorted and indented where they are JSON."""
     before, after = _lines(first), _lines(other)
     found: list[DiffLine] = []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=len(before) > 500)

@@ -40,20 +40,20 @@ class Callout:
 
 
 class Guide(Protocol):
-    """Who knows what is worth seeing."""
+    """A source of callouts."""
 
     async def callouts(self) -> Sequence[Callout]:
-        """Those that nobody has dismissed."""
+        """Return those that nobody has dismissed."""
 
     def dismiss(self, name: str) -> None:
-        """Not again while this process runs."""
+        """Show it no more while this process runs."""
 
     def act(self, name: str) -> None:
-        """Somebody pressed the button of a callout."""
+        """Do what the button of a callout says."""
 
 
 async def dismiss(context: PageContext) -> Response:
-    """It was seen."""
+    """Remove a callout."""
     _guide(context).dismiss(context.request.path_params["name"])
     return context.back(await _place(context))
 

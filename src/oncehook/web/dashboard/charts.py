@@ -30,7 +30,7 @@ class Spark:
 
 
 def spark(values: Sequence[float]) -> Spark:
-    """The line through these values, from nothing to their highest."""
+    """Return the line through these values, from nothing to their highest."""
     if len(values) < 2:
         values = [0.0, 0.0]
     top = max(values) or 1.0
@@ -50,7 +50,7 @@ class Piece:
 
 
 def bar(parts: Iterable[tuple[str, float]], whole: float) -> list[Piece]:
-    """Parts side by side, as shares of a whole."""
+    """Return parts side by side, as shares of a whole."""
     pieces: list[Piece] = []
     x = 0.0
     for ink, amount in parts:
@@ -77,13 +77,13 @@ class Span:
     step: float
 
     def steps(self, now: datetime) -> list[datetime]:
-        """Where each step begins, oldest first; the last one is still under way."""
+        """Return where each step begins, oldest first; the last one is still under way."""
         first = now.timestamp() // self.step * self.step - self.step * (ceil(self.seconds / self.step) - 1)
         start = datetime.fromtimestamp(first, UTC)
         return [start + timedelta(seconds=self.step * n) for n in range(ceil(self.seconds / self.step))]
 
     def label(self, at: datetime) -> str:
-        """A step's name on the axis."""
+        """Return a step's name on the axis."""
         return at.strftime("%d %b") if self.step >= 86_400 else at.strftime("%H:%M")
 
 
@@ -96,12 +96,12 @@ SPANS: Final = (
 
 
 def span_of(word: str) -> Span:
-    """The stretch that an address names; the last hour when it names none we know."""
+    """Return the stretch that an address names; the last hour when it names none we know."""
     return next((span for span in SPANS if span.word == word), SPANS[0])
 
 
 def fill(points: Points | None, steps: Sequence[datetime], step: float) -> list[int]:
-    """What was counted in each step, with nothing where nothing was."""
+    """Return what was counted in each step, with nothing where nothing was."""
     counted: dict[int, int] = {}
     for at, n in points or ():
         slot = int(at.timestamp() // step)
@@ -110,12 +110,12 @@ def fill(points: Points | None, steps: Sequence[datetime], step: float) -> list[
 
 
 def total(flows: Flows, *names: str) -> int:
-    """The sum of these flows."""
+    """Return the sum of these flows."""
     return sum(n for name in names for _, n in flows.get(name, ()))
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """The value below which this share of sorted values lies."""
+    """Return the value below which this share of sorted values lies."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
@@ -143,7 +143,7 @@ class Latency:
         self._past: dict[tuple[str, int, frozenset[str] | None], Values] = {}
 
     async def get(self, admin: Admin, span: Span, now: datetime) -> Chart:
-        """The chart of a stretch of time, in a dozen parts."""
+        """Return the chart of a stretch of time, in a dozen parts."""
         part = Span(span.word, span.title, span.before, span.seconds, span.seconds / PARTS)
         steps = part.steps(now)
         values = [await self._part(admin, part, at, now) for at in steps]

@@ -40,7 +40,7 @@ class CauseGroup:
 
 
 async def dead(context: PageContext) -> Response:
-    """All dead letters, in groups."""
+    """Show all dead letters, in groups."""
     causes = await context.admin.causes()
     groups = [await _group(context, cause, is_open=place < OPENED) for place, cause in enumerate(causes)]
     frame = await context.frames.get(context.admin)
@@ -57,7 +57,7 @@ async def dead(context: PageContext) -> Response:
 
 
 async def group(context: PageContext) -> Response:
-    """The rows of one group, when somebody opens it."""
+    """Show the rows of one group, when somebody opens it."""
     destination, text = context.parameter("destination"), context.parameter("cause")
     found = [cause for cause in await context.admin.causes(destination) if cause.cause == text]
     if not found:
@@ -86,20 +86,20 @@ async def _group(context: PageContext, cause: Cause, *, is_open: bool) -> CauseG
 
 
 def query_of(cause: Cause) -> str:
-    """The query that finds a group: by status code where the cause is one, else by its words."""
-    said = f"destination:{quoted(cause.destination)} status:dead"
+    """Return the query that finds a group: by status code where the cause is one, else by its words."""
+    found = f"destination:{quoted(cause.destination)} status:dead"
     code = _HTTP.fullmatch(cause.cause)
     if code:
-        return f"{said} code:{code[1]}"
+        return f"{found} code:{code[1]}"
     text = cause.cause.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{said} "{text}"'
+    return f'{found} "{text}"'
 
 
 # -- discarding --------------------------------------------------------------------------------
 
 
 async def ask_discard(context: PageContext) -> Response:
-    """The dialog before one dead letter is closed."""
+    """Show the dialog before one dead letter is closed."""
     delivery = await context.admin.delivery(context.delivery_id())
     return await context.dialog(
         "discard.html",
@@ -120,7 +120,7 @@ async def discard(context: PageContext) -> Response:
 
 
 async def ask_discard_many(context: PageContext) -> Response:
-    """The dialog before a group is closed: how many, and which."""
+    """Show the dialog before a group is closed: how many, and which."""
     return await _show_discard(context, await _dead_of(context))
 
 
@@ -152,7 +152,7 @@ async def discard_many(context: PageContext) -> Response:
 
 
 async def _dead_of(context: PageContext) -> ReplayRequest:
-    """What the address means: a query, or events and deliveries by their ids; of these the dead ones."""
+    """Return what the address means: a query, or events and deliveries by their ids; of these the dead ones."""
     ids = context.many("ids")
     text = context.parameter("query")
     if "status:" not in text:

@@ -50,7 +50,7 @@ NOTHING_MORE: Final[Page[ListedEvent]] = Page(())
 
 
 async def events(context: PageContext) -> Response:
-    """Events that match the query, newest first."""
+    """Show events that match the query, newest first."""
     query = context.parameter("query")
     before, error = context.cursor("event"), None
     page = NOTHING_MORE
@@ -66,7 +66,7 @@ async def events(context: PageContext) -> Response:
         page=page,
         is_first=before is None,
         next=cursor("event", page.next),
-        told=await _describe_unfinished(context, page.items),
+        states=await _describe_unfinished(context, page.items),
         nothing=ListedState(),
         parts=_parts(query),
         chips=_chips(query, await _source_names(context)),
@@ -81,7 +81,7 @@ async def _source_names(context: PageContext) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ListedState:
-    """What to say of an event that is not simply done."""
+    """The state of an event in the list that is not simply done."""
 
     outcome: str = ""
     again: frozenset[str] = frozenset()
@@ -128,7 +128,7 @@ def _describe(delivery: StoredDelivery, now: datetime) -> str:
 
 
 async def fresh(context: PageContext) -> Response:
-    """How many events match that are newer than the list in view."""
+    """Show how many events match that are newer than the list in view."""
     query, latest = context.parameter("query"), context.parameter("after")
     after = context.named(Kind.event, latest) if latest else b""
     page = await context.admin.events(_newer(context.admin.read(query), after, context.now), limit=NEW)
@@ -137,7 +137,7 @@ async def fresh(context: PageContext) -> Response:
 
 
 def _newer(filter: Filter, after: bytes, now: datetime) -> Filter:
-    """The filter for what may be newer than an event: a page asks at every tick, and must not walk all bodies then."""
+    """Return a filter for what may be newer than an event; asked at every tick, it must not walk all bodies."""
     # An id begins with its milliseconds, and may be of a future: of a clock that ran ahead and was set right.
     made = min(int.from_bytes(after[:6]) / 1000, now.timestamp())
     since = datetime.fromtimestamp(made, UTC) - _SKEW
@@ -167,17 +167,17 @@ def _parts(query: str) -> list[Part]:
 
 
 def _chips(query: str, sources: Sequence[str]) -> list[tuple[str, str]]:
-    """Words that would narrow the list, and the query with them."""
-    said = {word.partition(":")[0] for word in _WORD.findall(query)}
-    offered = [] if "status" in said else ["status:dead", "status:pending", "status:done"]
-    offered += [] if "source" in said else [f"source:{name}" for name in sources[:4]]
-    offered += [] if "is" in said else ["is:replayed"]
-    offered += [] if "since" in said else ["since:1h", "since:24h"]
+    """Return words that would narrow the list, and the query with them."""
+    used = {word.partition(":")[0] for word in _WORD.findall(query)}
+    offered = [] if "status" in used else ["status:dead", "status:pending", "status:done"]
+    offered += [] if "source" in used else [f"source:{name}" for name in sources[:4]]
+    offered += [] if "is" in used else ["is:replayed"]
+    offered += [] if "since" in used else ["since:1h", "since:24h"]
     return [(word, f"{query} {word}".strip()) for word in offered]
 
 
 async def complete(context: PageContext) -> Response:
-    """What could come next in the query."""
+    """Show what could come next in the query."""
     return context.fragment("_complete.html", groups=await _completions(context, context.parameter("query")))
 
 
@@ -221,7 +221,7 @@ async def _values(context: PageContext, word: str) -> list[str]:
 
 
 async def event(context: PageContext) -> Response:
-    """One event, whole."""
+    """Show one event, whole."""
     event_id = context.id(Kind.event)
     shown = await context.admin.event(event_id)
     arrivals = await context.admin.arrivals(event_id)
@@ -273,7 +273,7 @@ class Neighbours:
 
     @property
     def behind(self) -> int:
-        """How many wait behind this one."""
+        """Return how many wait behind this one."""
         return sum(one.blocked_by == self.mine.id for one in self.line)
 
 
@@ -300,7 +300,7 @@ async def _detail(
         found["dump"] = bodies.dump(body) if found["view"] == "hex" else None
     elif tab == "arrivals":
         number = _compared(context.parameter("with"), arrivals)
-        with suppress(Undecryptable):  # the list stands without the difference
+        with suppress(Undecryptable):  # the list is shown without the difference
             other = (
                 None if number is None else await context.admin.arrival_body(shown.event.id, arrivals[number - 1].id)
             )
@@ -310,14 +310,14 @@ async def _detail(
 
 
 def _compared(text: str, arrivals: Sequence[ShownArrival]) -> int | None:
-    """The number of the arrival to compare with: the one asked for, or the latest that differs."""
+    """Return the number of the arrival to compare with: the one asked for, or the latest that differs."""
     differing = [number for number, arrival in enumerate(arrivals, 1) if arrival.body_differs]
     asked = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
     return asked if asked in differing else (differing[-1] if differing else None)
 
 
 def _curl(shown: ShownEvent, origin: str) -> str | None:
-    """The request again, as a command; what is masked stays masked. None where it was no request to us."""
+    """Return the request again, as a command; what is masked stays masked. None where it was no request to us."""
     if not shown.request.target.startswith("/"):
         return None
     left_out = {"host", "content-length", "connection", "accept-encoding", "transfer-encoding"}
@@ -332,7 +332,7 @@ def _curl(shown: ShownEvent, origin: str) -> str | None:
 
 
 def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
-    """A test that begins with this event, for the pytest plugin's `inbox`. Nothing is sent to the world by it."""
+    """Return a test that begins with this event, for the pytest plugin's `inbox`. It sends nothing to the world."""
     kept = shown.event
     small = len(kept.body) <= 4096
     body = repr(kept.body) if small else f'Path("{show_id(Kind.event, kept.id)}.bin").read_bytes()'
@@ -350,14 +350,14 @@ def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
 
 
 async def as_json(context: PageContext) -> Response:
-    """The event as the API tells it, for who is logged in here and has no token."""
-    told = schemas.encode(await context.admin.event(context.id(Kind.event)))
+    """Show the event as the API tells it, for who is logged in here and has no token."""
+    event = schemas.encode(await context.admin.event(context.id(Kind.event)))
     headers = {**SAFE, "Content-Security-Policy": "default-src 'none'; sandbox"}
-    return Response(msgspec.json.encode(told), media_type="application/json", headers=headers)
+    return Response(msgspec.json.encode(event), media_type="application/json", headers=headers)
 
 
 async def body(context: PageContext) -> Response:
-    """The bytes as they are kept, to be saved and never to be shown (S30)."""
+    """Show the bytes as they are kept, to be saved and never to be shown (S30)."""
     event_id = context.id(Kind.event)
     headers = {
         **SAFE,

@@ -1,7 +1,6 @@
-"""What open pages are told: that something has happened, or on the live page what it was, as rows.
+"""Server-sent events for open pages: a hint that something has happened, or on the live page what it was, as rows.
 
-Reads the stream of moments that the API hands out as JSON, and speaks server-sent events in HTML. What comes in quick
-succession is told once. Called by `pages`.
+Moments come from the broadcast as the API hands them out. What comes in quick succession is sent once.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ Welcome = Callable[[], Awaitable[bool]]
 
 
 def read_moments(piece: bytes) -> Iterator[Moment]:
-    """The moments in a piece of the stream: what kind each is, and its fields."""
+    """Yield the moments in a piece of the stream: what kind each is, and its fields."""
     for block in piece.split(b"\n\n"):
         head, _, data = block.partition(b"\ndata: ")
         if head.startswith(b"event: ") and data:
@@ -35,7 +34,7 @@ def read_moments(piece: bytes) -> Iterator[Moment]:
 
 
 def encode_text_event(name: str, text: str) -> bytes:
-    """One server-sent event; every line of a stranger's text is a line of data."""
+    """Return one server-sent event; every line of untrusted text is a line of data."""
     lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
     return f"event: {name}\n{lines}\n".encode()
 
@@ -43,7 +42,7 @@ def encode_text_event(name: str, text: str) -> bytes:
 async def stream_ticks(
     stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool]
 ) -> AsyncIterator[bytes]:
-    """A hint whenever something has happened that the page is about."""
+    """Yield a hint whenever something has happened that the page is about."""
     async for piece in stream.watch(watcher):
         if not await is_welcome():
             return
@@ -60,7 +59,7 @@ async def stream_ticks(
 async def stream_rows(
     stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool], root: str
 ) -> AsyncIterator[bytes]:
-    """Moments as rows of the live page, newest first; what comes in quick succession comes in one piece."""
+    """Yield moments as rows of the live page, newest first; what comes in quick succession comes in one piece."""
     async for piece in stream.watch(watcher):
         if not await is_welcome():
             return

@@ -42,7 +42,7 @@ class ReplayProgress:
 
     @property
     def rate(self) -> float | None:
-        """Deliveries a second so far."""
+        """Return deliveries a second so far."""
         ended = self.replay.planned - self.left
         seconds = (self.now - self.replay.created_at).total_seconds()
         return ended / seconds if ended and seconds > 1 else None
@@ -59,18 +59,18 @@ class ReplayProgress:
 
     @property
     def title(self) -> str:
-        """What it is about, in a few words."""
+        """Return what it is about, in a few words."""
         return str(self.replay.about.get("query", "")) or "one delivery"
 
     @property
     def to(self) -> str:
-        """The destinations it goes to; empty where that was not written down yet."""
+        """Return the destinations it goes to; empty where that was not written down yet."""
         known = self.replay.about.get("to")
         return names(known) if isinstance(known, list) else ""
 
 
 async def replays(context: PageContext) -> Response:
-    """All replays: those under way as cards, the others as rows."""
+    """Show all replays: those under way as cards, the others as rows."""
     page = await context.admin.replays(before=context.cursor("replay"), limit=50)
     runs = [ReplayProgress(replay, context.now) for replay in page.items]
     return await context.page(
@@ -83,7 +83,7 @@ async def replays(context: PageContext) -> Response:
 
 
 async def ask_abort(context: PageContext) -> Response:
-    """The dialog before a replay is aborted: what stays done."""
+    """Show the dialog before a replay is aborted: what stays done."""
     return await context.dialog(
         "abort.html", run=ReplayProgress(await context.admin.replay(context.id(Kind.replay)), context.now)
     )
@@ -104,9 +104,9 @@ async def abort(context: PageContext) -> Response:
     return await _steer(context, ReplayState.aborted, "abort")
 
 
-async def _steer(context: PageContext, state: ReplayState, said: str) -> Response:
+async def _steer(context: PageContext, state: ReplayState, note: str) -> Response:
     await context.admin.steer(context.id(Kind.replay), state, actor=context.actor)
-    return context.back("/replays", said)
+    return context.back("/replays", note)
 
 
 # -- the plan ----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ class Choice:
 
 
 async def plan(context: PageContext) -> Response:
-    """What a replay would do: recipients, numbers, times, and what is left out. Nothing happens."""
+    """Show what a replay would do: recipients, numbers, times, and what is left out. Nothing happens."""
     ids = context.many("ids")
     query = context.parameter("query")
     wish = await _wish(context, query, ids)
@@ -166,12 +166,12 @@ async def _show(context: PageContext, wish: ReplayRequest, ids: Sequence[str], q
 
 
 def must_type(plan: Plan) -> bool:
-    """Whether the number has to be typed: there are many, or some that are already done."""
+    """Tell whether the number has to be typed: there are many, or some that are already done."""
     return plan.total > TYPED_ABOVE or plan.by_status.get(DeliveryStatus.done, 0) > 0
 
 
 async def _only(context: PageContext, wish: ReplayRequest) -> StoredDelivery | None:
-    """The delivery, where exactly one is named."""
+    """Return the delivery, where exactly one is named."""
     ids = wish.filter.ids
     if ids is None or len(ids) != 1 or wish.filter != Filter(ids=ids):
         return None
@@ -179,7 +179,7 @@ async def _only(context: PageContext, wish: ReplayRequest) -> StoredDelivery | N
 
 
 async def _choices(context: PageContext, one: StoredDelivery | None) -> list[Choice]:
-    """The other deliveries of the same event, to choose instead."""
+    """Return the other deliveries of the same event, to choose instead."""
     if one is None:
         return []
     found = (await context.admin.deliveries(Filter(event_id=one.event_id), limit=20)).items
@@ -231,7 +231,7 @@ def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
 
 
 async def ask_retry(context: PageContext) -> Response:
-    """The dialog before an attempt is made early."""
+    """Show the dialog before an attempt is made early."""
     delivery = await context.admin.delivery(context.delivery_id())
     known = {one.name: one for one in await context.admin.destinations()}
     return await context.dialog(

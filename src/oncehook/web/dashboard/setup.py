@@ -1,4 +1,4 @@
-"""What is set up and how it stands: sources, destinations, the live page, the system."""
+"""Pages about what is set up: sources, destinations, the live page, the system."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class SourceCard:
 
 
 async def sources(context: PageContext) -> Response:
-    """Where hooks come from."""
+    """Show where hooks come from."""
     found = await context.admin.sources()
     turned_away = await context.admin.rejections(500)
     lines = await asyncio.gather(*[_flow(context, ("received",), source=source.name) for source in found])
     cards = [_source_card(context, source, line, turned_away) for source, line in zip(found, lines, strict=True)]
     known = {source.name for source in found}
-    strangers = [one for one in turned_away if one.source not in known]
-    return await context.page("sources.html", cards=cards, strangers=strangers[:20])
+    unknown = [one for one in turned_away if one.source not in known]
+    return await context.page("sources.html", cards=cards, unknown=unknown[:20])
 
 
 def _source_card(
@@ -92,7 +92,7 @@ class DestinationCard:
 
     @property
     def steps(self) -> Sequence[str]:
-        """The waits between attempts, in words; those that are alike together."""
+        """Return the waits between attempts, in words; those that are alike together."""
         if self.policy is None:
             return []
         waits = map(span, self.policy.waits or self.policy.in_words())
@@ -101,7 +101,7 @@ class DestinationCard:
 
 
 async def destinations(context: PageContext) -> Response:
-    """Where deliveries go."""
+    """Show where deliveries go."""
     found = await context.admin.destinations()
     lines = await asyncio.gather(
         *[_flow(context, ("succeeded", "retry", "died"), destination=one.name) for one in found]
@@ -116,7 +116,7 @@ async def destinations(context: PageContext) -> Response:
 
 
 async def ask_pause(context: PageContext) -> Response:
-    """The dialog before a destination is paused."""
+    """Show the dialog before a destination is paused."""
     return await context.dialog(
         "pause.html", shown=await context.admin.destination(context.request.path_params["name"])
     )
@@ -140,7 +140,7 @@ async def resume(context: PageContext) -> Response:
 
 
 async def live(context: PageContext) -> Response:
-    """Moments as they come; without script, the latest events."""
+    """Show moments as they come; without script, the latest events."""
     kind = context.parameter("kind", "all")
     if kind not in KINDS:
         raise BadRequest(f"`kind` is one of: {', '.join(KINDS)}.")
@@ -155,7 +155,7 @@ async def _tokens(context: PageContext) -> Sequence[Any]:
 
 
 async def system(context: PageContext) -> Response:
-    """Workers, store, watermarks, and who did what."""
+    """Show workers, store, watermarks, and who did what."""
     text = context.parameter("before")
     before = int(text) if text.isascii() and text.isdigit() and len(text) < 18 else None
     audit = await context.admin.audit(before=before, limit=AUDIT)
@@ -177,7 +177,7 @@ async def system(context: PageContext) -> Response:
 
 
 async def ask_test(context: PageContext) -> Response:
-    """The dialog before a test: what is sent, and to whom."""
+    """Show the dialog before a test: what is sent, and to whom."""
     one = await context.admin.destination(context.request.path_params["name"])
     if not context.admin.trials.can_test(one.name):
         raise BadRequest(f"{one.name} is no web address; only those can be tested.")
@@ -193,7 +193,7 @@ async def test(context: PageContext) -> Response:
 
 
 async def ask_sample(context: PageContext) -> Response:
-    """The dialog before a sample: which one, and where it will go."""
+    """Show the dialog before a sample: which one, and where it will go."""
     name = context.request.path_params["name"]
     found = [one for one in await context.admin.sources() if one.name == name]
     kinds = context.admin.trials.samples(name)

@@ -1,4 +1,4 @@
-"""The life of one event, told from its first arrival to its next attempt, newest first.
+"""The life of one event, from its first arrival to its next attempt, newest first.
 
 Arrivals, deliveries and attempts come in; moments go out, which the event's page lists and `lanes` draws. Called by
 `events`.
@@ -30,7 +30,7 @@ class EventHistory:
     now: datetime
 
     def most(self, destination: str) -> int | None:
-        """How many attempts a destination gets."""
+        """Return how many attempts a destination gets."""
         policy = self.policies.get(destination)
         return None if policy is None else policy.attempts
 
@@ -53,12 +53,12 @@ class Moment:
 
 
 def moments(story: EventHistory) -> list[Moment]:
-    """All of it, newest first; what lies ahead on top."""
-    told = [*_arrivals(story), *_replays(story)]
+    """Return all of it, newest first; what lies ahead on top."""
+    found = [*_arrivals(story), *_replays(story)]
     for delivery in story.deliveries:
-        told += _delivery(story, delivery)
-    told.sort(key=lambda moment: (moment.due_at is not None, moment.at), reverse=True)
-    return told
+        found += _delivery(story, delivery)
+    found.sort(key=lambda moment: (moment.due_at is not None, moment.at), reverse=True)
+    return found
 
 
 # -- arrivals ----------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ def _attempt(
 
 
 def attempt_state(attempt: StoredAttempt) -> str:
-    """The stylesheet's word for how an attempt ended."""
+    """Return the stylesheet's word for how an attempt ended."""
     states = {AttemptOutcome.done: "done", AttemptOutcome.dead: "dead"}
     return states.get(attempt.outcome, "failed")
 
@@ -137,7 +137,7 @@ def _number(story: EventHistory, delivery: StoredDelivery, run: int, n: int) -> 
 
 
 def evidence(attempt: StoredAttempt) -> str:
-    """What is known about an attempt, in one line."""
+    """Return what is known about an attempt, in one line."""
     took_ = took((attempt.ended_at - attempt.started_at).total_seconds())
     if attempt.outcome is AttemptOutcome.done:
         status = attempt.evidence.status
@@ -150,7 +150,7 @@ def evidence(attempt: StoredAttempt) -> str:
 
 
 def answer(attempt: StoredAttempt) -> str:
-    """What came back: the error, the status, or what became of the worker."""
+    """Return what came back: the error, the status, or what became of the worker."""
     if attempt.outcome is AttemptOutcome.crashed:
         return "the worker was lost"
     if attempt.evidence.error:
@@ -173,7 +173,7 @@ def _ahead(story: EventHistory, delivery: StoredDelivery) -> Moment:
 
 
 def _end(delivery: StoredDelivery, last: StoredAttempt | None) -> Moment | None:
-    """An end that no attempt tells of."""
+    """Return an end that no attempt tells of."""
     at = delivery.settled_at
     if at is None:
         return None

@@ -84,7 +84,7 @@ class TimelineChart:
 
     @property
     def is_long(self) -> bool:
-        """Whether there is more than fits: it is not drawn smaller then, but scrolled."""
+        """Tell whether there is more than fits: it is not drawn smaller then, but scrolled."""
         return self.width > WIDTH
 
 
@@ -122,16 +122,16 @@ class _Scale:
         self.end = self.columns[-1].x if self.columns else LEFT
 
     def holds(self, at: datetime) -> bool:
-        """Whether it is late enough to be drawn."""
+        """Tell whether it is late enough to be drawn."""
         return bool(self.columns) and at >= self.columns[0].at
 
     def column(self, at: datetime, lane: int) -> _Column:
-        """The column in which a moment of a lane stands."""
+        """Return the column in which a moment of a lane stands."""
         fits = [column for column in self.columns if lane in column.lanes and column.at <= at]
         return fits[-1] if fits else self.columns[0]
 
     def x(self, at: datetime) -> float:
-        """Where any moment stands, between the columns around it."""
+        """Return where any moment stands, between the columns around it."""
         place = bisect_right([column.at for column in self.columns], at)
         if place == 0:
             return self.columns[0].x
@@ -145,7 +145,7 @@ class _Scale:
 
 
 def draw(story: EventHistory) -> TimelineChart | None:
-    """The drawing; None where everything happened in one moment, and the list says it all."""
+    """Return the drawing; None where everything happened in one moment, and the list says it all."""
     deliveries = list(story.deliveries[:LANES])
     points = [(arrival.at, 0) for arrival in story.arrivals]
     for lane, delivery in enumerate(deliveries, 1):
@@ -181,7 +181,7 @@ def _is_ahead(delivery: StoredDelivery, now: datetime) -> bool:
 
 
 def _now(story: EventHistory, scale: _Scale) -> float | None:
-    """Now is drawn where something still lies ahead."""
+    """Draw the present where something still lies ahead."""
     return round(scale.x(story.now), 1) if any(_is_ahead(d, story.now) for d in story.deliveries) else None
 
 
