@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from oncehook.admin import Admin
 from oncehook.demo.shop import Crm
 from oncehook.model import DeliveryStatus, Filter, Kind, StoredDelivery, show_id
-from oncehook.web.dashboard.callouts import Callout
+from oncehook.web.dashboard.context import Callout
 
 DEAD: Final = "to:crm status:dead"
 

@@ -37,7 +37,7 @@ from oncehook.web import api, dashboard
 from oncehook.web.asgi import App, Prefixed
 from oncehook.web.auth import Access
 from oncehook.web.connection import ConnectionLimits, Connections, InboundConnection, affordable
-from oncehook.web.dashboard.callouts import Guide
+from oncehook.web.dashboard.context import Guide
 from oncehook.web.hooks import BodyBudget, Hooks
 from oncehook.web.live import Broadcast
 from oncehook.web.oidc import Oidc

@@ -25,10 +25,9 @@ from oncehook.logs import ration
 from oncehook.web import api
 from oncehook.web.api.request import check_parameters
 from oncehook.web.auth import Access, Authorize, Identity, Role, is_refused_act
-from oncehook.web.dashboard import callouts, dead, events, feed, overview, replays, setup
-from oncehook.web.dashboard.callouts import Guide
+from oncehook.web.dashboard import context, dead, events, feed, overview, replays, setup
 from oncehook.web.dashboard.charts import Latency
-from oncehook.web.dashboard.context import SAFE, WAY_IN, Frames, PageContext, html, root_of
+from oncehook.web.dashboard.context import SAFE, WAY_IN, Frames, Guide, PageContext, html, root_of
 from oncehook.web.dashboard.render import STATIC
 from oncehook.web.live import Broadcast
 from oncehook.web.oidc import CALLBACK, NoRole, own_path
@@ -122,8 +121,8 @@ PAGES: Final[Sequence[PageRoute]] = (
 )
 
 CALLOUTS: Final[Sequence[PageRoute]] = (
-    _act("/callouts/{name}/dismiss", callouts.dismiss),
-    _act("/callouts/{name}/act", callouts.act),
+    _act("/callouts/{name}/dismiss", context.dismiss),
+    _act("/callouts/{name}/act", context.act),
 )
 """Where there is a guide."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.requests import Request
@@ -17,17 +17,72 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from oncehook import clock
 from oncehook.admin import Admin
-from oncehook.errors import BadRequest
+from oncehook.errors import BadRequest, NotFound
 from oncehook.model import Kind, Level, ReplayState
 from oncehook.replay import some_id
 from oncehook.reports import System
 from oncehook.upkeep import Watermark
 from oncehook.web.api.request import ApiCall, check_characters
 from oncehook.web.auth import Role
-from oncehook.web.dashboard.callouts import Callout, Guide
 from oncehook.web.dashboard.charts import Latency
 from oncehook.web.dashboard.render import has_scripts, render
 from oncehook.web.session import Auth
+
+
+@dataclass(frozen=True, slots=True)
+class Callout:
+    """One thing to look at, and what can be done about it."""
+
+    name: str
+    shape: str
+    """The shape of a state, as pages draw it."""
+    title: str
+    text: str
+    at: datetime | None = None
+    """A moment that belongs to the title."""
+    until: datetime | None = None
+    """A moment that belongs to the text."""
+    link: str = ""
+    link_text: str = ""
+    opens_dialog: bool = False
+    act: str = ""
+    """What its button says; empty: it has none."""
+
+
+class Guide(Protocol):
+    """A source of callouts."""
+
+    async def callouts(self) -> Sequence[Callout]:
+        """Return those that nobody has dismissed."""
+
+    def dismiss(self, name: str) -> None:
+        """Show it no more while this process runs."""
+
+    def act(self, name: str) -> None:
+        """Do what the button of a callout says."""
+
+
+async def dismiss(context: PageContext) -> Response:
+    """Remove a callout."""
+    _guide(context).dismiss(context.request.path_params["name"])
+    return context.back(await _place(context))
+
+
+async def act(context: PageContext) -> Response:
+    """Do what its button says."""
+    _guide(context).act(context.request.path_params["name"])
+    return context.back(await _place(context), "mend")
+
+
+def _guide(context: PageContext) -> Guide:
+    if context.guide is None:
+        raise NotFound("There is no such page.")
+    return context.guide
+
+
+async def _place(context: PageContext) -> str:
+    return "/dead" if (await context.form()).get("from") == "dead" else "/"
+
 
 POLICY: Final = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'"
 SAFE: Final[Mapping[str, str]] = {

@@ -31,7 +31,7 @@ from oncehook.query import BODY, IS, NOTES, WORDS
 from oncehook.reports import ShownArrival, ShownEvent
 from oncehook.web.api import schemas
 from oncehook.web.api.request import cursor
-from oncehook.web.dashboard import bodies, timeline, timeline_chart
+from oncehook.web.dashboard import bodies, timeline
 from oncehook.web.dashboard.context import SAFE, PageContext
 from oncehook.web.dashboard.render import first_line, utc
 from oncehook.web.dashboard.timeline import EventHistory
@@ -235,7 +235,7 @@ async def event(context: PageContext) -> Response:
         event=shown.event,
         story=story,
         moments=timeline.moments(story),
-        lanes=timeline_chart.draw(story),
+        lanes=timeline.draw(story),
         tab=tab,
         near=near,
         message=next(iter((await context.admin.previews(shown.deliveries)).values()), None),
