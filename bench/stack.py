@@ -23,9 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 import uvloop
-from uvicorn.server import ServerState
 
 from bench import disk, drive, machine, traffic
 from bench.contestants import CONTESTANTS, run_contestant
@@ -37,13 +35,12 @@ from bench.progress import Progress
 from bench.report import Measured, Settings, table
 from bench.work_contestants import Place, fresh_store
 from oncehook import Inbox
-from oncehook.ingest import Begun, Receipt
+from oncehook.ingest import Begun, Receipt, Receiver
 from oncehook.model import Arrival, Headers
 from oncehook.sources import Reply, Source
-from oncehook.web.guard import Guard, Limits
-from oncehook.web.ingest import Ingest
+from oncehook.web.connection import Connections, InboundConnection
+from oncehook.web.hooks import Hooks
 from oncehook.web.peers import direct_peer
-from oncehook.web.shortcut import Shortcut
 
 GROUP = 64
 ROUNDS = 150
@@ -173,20 +170,15 @@ async def receive_groups(store: str, requests: Requests, store_pids: Sequence[in
 # -- HTTP ----------------------------------------------------------------------------------------
 
 
-class _Answered(Ingest):
-    """A way in that knows the answer already, so that only the way there is measured."""
+class _Answered(Receiver):
+    """A receiver that knows the answer already, so that only the way there is measured."""
 
     _receipt = Receipt(Reply(200, b'{"status":"accepted","event_id":"evt_' + b"0" * 32 + b'"}'), "accepted", [])
 
-    def begin(
-        self,
-        source: Source | None,
-        name: bytes,
-        query: bytes,
-        headers: Headers,
-        body: bytes,
-        client: tuple[str, int] | None,
-    ) -> Receipt:
+    def __init__(self, receiver: Receiver) -> None:
+        self.sources = receiver.sources
+
+    def begin(self, source: Source | None, arrival: Arrival) -> Receipt:
         """Answer at once."""
         return self._receipt
 
@@ -195,8 +187,14 @@ class _Wire(asyncio.Transport):
     """A connection that leads nowhere."""
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
+        """Return itself as its socket."""
+        return self
+
+    def getpeername(self) -> tuple[str, int]:
         """Where it seems to come from."""
-        return ("127.0.0.1", 50_000) if name in ("peername", "sockname") else default
+        return "127.0.0.1", 50_000
+
+    getsockname = getpeername
 
     def is_closing(self) -> bool:
         """Never."""
@@ -208,12 +206,8 @@ class _Wire(asyncio.Transport):
 
 async def parse_groups(inbox: Inbox, requests: Requests) -> float:
     """Feed requests to as many connections; the best microseconds per request."""
-    ingest = _Answered(inbox.receiver, "/in/", direct_peer)
-    guard = Guard(Limits())
-    kind = guard.protocol(Shortcut, ingest=ingest)
-    config = uvicorn.Config(_nothing, interface="asgi3", loop="none", ws="none", lifespan="off", log_config=None)
-    state = ServerState()
-    lines = [kind(config, state, {}) for _ in range(GROUP)]
+    server = Connections(_nothing, Hooks(_Answered(inbox.receiver), "/in/", direct_peer))
+    lines = [InboundConnection(server) for _ in range(GROUP)]
     for line in lines:
         line.connection_made(_Wire())
     best = math.inf
@@ -228,7 +222,7 @@ async def parse_groups(inbox: Inbox, requests: Requests) -> float:
 
 
 async def _nothing(scope: Any, receive: Any, send: Any) -> None:
-    """No application: every request takes the short way."""
+    """No application: every request is an arrival."""
 
 
 async def http_layer(store: str, requests: Requests) -> float:

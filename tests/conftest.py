@@ -58,7 +58,7 @@ settings.load_profile("oncehook")
 _LONG = (
     "torture/test_torture",
     "torture/test_seeded",
-    "torture/test_shortcut",
+    "torture/test_two_ways",
     "acceptance/test_kill",
     "docs/test_commands",
 )

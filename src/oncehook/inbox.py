@@ -49,8 +49,8 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from oncehook.traces import Traces
-    from oncehook.web.access import Authorize
-    from oncehook.web.ingest import Mount
+    from oncehook.web.asgi import Mount
+    from oncehook.web.auth import Authorize
     from oncehook.whatsapp.messages import Message
     from oncehook.whatsapp.sender import Sender
 
@@ -494,7 +494,7 @@ class Inbox:
 
     def asgi(self) -> Mount:
         """Return an ASGI application to mount: `app.mount("/hooks", inbox.asgi())` gives POST /hooks/{source}."""
-        from oncehook.web.ingest import Mount
+        from oncehook.web.asgi import Mount
 
         self._mounts.append(made := Mount(self))
         return made
@@ -505,10 +505,10 @@ class Inbox:
         `authorize` is given each request and says who makes it: a name for the audit log and the role "viewer",
         "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. The API is at `api/v1`.
         """
-        from oncehook.web.live import Stream
-        from oncehook.web.pages import dashboard
+        from oncehook.web.dashboard import dashboard
+        from oncehook.web.live import Broadcast
 
-        self.observer.audience = stream = Stream()
+        self.observer.audience = stream = Broadcast()
         return dashboard(self.admin, stream, authorize=authorize, ways_in=self._mounts)
 
     async def receive(

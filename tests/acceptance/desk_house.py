@@ -27,8 +27,8 @@ from oncehook.store.sqlite import SqliteStore
 from oncehook.upkeep import Limits
 from oncehook.verify import Hmac, Nothing
 from oncehook.web import api
-from oncehook.web.access import Access, Authorize
-from oncehook.web.live import Stream
+from oncehook.web.auth import Access, Authorize
+from oncehook.web.live import Broadcast
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import AdminOnly, enrolled
 from tests.wire import Answer
@@ -86,7 +86,7 @@ def access(**more: Any) -> Access:
 class House:
     store: Store
     app: Starlette
-    stream: Stream
+    stream: Broadcast
     nudges: list[int]
     admin: Admin
 
@@ -172,7 +172,7 @@ async def desk_house(
     await store.open()
     try:
         await enrolled(store)
-        stream = Stream()
+        stream = Broadcast()
         host = AdminOnly(
             store,
             sources=sources(),

@@ -35,9 +35,9 @@ from oncehook.model import (
 )
 from oncehook.replay import decode_token, encode_token
 from oncehook.upkeep import Limits
-from oncehook.web import access as access_module
-from oncehook.web.endpoints import ENDPOINTS
-from oncehook.web.openapi import PREFIX
+from oncehook.web import auth as access_module
+from oncehook.web.api.endpoints import ENDPOINTS
+from oncehook.web.api.openapi import PREFIX
 from tests.acceptance.desk_house import CANARY, LOCAL, PATH, TOKENS, House, call, desk_house, scope_of
 from tests.store.making import (
     CRM,

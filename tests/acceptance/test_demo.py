@@ -20,10 +20,10 @@ import pytest
 from starlette.routing import Route
 
 from oncehook.inbox import Inbox
-from oncehook.web import pages
-from oncehook.web.access import Access
-from oncehook.web.live import Stream
-from oncehook.web.session import Door
+from oncehook.web import dashboard
+from oncehook.web.auth import Access
+from oncehook.web.live import Broadcast
+from oncehook.web.session import Auth
 
 T = TypeVar("T")
 CALLOUT = r'id="callout-(\w+)"'
@@ -144,7 +144,7 @@ def test_the_hour_before_the_first_look_is_there(demo: Demo) -> None:
 
 
 def test_a_customer_who_writes_much_waits_in_line(demo: Demo) -> None:
-    line = "behind another of its subject"
+    line = "waiting for an earlier event of its subject"
     eventually(lambda: line in demo.see("/events?query=to:reply+status:pending") or None, line)
 
 
@@ -174,7 +174,7 @@ def test_dead_letters_are_replayed_once_the_destination_is_mended(demo: Demo) ->
     before = demo.see("/dead")
     assert "Renew the key" in before
     assert re.search(r"renewed by itself at <time ", before)
-    assert "Mended" in demo.press("/callouts/replay/act", **{"from": "dead"})
+    assert "Fixed" in demo.press("/callouts/replay/act", **{"from": "dead"})
     plan = re.search(r'href="(/replays/plan\?query=[^"]+)"[^>]*>Replay \d+…', demo.see("/"))
     assert plan is not None
     asked = demo.see(plan[1])
@@ -202,5 +202,5 @@ def test_the_demo_stops_before_it_has_begun(tmp_path: Path) -> None:
 
 def test_where_there_is_no_guide_there_is_nothing_to_dismiss(tmp_path: Path) -> None:
     inbox = Inbox(f"sqlite:{tmp_path / 'inbox.db'}")
-    routes = pages.routes(inbox.admin, Door(Access()), Stream())
+    routes = dashboard.routes(inbox.admin, Auth(Access()), Broadcast())
     assert not [route for route in routes if isinstance(route, Route) and "callouts" in route.path]

@@ -25,16 +25,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
 
 from oncehook import faults
 from oncehook.inbox import Inbox
 from oncehook.store.sqlite import SqliteStore
 from oncehook.verify import Hmac
-from oncehook.web import health, server
-from oncehook.web.guard import Guard, Limits
-from oncehook.web.ingest import Ingest
+from oncehook.web import server
+from oncehook.web.connection import ConnectionLimits, Connections
+from oncehook.web.hooks import BodyBudget, Hooks
 from oncehook.web.peers import network_of, peer_finder
-from oncehook.web.unfinished import BodyBudget
 from tests.kept import kept_events
 from tests.waiting import until
 from tests.wire import SECRET, Answer, Client, hook, request, signed
@@ -43,7 +43,7 @@ A_LOOK = 1.1
 """Seconds in which the guard surely looks at all connections."""
 PATIENCE = 60.0
 """Longer than any deadline here takes; who is still waiting then is held for ever."""
-PATIENT = Limits(head_seconds=PATIENCE, body_seconds=PATIENCE)
+PATIENT = ConnectionLimits(head_seconds=PATIENCE, body_seconds=PATIENCE)
 
 
 @dataclass
@@ -51,13 +51,13 @@ class Served:
     port: int
     path: Path
     inbox: Inbox
-    guard: Guard
-    ingest: Ingest
+    guard: Connections
+    hooks: Hooks
 
     @property
     def open(self) -> int:
         """How many connections it has."""
-        return len(self.guard._open)
+        return len(self.guard.open)
 
     @property
     def waiting(self) -> int:
@@ -93,7 +93,7 @@ class Served:
 
 @contextlib.asynccontextmanager
 async def serving(
-    folder: Path, limits: Limits = PATIENT, *, most_held: int = 256 << 20, **store: Any
+    folder: Path, limits: ConnectionLimits = PATIENT, *, most_held: int = 256 << 20, **store: Any
 ) -> AsyncIterator[Served]:
     """A server with a few sources, stopped as an operator would. What comes from this machine is a proxy's word."""
     path = folder / "inbox.db"
@@ -106,25 +106,30 @@ async def serving(
     inbox.source("local", verify="none", key="$.id", loopback_only=True)
     async with inbox.running():
         trusted = [ip_network("127.0.0.1/32")]
-        ingest = Ingest(inbox.receiver, "/in/", peer_finder(trusted), BodyBudget(most_held, trusted))
-        probes = [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)]
-        face = server.Face(ingest, probes)
+        hooks = Hooks(inbox.receiver, "/in/", peer_finder(trusted), BodyBudget(most_held, trusted))
+        probes = Starlette(routes=[*server.probe_routes(inbox.troubles), server.metrics_route(inbox.metrics, None)])
         address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        guards: list[Guard] = []
+        made: list[Connections] = []
 
-        def making_guards(*given: Any) -> Guard:
-            guards.append(Guard(*given))
-            return guards[-1]
+        def making(*given: Any) -> Connections:
+            made.append(Connections(*given))
+            return made[-1]
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(server, "Guard", making_guards)
+            patch.setattr(server, "Connections", making)
             task = asyncio.create_task(
                 server.serve(
-                    face, host="127.0.0.1", port=0, limits=limits, on_ready=address.set_result, on_stop=lambda: None
+                    probes,
+                    hooks=hooks,
+                    host="127.0.0.1",
+                    port=0,
+                    limits=limits,
+                    on_ready=address.set_result,
+                    on_stop=lambda: None,
                 )
             )
             port = int((await address).rpartition(":")[2])
-        served = Served(port, path, inbox, guards[0], ingest)
+        served = Served(port, path, inbox, made[0], hooks)
         client = served.client()
         assert (await client.get("/livez")).status == 200
         client.close()
@@ -223,7 +228,7 @@ async def test_a_sender_that_takes_no_answers_is_cut_off(tmp_path: Path) -> None
             line.sendall(request("GET", "/metrics", b"") * 4000)
             ended = select.poll()
             ended.register(line, 0)  # errors are told without being asked for
-            await until(lambda: any(one._stuck_since for one in served.guard._open))
+            await until(lambda: any(one._stuck_since for one in served.guard.open))
             with served.hurrying():
                 await until(lambda: ended.poll(0))
 
@@ -251,7 +256,7 @@ async def test_three_hundred_slow_senders_do_not_stop_honest_ones(tmp_path: Path
 
 
 async def test_one_address_holds_a_bounded_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Guard, "may_hold_many", lambda guard, address: False)
+    monkeypatch.setattr(Connections, "may_hold_many", lambda guard, address: False)
     async with serving(tmp_path, replace(PATIENT, per_address=3)) as served:
         held = [await served.dial() for _ in range(3)]
         await check_full(served, held)
@@ -306,7 +311,7 @@ async def test_who_never_says_a_whole_head_makes_way_for_who_does(tmp_path: Path
         held = [await served.dial() for _ in range(2)]
         for _, writer in held:
             writer.write(said)
-        await until(lambda: sum(one._overhead for one in served.guard._open) == 2 * len(said))
+        await until(lambda: sum(one._overhead for one in served.guard.open) == 2 * len(said))
         kept = await keep(served, "kept")
         held[1][1].write(b"P")  # bytes now and then do not save a place
         for n in range(5):
@@ -322,7 +327,7 @@ async def test_a_place_is_had_again_at_once_from_who_takes_no_answers(tmp_path: 
     async with serving(tmp_path, replace(PATIENT, connections=1)) as served:
         _, writer = await served.dial()
         await until(lambda: served.open)
-        (stuck,) = served.guard._open
+        (stuck,) = served.guard.open
         while not stuck.transport.get_write_buffer_size():  # more than the system takes for somebody who does not read
             stuck.transport.write(b"x" * (1 << 20))
         assert (await served.post("newcomer")).status == 200
@@ -338,8 +343,12 @@ def test_an_address_is_counted_with_its_network() -> None:
     assert network_of("unknown") == "unknown"
 
 
+async def _nothing(scope: Any, receive: Any, send: Any) -> None:
+    pass
+
+
 def test_this_machine_and_proxies_may_hold_many() -> None:
-    guard = Guard(Limits(), [ip_network("198.51.100.7")])
+    guard = Connections(_nothing, trusted=[ip_network("198.51.100.7")])
     assert [guard.may_hold_many(a) for a in ("127.0.0.1", "::1", "198.51.100.7", "203.0.113.1", "unknown")] == [
         *(True, True, True, False, False),
     ]  # fmt: skip
@@ -349,7 +358,7 @@ def test_this_machine_and_proxies_may_hold_many() -> None:
 def test_open_files_bound_the_connections(soft: int, hard: int, asked: int, expected: int) -> None:
     # In a process of its own: a limit once lowered cannot be raised again.
     program = (
-        "import resource; from oncehook.web.guard import affordable;"
+        "import resource; from oncehook.web.connection import affordable;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}));"
         f"print(affordable({asked}), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
@@ -484,13 +493,13 @@ async def test_unfinished_bodies_of_some_do_not_keep_out_others(tmp_path: Path, 
         for n, (_, writer) in enumerate(lines):
             writer.write(large(100_000, peers[n % len(peers)]) + b"x" * 99_990)
         full, resting = (999_900, 0) if many else (199_980, 8)  # those that were refused rest
-        await until(lambda: served.ingest.budget.held == full and len(served.guard.resting) == resting)
+        await until(lambda: served.hooks.budget.held == full and len(served.guard.resting) == resting)
         for n in range(3):
             answer = await send_slowly(served, in_pieces("192.0.2.1", f"genuine-{n}", 50_000))
             assert (answer.status, answer.json.get("status")) == (200, "accepted")
         for _, writer in lines:
             writer.close()
-        await until(lambda: not served.ingest.budget.held)
+        await until(lambda: not served.hooks.budget.held)
 
 
 async def test_the_largest_body_is_refused_while_it_waits(tmp_path: Path) -> None:
@@ -501,7 +510,7 @@ async def test_the_largest_body_is_refused_while_it_waits(tmp_path: Path) -> Non
         refused = await lines[1][0].readuntil(b"}")
         assert b"HTTP/1.1 503 " in refused
         assert b"retry-after: " in refused
-        await until(lambda: served.ingest.budget.held == 80_000)
+        await until(lambda: served.hooks.budget.held == 80_000)
         for _, writer in lines:
             writer.close()
 
@@ -512,7 +521,7 @@ async def test_nothing_is_held_for_a_source_that_does_not_exist(tmp_path: Path) 
         for _, writer in lines:
             writer.write(large(200_000, "203.0.113.9", "nobody") + b"x" * 20_000)
         await until(lambda: served.open == 10 and not served.guard.resting)
-        assert served.ingest.budget.held == 0
+        assert served.hooks.budget.held == 0
         for reader, writer in lines:
             writer.write(b"x" * 180_000)
             assert b"HTTP/1.1 401 " in await reader.readuntil(b"}")

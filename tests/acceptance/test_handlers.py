@@ -14,7 +14,7 @@ import pytest
 from oncehook import Category, Event, GiveUp, Inbox
 from oncehook.errors import ConfigError
 from oncehook.model import RESULT_KEPT, DeliveryStatus, EventId, Filter, StoredDelivery
-from oncehook.web.answers import attempt
+from oncehook.web.api.schemas import encode
 from tests.acceptance.conftest import Engine
 
 TWICE = ["0.02s"]
@@ -183,7 +183,7 @@ async def result_of_one(inbox: Inbox) -> Any:
         page = await inbox.store.find_deliveries(Filter(event_id=EventId.parse(event_id)))
         [made] = await inbox.store.attempts_of(page.items[0].id)
     assert page.items[0].status is DeliveryStatus.done
-    told = attempt(made)
+    told = encode(made)
     assert told.answer is None
     return told.result
 

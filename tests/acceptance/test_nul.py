@@ -11,9 +11,9 @@ from urllib.parse import quote, urlencode
 import pytest
 
 from oncehook.secret import new_token
-from oncehook.web.endpoints import ENDPOINTS
-from oncehook.web.openapi import PREFIX
-from oncehook.web.pages import PAGES
+from oncehook.web.api.endpoints import ENDPOINTS
+from oncehook.web.api.openapi import PREFIX
+from oncehook.web.dashboard import PAGES
 from tests.acceptance.conftest import Engine
 from tests.acceptance.processes import CONFIG, Receiver
 from tests.wire import signed

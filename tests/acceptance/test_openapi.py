@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from oncehook.web.endpoints import ENDPOINTS
+from oncehook.web.api.endpoints import ENDPOINTS
 from tests.acceptance.processes import Receiver
 from tests.acceptance.test_api_served import TOKEN, arrived
 from tests.acceptance.test_api_served import receiver as receiver

@@ -22,11 +22,10 @@ from oncehook import admin, clock
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Evidence, Filter, Rejection, Settle, Settlement
 from oncehook.secret import Secret
-from oncehook.sessions import prove
 from oncehook.settings.tables import TokenConfig
 from oncehook.web import api
-from oncehook.web.access import Access, Person
-from oncehook.web.endpoints import ENDPOINTS
+from oncehook.web.api.endpoints import ENDPOINTS
+from oncehook.web.auth import Access, Person, prove
 from tests.acceptance.desk_house import House, call, desk_house, scope_of
 from tests.store.making import MAIL, dead_letters, deliver, finish, item, keep, settle, take, take_one
 from tests.wire import Answer
@@ -340,11 +339,11 @@ def test_a_session_ends_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     proof = prove("session", sha256(b"secret-token").digest())
     now = ends - timedelta(seconds=1)
     monkeypatch.setattr(clock, "now_utc", lambda: now)
-    found = access.vouches("session", proof)
+    found = access.find_session_holder("session", proof)
     assert found is not None
     assert (found.sources, found.payloads) == ({"payments"}, False)
     now = ends
-    assert access.vouches("session", proof) is None
+    assert access.find_session_holder("session", proof) is None
 
 
 async def test_its_last_use_is_written_once_a_minute(rights: Rights, monkeypatch: pytest.MonkeyPatch) -> None:

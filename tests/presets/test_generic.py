@@ -23,7 +23,7 @@ from oncehook.inbox import Inbox
 from oncehook.ingest import Receipt
 from oncehook.model import Arrival, Mark
 from oncehook.sources import build
-from oncehook.web.ingest import Mount
+from oncehook.web.asgi import Mount
 from tests.presets.families import n8n
 from tests.presets.trial import Trial, trial
 

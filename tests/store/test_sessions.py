@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from oncehook.model import StoredSession
-from oncehook.sessions import Sessions, hash_of
 from oncehook.store.base import Store
+from oncehook.web.auth import hash_of
+from oncehook.web.session import DashboardSessions
 from tests.store.conftest import Ground
 from tests.store.making import opened
 
@@ -59,18 +60,18 @@ async def test_after_a_restore_nobody_is_in(store: Store) -> None:
 
 async def test_they_outlast_the_process(ground: Ground) -> None:
     async with opened(ground) as store:
-        name = await Sessions(store).begin("ann", "operator", hash_of("password"))
-        cookie = await Sessions(store).cookie()
+        name = await DashboardSessions(store).begin("ann", "operator", hash_of("password"))
+        cookie = await DashboardSessions(store).cookie()
     async with opened(ground) as store:
-        found = await Sessions(store).of(name)
+        found = await DashboardSessions(store).of(name)
         assert found is not None
         assert (found.actor, found.role) == ("ann", "operator")
-        assert await Sessions(store).cookie() == cookie, "a browser finds it again"
+        assert await DashboardSessions(store).cookie() == cookie, "a browser finds it again"
 
 
 async def test_what_a_browser_holds_is_not_in_the_store(ground: Ground, store: Store) -> None:
     """Nor is anything from which a password could be guessed without it."""
-    name = await Sessions(store).begin("ann", "admin", hash_of("secret"))
+    name = await DashboardSessions(store).begin("ann", "admin", hash_of("secret"))
     [(hash_, proof)] = ground.sql("SELECT hash, proof FROM sessions")
     assert bytes(hash_) == hash_of(name)
     known = {name.encode(), bytes.fromhex(name), b"secret", hash_of("secret"), hash_of(hash_of("secret").hex())}

@@ -1,7 +1,7 @@
-"""Two servers that differ in one thing: one knows the short way in (`web/shortcut.py`), the other does not.
+"""Two servers that differ in one thing: one answers arrivals itself, the other through the ASGI adapter.
 
 `both_ways` starts them in this process, each with a store of its own; `talk` says the same bytes to both and returns
-what each answered; `kept` tells what a store holds. Called by the tests of the short way.
+what each answered; `kept` tells what a store holds. Called by `test_two_ways`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+from starlette.applications import Starlette
+
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival
 from oncehook.sources import Reply, Source
 from oncehook.store.sqlite import SqliteStore
 from oncehook.verify import Hmac
-from oncehook.web import health, server
-from oncehook.web.guard import Guard, Guarded, Limits
-from oncehook.web.ingest import Ingest
+from oncehook.web import server
+from oncehook.web.asgi import HookApp
+from oncehook.web.connection import ConnectionLimits, Connections, HookExchange, InboundConnection
+from oncehook.web.hooks import BodyBudget, Hooks
 from oncehook.web.peers import peer_finder
-from oncehook.web.shortcut import Shortcut
-from oncehook.web.unfinished import BodyBudget
 from tests.waiting import until
 from tests.wire import SECRET, request
 
-WAYS = ("short", "long")
-LIMITS = Limits(head_seconds=60, body_seconds=60)
+WAYS = ("direct", "asgi")
+LIMITS = ConnectionLimits(head_seconds=60, body_seconds=60)
 """Nobody is too slow by chance, on a machine that is. Whose time is to be up is told so: `Served.impatient`."""
 LAST = request("GET", "/livez", b"", {"Connection": "close"})
 """Said after everything else: it is answered if, and only if, the connection was kept and is in step."""
@@ -58,24 +60,22 @@ class Tapped:
         return getattr(self._transport, name)
 
 
-class Heard(Guarded):
-    """A connection whose answers are noted, by the port at its other end."""
+class Heard(InboundConnection):
+    """A connection whose answers are noted by the port at its other end. Counts the arrivals it answers itself."""
 
-    said: dict[int, list[bytes]]
+    taken = 0
+
+    def __init__(self, server: Connections, said: dict[int, list[bytes]]) -> None:
+        super().__init__(server)
+        self.said = said
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         port = transport.get_extra_info("peername")[1]
         super().connection_made(Tapped(transport, self.said.setdefault(port, [])))  # type: ignore[arg-type]
 
-
-class Short(Heard, Shortcut):
-    """The short way, counting how often it was really taken."""
-
-    taken = 0
-
-    def _begin(self) -> None:
-        super()._begin()
-        Short.taken += self._arriving is not None
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        Heard.taken += isinstance(self._reading, HookExchange)
 
 
 @dataclass
@@ -85,17 +85,17 @@ class Served:
     port: int
     path: Path
     inbox: Inbox
-    guard: Guard
-    ingest: Ingest
-    uvicorn: server._Quiet
+    guard: Connections
+    hooks: Hooks
+    stop: asyncio.Event
     said: dict[int, list[bytes]]
     saying: int = 0
     """Talks that have not said everything yet."""
 
     @property
-    def connections(self) -> list[Guarded]:
+    def connections(self) -> list[InboundConnection]:
         """Those that are open, as the server sees them."""
-        return list(self.guard._open)
+        return list(self.guard.open)
 
     @contextlib.contextmanager
     def impatient(self) -> Iterator[None]:
@@ -152,7 +152,7 @@ def replace_common(common: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def served(
-    folder: Path, way: str, limits: Limits = LIMITS, *, most_held: int = 256 << 20, **store: Any
+    folder: Path, way: str, limits: ConnectionLimits = LIMITS, *, most_held: int = 256 << 20, **store: Any
 ) -> AsyncIterator[Served]:
     """One server, on the running loop."""
     path = folder / f"{way}.db"
@@ -160,32 +160,42 @@ async def served(
     inbox.store = SqliteStore(path, **store)
     furnish(inbox)
     async with inbox.running():
-        ingest = Ingest(inbox.receiver, "/in/", peer_finder(()), BodyBudget(most_held))
-        guard = Guard(limits)
+        hooks = Hooks(inbox.receiver, "/in/", peer_finder(()), BodyBudget(most_held))
+        probes = Starlette(routes=[*server.probe_routes(inbox.troubles), server.metrics_route(inbox.metrics, None)])
+        adapter = HookApp(hooks)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await (adapter if scope["path"].startswith("/in/") else probes)(scope, receive, send)
+
         said: dict[int, list[bytes]] = {}
-        kind = guard.protocol(Short if way == "short" else Heard, ingest=ingest, said=said)
-        face = server.Face(ingest, [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)])
-        uvicorn = server._Quiet(server._settings(face, kind))
-        listener = server.listen("127.0.0.1", 0)
-        watch = asyncio.create_task(guard.watch())
-        serving = asyncio.create_task(uvicorn.serve(sockets=[listener]))
-        while not uvicorn.started:
-            await asyncio.sleep(0.01)
+        listener, ready, stop = (
+            server.listen("127.0.0.1", 0),
+            asyncio.get_running_loop().create_future(),
+            asyncio.Event(),
+        )
+
+        async def serve() -> None:
+            made = hooks if way == "direct" else None
+            async with server.serve_on(listener, app, hooks=made, limits=limits) as connections:
+                ready.set_result(connections)
+                await stop.wait()
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(server, "Connection", lambda connections: Heard(connections, said))
+            serving = asyncio.create_task(serve())
+            guard = await ready
         try:
-            yield Served(listener.getsockname()[1], path, inbox, guard, ingest, uvicorn, said)
+            yield Served(listener.getsockname()[1], path, inbox, guard, hooks, stop, said)
         finally:
-            uvicorn.should_exit = True
+            stop.set()
             await serving
-            watch.cancel()
-            listener.close()
 
 
 @contextlib.asynccontextmanager
-async def both_ways(folder: Path, limits: Limits = LIMITS) -> AsyncIterator[tuple[Served, Served]]:
-    """The short way and the long way."""
-    Short.taken = 0
-    async with served(folder, "short", limits) as short, served(folder, "long", limits) as long:
-        yield short, long
+async def both_ways(folder: Path, limits: ConnectionLimits = LIMITS) -> AsyncIterator[tuple[Served, Served]]:
+    Heard.taken = 0
+    async with served(folder, "direct", limits) as direct, served(folder, "asgi", limits) as asgi:
+        yield direct, asgi
 
 
 async def dial(port: int, receive_buffer: int | None = None) -> socket.socket:
@@ -264,6 +274,6 @@ async def talks_at_once(pair: tuple[Served, Served], many: Sequence[Sequence[byt
         return await answers
 
 
-def quick(**changed: Any) -> Limits:
+def quick(**changed: Any) -> ConnectionLimits:
     """Limits for tests that wait for their end."""
     return replace(LIMITS, **changed)

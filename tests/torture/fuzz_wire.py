@@ -1,7 +1,7 @@
 """Things to say to an HTTP server: ordinary, odd, crooked, and any of them damaged by chance.
 
 `CORPUS` makes each thing for a name that keeps its keys apart from all others; `damaged` and `pieces` take a seeded
-random generator, so that whatever was said can be said again. Used by the tests of the short way and by the flood.
+random generator, so that whatever was said can be said again. Used by `test_two_ways` and by the flood.
 """
 
 from __future__ import annotations

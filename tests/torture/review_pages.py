@@ -14,9 +14,8 @@ from pathlib import Path
 from unittest.mock import patch
 from urllib.parse import quote
 
-from oncehook.web.access import Role
-from oncehook.web.endpoints import ENDPOINTS
-from oncehook.web.throttle import Throttle
+from oncehook.web.api.endpoints import ENDPOINTS
+from oncehook.web.auth import Role, Throttle
 from tests.acceptance.test_api import address
 from tests.torture.review import Budget, Tally
 from tests.ui.conftest import opened

@@ -13,14 +13,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from oncehook.web.guard import Limits
+from oncehook.web.connection import ConnectionLimits
 from tests.acceptance.processes import Receiver
 from tests.wire import Client, hook, signed
 
 CONNECTIONS = int(os.environ.get("TORTURE_FLOOD", "10000"))
 SECONDS = float(os.environ.get("TORTURE_FLOOD_SECONDS", "8"))
 CLIENTS = 2
-LIMITS = Limits()
+LIMITS = ConnectionLimits()
 PER_CONNECTION = LIMITS.head_bytes + (48 << 10)
 """Bytes that a connection may cost: a head as long as it may be, or an unfinished body, and what keeps count of it."""
 SPARE = 64 << 20

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 from urllib.parse import urlencode
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.routing import BaseRoute, Mount
 
@@ -27,15 +26,14 @@ from oncehook import clock
 from oncehook.inbox import Inbox
 from oncehook.model import Level
 from oncehook.secret import Secret
-from oncehook.sessions import Sessions
 from oncehook.settings.tables import TokenConfig
 from oncehook.testing import send, signed
 from oncehook.upkeep import Limits
-from oncehook.web import api, pages
-from oncehook.web.access import Access
-from oncehook.web.live import Stream
-from oncehook.web.server import listen
-from oncehook.web.session import Door
+from oncehook.web import api, dashboard
+from oncehook.web.auth import Access
+from oncehook.web.live import Broadcast
+from oncehook.web.server import listen, serve_on
+from oncehook.web.session import Auth, DashboardSessions
 
 T = TypeVar("T")
 TOKENS = {"viewer": "vera-" + "v" * 40, "operator": "otto-" + "o" * 40, "admin": "ana-" + "a" * 40}
@@ -151,25 +149,16 @@ class House:
     async def _live(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
-        self.stream = Stream()
+        self.stream = Broadcast()
         self.inbox.observer.audience = self.stream
         try:
             async with self.inbox.running():
                 listener = listen("127.0.0.1", 0)
                 self.port = listener.getsockname()[1]
-                config = uvicorn.Config(
-                    self._app(), log_config=None, lifespan="off", ws="none", timeout_graceful_shutdown=1
-                )
-                server = uvicorn.Server(config)
-                server.install_signal_handlers = lambda: None  # type: ignore[method-assign]
-                served = asyncio.create_task(server._serve([listener]))
-                while not server.started:
-                    await asyncio.sleep(0.01)
-                self._ready.set_result(None)
-                await self._over.wait()
-                self.stream.close()
-                server.should_exit = True
-                await served
+                async with serve_on(listener, self._app()):
+                    self._ready.set_result(None)
+                    await self._over.wait()
+                    self.stream.close()
         except BaseException as error:
             if not self._ready.done():
                 self._ready.set_exception(error)
@@ -181,16 +170,16 @@ class House:
             for role, text in TOKENS.items()
         ]
         access = Access(None, tokens, self.inbox.local_token)
-        self.door = Door(access, Sessions(self.inbox.store), authorize=self.authorize, announce=self.links.append)
+        self.door = Auth(
+            access, DashboardSessions(self.inbox.store), authorize=self.authorize, announce=self.links.append
+        )
         admin: Sequence[BaseRoute]
         if self.authorize is not None:
-            admin = pages.dashboard(self.inbox.admin, self.stream, authorize=self.authorize).routes
-            return Starlette(
-                routes=[Mount(self.prefix, pages.dashboard(self.inbox.admin, self.stream, authorize=self.authorize))]
-            )
+            hosted = dashboard.dashboard(self.inbox.admin, self.stream, authorize=self.authorize)
+            return Starlette(routes=[Mount(self.prefix, hosted)])
         admin = [
             *api.routes(self.inbox.admin, access, self.stream),
-            *pages.routes(self.inbox.admin, self.door, self.stream),
+            *dashboard.routes(self.inbox.admin, self.door, self.stream),
         ]
         return Starlette(routes=[Mount(self.prefix, routes=admin)] if self.prefix else admin)
 

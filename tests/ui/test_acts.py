@@ -166,7 +166,7 @@ def test_many_are_replayed_with_progress(own_house: House, enter: Enter) -> None
     expect(page.locator("#rail .badge.busy")).to_have_text("1")
     page.get_by_role("button", name="Pause", exact=True).click()
     expect(card).to_contain_text("paused")
-    page.get_by_role("button", name="Go on").click()
+    page.get_by_role("button", name="Resume").click()
     expect(card).to_contain_text("running")
     page.wait_for_load_state()  # before its scripts run, a link to a dialog is a link to a page
     expect(card.locator(".key.done")).to_have_text(re.compile("[1-9][0-9]* done"))
@@ -305,7 +305,7 @@ def test_what_dies_while_the_dialog_is_open_is_not_discarded(own_house: House, e
     own_house.order("dead_late", digital=True)
     own_house.settle()
     dialog.get_by_role("button", name="Discard 2 deliveries").click()
-    expect(page.locator("#main")).to_contain_text("1 delivery has given up")
+    expect(page.locator("#main")).to_contain_text("1 delivery failed for good")
     assert (own_house.levels()["ship"].discarded, own_house.levels()["ship"].dead) == (2, 1)
 
 

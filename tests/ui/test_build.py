@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from oncehook.web.views import VENDOR
+from oncehook.web.dashboard.render import VENDOR
 
 ROOT = Path(__file__).parents[2]
 
@@ -71,7 +71,7 @@ def test_without_npm_it_is_built_without_scripts(tmp_path: Path, monkeypatch: py
 
 
 def test_a_page_without_scripts_asks_for_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    from oncehook.web import views
+    from oncehook.web.dashboard import render
 
-    monkeypatch.setattr(views, "VENDOR", Path("/nowhere"))
-    assert not views.has_scripts()
+    monkeypatch.setattr(render, "VENDOR", Path("/nowhere"))
+    assert not render.has_scripts()

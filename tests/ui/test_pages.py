@@ -134,7 +134,7 @@ def test_a_page_names_itself_and_its_place(house: House, enter: Enter, name: str
 def test_every_page_teaches_when_it_is_empty(own_house: House, enter: Enter) -> None:
     page = enter(own_house, viewport=WIDE)
     for path, words in {
-        "/": "Waiting for the first hook",
+        "/": "Waiting for the first webhook",
         "/events": "No events yet",
         "/dead": "No dead letters",
         "/replays": "No replays yet",

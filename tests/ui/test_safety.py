@@ -13,10 +13,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from oncehook import clock
-from oncehook.sessions import SESSION_SECONDS
-from oncehook.web import throttle
-from oncehook.web.access import Role
-from oncehook.web.pages import PAGES
+from oncehook.web import auth
+from oncehook.web.auth import SESSION_SECONDS, Role
+from oncehook.web.dashboard import PAGES
 from tests.ui.conftest import Enter, opened
 from tests.ui.house import HIDDEN, TOKENS, House
 from tests.ui.test_live import watching
@@ -106,7 +105,7 @@ def test_a_new_link_is_printed_not_shown(own_house: House, enter: Enter) -> None
 
 def test_guessing_is_slow(own_house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     times = [clock.steady()]  # the door's own clock: it stands still while it is tried
-    monkeypatch.setattr(throttle, "clock", SimpleNamespace(**{**vars(clock), "steady": lambda: times[-1]}))
+    monkeypatch.setattr(auth, "clock", SimpleNamespace(**{**vars(clock), "steady": lambda: times[-1]}))
     for _ in range(5):
         assert own_house.ask("POST", "/login", form={"password": "guess"}, headers=OURS).status == 401
     refused = own_house.ask("POST", "/login", form={"password": TOKENS["admin"]}, headers=OURS)

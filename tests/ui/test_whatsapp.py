@@ -112,7 +112,7 @@ def test_a_busy_day_is_seen_on_every_page(sending_house: SendingHouse, enter: En
     badge = page.locator("#rail").get_by_label("1 watermark crossed")
     expect(badge).to_have_text("1")
     expect(badge).to_have_class("badge wait")
-    banner.get_by_role("link", name="See what came today").click()
+    banner.get_by_role("link", name="See today's events").click()
     expect(page).to_have_url(re.compile(r"/events\?query=source%3Awhatsapp%20since%3A\d{4}-\d\d-\d\d"))
     page.goto(sending_house.url + "/system")
     expect(page.locator("#watermarks .state.over")).to_have_count(2)

@@ -9,7 +9,7 @@ from tests.unit.config_cases import CANARY, loads, refused
 
 from oncehook.errors import ConfigError
 from oncehook.settings.describe import reference, schema
-from oncehook.web import id_token
+from oncehook.web.oidc import check_installed
 
 ENV = {"OIDC_SECRET": CANARY}
 WHOLE = """
@@ -95,7 +95,7 @@ def test_a_missing_package_is_said_with_its_extra(monkeypatch: pytest.MonkeyPatc
         "oncehook.toml:1: [server.oidc] needs a package that is not installed; run pip install 'oncehook[oidc]'"
     ]
     with pytest.raises(ConfigError) as caught:
-        id_token.check_installed()
+        check_installed()
     assert caught.value.hint == "Run: pip install 'oncehook[oidc]'"
 
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from joserfc import jws
 from joserfc.jwk import ECKey, Key, RSAKey
 
-from oncehook.web.id_token import InvalidToken, UnknownKey, verify
+from oncehook.web.oidc import InvalidToken, UnknownKey, verify
 
 ISSUER, CLIENT, NONCE = "https://id.example", "inbox", "n-0S6_WzA2Mj"
 OURS = RSAKey.generate_key(2048, {"kid": "one", "use": "sig"})

@@ -19,22 +19,11 @@ from tests.openid import CLIENT, SECRET, Liar
 from oncehook import clock
 from oncehook.logs import FEW
 from oncehook.secret import Secret
-from oncehook.sessions import SESSION_SECONDS, Sessions
 from oncehook.settings.tables import OidcConfig
 from oncehook.web import oidc as module
-from oncehook.web.access import Access, Identity, Role
-from oncehook.web.oidc import (
-    NoRole,
-    Oidc,
-    ProviderUnavailable,
-    SignedIn,
-    SignIn,
-    SignInFailed,
-    SignInUnknown,
-    own_path,
-)
-from oncehook.web.session import Door
-from oncehook.web.throttle import TRIES, TooManyTries
+from oncehook.web.auth import SESSION_SECONDS, TRIES, Access, Identity, Role, TooManyTries
+from oncehook.web.oidc import NoRole, Oidc, ProviderUnavailable, SignedIn, SignIn, SignInFailed, SignInUnknown, own_path
+from oncehook.web.session import Auth, DashboardSessions
 
 
 @pytest.fixture
@@ -388,7 +377,7 @@ async def test_a_failed_sign_in_is_throttled_and_reported_like_a_wrong_token(lia
     reported: list[tuple[str, ...]] = []
     async with opened(liar) as oidc:
         access = Access(on_refused=lambda *refusal: reported.append(refusal))
-        door = Door(access, Sessions(cast("Any", Numbered())), oidc=oidc)
+        door = Auth(access, DashboardSessions(cast("Any", Numbered())), oidc=oidc)
         sign_in = SignIn.begin("/")
         request = Request(
             {

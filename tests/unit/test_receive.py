@@ -21,8 +21,9 @@ from oncehook.model import Arrival, EventDetails, Mark, Outcome, unpack_head
 from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Reply, Source, build
 from oncehook.verify import Hmac, Nothing, Token
-from oncehook.web import health
-from oncehook.web.ingest import Ingest
+from oncehook.web import server
+from oncehook.web.asgi import HookApp
+from oncehook.web.hooks import Hooks
 from oncehook.web.peers import direct_peer, peer_finder, plain
 
 REFUSAL = {"error": "Unknown source, or the signature does not match.", "code": "signature_invalid"}
@@ -468,7 +469,7 @@ async def test_the_path_is_kept_as_it_was_written(inbox: Inbox) -> None:
     inbox.source("open", verify=Nothing())
     inbox.source("hidden", verify=Nothing(), path="s3cret")
     async with inbox.running():
-        app = Ingest(inbox.receiver, "/", direct_peer)
+        app = HookApp(Hooks(inbox.receiver, "/", direct_peer))
         await Talk(b"1", path="/open/\r\nX: 1").through(app)
         await Talk(b"2", path="/open/ä", raw_path=b"/open/%C3%A4").through(app)
         await Talk(b"3", path="/s3cret/more", raw_path=b"/s3cre%74/more").through(app)
@@ -501,7 +502,7 @@ async def test_strangers_are_not_told_why_we_are_not_ready(
         return {"store": "password authentication failed for user x at 10.0.0.5"}
 
     talk = Talk(method="GET", path="/readyz", client=client, headers=headers)
-    assert await talk.through(Starlette(routes=health.routes(probe))) == 503
+    assert await talk.through(Starlette(routes=server.probe_routes(probe))) == 503
     assert json.loads(talk.sent[1]["body"]) == {"status": "not ready", "checks": {"store": told}}
 
 

@@ -20,7 +20,7 @@ from oncehook.rules import DEFAULT_KEY
 from oncehook.secret import OldSecret
 from oncehook.sources import Preset, Reply, Source, Splitter, build, split_at
 from oncehook.verify import Basic, Either, Hmac, Nothing, Scheme, StandardWebhooks, Token
-from oncehook.web.shortcut import _written as written
+from oncehook.web.connection import encode_reply
 
 HMAC = Hmac(header="X-Signature")
 PRESET = Preset(
@@ -304,6 +304,6 @@ def test_an_answer_without_content_does_not_state_its_length() -> None:
     assert Reply(204).framed_headers == [kind]  # RFC 9110, 8.6
     assert Reply(200, b"{}").framed_headers == [kind, (b"content-length", b"2")]
     head = b"HTTP/1.1 204 No Content\r\ncontent-type: application/json\r\n"
-    assert written(Reply(204), keep_alive=True) == head + b"\r\n"
-    assert written(Reply(204), keep_alive=False) == head + b"connection: close\r\n\r\n"
-    assert written(Reply(200), keep_alive=True).endswith(b"content-length: 0\r\n\r\n")
+    assert encode_reply(Reply(204), keep_alive=True) == head + b"\r\n"
+    assert encode_reply(Reply(204), keep_alive=False) == head + b"connection: close\r\n\r\n"
+    assert encode_reply(Reply(200), keep_alive=True).endswith(b"content-length: 0\r\n\r\n")

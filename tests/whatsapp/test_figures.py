@@ -22,7 +22,7 @@ from oncehook.model import EventId, Filter
 from oncehook.settings import load
 from oncehook.testing import send
 from oncehook.upkeep import Limits, Watermark
-from oncehook.web.reports import stats_of
+from oncehook.web.api.schemas import encode
 from oncehook.whatsapp.messages import Text
 from tests.whatsapp.phone import Phone, busy, closed
 
@@ -82,7 +82,7 @@ async def test_messages_per_day_and_destination_retries_and_replays(tmp_path: Pa
         assert {word: counted.by["answers"][word] for word in ("delivered", "retries", "replays")} == {
             "delivered": 3, "retries": 1, "replays": 1,
         }  # fmt: skip
-        said = stats_of(counted)
+        said = encode(counted)
         assert (said.per_day, said.last_replay_at) == (counted.per_day, counted.last_replay_at)
 
 

@@ -188,8 +188,8 @@ def _routes(inbox: Inbox) -> Callable[..., Any]:
     from starlette.requests import Request
 
     from oncehook.web import api
-    from oncehook.web.access import Access, Identity, Role
-    from oncehook.web.live import Stream
+    from oncehook.web.auth import Access, Identity, Role
+    from oncehook.web.live import Broadcast
 
     class FullAccess(Access):
         """Access without a token: a process that can open the store can do everything with it."""
@@ -197,7 +197,7 @@ def _routes(inbox: Inbox) -> Callable[..., Any]:
         async def of(self, request: Request) -> Identity:
             return Identity("cli", Role.admin)
 
-    return Starlette(routes=api.routes(inbox.admin, FullAccess(), Stream()))
+    return Starlette(routes=api.routes(inbox.admin, FullAccess(), Broadcast()))
 
 
 async def _call(app: Callable[..., Any], method: str, target: str, headers: Headers, body: bytes) -> ApiResponse:

@@ -13,7 +13,7 @@ from oncehook.errors import ConfigError
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival
 from oncehook.sources import Reply
-from oncehook.web.access import AuthorizeBlocking
+from oncehook.web.auth import AuthorizeBlocking
 from oncehook.web.peers import UNKNOWN, plain
 
 try:

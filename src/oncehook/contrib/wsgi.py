@@ -16,10 +16,10 @@ from oncehook.contrib.bridge import Bridge, put_off, read_body
 from oncehook.errors import OncehookError, Rejected, StoreUnavailable
 from oncehook.model import Headers
 from oncehook.sources import Reply
-from oncehook.web.access import AuthorizeBlocking, Authorized
-from oncehook.web.live import NoStream
-from oncehook.web.pages import dashboard as hosted
-from oncehook.web.visit import WAY_IN
+from oncehook.web.auth import AuthorizeBlocking, Authorized
+from oncehook.web.dashboard import dashboard as hosted
+from oncehook.web.dashboard.context import WAY_IN
+from oncehook.web.live import NoBroadcast
 
 __all__ = ["dashboard"]
 
@@ -37,7 +37,7 @@ class Dashboard:
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
-        self._app = hosted(bridge.inbox.admin, NoStream(), authorize=lambda request: request.scope[_DECISION])
+        self._app = hosted(bridge.inbox.admin, NoBroadcast(), authorize=lambda request: request.scope[_DECISION])
 
     def answer(self, environ: WSGIEnvironment, decision: Authorized, hooks: str | None = None) -> Reply:
         """Answer one request of the person that `decision` names; `hooks` is the path below which hooks come in."""

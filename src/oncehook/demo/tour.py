@@ -14,7 +14,7 @@ from oncehook.admin import Admin
 from oncehook.demo.shop import Crm
 from oncehook.human import count
 from oncehook.model import DeliveryId, DeliveryStatus, EventId, Filter, StoredDelivery
-from oncehook.web.callouts import Callout
+from oncehook.web.dashboard.context import Callout
 
 DEAD: Final = "to:crm status:dead"
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import socket
-from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -283,24 +282,12 @@ class TestInbox(Inbox):
         >>> async with inbox.served() as url:
         ...     await meta.deliver(f"{url}/whatsapp", meta.message(from_="5511988880142", text="Hi"))
         """
-        import uvicorn
-
-        class Quiet(uvicorn.Server):
-            @contextlib.contextmanager
-            def capture_signals(self) -> Iterator[None]:
-                yield
+        from oncehook.web.server import listen, serve_on
 
         await self.start()
-        listener = socket.create_server(("127.0.0.1", 0))
-        settings: dict[str, Any] = {"lifespan": "off", "ws": "none", "loop": "none", "log_config": None}
-        server = Quiet(uvicorn.Config(self.asgi(), access_log=False, **settings))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
+        listener = listen("127.0.0.1", 0)
+        async with serve_on(listener, self.asgi()):
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await serving
-            listener.close()
 
     # -- working -------------------------------------------------------------------------------
 

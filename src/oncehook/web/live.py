@@ -1,7 +1,7 @@
 """What happens, as it happens: a bounded fan-out of arrivals and settlements to whoever watches.
 
 The observer publishes, from the loop and without waiting; each watcher has a queue of its own, and one that does not
-keep up loses the oldest and is told how many. `GET stream` and the live page read from it.
+keep up loses the oldest and gets their number. `GET stream` and the live page read from it.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ class Watcher:
     """One reader of the stream."""
 
     def __init__(self, scope: Collection[str] | None = None) -> None:
-        """`scope`: the sources whose moments it is told; None: everything."""
+        """`scope`: the sources whose moments it gets; None: all."""
         self._scope = scope
         self.waiting: deque[bytes] = deque(maxlen=QUEUE)
         self.dropped = 0
         self.stir = asyncio.Event()
 
     def sees(self, source: object) -> bool:
-        """Whether a moment of this source, or of none, is for this reader."""
+        """Tell whether a moment of this source, or of none, is for this reader."""
         return self._scope is None or source in self._scope
 
     def offer(self, moment: bytes) -> None:
@@ -60,18 +60,18 @@ class Watcher:
         self.stir.set()
 
     def take(self) -> bytes:
-        """All that waits, as one piece."""
+        """Return all that waits, as one piece."""
         self.stir.clear()
         moments = list(self.waiting)
         self.waiting.clear()
         if self.dropped:
-            moments.insert(0, written("dropped", {"count": self.dropped}))
+            moments.insert(0, encode_event("dropped", {"count": self.dropped}))
             self.dropped = 0
         return b"".join(moments)
 
 
-class Stream:
-    """Everybody who watches now."""
+class Broadcast:
+    """The fan-out of moments to everybody who watches now."""
 
     is_live = True
     """Whether anybody may watch; pages that may not ask again by themselves."""
@@ -82,19 +82,19 @@ class Stream:
 
     @property
     def is_there(self) -> bool:
-        """Whether anybody watches now."""
+        """Tell whether anybody watches now."""
         return bool(self._watchers)
 
     def publish(self, kind: str, fields: Mapping[str, Any]) -> None:
         """Tell everybody. Never waits; costs nothing while nobody watches. To be called on the loop."""
         if self._watchers:
-            moment = written(kind, fields)
+            moment = encode_event(kind, fields)
             for watcher in self._watchers:
                 if watcher.sees(fields.get("source")):
                     watcher.offer(moment)
 
     def join(self, scope: Collection[str] | None = None) -> Watcher:
-        """A new watcher, of these sources or of all. Raises TooManyWatchers. Whoever joins must leave."""
+        """Return a new watcher, of these sources or of all. Raises TooManyWatchers. Whoever joins must leave."""
         if len(self._watchers) >= WATCHERS:
             raise TooManyWatchers
         watcher = Watcher(scope)
@@ -112,7 +112,7 @@ class Stream:
             watcher.stir.set()
 
     async def watch(self, watcher: Watcher) -> AsyncIterator[bytes]:
-        """Server-sent events until the stream is closed: what comes in one go is sent in one piece."""
+        """Yield server-sent events until the stream is closed: what comes in one go is sent in one piece."""
         try:
             yield b"retry: 2000\n: watching\n\n"
             while not self._closed:
@@ -128,7 +128,7 @@ class Stream:
             self.leave(watcher)
 
 
-class NoStream(Stream):
+class NoBroadcast(Broadcast):
     """A stream for servers that give a thread to each request: nobody may watch."""
 
     is_live = False
@@ -138,6 +138,6 @@ class NoStream(Stream):
         raise NotLive
 
 
-def written(kind: str, fields: Mapping[str, Any]) -> bytes:
-    """One server-sent event. JSON has no line ends of its own, so a stranger's text cannot end it (S35)."""
+def encode_event(kind: str, fields: Mapping[str, Any]) -> bytes:
+    """Return one server-sent event. JSON has no line ends of its own, so untrusted text cannot end it (S35)."""
     return b"event: " + kind.encode() + b"\ndata: " + msgspec.json.encode(fields, enc_hook=str) + b"\n\n"

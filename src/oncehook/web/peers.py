@@ -1,6 +1,6 @@
-"""Who is at the other end of a request: the socket's word, or that of a proxy we were told to trust.
+"""The address at the other end of a request: that of the socket, or the one that a trusted proxy names.
 
-`ingest` asks with every request. What cannot be told is `unknown`, which no list of networks contains: an address
+Every arrival is asked for it. One that is not known is `unknown`, which no list of networks contains: an address
 that we do not know must never look like a program of our own.
 """
 
@@ -21,7 +21,7 @@ _DRESSED: Final = re.compile(r"\[(?P<six>[^]]*)](?::[0-9]+)?|(?P<four>[0-9.]+):[
 
 
 def plain(text: str) -> str:
-    """An address as networks are written: without port, and IPv4 as IPv4 even where the socket is IPv6."""
+    """Normalise a peer address: strip the port and unwrap IPv4-mapped IPv6."""
     dressed = _DRESSED.fullmatch(text)
     try:
         address = ip_address(dressed["six"] or dressed["four"] if dressed else text)
@@ -32,7 +32,7 @@ def plain(text: str) -> str:
 
 
 def direct_peer(scope: Scope) -> str:
-    """The address at the other end of the socket."""
+    """Return the address at the other end of the socket."""
     # Missing for a socket path or a test client, and also for a sender that was gone before we could ask.
     client: tuple[str, int] | None = scope.get("client")
     if not client:
@@ -41,7 +41,7 @@ def direct_peer(scope: Scope) -> str:
 
 
 def is_within(address: str, networks: Sequence[Network]) -> bool:
-    """Whether this is an address, and one of these networks has it."""
+    """Tell whether this is an address, and one of these networks has it."""
     try:
         parsed = ip_address(address)
     except ValueError:
@@ -64,12 +64,12 @@ def network_of(address: str) -> str:
 
 
 def stands_for_many(address: str, trusted: Sequence[Network]) -> bool:
-    """Tell whether a share per address would be shared by strangers: a proxy of ours, or a tunnel on this machine."""
+    """Tell whether a share per address would be shared by many: a proxy of ours, or a tunnel on this machine."""
     return address != UNKNOWN and (ip_address(address).is_loopback or is_within(address, trusted))
 
 
 def peer_finder(trusted: Sequence[Network]) -> PeerOf:
-    """Finds the sender's address. `X-Forwarded-For` is believed only when a configured proxy says it (S16)."""
+    """Find the sender's address. `X-Forwarded-For` is believed only when a configured proxy says it (S16)."""
     if not trusted:
         return direct_peer
 
@@ -79,7 +79,7 @@ def peer_finder(trusted: Sequence[Network]) -> PeerOf:
             return address
         named = [value for name, value in scope["headers"] if name == b"x-forwarded-for"]
         chain = [part.strip() for part in b",".join(named).decode("latin-1").split(",") if part.strip()]
-        # The last address no proxy of ours vouches for; what stands before it anybody could have written.
+        # The last address no proxy of ours vouches for; what is before it anybody could have written.
         for hop in map(plain, reversed(chain)):
             if not is_within(hop, trusted):
                 return hop

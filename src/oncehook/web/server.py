@@ -1,7 +1,11 @@
-"""The server behind `oncehook serve`: uvicorn with our deadlines in front, our signals, and one clean way to stop.
+"""The server behind `oncehook serve`: what listens where, which signals end it, and one clean way to stop.
 
 On SIGTERM or SIGINT readiness falls, no new connection is taken, arrivals that are under way are committed and
 answered, and the process ends with 0 (R56). A second signal leaves at once; that is safe too, only less polite.
+
+Health is for machines: `/livez` touches nothing, `/readyz` proves that the store can write, `/metrics` counts. Metrics
+name sources and destinations and tell how much goes through them. Where the world can ask, they are for direct requests
+of this machine and for holders of a token; on an address that is for operators only, for all who reach it.
 """
 
 from __future__ import annotations
@@ -13,85 +17,158 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Final
 
-import uvicorn
 from starlette.applications import Starlette
-from starlette.routing import BaseRoute
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
 
-from oncehook.errors import ConfigError
+from oncehook import clock
+from oncehook.errors import ConfigError, Refused, Unauthorized
 from oncehook.inbox import Inbox
-from oncehook.sessions import Sessions
+from oncehook.ingest import is_direct
+from oncehook.model import Arrival
 from oncehook.settings import ServerConfig
 from oncehook.settings.values import is_loopback
 from oncehook.sources import Network
-from oncehook.web import api, health, pages
-from oncehook.web.access import Access
-from oncehook.web.callouts import Guide
-from oncehook.web.guard import Guard, Limits, affordable
-from oncehook.web.ingest import Ingest, Receive, Send
-from oncehook.web.live import Stream
+from oncehook.web import api, dashboard
+from oncehook.web.asgi import App, Prefixed
+from oncehook.web.auth import Access
+from oncehook.web.connection import ConnectionLimits, Connections, InboundConnection, affordable
+from oncehook.web.dashboard.context import Guide
+from oncehook.web.hooks import BodyBudget, Hooks
+from oncehook.web.live import Broadcast
 from oncehook.web.oidc import Oidc
-from oncehook.web.peers import Scope, peer_finder
-from oncehook.web.prefix import Prefixed
-from oncehook.web.session import Door
-from oncehook.web.shortcut import Shortcut
-from oncehook.web.unfinished import BodyBudget
+from oncehook.web.peers import direct_peer, peer_finder
+from oncehook.web.session import Auth, DashboardSessions
 
-DRAIN_SECONDS = 25
+DRAIN_SECONDS: Final = 25.0
+BACKLOG: Final = 2048
 
 
-class Face:
-    """One address, two worlds: `/in/…` goes straight to ingest, everything else to Starlette."""
-
-    def __init__(self, ingest: Ingest, routes: Sequence[BaseRoute], trusted: Sequence[Network] = ()) -> None:
-        self._ingest = ingest
-        self._rest = Prefixed(Starlette(routes=list(routes)), trusted)
-
-    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
-        """Send a request to its world. Not a coroutine of its own: every arrival would pay for it."""
-        if scope["type"] == "http" and scope["path"].startswith("/in/"):
-            return self._ingest(scope, receive, send)
-        return self._rest(scope, receive, send)
+# -- listening ---------------------------------------------------------------------------------
 
 
-class _Quiet(uvicorn.Server):
-    """uvicorn that leaves signals to somebody else."""
+def listen(host: str, port: int) -> socket.socket:
+    """Open a socket on this address. Raises OSError when it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # Named as TCP: only then does asyncio send the small writes of its connections at once.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
 
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
+
+@contextlib.asynccontextmanager
+async def serve_on(
+    listener: socket.socket,
+    app: App,
+    *,
+    hooks: Hooks | None = None,
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - immutable
+    trusted: Sequence[Network] = (),
+    is_urgent: Callable[[], bool] = lambda: False,
+) -> AsyncIterator[Connections]:
+    """Answer connections of this socket while the block runs; behind it, finish what is under way, unless it is urgent.
+
+    Requests below the prefix of `hooks` are answered by them, all others by `app`.
+    """
+    connections = Connections(app, hooks, replace(limits, connections=affordable(limits.connections)), trusted)
+    server = await asyncio.get_running_loop().create_server(
+        partial(InboundConnection, connections), sock=listener, backlog=BACKLOG
+    )
+    watch = asyncio.create_task(connections.watch())
+    try:
+        yield connections
+    finally:
+        server.close()
+        await connections.drain(DRAIN_SECONDS, is_urgent)
+        watch.cancel()
+        listener.close()
 
 
-class _Server(_Quiet):
-    """uvicorn, but a signal ends it with 0 and tells us first, also one that comes before it has begun."""
+class StopSignals:
+    """SIGINT and SIGTERM: the first one asks to stop, a second one of the same kind ends the process at once."""
 
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], None]) -> None:
-        super().__init__(config)
+    def __init__(self, on_stop: Callable[[], None]) -> None:
         self._on_stop = on_stop
-        self._heard: set[int] = set()
+        self._received: set[int] = set()
+        self._stop = asyncio.Event()
 
     @contextlib.contextmanager
-    def heeding_signals(self) -> Iterator[None]:
-        """While the block runs, a signal stops it in order."""
+    def handled(self) -> Iterator[None]:
+        """Handle them while the block runs."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signalled, number)
+            loop.add_signal_handler(number, self._receive, number)
         try:
             yield
         finally:
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
 
-    def _signalled(self, number: int) -> None:
-        if number in self._heard:  # force_exit is for uvicorn only: the rest would still stop in its own time
+    async def wait(self) -> None:
+        """Wait for the first one."""
+        await self._stop.wait()
+
+    def is_urgent(self) -> bool:
+        """Tell whether both came: then nobody waits for what is under way."""
+        return len(self._received) > 1
+
+    def _receive(self, number: int) -> None:
+        if number in self._received:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
-        self._heard.add(number)
-        self.force_exit = self.should_exit
-        self.should_exit = True
+        self._received.add(number)
+        self._stop.set()
         self._on_stop()
+
+
+async def serve(
+    app: App,
+    *,
+    hooks: Hooks | None = None,
+    host: str,
+    port: int,
+    trusted: Sequence[Network] = (),
+    limits: ConnectionLimits = ConnectionLimits(),  # noqa: B008 - immutable
+    on_ready: Callable[[str], None],
+    on_stop: Callable[[], None],
+) -> None:
+    """Listen until a signal comes. `on_ready` gets the address once the socket is open."""
+    signals = StopSignals(on_stop)
+    listener = listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    # Signals are handled before `on_ready` is called: whoever hears that it is ready may stop it.
+    with signals.handled():
+        async with serve_on(listener, app, hooks=hooks, limits=limits, trusted=trusted, is_urgent=signals.is_urgent):
+            on_ready(f"http://{shown}:{listener.getsockname()[1]}")
+            await signals.wait()
+
+
+@contextlib.asynccontextmanager
+async def _serve_at(bind: str, app: App, trusted: Sequence[Network] = ()) -> AsyncIterator[None]:
+    """Answer at another address (`host:port`) while the block runs. Raises ConfigError."""
+    host, _, port = bind.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f'"{bind}" is not an address.', hint="Write HOST:PORT, as in 127.0.0.1:4021.")
+    try:
+        listener = listen(host.strip("[]"), int(port))
+    except OSError as error:
+        raise ConfigError(f"Cannot listen on {bind}: {error.strerror or error}") from error
+    async with serve_on(listener, app, trusted=trusted):
+        yield
+
+
+# -- an inbox ----------------------------------------------------------------------------------
 
 
 async def serve_inbox(
@@ -110,11 +187,13 @@ async def serve_inbox(
     With `admin_bind` API, dashboard and metrics have an address of their own. Raises ConfigError for a taken port.
     """
     apart = settings.admin_bind
-    stream = Stream()
+    trusted, host, port = settings.trusted_proxies, settings.host, settings.port
+    stream = Broadcast()
     inbox.observer.audience = stream
-    admin = _Desk(inbox, settings, stream, ui=ui, guide=guide)
-    probes = health.routes(inbox.troubles)
-    metrics = health.metrics_route(inbox.metrics, None if apart else admin.access)
+    admin = _AdminRoutes(inbox, settings, stream, ui=ui, guide=guide)
+    probes = probe_routes(inbox.troubles)
+    metrics = metrics_route(inbox.metrics, None if apart else admin.access)
+    everything = Prefixed(Starlette(routes=[*probes, metrics, *admin.routes]), trusted)
 
     def ready(address: str) -> None:
         admin.address = f"http://{apart}" if apart else address
@@ -126,32 +205,30 @@ async def serve_inbox(
         inbox.wind_down()
         stream.close()
 
-    budget = BodyBudget(trusted=settings.trusted_proxies)
-    ingest = Ingest(inbox.receiver, "/in/", peer_finder(settings.trusted_proxies), budget)
-    trusted, host, port = settings.trusted_proxies, settings.host, settings.port
-    face = Face(ingest, probes if apart else [*probes, metrics, *admin.routes], trusted)
+    hooks = Hooks(inbox.receiver, "/in/", peer_finder(trusted), BodyBudget(trusted=trusted))
+    app = Starlette(routes=list(probes)) if apart else everything
     async with contextlib.AsyncExitStack() as beside:
         if admin.oidc is not None:
             beside.push_async_callback(admin.oidc.close)
         if apart:
-            app = Prefixed(Starlette(routes=[*probes, metrics, *admin.routes]), trusted)
-            await beside.enter_async_context(_served_beside(app, apart, trusted))
+            await beside.enter_async_context(_serve_at(apart, everything, trusted))
         try:
-            await serve(face, ingest=ingest, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
+            await serve(app, hooks=hooks, host=host, port=port, trusted=trusted, on_ready=ready, on_stop=stopping)
         except OSError as error:
             raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
 def answering_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContextManager[None]:
-    """Health and metrics of an inbox that receives nothing, at an address (`host:port`). Raises ConfigError."""
-    routes = [*health.routes(inbox.troubles), health.metrics_route(inbox.metrics, None)]
-    return _served_beside(Starlette(routes=routes), bind, ())
+    """Answer health and metrics of an inbox that receives nothing, at an address (`host:port`). Raises ConfigError."""
+    return _serve_at(bind, Starlette(routes=[*probe_routes(inbox.troubles), metrics_route(inbox.metrics, None)]))
 
 
-class _Desk:
-    """API and dashboard of one inbox, and who may come in."""
+class _AdminRoutes:
+    """API and dashboard of one inbox, and who has access."""
 
-    def __init__(self, inbox: Inbox, settings: ServerConfig, stream: Stream, *, ui: bool, guide: Guide | None) -> None:
+    def __init__(
+        self, inbox: Inbox, settings: ServerConfig, stream: Broadcast, *, ui: bool, guide: Guide | None
+    ) -> None:
         trusted = settings.trusted_proxies
         self.access = Access(
             settings.admin_token,
@@ -164,106 +241,79 @@ class _Desk:
         self.address = ""
         self._bind = settings.admin_bind or settings.host
         self.oidc = Oidc(settings.oidc) if settings.oidc is not None and ui else None
-        self._door = Door(self.access, Sessions(inbox.store), trusted=trusted, announce=self._say, oidc=self.oidc)
+        self._auth = Auth(
+            self.access, DashboardSessions(inbox.store), trusted=trusted, announce=self._announce, oidc=self.oidc
+        )
         self._ui = ui
         self.routes = api.routes(inbox.admin, self.access, stream)
         if ui:
-            self.routes += pages.routes(inbox.admin, self._door, stream, guide)
+            self.routes += dashboard.routes(inbox.admin, self._auth, stream, guide)
 
     def link(self) -> str | None:
-        """A fresh way in for who sits at this machine; elsewhere there is a password."""
+        """Return a fresh way in for who sits at this machine; elsewhere there is a password."""
         host = self._bind.rpartition(":")[0] if self._bind.count(":") == 1 or "]" in self._bind else self._bind
-        return self.address + self._door.link() if self._ui and is_loopback(host.strip("[]")) else None
+        return self.address + self._auth.link() if self._ui and is_loopback(host.strip("[]")) else None
 
-    def _say(self, path: str) -> None:
+    def _announce(self, path: str) -> None:
         sys.stderr.write(f"dashboard  {self.address}{path}\n")
 
 
-@contextlib.asynccontextmanager
-async def _served_beside(
-    app: Callable[..., Awaitable[Any]], bind: str, trusted: Sequence[Network]
-) -> AsyncIterator[None]:
-    """Another listener in the same process, which goes when the first one does."""
-    host, _, port = bind.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f'"{bind}" is not an address.', hint="Write HOST:PORT, as in 127.0.0.1:4021.")
-    guard = Guard(Limits(), trusted)
-    try:
-        listener = listen(host.strip("[]"), int(port))
-    except OSError as error:
-        raise ConfigError(f"Cannot listen on {bind}: {error.strerror or error}") from error
-    server = _Quiet(_settings(app, guard.protocol()))
-    watch = asyncio.create_task(guard.watch())
-    task = asyncio.create_task(server.serve(sockets=[listener]))
-    try:
-        yield
-    finally:
-        server.should_exit = True
-        await task
-        watch.cancel()
-        listener.close()
+# -- health ------------------------------------------------------------------------------------
 
 
-async def serve(
-    app: Callable[..., Awaitable[Any]],
-    *,
-    ingest: Ingest | None = None,
-    host: str,
-    port: int,
-    trusted: Sequence[Network] = (),
-    limits: Limits = Limits(),  # noqa: B008 - immutable
-    on_ready: Callable[[str], None],
-    on_stop: Callable[[], None],
-) -> None:
-    """Listen until a signal comes. `on_ready` gets the address once the socket is open.
-
-    With `ingest`, plain arrivals for it take the short way past `app`.
-    """
-    limits = replace(limits, connections=affordable(limits.connections))
-    guard = Guard(limits, trusted)
-    protocol = guard.protocol() if ingest is None else guard.protocol(Shortcut, ingest=ingest)
-    server = _Server(_settings(app, protocol), on_stop)
-    listener = listen(host, port)
-    watch = asyncio.create_task(guard.watch())
-    shown = f"[{host}]" if ":" in host else host
-    try:
-        with server.heeding_signals():  # from before the first word on: who is told that it is ready may stop it
-            on_ready(f"http://{shown}:{listener.getsockname()[1]}")
-            await server.serve(sockets=[listener])
-    finally:
-        watch.cancel()
-        listener.close()
+Probe = Callable[[], Awaitable[dict[str, str]]]
+"""What is not well, by name; empty when ready."""
+Metrics = Callable[[], Awaitable[bytes]]
 
 
-def _settings(app: Callable[..., Awaitable[Any]], protocol: type[HttpToolsProtocol]) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=protocol,
-        interface="asgi3",
-        loop="none",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        proxy_headers=False,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=75,
-        timeout_graceful_shutdown=DRAIN_SECONDS,
-    )
+def probe_routes(probe: Probe) -> list[Route]:
+    """Return the two addresses that probes ask."""
+
+    async def livez(request: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def readyz(request: Request) -> Response:
+        troubles = await probe()
+        if not troubles:
+            return JSONResponse({"status": "ready"})
+        # What is wrong may name hosts, users and files of ours: in full only for who sits on this machine.
+        asking = Arrival("", request.scope["headers"], b"", peer=direct_peer(request.scope))
+        shown = troubles if is_direct(asking) else dict.fromkeys(troubles, "failing")
+        return JSONResponse({"status": "not ready", "checks": shown}, 503, {"Retry-After": "5"})
+
+    return [Route("/livez", livez), Route("/readyz", readyz)]
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """An open socket on this address. Raises OSError when it is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Named as TCP: only then does asyncio send the small writes of its connections at once.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError:
-        listener.close()
-        raise
-    listener.setblocking(False)
-    return listener
+class MetricsCache:
+    """The metrics, kept for a second: many who ask, even at once, cost the store no more than one."""
+
+    SECONDS: Final = 1.0
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._turn = asyncio.Lock()
+        self._text = b""
+        self._until = 0.0
+
+    async def get(self) -> bytes:
+        """Return the text as of a second ago at most."""
+        async with self._turn:
+            if clock.steady() >= self._until:
+                self._text = await self._metrics()
+                self._until = clock.steady() + self.SECONDS
+            return self._text
+
+
+def metrics_route(metrics: Metrics, access: Access | None) -> Route:
+    """Return the address that scrapers ask. Without `access`, everybody may who reaches it."""
+    kept = MetricsCache(metrics)
+
+    async def show(request: Request) -> Response:
+        try:
+            if access is not None and not access.is_local(request) and await access.of(request) is None:
+                raise Unauthorized(hint="Send the token of a viewer, or set admin_bind and ask there.")
+        except Refused as error:
+            return api.refusal(error)
+        return Response(await kept.get(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    return Route("/metrics", show)

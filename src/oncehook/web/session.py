@@ -1,7 +1,6 @@
-"""Who stands at the dashboard: sessions, the password, the one-time link, the OpenID provider, and the host
-application's own word.
+"""Sessions of the dashboard, begun by password, one-time link or OpenID provider; or the host application decides.
 
-Pages show every request to `Door.of` and get an `Identity` or None. Sessions are kept in the store: they outlast a
+Pages show every request to `Auth.of` and get an `Identity` or None. Sessions are kept in the store: they outlast a
 restart, and every server of an inbox knows them. A bearer token is no credential here, as a cookie is none at the API
 (S29).
 """
@@ -18,34 +17,74 @@ from starlette.responses import Response
 from oncehook import clock
 from oncehook.errors import Forbidden, StoreUnavailable
 from oncehook.model import StoredSession
-from oncehook.sessions import SESSION_SECONDS, Sessions, hash_of, prove
 from oncehook.sources import Network
+from oncehook.store.base import Store
 from oncehook.verify import same
-from oncehook.web.access import Access, Authorize, Identity, Role, authorized, hash_token, is_local
+from oncehook.web.auth import (
+    SESSION_SECONDS,
+    Access,
+    Authorize,
+    Identity,
+    Role,
+    authorize_request,
+    hash_of,
+    hash_token,
+    is_local,
+    prove,
+)
 from oncehook.web.oidc import SIGN_IN_SECONDS, NoRole, Oidc, SignedIn, SignIn, SignInFailed
 from oncehook.web.peers import direct_peer, is_within, network_of, peer_finder
+
+
+class DashboardSessions:
+    """Begins, finds and ends sessions. Finding one writes nothing."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._cookie = ""
+
+    async def cookie(self) -> str:
+        """Return the cookie's name. Cookies do not know ports: each inbox on a machine has a name of its own."""
+        if not self._cookie:
+            self._cookie = f"oncehook_{await self._store.inbox_number():x}"
+        return self._cookie
+
+    async def begin(self, actor: str, role: str, voucher: bytes, seconds: float = SESSION_SECONDS) -> str:
+        """Begin a session and return the name that only the browser is to know. It is bound to `voucher`: a hash of
+        the password it is begun with, or of what else let the person in."""
+        name = clock.random_bytes(32).hex()
+        proof = prove(name, voucher)
+        await self._store.begin_session(StoredSession(hash_of(name), actor, role, proof), seconds)
+        return name
+
+    async def of(self, name: str) -> StoredSession | None:
+        """Return whose session this is, while it lasts."""
+        return await self._store.get_session(hash_of(name))
+
+    async def end(self, name: str) -> None:
+        """End it, at every server."""
+        await self._store.end_session(hash_of(name))
+
 
 LINK_SECONDS: Final = 600.0
 """For how long a one-time link can be used."""
 LONGEST_PASSWORD: Final = 4096
 
 
-class Door:
-    """Lets people in: by password, by one-time link from this machine, as an OpenID provider or the host application
-    says.
-    """
+class Auth:
+    """Ways into the dashboard: password, one-time link from this machine, OpenID provider, host application."""
 
     def __init__(
         self,
         access: Access,
-        sessions: Sessions | None = None,
+        sessions: DashboardSessions | None = None,
         *,
         trusted: Sequence[Network] = (),
         authorize: Authorize | None = None,
         announce: Callable[[str], None] | None = None,
         oidc: Oidc | None = None,
     ) -> None:
-        """`sessions` are needed unless the host application decides. `announce` is told a fresh one-time link's path,
+        """`sessions` are needed unless the host application decides. `announce` gets a fresh one-time link's path,
         to print it where only the machine's owner reads.
         """
         self.access = access
@@ -61,23 +100,23 @@ class Door:
 
     @property
     def is_hosted(self) -> bool:
-        """The host application decides; there is nothing to log in to."""
+        """Return the host application decides; there is nothing to log in to."""
         return self._authorize is not None
 
     @property
     def has_password(self) -> bool:
-        """Whether to ask for a password: not where there is none, and another way in."""
+        """Tell whether to ask for a password: not where there is none, and another way in."""
         return self.access.has_tokens or self.oidc is None
 
     @property
     def can_announce(self) -> bool:
-        """Somebody would read a fresh link."""
+        """Tell whether somebody would read a fresh link."""
         return self._announce is not None
 
     async def of(self, request: Request) -> Identity | None:
-        """Who asks, or None."""
+        """Return who asks, or None."""
         if self._authorize is not None:
-            return await authorized(self._authorize, request)
+            return await authorize_request(self._authorize, request)
         name = await self._name(request)
         session = await self._sessions.of(name) if self._sessions is not None and name else None
         found = None if session is None else self._holder(name, session)
@@ -86,15 +125,15 @@ class Door:
         return found
 
     def _holder(self, name: str, session: StoredSession) -> Identity | None:
-        """Whose it is; with the role that it was begun with, and not more than its password still gives."""
+        """Return whose it is; with the role that it was begun with, and not more than its password still gives."""
         role = Role[session.role]
         if self.oidc is not None and same(prove(name, hash_of(self.oidc.mark)), session.proof):
             return Identity(session.actor, role)
-        vouched = self.access.vouches(name, session.proof)
+        vouched = self.access.find_session_holder(name, session.proof)
         return None if vouched is None else replace(vouched, name=session.actor, role=min(role, vouched.role))
 
     async def is_open(self, request: Request) -> bool:
-        """Whether the session of this request still lasts, as far as can be told now."""
+        """Tell whether the session of this request still lasts, as far as can be told now."""
         try:
             return await self.of(request) is not None
         except StoreUnavailable:
@@ -117,7 +156,7 @@ class Door:
         self._announce(self.link())
 
     def is_own_machine(self, request: Request) -> bool:
-        """Whether it comes straight from this machine and is meant for it (DESIGN.md 8.11)."""
+        """Tell whether it comes straight from this machine and is meant for it."""
         # A browser is expected here: what tells one from a program says nothing about the way it came.
         headers = [pair for pair in request.scope["headers"] if pair[0] not in (b"origin", b"sec-fetch-site")]
         return is_local(headers, self._peer_of(request.scope))
@@ -135,7 +174,7 @@ class Door:
         """Return the holder of the admin token or of one of the configured tokens. Raises TooManyTries."""
         if not 0 < len(password) <= LONGEST_PASSWORD:
             return None
-        return self.access.holder_of(_as_token(password), (), self._peer_of(request.scope), "password")
+        return self.access.find_holder(_as_token(password), (), self._peer_of(request.scope), "password")
 
     async def begin_sign_in(self, to: str, answer: Callable[[str], Response]) -> Response:
         """Send a browser to the OpenID provider, by an `answer` that takes its address. Raises ProviderUnavailable."""
@@ -194,7 +233,7 @@ class Door:
         """Give a new session with this answer; one that was open before is ended. It lasts no longer than `password`
         does; begun by a link, no longer than all passwords stay as they are.
         """
-        voucher = hash_token(_as_token(password)) if password else self.access.encode_token
+        voucher = hash_token(_as_token(password)) if password else self.access.tokens_digest
         await self._begin(request, identity, answer, voucher, SESSION_SECONDS)
 
     async def _begin(
@@ -224,11 +263,11 @@ class Door:
             await self._sessions.end(name)
 
     async def _name(self, request: Request) -> str:
-        """What the browser holds; empty when it holds nothing."""
+        """Return what the browser holds; empty when it holds nothing."""
         return "" if self._sessions is None else request.cookies.get(await self._sessions.cookie(), "")
 
     def is_https(self, request: Request) -> bool:
-        """Whether the browser speaks TLS, with us or with a proxy that we trust."""
+        """Tell whether the browser speaks TLS, with us or with a proxy that we trust."""
         if request.scope.get("scheme") == "https":
             return True
         proxied = is_within(direct_peer(request.scope), self._trusted)

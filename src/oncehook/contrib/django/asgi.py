@@ -26,7 +26,7 @@ from oncehook.contrib.django import assembly
 from oncehook.contrib.django.views import authorized
 from oncehook.errors import OncehookError
 from oncehook.ingest import try_again
-from oncehook.web.access import Authorize, Authorized
+from oncehook.web.auth import Authorize, Authorized
 
 T = TypeVar("T")
 Scope = MutableMapping[str, Any]

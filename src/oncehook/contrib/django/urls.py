@@ -10,7 +10,7 @@ from django.urls import URLPattern, re_path
 
 from oncehook.contrib.django import views
 from oncehook.contrib.django.views import hook, show_dashboard
-from oncehook.web.access import AuthorizeBlocking
+from oncehook.web.auth import AuthorizeBlocking
 
 __all__ = ["dashboard"]
 

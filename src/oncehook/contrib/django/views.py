@@ -25,7 +25,7 @@ from oncehook.contrib.wsgi import Dashboard, as_bytes
 from oncehook.errors import Malformed
 from oncehook.model import Arrival, Headers, RoleName
 from oncehook.sources import Reply
-from oncehook.web.access import AuthorizeBlocking, Authorized
+from oncehook.web.auth import AuthorizeBlocking, Authorized
 from oncehook.web.peers import PeerOf, peer_finder
 
 

@@ -53,7 +53,7 @@ function show() {
   const word = $("[data-live-word]");
   if (word) word.textContent = paused ? "paused" : "connected";
   const button = $("[data-live-pause]");
-  if (button) { button.setAttribute("aria-pressed", String(paused)); $("[data-pause-word]", button).textContent = paused ? "Go on" : "Pause"; }
+  if (button) { button.setAttribute("aria-pressed", String(paused)); $("[data-pause-word]", button).textContent = paused ? "Resume" : "Pause"; }
   const waits = $("[data-wait]");
   if (waits) { waits.hidden = !still(); $("b", waits).textContent = waiting(); }
 }

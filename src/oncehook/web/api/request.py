@@ -1,7 +1,7 @@
 """What a request to the API asks: its parameters, ids, cursor and body, read strictly.
 
 A word that is not known is refused with the nearest one, never passed over: a filter that is misspelt and ignored would
-mean everything. Handlers get an `Ask`; whatever cannot be read raises BadRequest.
+mean everything. Handlers get an `ApiCall`; whatever cannot be read raises BadRequest.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import base64
 import binascii
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Annotated, Final, TypeVar
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import ClientDisconnect, Request
 
 from oncehook import human, payload
@@ -22,8 +23,8 @@ from oncehook.human import suggest
 from oncehook.logs import plain
 from oncehook.model import Filter, IdT, digest
 from oncehook.query import WORDS, quoted
-from oncehook.web.access import Access, Identity
-from oncehook.web.live import Stream
+from oncehook.web.auth import Access, Identity
+from oncehook.web.live import Broadcast
 
 MOST: Final = 200
 USUAL: Final = 50
@@ -85,18 +86,46 @@ class DiscardMatching(Body, frozen=True):
     plan: str | None = None
 
 
+MOST_KEYS: Final = 1000
+LONGEST_PART: Final = 4096
+
+Part = Annotated[str, Meta(min_length=1, max_length=LONGEST_PART)]
+Parts = Annotated[list[Part], Meta(min_length=1, max_length=16)]
+
+
+class Remember(Body, frozen=True):
+    """Keys, each as the list of its parts: one, unless the source's key is a composite."""
+
+    keys: Annotated[list[Parts], Meta(min_length=1, max_length=MOST_KEYS)]
+
+
+class Erase(Body, frozen=True):
+    """Whose events to erase, and why. `reason` may be left out of a dry run only."""
+
+    subject: Annotated[str, Meta(min_length=1)]
+    source: str | None = None
+    reason: str = ""
+    dry_run: bool = False
+
+
+class Sample(Body, frozen=True):
+    """Which sample; the preset's first one unless said."""
+
+    type: str = ""
+
+
 B = TypeVar("B", bound=Body)
 
 
 @dataclass(slots=True)
-class Ask:
+class ApiCall:
     """One request, by somebody who may make it."""
 
     request: Request
     identity: Identity
     admin: Admin
     """As this one sees it."""
-    stream: Stream
+    stream: Broadcast
     access: Access
 
     def __post_init__(self) -> None:
@@ -104,38 +133,38 @@ class Ask:
 
     @property
     def actor(self) -> str:
-        """Who asks, as the audit log names them."""
+        """Return who asks, as the audit log names them."""
         return self.identity.name
 
     def id(self, kind: type[IdT], place: str = "id") -> IdT:
-        """The id in the path. One of another kind is not found: nothing lives there."""
+        """Return the id in the path. One of another kind is not found: nothing lives there."""
         try:
             return kind.parse(self.request.path_params[place])
         except ValueError:
             raise NotFound("There is no such thing here.", hint=f"Ids here begin with {kind.prefix}.") from None
 
     def parameter(self, name: str, default: str = "") -> str:
-        """A parameter of the query string; given twice, it is refused."""
+        """Return a parameter of the query string; given twice, it is refused."""
         values = self.request.query_params.getlist(name)
         if len(values) > 1:
             raise BadRequest(f"`{name}` is given twice.")
         return values[0] if values else default
 
     def filter(self) -> Filter:
-        """What `query=` means, and every word of a query that is a parameter of its own."""
-        said = [self.parameter("query")]
-        said += [f"{word}:{quoted(value)}" for word in WORDS if (value := self.parameter(word))]
-        return self.admin.read(" ".join(said))
+        """Return what `query=` means, and every word of a query that is a parameter of its own."""
+        words = [self.parameter("query")]
+        words += [f"{word}:{quoted(value)}" for word in WORDS if (value := self.parameter(word))]
+        return self.admin.read(" ".join(words))
 
     def limit(self) -> int:
-        """How many at most."""
+        """Return how many at most."""
         text = self.parameter("limit", str(USUAL))
         if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MOST):
             raise BadRequest(f"`limit` is a number from 1 to {MOST}.")
         return int(text)
 
     def cursor(self, kind: str) -> bytes | None:
-        """Where to go on in a list of this kind."""
+        """Return where to go on in a list of this kind."""
         text = self.parameter("cursor")
         if not text:
             return None
@@ -150,7 +179,7 @@ class Ask:
         return place
 
     def request_key(self) -> str | None:
-        """What makes two requests the same act: who asks, where, and their Idempotency-Key (R47)."""
+        """Return what makes two requests the same act: who asks, where, and their Idempotency-Key (R47)."""
         given = self.request.headers.getlist("idempotency-key")
         if not given:
             return None
@@ -160,7 +189,7 @@ class Ask:
         return digest(self.actor.encode(), path.encode(), given[0].encode("latin-1")).hex()
 
     async def body(self, kind: type[B]) -> B:
-        """The JSON body as one of the shapes above; none at all is an empty one."""
+        """Return the JSON body as one of the shapes above; none at all is an empty one."""
         raw = await self._raw()
         try:
             value = payload.parse(raw) if raw.strip() else {}
@@ -190,7 +219,7 @@ class Ask:
 
 
 def cursor(kind: str, place: bytes | None) -> str | None:
-    """Where to go on, as it is handed out."""
+    """Return where to go on, as it is handed out."""
     return None if place is None else base64.urlsafe_b64encode(kind.encode() + b":" + place).decode().rstrip("=")
 
 
@@ -228,7 +257,7 @@ def _has_nul(value: object) -> bool:
 
 
 def rate(value: float | str | None) -> float | None:
-    """Deliveries a second: a number, or words such as "20/s"."""
+    """Return deliveries a second: a number, or words such as "20/s"."""
     if value is None:
         return None
     try:

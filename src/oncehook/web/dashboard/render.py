@@ -20,19 +20,19 @@ from markupsafe import Markup
 from oncehook.human import show_span
 from oncehook.model import DeliveryId, DeliveryStatus, Id, Mark, StoredDelivery
 
-HERE: Final = Path(__file__).parent
+HERE: Final = Path(__file__).parent.parent
 CALLERS: Final = HERE.parent / "destinations"
 STATIC: Final = HERE / "static"
 VENDOR: Final = STATIC / "vendor"
 
 SENTENCES: Final[Mapping[str, str]] = {
-    "replay": "The replay began.",
-    "retry": "Its next attempt is due now.",
+    "replay": "Replay started.",
+    "retry": "The next attempt is due now.",
     "discard": "Discarded.",
     "pause": "Paused: deliveries wait, nothing is lost.",
-    "resume": "It goes on.",
+    "resume": "Resumed.",
     "abort": "Aborted. What is done stays done.",
-    "mend": "Mended: it answers again.",
+    "mend": "Fixed: it answers again.",
     "link": "A new one-time link is in the terminal of the server.",
     "logout": "Logged out.",
 }
@@ -40,7 +40,7 @@ SENTENCES: Final[Mapping[str, str]] = {
 
 
 def render(template: str, /, **shown: Any) -> str:
-    """A page."""
+    """Return a page."""
     return _templates().get_template(template).render(**shown)
 
 
@@ -75,7 +75,7 @@ def _templates() -> Environment:
 
 
 def has_scripts() -> bool:
-    """Whether the build could bring the scripts; without them pages work as they are."""
+    """Tell whether the build could bring the scripts; without them pages work as they are."""
     return (VENDOR / "htmx.min.js").exists()
 
 
@@ -83,14 +83,14 @@ def has_scripts() -> bool:
 
 
 def number(value: float) -> str:
-    """`4,118`; with one decimal where it has one and is small."""
+    """Print `4,118`; with one decimal where it has one and is small."""
     if isinstance(value, float) and not value.is_integer() and abs(value) < 100:
         return f"{value:,.1f}"
     return f"{value:,.0f}"
 
 
 def cut(text: str, longest: int = 24) -> str:
-    """Long text without its middle: keys and subjects are told apart by their ends."""
+    """Shorten long text in its middle: keys and subjects differ at their ends."""
     if len(text) <= longest:
         return text
     head = max(longest // 3, 3)
@@ -103,7 +103,7 @@ def short(value: Id) -> str:
 
 
 def stopwatch(seconds: float) -> str:
-    """`6:12`, `2:03:40`, `4 d 6 h`."""
+    """Print `6:12`, `2:03:40`, `4 d 6 h`."""
     whole = max(int(seconds), 0)
     if whole >= 86_400:
         return f"{whole // 86_400} d {whole % 86_400 // 3600} h"
@@ -112,12 +112,12 @@ def stopwatch(seconds: float) -> str:
 
 
 def took(seconds: float) -> str:
-    """`84 ms`, `1.2 s`, `3.5 min`."""
+    """Print `84 ms`, `1.2 s`, `3.5 min`."""
     return f"{max(seconds, 0) * 1000:.0f} ms" if seconds < 1 else show_span(seconds)
 
 
 def size(count: int) -> str:
-    """`689 bytes`, `2.1 MB`."""
+    """Print `689 bytes`, `2.1 MB`."""
     if count < 1000:
         return f"{count} byte{'' if count == 1 else 's'}"
     for unit, factor in (("GB", 1e9), ("MB", 1e6)):
@@ -127,7 +127,7 @@ def size(count: int) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """`5.3`; of nothing, `0`."""
+    """Print `5.3`; of nothing, `0`."""
     share = 100 * part / whole if whole else 0.0
     return f"{share:.0f}" if share in (0, 100) else f"{share:.1f}"
 
@@ -137,7 +137,7 @@ def iso(at: datetime) -> str:
 
 
 def utc(at: datetime, form: str = "clock") -> str:
-    """A moment in UTC: `clock`, `ms`, `day`, `full` or `date`."""
+    """Return a moment in UTC: `clock`, `ms`, `day`, `full` or `date`."""
     forms = {"clock": "%H:%M:%S", "minute": "%H:%M", "day": "%Y-%m-%d %H:%M:%S", "date": "%Y-%m-%d"}
     if form in forms:
         return at.astimezone(UTC).strftime(forms[form])
@@ -146,7 +146,7 @@ def utc(at: datetime, form: str = "clock") -> str:
 
 
 def ago(at: datetime, now: datetime) -> str:
-    """`7 s ago`, `4 min ago`, `2 d ago`."""
+    """Print `7 s ago`, `4 min ago`, `2 d ago`."""
     seconds = (now - at).total_seconds()
     if seconds < 1:
         return "now"
@@ -158,7 +158,7 @@ def ago(at: datetime, now: datetime) -> str:
 
 @pass_context
 def when(context: Context, at: datetime, form: str = "ago") -> Markup:
-    """A moment as `<time>`, exact on hover; in lists `ago`, in details `clock`, `ms`, `day` or `full`."""
+    """Return a moment as `<time>`, exact on hover; in lists `ago`, in details `clock`, `ms`, `day` or `full`."""
     text = ago(at, context["now"]) if form == "ago" else utc(at, form)
     return Markup('<time datetime="{}" data-form="{}" title="{} UTC">{}</time>').format(
         iso(at), form, utc(at, "full"), text
@@ -166,7 +166,7 @@ def when(context: Context, at: datetime, form: str = "ago") -> Markup:
 
 
 def as_json(value: object) -> str:
-    """A small value on one line."""
+    """Return a small value on one line."""
     return msgspec.json.encode(value, enc_hook=str).decode()
 
 
@@ -174,7 +174,7 @@ def as_json(value: object) -> str:
 
 
 def state_of(delivery: StoredDelivery) -> str:
-    """The word under which the stylesheet knows a delivery's state."""
+    """Return the word under which the stylesheet knows a delivery's state."""
     if delivery.note == "stale":
         return "stale"
     if delivery.status is DeliveryStatus.pending and delivery.attempts:
@@ -183,7 +183,7 @@ def state_of(delivery: StoredDelivery) -> str:
 
 
 def evidence(answer: bytes) -> str:
-    """What a destination said. Of a traceback without the frames that called the handler: the error is not there."""
+    """Return a destination's answer; of a traceback, without the frames that called the handler."""
     text = answer.decode("utf-8", "replace")
     if not text.startswith("Traceback "):
         return text
@@ -204,11 +204,11 @@ def laid_out(result: bytes) -> str:
 
 
 def first_line(text: str | None, longest: int = 200) -> str:
-    """The first line of an error, cut at its end."""
+    """Return the first line of an error, cut at its end."""
     line = next(iter((text or "").splitlines()), "")
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
 def names(values: Sequence[str]) -> str:
-    """`a, b and c`."""
+    """Join as `a, b and c`."""
     return " and ".join([", ".join(values[:-1]), values[-1]] if len(values) > 1 else list(values))

@@ -1,4 +1,4 @@
-"""The short way in cannot be told from the long one: the same bytes get the same answers and leave the same traces.
+"""Arrivals that the server answers itself cannot be told from mounted ones: same bytes, same answers, same traces.
 
 Seeded by TORTURE_SEED; TORTURE_CASES says how many damaged requests are tried.
 """
@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from oncehook.sources import Reply
 from tests.torture.fuzz_pair import (
     LAST,
     WAYS,
+    Heard,
     Served,
-    Short,
     ask,
     both_ways,
     break_off,
@@ -75,7 +76,7 @@ async def compare(pair: Pair, talks: Sequence[Talk]) -> None:
         differ += [(one, two) for one, two in zip(group, answers, strict=True) if two[0] != two[1]]
     # Whether an answer is given before what stands behind it is read, is up to the disk. Both ways can do either.
     wrong = [
-        f"{name}\n  short {two[0]!r}\n  long  {two[1]!r}"
+        f"{name}\n  direct {two[0]!r}\n  asgi   {two[1]!r}"
         for (name, make), two in differ
         if not await meet(pair, make, two)
     ]
@@ -143,7 +144,7 @@ def test_both_ways_answer_and_keep_the_same(tmp_path: Path, loop: str, talks: st
     async def main() -> None:
         async with both_ways(tmp_path) as pair:
             await compare(pair, TALKS[talks])
-            assert Short.taken > len(TALKS[talks]) // 20, "the short way was hardly taken: this proves nothing"
+            assert Heard.taken > len(TALKS[talks]) // 20, "hardly anything was answered directly: this proves nothing"
 
     on(loop, main())
 
@@ -185,8 +186,8 @@ def test_long_conversations_are_the_same(tmp_path: Path, loop: str) -> None:
     async def main() -> None:
         async with both_ways(tmp_path) as pair:
             for seed in range(4):
-                short, long = await asyncio.gather(*(converse(one, SEED * 100 + seed) for one in pair))
-                assert short == long
+                direct, asgi = await asyncio.gather(*(converse(one, SEED * 100 + seed) for one in pair))
+                assert direct == asgi
             assert pair[0].kept() == pair[1].kept()
 
     on(loop, main())
@@ -202,7 +203,7 @@ def test_senders_that_leave_in_the_middle_leave_the_same(tmp_path: Path, loop: s
                     await break_off(one, [post(f"leaving-{n:03}")[:n]])
             for one in pair:
                 await until(lambda one=one: not one.connections)  # type: ignore[misc]
-                assert one.ingest.budget.held == 0
+                assert one.hooks.budget.held == 0
             assert pair[0].kept() == pair[1].kept() == []
             for one in pair:  # whole, and gone before the answer: kept all the same
                 await break_off(one, [post("left")])
@@ -298,7 +299,7 @@ async def test_who_is_slow_is_told_so(tmp_path: Path, way: str, said: str) -> No
 @both
 async def test_a_connection_that_rests_too_long_is_closed(tmp_path: Path, way: str) -> None:
     async with served(tmp_path, way, quick(head_seconds=30)) as one:
-        one.uvicorn.config.timeout_keep_alive = 1
+        one.guard.limits = replace(one.guard.limits, idle_seconds=1)
         answers = await ask(one, [post("rest")], last=b"")
         assert answers.count(b"HTTP/1.1 ") == 1
         assert b"connection: close" not in answers
@@ -319,8 +320,8 @@ async def test_stopping_answers_what_is_under_way(tmp_path: Path, way: str, monk
         resting = asyncio.create_task(ask(one, [], last=b""))
         assert await asyncio.to_thread(reached.wait, 60)
         reading = asyncio.create_task(ask(one, [post("unfinished")[:-1]], last=b""))
-        await until(lambda: (len(one.connections) == 3 and one.ingest.budget.held) or reading.done())
-        one.uvicorn.should_exit = True
+        await until(lambda: (len(one.connections) == 3 and one.hooks.budget.held) or reading.done())
+        one.stop.set()
         assert await resting == b""
         assert not said.done()
         gate.set()
@@ -346,7 +347,7 @@ async def test_unfinished_bodies_are_bounded_together(tmp_path: Path, way: str) 
         for line in lines:
             line.close()
         await until(lambda: not one.connections)
-        assert one.ingest.budget.held == 0
+        assert one.hooks.budget.held == 0
 
 
 @every_loop
@@ -360,17 +361,17 @@ def test_a_body_that_waits_makes_way_for_one_that_comes(tmp_path: Path, loop: st
             waiting, coming = await dial(one.port), await dial(one.port)
             with closing(waiting), closing(coming):
                 await say(waiting, [large[:30_000], large[30_000:59_900]])
-                await until(lambda: one.ingest.budget.held > 58_000)
+                await until(lambda: one.hooks.budget.held > 58_000)
                 await say(coming, [small[:45_000]])
                 await until(lambda: any(one.said.values()))
-                assert 40_000 < one.ingest.budget.held < 50_000
+                assert 40_000 < one.hooks.budget.held < 50_000
                 await say(waiting, [large[59_900:], post("next"), LAST])
                 heard = await hear(waiting)
                 assert [part[:3] for part in heard.split(b"HTTP/1.1 ")[1:]] == [b"503", b"200", b"200"]
                 await say(coming, [small[45_000:], LAST])
                 assert b'"accepted"' in await hear(coming)
             assert sorted(row[1] for row in one.kept()) == ["next", "small"]
-            assert one.ingest.budget.held == 0
+            assert one.hooks.budget.held == 0
 
     on(loop, main())
 
@@ -386,7 +387,7 @@ async def test_nothing_is_held_for_nobody_but_too_much_is_refused_alike(tmp_path
             for line in lines:
                 await say(line, [large[:30_000], large[30_000:59_000]])
             await until(lambda one=one: any(one.said.values()))  # type: ignore[misc]
-            assert (one.ingest.budget.held == 0) is (source == "nobody")
+            assert (one.hooks.budget.held == 0) is (source == "nobody")
             for line in lines:
                 await say(line, [large[59_000:], LAST])
             answers.append(sorted([await hear(line) for line in lines]))
@@ -397,15 +398,15 @@ async def test_nothing_is_held_for_nobody_but_too_much_is_refused_alike(tmp_path
 
 
 async def test_the_way_through_the_server_does_not_depend_on_the_source(tmp_path: Path) -> None:
-    """The short one is faster: taken for some names only, it would tell which of them exist (S8)."""
-    async with served(tmp_path, "short") as one:
+    """A faster way that is taken for some names only would tell which of them exist (S8)."""
+    async with served(tmp_path, "direct") as one:
         taken = {}
         for source in ("nobody", "orders", "small", "hidden", "k7_Qm2ZxN4vT9sLdR1wYhE", "revived", "fenced"):
             for size in (100, 2001, 60_000, 70_000):
-                Short.taken = 0
+                Heard.taken = 0
                 await ask(one, [post("x", f"/in/{source}", body=padded("x", size), secret="another")])
-                taken.setdefault(size, set()).add(Short.taken)
-        assert taken == {100: {1}, 2001: {1}, 60_000: {1}, 70_000: {0}}
+                taken.setdefault(size, set()).add(Heard.taken)
+        assert taken == {size: {1} for size in (100, 2001, 60_000, 70_000)}
 
 
 @both
@@ -422,7 +423,7 @@ def test_who_asks_to_close_and_takes_no_answer_is_cut_off(tmp_path: Path, loop: 
     """A connection that is being closed waits until its last answer is taken: that must have an end, too."""
 
     async def main() -> None:
-        async with served(tmp_path, "short", quick(body_seconds=1)) as one:
+        async with served(tmp_path, "direct", quick(body_seconds=1)) as one:
             told = one.inbox.sources["told"]
             told.base = told.base.replace(answer=Reply(200, b"x" * (8 << 20)))
             line = await dial(one.port, receive_buffer=2048)

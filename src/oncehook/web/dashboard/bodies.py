@@ -39,7 +39,7 @@ class Node:
 
     @property
     def hint(self) -> str:
-        """What a closed object or array says of itself."""
+        """Return what a closed object or array says of itself."""
         if self.kind == "a":
             return f"[ {self.text} ]"
         return f"{{ {self.text} }}"
@@ -51,7 +51,7 @@ class _Budget:
 
 
 def tree(body: bytes) -> tuple[Node, bool] | None:
-    """The tree of a JSON or form body and whether it is whole; None when it cannot be read as either."""
+    """Return the tree of a JSON or form body and whether it is whole; None when it cannot be read as either."""
     if len(body) > 4 * SHOWN:
         return None
     try:
@@ -93,12 +93,12 @@ def _node(name: str, value: Any, depth: int, budget: _Budget) -> Node:
 
 
 def raw(body: bytes) -> tuple[str, bool]:
-    """The body as text, and whether it is whole. Bytes that are no text are shown as such."""
+    """Return the body as text, and whether it is whole. Bytes that are no text are shown as such."""
     return body[:SHOWN].decode("utf-8", "replace"), len(body) <= SHOWN
 
 
 def dump(body: bytes) -> tuple[list[tuple[str, str, str]], bool]:
-    """Offset, sixteen bytes and what they spell, line by line; and whether it is whole."""
+    """Return offset, sixteen bytes and what they spell, line by line; and whether it is whole."""
     part = body[:HEX_SHOWN]
     rows = []
     for start in range(0, len(part), 16):
@@ -113,7 +113,7 @@ def dump(body: bytes) -> tuple[list[tuple[str, str, str]], bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class DiffLine:
     """A line of a comparison."""
 
     kind: str
@@ -126,29 +126,29 @@ class Line:
         return {"add": "+", "del": "−", "skip": "⋯"}.get(self.kind, "")
 
 
-def differences(first: bytes, other: bytes, around: int = 3) -> list[Line]:
-    """How two bodies differ, sorted and indented where they are JSON."""
+def differences(first: bytes, other: bytes, around: int = 3) -> list[DiffLine]:
+    """Return how two bodies differ, sorted and indented where they are JSON."""
     before, after = _lines(first), _lines(other)
-    found: list[Line] = []
+    found: list[DiffLine] = []
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=len(before) > 500)
     for tag, a, b, c, d in matcher.get_opcodes():
         if tag == "equal":
             found += _alike(before[a:b], c, around, is_first=a == 0, is_last=b == len(before))
         else:
-            found += [Line("del", n + 1, before[n]) for n in range(a, b)]
-            found += [Line("add", n + 1, after[n]) for n in range(c, d)]
+            found += [DiffLine("del", n + 1, before[n]) for n in range(a, b)]
+            found += [DiffLine("add", n + 1, after[n]) for n in range(c, d)]
     return found[:LINES]
 
 
-def _alike(lines: Sequence[str], start: int, around: int, *, is_first: bool, is_last: bool) -> list[Line]:
+def _alike(lines: Sequence[str], start: int, around: int, *, is_first: bool, is_last: bool) -> list[DiffLine]:
     head, tail = (0 if is_first else around), (0 if is_last else around)
     if len(lines) <= head + tail + 1:
-        return [Line("same", start + n + 1, line) for n, line in enumerate(lines)]
+        return [DiffLine("same", start + n + 1, line) for n, line in enumerate(lines)]
     skipped = len(lines) - head - tail
-    shown = [Line("same", start + n + 1, lines[n]) for n in range(head)]
-    shown.append(Line("skip", None, f"{skipped} lines alike"))
+    shown = [DiffLine("same", start + n + 1, lines[n]) for n in range(head)]
+    shown.append(DiffLine("skip", None, f"{skipped} lines alike"))
     first_of_tail = len(lines) - tail
-    return shown + [Line("same", start + n + 1, lines[n]) for n in range(first_of_tail, len(lines))]
+    return shown + [DiffLine("same", start + n + 1, lines[n]) for n in range(first_of_tail, len(lines))]
 
 
 def _lines(body: bytes) -> list[str]:

@@ -14,11 +14,11 @@ import msgspec
 
 from oncehook import __version__
 from oncehook.query import WORDS
-from oncehook.web.access import Role
-from oncehook.web.answers import Answer, Error
-from oncehook.web.asking import MOST, USUAL, Ask, Body
+from oncehook.web.api.request import MOST, USUAL, ApiCall, Body
+from oncehook.web.api.schemas import ApiAnswer, Error
+from oncehook.web.auth import Role
 
-Handler = Callable[[Ask], Awaitable[Any]]
+Handler = Callable[[ApiCall], Awaitable[Any]]
 PREFIX: Final = "/api/v1"
 
 LIMIT: Final = ("limit", f"How many at most, from 1 to {MOST}; {USUAL} unless said.")
@@ -39,7 +39,7 @@ class Endpoint:
     role: Role
     handler: Handler
     summary: str
-    answer: type[Answer] | None = None
+    answer: type[ApiAnswer] | None = None
     """None: not JSON; see `media`."""
     listed: bool = False
     """Answers `{"items": […], "next": cursor or null}` of such answers."""
@@ -68,7 +68,7 @@ _MEANINGS: Final[Mapping[int, str]] = {
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """The OpenAPI description of these endpoints."""
+    """Return the OpenAPI description of these endpoints."""
     shapes: list[type] = [Error]
     for endpoint in endpoints:
         shapes += [shape for shape in (endpoint.answer, endpoint.body) if shape is not None]
@@ -122,8 +122,8 @@ def _placeholders(path: str) -> list[str]:
 
 
 def _parameter(name: str, place: str, about: str, *, required: bool = False) -> dict[str, Any]:
-    said = {"name": name, "in": place, "required": required, "schema": {"type": "string"}}
-    return {**said, "description": about} if about else said
+    described = {"name": name, "in": place, "required": required, "schema": {"type": "string"}}
+    return {**described, "description": about} if about else described
 
 
 def _response(endpoint: Endpoint) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""One visit to a page: who asks for what, and the frame around every answer.
+"""The context of one request to a page: who asks for what, and the frame around every answer.
 
-Endpoints of `pages` get a `Visit` and answer with `visit.page(...)`. The frame (rail, badges, banners) is the same for
+Pages get a `PageContext` and answer with `context.page(...)`. The frame (rail, badges, banners) is the same for
 all and is asked for at most once a second, however many pages are open.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.requests import Request
@@ -17,17 +17,72 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from oncehook import clock
 from oncehook.admin import Admin
-from oncehook.errors import BadRequest
+from oncehook.errors import BadRequest, NotFound
 from oncehook.model import DeliveryId, IdT, Level, ReplayState
 from oncehook.replay import some_id
 from oncehook.reports import System
 from oncehook.upkeep import Watermark
-from oncehook.web.access import Role
-from oncehook.web.asking import Ask, check_characters
-from oncehook.web.callouts import Callout, Guide
-from oncehook.web.latency import Latency
-from oncehook.web.session import Door
-from oncehook.web.views import has_scripts, render
+from oncehook.web.api.request import ApiCall, check_characters
+from oncehook.web.auth import Role
+from oncehook.web.dashboard.charts import Latency
+from oncehook.web.dashboard.render import has_scripts, render
+from oncehook.web.session import Auth
+
+
+@dataclass(frozen=True, slots=True)
+class Callout:
+    """One thing to look at, and what can be done about it."""
+
+    name: str
+    shape: str
+    """The shape of a state, as pages draw it."""
+    title: str
+    text: str
+    at: datetime | None = None
+    """A moment that belongs to the title."""
+    until: datetime | None = None
+    """A moment that belongs to the text."""
+    link: str = ""
+    link_text: str = ""
+    opens_dialog: bool = False
+    act: str = ""
+    """What its button says; empty: it has none."""
+
+
+class Guide(Protocol):
+    """A source of callouts."""
+
+    async def callouts(self) -> Sequence[Callout]:
+        """Return those that nobody has dismissed."""
+
+    def dismiss(self, name: str) -> None:
+        """Show it no more while this process runs."""
+
+    def act(self, name: str) -> None:
+        """Do what the button of a callout says."""
+
+
+async def dismiss(context: PageContext) -> Response:
+    """Remove a callout."""
+    _guide(context).dismiss(context.request.path_params["name"])
+    return context.back(await _place(context))
+
+
+async def act(context: PageContext) -> Response:
+    """Do what its button says."""
+    _guide(context).act(context.request.path_params["name"])
+    return context.back(await _place(context), "mend")
+
+
+def _guide(context: PageContext) -> Guide:
+    if context.guide is None:
+        raise NotFound("There is no such page.")
+    return context.guide
+
+
+async def _place(context: PageContext) -> str:
+    return "/dead" if (await context.form()).get("from") == "dead" else "/"
+
 
 POLICY: Final = "default-src 'self'; base-uri 'none'; object-src 'none'; form-action 'self'; frame-ancestors 'none'"
 SAFE: Final[Mapping[str, str]] = {
@@ -41,7 +96,7 @@ SAFE: Final[Mapping[str, str]] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Vary": "HX-Request, Cookie",
 }
-"""A stranger's text is on nearly every page (S30)."""
+"""Untrusted text is on nearly every page (S30)."""
 
 FRESH: Final = 1.0
 WAY_IN: Final = "oncehook.way_in"
@@ -50,7 +105,7 @@ WAY_IN: Final = "oncehook.way_in"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands around every page."""
+    """The parts around every page: rail, badges, banners."""
 
     system: System
     levels: Mapping[str, Level]
@@ -63,7 +118,7 @@ class Frame:
 
     @property
     def due(self) -> int:
-        """Deliveries that wait while no worker is there."""
+        """Return deliveries that wait while no worker is there."""
         return sum(level.pending for level in self.levels.values())
 
     @property
@@ -72,7 +127,7 @@ class Frame:
 
     @property
     def is_alarmed(self) -> bool:
-        """Whether more is crossed than daily volumes, which are notices."""
+        """Tell whether more is crossed than daily volumes, which are notices."""
         return any(mark.source is None for mark in self.crossed)
 
 
@@ -84,7 +139,7 @@ class Frames:
         """By scope: what is counted differs for who sees only some sources."""
 
     async def get(self, admin: Admin) -> Frame:
-        """The frame as of a second ago at most, for whoever sees this desk."""
+        """Return the frame as of a second ago at most, for whoever asks."""
         now = clock.steady()
         self._kept = {scope: kept for scope, kept in self._kept.items() if kept[1] > now}
         if admin.scope not in self._kept:
@@ -96,15 +151,15 @@ class Frames:
         return self._kept[admin.scope][0]
 
     def forget(self) -> None:
-        """Somebody acted: look again."""
+        """Read it anew next time, because somebody acted."""
         self._kept.clear()
 
 
 @dataclass(slots=True)
-class Visit(Ask):
+class PageContext(ApiCall):
     """One request to a page, by somebody who may make it."""
 
-    door: Door
+    auth: Auth
     frames: Frames
     latency: Latency
     guide: Guide | None = None
@@ -112,26 +167,26 @@ class Visit(Ask):
 
     @property
     def root(self) -> str:
-        """What stands before every path of ours."""
+        """Return the prefix of every path of ours."""
         return root_of(self.request)
 
     @property
     def origin(self) -> str:
-        """Scheme and host under which this visitor knows us."""
-        scheme = "https" if self.door.is_https(self.request) else "http"
+        """Return scheme and host under which this visitor knows us."""
+        scheme = "https" if self.auth.is_https(self.request) else "http"
         return f"{scheme}://{self.request.headers.get('host', '')}"
 
     @property
     def way_in(self) -> str:
-        """The address before the name of a source. To be shown only: the host in it is the visitor's word."""
-        if not self.door.is_hosted:
+        """Return the address before the name of a source. To be shown only: the host in it is the visitor's word."""
+        if not self.auth.is_hosted:
             return f"{self.origin}/in"
         path = self.request.scope.get(WAY_IN)
         return f"{self.origin}/…" if path is None else f"{self.origin}{path}"
 
     @property
     def is_fragment(self) -> bool:
-        """Whether a script asks for a dialog, and not a person for a page."""
+        """Tell whether a script asks for a dialog, and not a person for a page."""
         return self.request.headers.get("hx-target") == "dialog"
 
     @property
@@ -139,15 +194,15 @@ class Visit(Ask):
         return self.identity.role >= Role.operator
 
     def many(self, name: str) -> list[str]:
-        """A parameter that may be given more than once."""
+        """Return a parameter that may be given more than once."""
         return self.request.query_params.getlist(name)
 
     def is_on(self, name: str) -> bool:
-        """A box that is ticked."""
+        """Return a box that is ticked."""
         return self.parameter(name) in ("1", "on", "true")
 
     async def form(self) -> dict[str, str]:
-        """What was sent with a form; of a name that is given twice, the last one counts."""
+        """Return what was sent with a form; of a name that is given twice, the last one counts."""
         raw = await self._raw()
         try:
             fields = parse_qsl(raw.decode(), keep_blank_values=True, max_num_fields=50)
@@ -157,33 +212,33 @@ class Visit(Ask):
         return dict(fields)
 
     async def page(self, template: str, *, status: int = 200, **shown: Any) -> Response:
-        """A page in its frame."""
+        """Return a page in its frame."""
         frame = await self.frames.get(self.admin)
         return html(self.request, template, status, **self.around, frame=frame, **shown)
 
     async def dialog(self, template: str, *, status: int = 200, **shown: Any) -> Response:
-        """A dialog: for a script as it is, else as a page of its own."""
+        """Return a dialog: for a script as it is, else as a page of its own."""
         if self.is_fragment:
             return html(self.request, template, status, **self.around, base="_dialog.html", **shown)
         return await self.page(template, status=status, base="dialog.html", **shown)
 
     async def callouts(self, *names: str) -> Sequence[Callout]:
-        """What the guide points at, where there is one: all of it, or these."""
+        """Return what the guide points at, where there is one: all of it, or these."""
         found = () if self.guide is None else await self.guide.callouts()
         return [one for one in found if not names or one.name in names]
 
     def fragment(self, template: str, **shown: Any) -> Response:
-        """A part of a page, for a script to put in its place."""
+        """Return a part of a page, for a script to put in its place."""
         return html(self.request, template, 200, **self.around, **shown)
 
     @property
     def around(self) -> dict[str, Any]:
-        """What every template may use."""
+        """Return what every template may use."""
         return {
             "identity": self.identity,
             "may_act": self.may_act,
             "sees_payloads": self.admin.sees_payloads,
-            "is_hosted": self.door.is_hosted,
+            "is_hosted": self.auth.is_hosted,
             "is_live": self.stream.is_live,
             # Asked for again by the page: "//evil.example/x" would be another site's address.
             "here": "/" + quote(self.request.scope["path"].lstrip("/")),
@@ -192,7 +247,7 @@ class Visit(Ask):
         }
 
     def back(self, path: str, said: str = "") -> Response:
-        """After an act: go and look."""
+        """Redirect to a page after an act."""
         self.frames.forget()
         place, mark, anchor = path.partition("#")
         if said:
@@ -200,20 +255,20 @@ class Visit(Ask):
         return RedirectResponse(self.root + place + mark + anchor, 303, headers=dict(SAFE))
 
     def delivery_id(self) -> DeliveryId:
-        """The delivery that the path names."""
+        """Return the delivery that the path names."""
         return self.id(DeliveryId)
 
     def named(self, kind: type[IdT], text: str) -> IdT:
-        """An id that a form or an address names."""
+        """Return an id that a form or an address names."""
         return some_id(kind, text)
 
 
 def root_of(request: Request) -> str:
-    """Where this dashboard is mounted, without a slash at the end."""
+    """Return where this dashboard is mounted, without a slash at the end."""
     return str(request.scope.get("root_path", "")).rstrip("/")
 
 
 def html(request: Request, template: str, status: int, **shown: Any) -> Response:
-    """A page or a part of one, with the headers that keep a stranger's text from doing anything."""
+    """Return a page or a part of one, with the headers that keep untrusted text from doing anything."""
     text = render(template, root=root_of(request), scripts=has_scripts(), **shown)
     return HTMLResponse(text, status, headers=dict(SAFE))

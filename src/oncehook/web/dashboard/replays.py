@@ -15,10 +15,10 @@ from oncehook.errors import BadRequest, PlanChanged
 from oncehook.model import DeliveryStatus, Filter, ReplayId, ReplayState, StoredDelivery, StoredReplay
 from oncehook.query import fixed
 from oncehook.replay import BEHIND, Plan, ReplayRequest, command
-from oncehook.web import drawing
-from oncehook.web.asking import cursor, rate
-from oncehook.web.views import names
-from oncehook.web.visit import Visit
+from oncehook.web.api.request import cursor, rate
+from oncehook.web.dashboard import charts
+from oncehook.web.dashboard.context import PageContext
+from oncehook.web.dashboard.render import names
 
 TYPED_ABOVE: Final = 100
 RATES: Final = (("", "as fast as they go"), ("20/s", "20 a second"), ("5/s", "5 a second"), ("1/s", "1 a second"))
@@ -29,7 +29,7 @@ OPEN: Final = (ReplayState.running, ReplayState.paused)
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ReplayProgress:
     """A replay and how far it is."""
 
     replay: StoredReplay
@@ -42,7 +42,7 @@ class Run:
 
     @property
     def rate(self) -> float | None:
-        """Deliveries a second so far."""
+        """Return deliveries a second so far."""
         ended = self.replay.planned - self.left
         seconds = (self.now - self.replay.created_at).total_seconds()
         return ended / seconds if ended and seconds > 1 else None
@@ -53,27 +53,27 @@ class Run:
         return self.left / pace if pace and self.replay.state is ReplayState.running else None
 
     @property
-    def pieces(self) -> Sequence[drawing.Piece]:
+    def pieces(self) -> Sequence[charts.Piece]:
         kept = self.replay
-        return drawing.bar([("done", kept.done), ("dead", kept.dead), ("twin", kept.skipped)], kept.planned)
+        return charts.bar([("done", kept.done), ("dead", kept.dead), ("twin", kept.skipped)], kept.planned)
 
     @property
     def title(self) -> str:
-        """What it is about, in a few words."""
+        """Return what it is about, in a few words."""
         return str(self.replay.about.get("query", "")) or "one delivery"
 
     @property
     def to(self) -> str:
-        """The destinations it goes to; empty where that was not written down yet."""
+        """Return the destinations it goes to; empty where that was not written down yet."""
         known = self.replay.about.get("to")
         return names(known) if isinstance(known, list) else ""
 
 
-async def replays(visit: Visit) -> Response:
-    """All replays: those under way as cards, the others as rows."""
-    page = await visit.admin.replays(before=visit.cursor("replay"), limit=50)
-    runs = [Run(replay, visit.now) for replay in page.items]
-    return await visit.page(
+async def replays(context: PageContext) -> Response:
+    """Show all replays: those under way as cards, the others as rows."""
+    page = await context.admin.replays(before=context.cursor("replay"), limit=50)
+    runs = [ReplayProgress(replay, context.now) for replay in page.items]
+    return await context.page(
         "replays.html",
         running=[run for run in runs if run.replay.state in OPEN],
         finished=[run for run in runs if run.replay.state not in OPEN],
@@ -82,29 +82,31 @@ async def replays(visit: Visit) -> Response:
     )
 
 
-async def ask_abort(visit: Visit) -> Response:
-    """The dialog before a replay is aborted: what stays done."""
-    return await visit.dialog("abort.html", run=Run(await visit.admin.replay(visit.id(ReplayId)), visit.now))
+async def ask_abort(context: PageContext) -> Response:
+    """Show the dialog before a replay is aborted: what stays done."""
+    return await context.dialog(
+        "abort.html", run=ReplayProgress(await context.admin.replay(context.id(ReplayId)), context.now)
+    )
 
 
-async def pause(visit: Visit) -> Response:
+async def pause(context: PageContext) -> Response:
     """Hold a replay: what was handed to workers is still done."""
-    return await _steer(visit, ReplayState.paused, "pause")
+    return await _steer(context, ReplayState.paused, "pause")
 
 
-async def resume(visit: Visit) -> Response:
+async def resume(context: PageContext) -> Response:
     """Let a replay go on."""
-    return await _steer(visit, ReplayState.running, "resume")
+    return await _steer(context, ReplayState.running, "resume")
 
 
-async def abort(visit: Visit) -> Response:
+async def abort(context: PageContext) -> Response:
     """End a replay: what is done stays done, the rest stays where it was."""
-    return await _steer(visit, ReplayState.aborted, "abort")
+    return await _steer(context, ReplayState.aborted, "abort")
 
 
-async def _steer(visit: Visit, state: ReplayState, said: str) -> Response:
-    await visit.admin.set_replay_state(visit.id(ReplayId), state, actor=visit.actor)
-    return visit.back("/replays", said)
+async def _steer(context: PageContext, state: ReplayState, note: str) -> Response:
+    await context.admin.set_replay_state(context.id(ReplayId), state, actor=context.actor)
+    return context.back("/replays", note)
 
 
 # -- the plan ----------------------------------------------------------------------------------
@@ -120,67 +122,67 @@ class Choice:
     is_chosen: bool
 
 
-async def plan(visit: Visit) -> Response:
-    """What a replay would do: recipients, numbers, times, and what is left out. Nothing happens."""
-    ids = visit.many("ids")
-    query = visit.parameter("query")
-    wish = await _wish(visit, query, ids)
-    return await _show(visit, wish, ids, query)
+async def plan(context: PageContext) -> Response:
+    """Show what a replay would do: recipients, numbers, times, and what is left out. Nothing happens."""
+    ids = context.many("ids")
+    query = context.parameter("query")
+    wish = await _wish(context, query, ids)
+    return await _show(context, wish, ids, query)
 
 
-async def _wish(visit: Visit, query: str, ids: Sequence[str]) -> ReplayRequest:
-    named = await visit.admin.find_named(ids) if ids else None
-    return visit.admin.build_request(
+async def _wish(context: PageContext, query: str, ids: Sequence[str]) -> ReplayRequest:
+    named = await context.admin.find_named(ids) if ids else None
+    return context.admin.build_request(
         query,
         ids=named,
-        force=visit.is_on("force"),
-        fresh_id=visit.is_on("fresh_id"),
-        rate=rate(visit.parameter("rate") or None),
+        force=context.is_on("force"),
+        fresh_id=context.is_on("fresh_id"),
+        rate=rate(context.parameter("rate") or None),
     )
 
 
-async def _show(visit: Visit, wish: ReplayRequest, ids: Sequence[str], query: str, note: str = "") -> Response:
-    made = await visit.admin.plan(wish)
-    one = await _only(visit, wish)
-    return await visit.dialog(
+async def _show(context: PageContext, wish: ReplayRequest, ids: Sequence[str], query: str, note: str = "") -> Response:
+    made = await context.admin.plan(wish)
+    one = await _only(context, wish)
+    return await context.dialog(
         "plan.html",
         status=409 if note else 200,
         plan=made,
         one=one,
-        message=(await visit.admin.previews([one])).get(one.id) if one else None,
+        message=(await context.admin.previews([one])).get(one.id) if one else None,
         note=note,
         must_type=must_type(made),
         request_key=clock.random_bytes(16).hex(),
         command=command(wish),
         query=fixed(wish.filter),
         is_query=bool(query),
-        choices=await _choices(visit, one),
+        choices=await _choices(context, one),
         again=[("ids", one_id) for one_id in ids] + ([("query", query)] if query else []),
         rates=RATES,
         behind=BEHIND,
         to=", ".join(recipient.destination for recipient in made.recipients),
-        policy=visit.admin.policy(one.destination) if one else None,
+        policy=context.admin.policy(one.destination) if one else None,
     )
 
 
 def must_type(plan: Plan) -> bool:
-    """Whether the number has to be typed: there are many, or some that are already done."""
+    """Tell whether the number has to be typed: there are many, or some that are already done."""
     return plan.total > TYPED_ABOVE or plan.by_status.get(DeliveryStatus.done, 0) > 0
 
 
-async def _only(visit: Visit, wish: ReplayRequest) -> StoredDelivery | None:
-    """The delivery, where exactly one is named."""
+async def _only(context: PageContext, wish: ReplayRequest) -> StoredDelivery | None:
+    """Return the delivery, where exactly one is named."""
     ids = wish.filter.ids
     if ids is None or len(ids) != 1 or wish.filter != Filter(ids=ids):
         return None
-    return await visit.admin.delivery(ids[0])
+    return await context.admin.delivery(ids[0])
 
 
-async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
-    """The other deliveries of the same event, to choose instead."""
+async def _choices(context: PageContext, one: StoredDelivery | None) -> list[Choice]:
+    """Return the other deliveries of the same event, to choose instead."""
     if one is None:
         return []
-    found = (await visit.admin.deliveries(Filter(event_id=one.event_id), limit=20)).items
+    found = (await context.admin.deliveries(Filter(event_id=one.event_id), limit=20)).items
     if len(found) < 2:
         return []
     return [
@@ -194,26 +196,26 @@ async def _choices(visit: Visit, one: StoredDelivery | None) -> list[Choice]:
     ]
 
 
-async def start(visit: Visit) -> Response:
+async def start(context: PageContext) -> Response:
     """Confirm a plan. When the set has changed meanwhile, the new plan is shown instead."""
-    form = await visit.form()
-    wish, seen = visit.admin.read_plan(form.get("plan", ""))
+    form = await context.form()
+    wish, seen = context.admin.read_plan(form.get("plan", ""))
     expected = seen.count
     _check_typed(form.get("typed"), wish, expected)
     reason, key = form.get("reason", ""), form.get("request_key") or None
-    one = await _only(visit, wish)
+    one = await _only(context, wish)
     if one is not None:
-        await visit.admin.replay_one(
-            one.id, actor=visit.actor, force=wish.force, fresh_id=wish.fresh_id, reason=reason, request_key=key
+        await context.admin.replay_one(
+            one.id, actor=context.actor, force=wish.force, fresh_id=wish.fresh_id, reason=reason, request_key=key
         )
-        return visit.back(f"/events/{one.event_id}", "replay")
+        return context.back(f"/events/{one.event_id}", "replay")
     try:
-        made = await visit.admin.start_replay(
-            wish, actor=visit.actor, reason=reason, request_key=key, expected=expected
+        made = await context.admin.start_replay(
+            wish, actor=context.actor, reason=reason, request_key=key, expected=expected
         )
     except PlanChanged as changed:
-        return await _show(visit, wish, [], fixed(wish.filter), note=str(changed))
-    return visit.back(f"/replays#{made.id}", "replay")
+        return await _show(context, wish, [], fixed(wish.filter), note=str(changed))
+    return context.back(f"/replays#{made.id}", "replay")
 
 
 def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
@@ -228,20 +230,20 @@ def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
 # -- the next attempt --------------------------------------------------------------------------
 
 
-async def ask_retry(visit: Visit) -> Response:
-    """The dialog before an attempt is made early."""
-    delivery = await visit.admin.delivery(visit.delivery_id())
-    known = {one.name: one for one in await visit.admin.destinations()}
-    return await visit.dialog(
+async def ask_retry(context: PageContext) -> Response:
+    """Show the dialog before an attempt is made early."""
+    delivery = await context.admin.delivery(context.delivery_id())
+    known = {one.name: one for one in await context.admin.destinations()}
+    return await context.dialog(
         "retry.html",
         delivery=delivery,
         destination=known.get(delivery.destination),
-        policy=visit.admin.policy(delivery.destination),
-        message=(await visit.admin.previews([delivery])).get(delivery.id),
+        policy=context.admin.policy(delivery.destination),
+        message=(await context.admin.previews([delivery])).get(delivery.id),
     )
 
 
-async def retry(visit: Visit) -> Response:
+async def retry(context: PageContext) -> Response:
     """Make the next attempt due now."""
-    delivery = await visit.admin.retry(visit.delivery_id(), actor=visit.actor)
-    return visit.back(f"/events/{delivery.event_id}", "retry")
+    delivery = await context.admin.retry(context.delivery_id(), actor=context.actor)
+    return context.back(f"/events/{delivery.event_id}", "retry")

@@ -1,7 +1,7 @@
 """The dashboard: every page and every act of it, with the role that each needs.
 
 `PAGES` is the whole of it, one line each; `routes` makes Starlette routes of them for the server, `dashboard` an
-application to be mounted under any prefix. Pages ask the desk and nothing else. Every one works without script.
+application to be mounted under any prefix. Pages ask the admin and nothing else. Every one works without script.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from starlette.types import Receive, Scope, Send
 from oncehook.admin import Admin
 from oncehook.errors import Forbidden, NotFound, OncehookError, Refused, StoreError
 from oncehook.logs import ration
-from oncehook.web import api, callouts, dead, events, feed, overview, replays, standing, trials
-from oncehook.web.access import Access, Authorize, Identity, Role, is_refused_act
-from oncehook.web.asking import check_parameters
-from oncehook.web.callouts import Guide
-from oncehook.web.latency import Latency
-from oncehook.web.live import Stream
+from oncehook.web import api
+from oncehook.web.api.request import check_parameters
+from oncehook.web.auth import Access, Authorize, Identity, Role, is_refused_act
+from oncehook.web.dashboard import context, dead, events, feed, overview, replays, setup
+from oncehook.web.dashboard.charts import Latency
+from oncehook.web.dashboard.context import SAFE, WAY_IN, Frames, Guide, PageContext, html, root_of
+from oncehook.web.dashboard.render import STATIC
+from oncehook.web.live import Broadcast
 from oncehook.web.oidc import CALLBACK, NoRole, own_path
-from oncehook.web.session import Door, check_same_origin
-from oncehook.web.views import STATIC
-from oncehook.web.visit import SAFE, WAY_IN, Frames, Visit, html, root_of
+from oncehook.web.session import Auth, check_same_origin
 
 log = logging.getLogger("oncehook.web")
 
-Endpoint = Callable[[Visit], Awaitable[Response]]
+PageHandler = Callable[[PageContext], Awaitable[Response]]
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageRoute:
     """One page or act: where it is, what it does, and who may."""
 
     path: str
-    endpoint: Endpoint
+    endpoint: PageHandler
     role: Role = Role.viewer
     method: str = "GET"
 
 
-def _act(path: str, endpoint: Endpoint) -> Page:
-    return Page(path, endpoint, Role.operator, "POST")
+def _act(path: str, endpoint: PageHandler) -> PageRoute:
+    return PageRoute(path, endpoint, Role.operator, "POST")
 
 
-def _ask(path: str, endpoint: Endpoint) -> Page:
-    """A dialog before an act: whoever may not act needs none."""
-    return Page(path, endpoint, Role.operator)
+def _ask(path: str, endpoint: PageHandler) -> PageRoute:
+    """Return a dialog before an act: whoever may not act needs none."""
+    return PageRoute(path, endpoint, Role.operator)
 
 
-# -- what pages are told while they are open ---------------------------------------------------
+# -- hints for open pages ----------------------------------------------------------------------
 
 
-async def stream(visit: Visit) -> Response:
-    """Hints that something has happened; with `page=live`, what it was."""
-    event_id, kind = visit.parameter("event"), visit.parameter("kind", "all")
-    watcher = visit.stream.join(visit.admin.scope)
+async def stream(context: PageContext) -> Response:
+    """Show hints that something has happened; with `page=live`, what it was."""
+    event_id, kind = context.parameter("event"), context.parameter("kind", "all")
+    watcher = context.stream.join(context.admin.scope)
 
     async def is_welcome() -> bool:
-        return visit.door.is_hosted or await visit.door.is_open(visit.request)
+        return context.auth.is_hosted or await context.auth.is_open(context.request)
 
     def about(moment: feed.Moment) -> bool:
         name, fields = moment
@@ -76,142 +76,142 @@ async def stream(visit: Visit) -> Response:
             return fields.get("outcome") == "dead"
         return kind == "all" or name == kind.removesuffix("s")
 
-    if visit.parameter("page") == "live":
-        pieces = feed.rows(visit.stream, watcher, is_welcome, about, visit.root)
+    if context.parameter("page") == "live":
+        pieces = feed.stream_rows(context.stream, watcher, is_welcome, about, context.root)
     else:
-        pieces = feed.ticks(visit.stream, watcher, is_welcome, about)
+        pieces = feed.stream_ticks(context.stream, watcher, is_welcome, about)
     return StreamingResponse(pieces, media_type="text/event-stream", headers={**SAFE, "X-Accel-Buffering": "no"})
 
 
-PAGES: Final[Sequence[Page]] = (
-    Page("/", overview.overview),
-    Page("/events", events.events),
-    Page("/events/fresh", events.fresh),
-    Page("/events/complete", events.complete),
-    Page("/events/{id}", events.event),
-    Page("/events/{id}/body", events.body),
-    Page("/events/{id}/json", events.as_json),
-    Page("/dead", dead.dead),
-    Page("/dead/group", dead.group),
+PAGES: Final[Sequence[PageRoute]] = (
+    PageRoute("/", overview.overview),
+    PageRoute("/events", events.events),
+    PageRoute("/events/fresh", events.fresh),
+    PageRoute("/events/complete", events.complete),
+    PageRoute("/events/{id}", events.event),
+    PageRoute("/events/{id}/body", events.body),
+    PageRoute("/events/{id}/json", events.as_json),
+    PageRoute("/dead", dead.dead),
+    PageRoute("/dead/group", dead.group),
     _ask("/dead/discard", dead.ask_discard_many),
     _act("/dead/discard", dead.discard_many),
     _ask("/deliveries/{id}/discard", dead.ask_discard),
     _act("/deliveries/{id}/discard", dead.discard),
     _ask("/deliveries/{id}/retry", replays.ask_retry),
     _act("/deliveries/{id}/retry", replays.retry),
-    Page("/replays", replays.replays),
+    PageRoute("/replays", replays.replays),
     _ask("/replays/plan", replays.plan),
     _act("/replays", replays.start),
     _ask("/replays/{id}/abort", replays.ask_abort),
     _act("/replays/{id}/pause", replays.pause),
     _act("/replays/{id}/resume", replays.resume),
     _act("/replays/{id}/abort", replays.abort),
-    Page("/sources", standing.sources),
-    _ask("/sources/{name}/sample", trials.ask_sample),
-    _act("/sources/{name}/sample", trials.sample),
-    Page("/destinations", standing.destinations),
-    _ask("/destinations/{name}/test", trials.ask_test),
-    _act("/destinations/{name}/test", trials.test),
-    _ask("/destinations/{name}/pause", standing.ask_pause),
-    _act("/destinations/{name}/pause", standing.pause),
-    _act("/destinations/{name}/resume", standing.resume),
-    Page("/live", standing.live),
-    Page("/system", standing.system),
-    Page("/ui/stream", stream),
+    PageRoute("/sources", setup.sources),
+    _ask("/sources/{name}/sample", setup.ask_sample),
+    _act("/sources/{name}/sample", setup.sample),
+    PageRoute("/destinations", setup.destinations),
+    _ask("/destinations/{name}/test", setup.ask_test),
+    _act("/destinations/{name}/test", setup.test),
+    _ask("/destinations/{name}/pause", setup.ask_pause),
+    _act("/destinations/{name}/pause", setup.pause),
+    _act("/destinations/{name}/resume", setup.resume),
+    PageRoute("/live", setup.live),
+    PageRoute("/system", setup.system),
+    PageRoute("/ui/stream", stream),
 )
 
-CALLOUTS: Final[Sequence[Page]] = (
-    _act("/callouts/{name}/dismiss", callouts.dismiss),
-    _act("/callouts/{name}/act", callouts.act),
+CALLOUTS: Final[Sequence[PageRoute]] = (
+    _act("/callouts/{name}/dismiss", context.dismiss),
+    _act("/callouts/{name}/act", context.act),
 )
 """Where there is a guide."""
 
 
-# -- from a request to a visit -----------------------------------------------------------------
+# -- from a request to a page ------------------------------------------------------------------
 
 
-class Desktop:
-    """Answers requests to pages: finds out who asks, checks the role, and shows what goes wrong as a page."""
+class DashboardRoutes:
+    """Routes of all pages: who asks, the role, the page, and a page for what goes wrong."""
 
-    def __init__(self, admin: Admin, door: Door, live: Stream, guide: Guide | None = None) -> None:
-        self._desk = admin
-        self._door = door
+    def __init__(self, admin: Admin, auth: Auth, live: Broadcast, guide: Guide | None = None) -> None:
+        self._admin = admin
+        self._auth = auth
         self._live = live
         self._frames = Frames()
         self._latency = Latency()
         self._guide = guide
 
     def routes(self) -> list[BaseRoute]:
-        """Everything, the page for what is not there included: to be put behind all other routes."""
+        """Return everything, the page for what is not there included: to be put behind all other routes."""
         made: list[BaseRoute] = [
             Mount("/static", _Static(directory=STATIC), name="static"),
-            Route("/login", self._at_the_door(self._ask_in), methods=["GET"]),
-            Route("/login", self._at_the_door(self._log_in), methods=["POST"]),
-            Route("/login/oidc", self._at_the_door(self._begin_sign_in), methods=["GET"]),
-            Route(CALLBACK, self._at_the_door(self._end_sign_in), methods=["GET"]),
-            Route("/login/link", self._at_the_door(self._send_link), methods=["POST"]),
-            Route("/logout", self._at_the_door(self._log_out), methods=["POST"]),
+            Route("/login", self._login_route(self._show_login), methods=["GET"]),
+            Route("/login", self._login_route(self._log_in), methods=["POST"]),
+            Route("/login/oidc", self._login_route(self._begin_sign_in), methods=["GET"]),
+            Route(CALLBACK, self._login_route(self._end_sign_in), methods=["GET"]),
+            Route("/login/link", self._login_route(self._send_link), methods=["POST"]),
+            Route("/logout", self._login_route(self._log_out), methods=["POST"]),
         ]
         pages = PAGES if self._guide is None else (*PAGES, *CALLOUTS)
-        made += [Route(page.path, self._served(page), methods=[page.method]) for page in pages]
-        return [*made, Route("/{rest:path}", self._served(Page("", _nowhere)), methods=["GET"])]
+        made += [Route(page.path, self._page_route(page), methods=[page.method]) for page in pages]
+        return [*made, Route("/{rest:path}", self._page_route(PageRoute("", _not_found)), methods=["GET"])]
 
-    def _served(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
+    def _page_route(self, page: PageRoute) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            visit: Visit | None = None
+            context: PageContext | None = None
             try:
                 token = request.query_params.get("token")
-                if token and page.path == "/" and not self._door.is_hosted:
-                    return await self._by_link(request, token)
+                if token and page.path == "/" and not self._auth.is_hosted:
+                    return await self._log_in_by_link(request, token)
                 if page.method == "POST":
                     check_same_origin(request)
-                visit = await self._visit(request)
-                if visit is None:
-                    return self._to_the_door(request)
-                if visit.identity.role < page.role:
-                    raise Forbidden(f"That needs the role {page.role.name}; yours is {visit.identity.role.name}.")
-                return await page.endpoint(visit)
+                context = await self._context(request)
+                if context is None:
+                    return self._send_to_login(request)
+                if context.identity.role < page.role:
+                    raise Forbidden(f"That needs the role {page.role.name}; yours is {context.identity.role.name}.")
+                return await page.endpoint(context)
             except (Refused, StoreError) as error:
-                if visit is not None and isinstance(error, Refused) and is_refused_act(request, error):
-                    await visit.admin.note_refused(f"{request.method} {request.url.path}", error.code)
-                return await self._wrong(request, error, visit)
+                if context is not None and isinstance(error, Refused) and is_refused_act(request, error):
+                    await context.admin.note_refused(f"{request.method} {request.url.path}", error.code)
+                return await self._error_page(request, error, context)
             except Exception:
                 fields = {"path": request.url.path[:200]}
                 ration.log(log, logging.ERROR, "page.failed", fields, kind=page.path, exc_info=True)
-                return await self._wrong(request, OncehookError("This page could not be made."), None)
+                return await self._error_page(request, OncehookError("This page could not be made."), None)
 
         return endpoint
 
-    async def _visit(self, request: Request) -> Visit | None:
-        identity = await self._door.of(request)
+    async def _context(self, request: Request) -> PageContext | None:
+        identity = await self._auth.of(request)
         if identity is None:
             return None
-        return self._visit_of(request, identity)
+        return self._context_of(request, identity)
 
-    def _visit_of(self, request: Request, identity: Identity) -> Visit:
-        admin, shared = identity.admin(self._desk), (self._frames, self._latency, self._guide)
-        return Visit(request, identity, admin, self._live, self._door.access, self._door, *shared)
+    def _context_of(self, request: Request, identity: Identity) -> PageContext:
+        admin, shared = identity.admin(self._admin), (self._frames, self._latency, self._guide)
+        return PageContext(request, identity, admin, self._live, self._auth.access, self._auth, *shared)
 
     # -- coming in and going -------------------------------------------------------------------
 
-    def _at_the_door(
+    def _login_route(
         self, endpoint: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def answered(request: Request) -> Response:
             try:
-                if self._door.is_hosted:
+                if self._auth.is_hosted:
                     raise NotFound("The application around this page decides who comes in.")
                 check_parameters(request)
                 if request.method == "POST":
                     check_same_origin(request)
                 return await endpoint(request)
             except (Refused, StoreError) as error:
-                return await self._wrong(request, error, None)
+                return await self._error_page(request, error, None)
 
         return answered
 
-    def _to_the_door(self, request: Request) -> Response:
-        if self._door.is_hosted:
+    def _send_to_login(self, request: Request) -> Response:
+        if self._auth.is_hosted:
             return self._bare(request, NotForYou(), 403)
         if request.headers.get("hx-request"):  # a script cannot log in: have the whole page go there
             return Response(status_code=401, headers={**SAFE, "HX-Redirect": f"{root_of(request)}/login"})
@@ -220,29 +220,29 @@ class Desktop:
         return RedirectResponse(f"{root_of(request)}/login{self._wanted(request)}", 303, headers=dict(SAFE))
 
     def _wanted(self, request: Request) -> str:
-        """The page somebody asked for, for those who can be brought back to it after they have signed in."""
+        """Return the page somebody asked for, for those who can be brought back to it after they have signed in."""
         path = request.url.path.removeprefix(root_of(request))
         query = f"?{request.url.query}" if request.url.query else ""
-        if self._door.oidc is None or request.method != "GET" or own_path(path + query) == "/":
+        if self._auth.oidc is None or request.method != "GET" or own_path(path + query) == "/":
             return ""
         return f"?{urlencode({'to': path + query})}"
 
-    async def _ask_in(self, request: Request) -> Response:
-        if await self._door.of(request) is not None:
+    async def _show_login(self, request: Request) -> Response:
+        if await self._auth.of(request) is not None:
             return RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
         return self._login_page(request)
 
     def _login_page(self, request: Request, error: Refused | None = None) -> Response:
-        can_link = self._door.can_announce and self._door.is_own_machine(request)
+        can_link = self._auth.can_announce and self._auth.is_own_machine(request)
         status = 401 if error is None else error.status
-        oidc = self._door.oidc
+        oidc = self._auth.oidc
         shown = {
             "error": error,
             "can_link": can_link,
             "said": request.query_params.get("said", ""),
             "provider": "" if oidc is None else oidc.name,
             "to": own_path(request.query_params.get("to", "")),
-            "has_password": self._door.has_password,
+            "has_password": self._auth.has_password,
         }
         answer = html(request, "login.html", 200 if error is None else status, **shown)
         if error is not None and error.retry_after is not None:
@@ -250,81 +250,81 @@ class Desktop:
         return answer
 
     async def _log_in(self, request: Request) -> Response:
-        password = (await self._visit_of(request, _NOBODY).form()).get("password", "")
+        password = (await self._context_of(request, _NOBODY).form()).get("password", "")
         try:
-            identity = self._door.by_password(request, password)
+            identity = self._auth.by_password(request, password)
         except Refused as error:
             return self._login_page(request, error)
         if identity is None:
             return self._login_page(request, WrongPassword())
-        await self._desk.note(identity.name, "login", "session", by="password")
+        await self._admin.note(identity.name, "login", "session", by="password")
         answer = RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
-        await self._door.begin(request, identity, answer, password)
+        await self._auth.begin(request, identity, answer, password)
         return answer
 
-    async def _by_link(self, request: Request, token: str) -> Response:
+    async def _log_in_by_link(self, request: Request, token: str) -> Response:
         home = RedirectResponse(f"{root_of(request)}/", 303, headers=dict(SAFE))
-        if await self._door.of(request) is not None:  # a second click on a link that was used: they are in already
+        if await self._auth.of(request) is not None:  # a second click on a link that was used: they are in already
             return home
-        identity = self._door.by_link(request, token)
+        identity = self._auth.by_link(request, token)
         if identity is None:
             return self._login_page(request, LinkUsed())
-        await self._desk.note(identity.name, "login", "session", by="one-time link")
-        await self._door.begin(request, identity, home)
+        await self._admin.note(identity.name, "login", "session", by="one-time link")
+        await self._auth.begin(request, identity, home)
         return home
 
     async def _begin_sign_in(self, request: Request) -> Response:
         self._check_oidc()
         to = request.query_params.get("to", "")
         try:
-            return await self._door.begin_sign_in(to, lambda url: RedirectResponse(url, 303, headers=dict(SAFE)))
+            return await self._auth.begin_sign_in(to, lambda url: RedirectResponse(url, 303, headers=dict(SAFE)))
         except Refused as error:
             return self._login_page(request, error)
 
     async def _end_sign_in(self, request: Request) -> Response:
         self._check_oidc()
         try:
-            signed_in, to = await self._door.by_oidc(request)
+            signed_in, to = await self._auth.by_oidc(request)
         except NoRole as error:
             detail = {"by": "oidc", "subject": error.subject, "reason": error.reason}
-            await self._desk.note(error.name, "login_refused", "session", **detail)
+            await self._admin.note(error.name, "login_refused", "session", **detail)
             answer = self._bare(request, error, error.status)
         except Refused as error:
             answer = self._login_page(request, error)
         else:
             identity = signed_in.identity
             detail = {"by": "oidc", "subject": signed_in.subject, "role": identity.role.name}
-            await self._desk.note(identity.name, "login", "session", **detail)
+            await self._admin.note(identity.name, "login", "session", **detail)
             # A page that goes on by itself, and no redirect: on one that began at another site, browsers would not
             # send the strict cookie which this answer brings.
             answer = html(request, "signed_in.html", 200, name=identity.name, to=to)
-            await self._door.begin_signed_in(request, signed_in, answer)
-        await self._door.end_sign_in(answer)
+            await self._auth.begin_signed_in(request, signed_in, answer)
+        await self._auth.end_sign_in(answer)
         answer.headers["Referrer-Policy"] = "no-referrer"  # the address of this page holds the code
         return answer
 
     def _check_oidc(self) -> None:
-        if self._door.oidc is None:
+        if self._auth.oidc is None:
             raise NotFound("There is no such page.")
 
     async def _send_link(self, request: Request) -> Response:
-        self._door.announce(request)
+        self._auth.announce(request)
         return RedirectResponse(f"{root_of(request)}/login?said=link", 303, headers=dict(SAFE))
 
     async def _log_out(self, request: Request) -> Response:
         answer = RedirectResponse(f"{root_of(request)}/login?said=logout", 303, headers=dict(SAFE))
-        await self._door.end(request, answer)
+        await self._auth.end(request, answer)
         return answer
 
     # -- what goes wrong -----------------------------------------------------------------------
 
-    async def _wrong(self, request: Request, error: OncehookError, visit: Visit | None) -> Response:
-        """A page that says what went wrong and what to do; in its frame, where that can be had."""
+    async def _error_page(self, request: Request, error: OncehookError, context: PageContext | None) -> Response:
+        """Show a page that says what went wrong and what to do; in its frame, where that can be had."""
         status = error.status if isinstance(error, Refused) else 503 if isinstance(error, StoreError) else 500
         answer: Response | None = None
-        if visit is not None and not isinstance(error, StoreError):
+        if context is not None and not isinstance(error, StoreError):
             try:
-                answer = await visit.dialog("error.html", status=status, error=error, code=status, is_known=True)
+                answer = await context.dialog("error.html", status=status, error=error, code=status, is_known=True)
             except StoreError:
                 answer = None
         if answer is None:
@@ -334,19 +334,19 @@ class Desktop:
         return answer
 
     def _bare(self, request: Request, error: OncehookError, status: int) -> Response:
-        """The same for somebody of whom it is not known what they may see."""
-        shown = {"error": error, "code": status, "is_known": False, "is_hosted": self._door.is_hosted}
+        """Return the same for somebody of whom it is not known what they may see."""
+        shown = {"error": error, "code": status, "is_known": False, "is_hosted": self._auth.is_hosted}
         return html(request, "error.html", status, base="bare.html", said="", back=_back(request), **shown)
 
 
 def _back(request: Request) -> str:
-    """The page of this site that they come from; empty when they come from elsewhere."""
+    """Return the page of this site that they come from; empty when they come from elsewhere."""
     came = request.headers.get("referer", "")
     scheme, _, rest = came.partition("://")
     return came if scheme in ("http", "https") and rest.partition("/")[0] == request.headers.get("host") else ""
 
 
-async def _nowhere(visit: Visit) -> Response:
+async def _not_found(context: PageContext) -> Response:
     raise NotFound("There is no such page.")
 
 
@@ -385,9 +385,9 @@ class _Static(StaticFiles):
 _NOBODY: Final = Identity("", Role.viewer)
 
 
-def routes(admin: Admin, door: Door, live: Stream, guide: Guide | None = None) -> list[BaseRoute]:
-    """The dashboard's routes, for the server: to be put behind all others, because the last one answers everything."""
-    return Desktop(admin, door, live, guide).routes()
+def routes(admin: Admin, auth: Auth, live: Broadcast, guide: Guide | None = None) -> list[BaseRoute]:
+    """Return the dashboard's routes; put them behind all others, because the last one answers everything."""
+    return DashboardRoutes(admin, auth, live, guide).routes()
 
 
 class _Hosted(Starlette):
@@ -404,11 +404,11 @@ class _Hosted(Starlette):
         await super().__call__(scope, receive, send)
 
 
-def dashboard(admin: Admin, live: Stream, *, authorize: Authorize, ways_in: Sequence[object] = ()) -> Starlette:
-    """Dashboard and API as an application, to be mounted in another one; that one decides who comes in.
+def dashboard(admin: Admin, live: Broadcast, *, authorize: Authorize, ways_in: Sequence[object] = ()) -> Starlette:
+    """Build dashboard and API as an application, to be mounted in another one; that one decides who comes in.
 
     `ways_in` are the applications that take hooks in, which the other one may have mounted beside it.
     """
     access = Access(authorize=authorize)
-    own = [*api.routes(admin, access, live), *routes(admin, Door(access, authorize=authorize), live)]
+    own = [*api.routes(admin, access, live), *routes(admin, Auth(access, authorize=authorize), live)]
     return _Hosted(own, ways_in)

@@ -1,4 +1,4 @@
-"""Who asks at the desk, and what they may do: bearer tokens and three roles.
+"""Access to the API: bearer tokens, three roles, and one count of wrong tokens and passwords for all ways in.
 
 The API shows every request to `Access.identify` and gets an `Identity` or None. Tokens are kept as hashes only and
 compared in constant time; a cookie is no credential here (S29). A host application may decide instead, with a function
@@ -8,8 +8,10 @@ of its own (`Authorize`).
 from __future__ import annotations
 
 import hashlib
+import hmac
 import inspect
 import logging
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,12 +29,76 @@ from oncehook.ingest import is_direct
 from oncehook.logs import ration
 from oncehook.model import Arrival, Headers, Person, RoleName
 from oncehook.secret import Secret, is_random
-from oncehook.sessions import prove
 from oncehook.settings.tables import TokenConfig
 from oncehook.store.base import TOKEN_USE_SECONDS
 from oncehook.verify import same
 from oncehook.web.peers import PeerOf, direct_peer, network_of
-from oncehook.web.throttle import Throttle, TooManyTries
+
+MOST_NETWORKS: Final = 1000
+"""Whose wrong tokens are remembered."""
+TRIES: Final = 5
+"""Wrong tokens from one network before it has to wait."""
+LONGEST_WAIT: Final = 60.0
+ALL_TRIES: Final = 200
+"""Wrong tokens from everywhere within a minute: beyond, nobody gets in with one that could be guessed."""
+
+
+class TooManyTries(Refused):
+    """Too many wrong tokens or passwords; wait a little."""
+
+    code = "too_many_tries"
+    status = 429
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(hint=f"Try again in {seconds:.0f} s.")
+        self.retry_after = seconds
+
+
+class Throttle:
+    """A count of wrong tokens: each beyond the first few doubles the wait of its network."""
+
+    def __init__(self) -> None:
+        self._wrong: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._minute = 0
+        self._in_minute = 0
+
+    def check(self, network: str) -> None:
+        """Raise TooManyTries while this network, or everybody, has to wait."""
+        now = clock.steady()
+        tries, last = self._wrong.get(network, (0, now))
+        wait = 0.0 if tries < TRIES else min(2.0 ** (tries - TRIES + 1), LONGEST_WAIT) - (now - last)
+        if wait <= 0 and self._in_minute >= ALL_TRIES and self._minute == int(now // 60):
+            wait = 60 - now % 60
+        if wait > 0:
+            raise TooManyTries(wait)
+
+    def wrong(self, network: str) -> None:
+        """Count one more wrong token."""
+        now = clock.steady()
+        tries, last = self._wrong.pop(network, (0, now))
+        self._wrong[network] = (1 if now - last > 10 * LONGEST_WAIT else tries + 1, now)
+        while len(self._wrong) > MOST_NETWORKS:
+            self._wrong.popitem(last=False)
+        minute = int(now // 60)
+        self._minute, self._in_minute = minute, (self._in_minute if minute == self._minute else 0) + 1
+
+    def right(self, network: str) -> None:
+        """Forget the wrong ones: it was the right one."""
+        self._wrong.pop(network, None)
+
+
+SESSION_SECONDS: Final = 12 * 3600.0
+
+
+def hash_of(text: str) -> bytes:
+    """Return what is kept of a name."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
+
+
+def prove(name: str, voucher: bytes) -> bytes:
+    """Return a proof that a session was begun with this voucher: can be checked with the session's name only."""
+    return hmac.digest(name.encode("utf-8", "surrogateescape"), voucher, "sha256")
+
 
 log = logging.getLogger("oncehook.web")
 
@@ -41,7 +107,7 @@ LONGEST_NAME: Final = 200
 
 
 class Role(IntEnum):
-    """A name of `person.ROLES` with its rank: each may do what those before it may."""
+    """A name of `model.RoleName` with its rank: each may do what those before it may."""
 
     viewer = 1
     """Look."""
@@ -67,7 +133,7 @@ class Identity:
     """Whether it is named in the settings, so that its last use is written down."""
 
     def admin(self, admin: Admin) -> Admin:
-        """Return the desk as this one sees it."""
+        """Return the admin as this one sees it."""
         return admin.seen_by(self.name, self.sources, payloads=self.payloads)
 
     @property
@@ -87,7 +153,7 @@ UNNAMED: Final = "host"
 """The actor in the audit log where the host application says a role and no name."""
 
 
-async def authorized(authorize: Authorize, request: Request) -> Identity | None:
+async def authorize_request(authorize: Authorize, request: Request) -> Identity | None:
     """Ask the host application who makes this request. A decision that cannot be read lets nobody in."""
     answer: Any = authorize(request)
     if inspect.isawaitable(answer):
@@ -134,7 +200,7 @@ _LOCAL: Final = _Holder(b"", Identity("local", Role.admin), is_unguessable=True)
 
 
 class Access:
-    """Knows the tokens, and who holds them."""
+    """The tokens, and who holds them."""
 
     def __init__(
         self,
@@ -175,18 +241,18 @@ class Access:
         self._holders.append(_Holder(digest, identity, is_random(value)))
 
     @property
-    def encode_token(self) -> bytes:
-        """What changes with any of the tokens: sessions begun without one are bound to it."""
+    def tokens_digest(self) -> bytes:
+        """Return what changes with any of the tokens: sessions begun without one are bound to it."""
         return hash_token(b"".join(sorted(holder.digest for holder in self._holders)))
 
     @property
     def has_tokens(self) -> bool:
-        """Whether there is any token to know."""
+        """Tell whether there is any token to know."""
         return bool(self._holders)
 
     @property
     def holders(self) -> Sequence[Identity]:
-        """Everybody who holds a token."""
+        """Return everybody who holds a token."""
         return [holder.identity for holder in self._holders]
 
     def identify(self, headers: Headers, peer: str) -> Identity | None:
@@ -194,14 +260,14 @@ class Access:
         right once.
         """
         presented = _bearer(headers)
-        return None if presented is None else self.holder_of(presented, headers, peer, "token")
+        return None if presented is None else self.find_holder(presented, headers, peer, "token")
 
-    def holder_of(self, token: bytes, headers: Headers, peer: str, way: str) -> Identity | None:
+    def find_holder(self, token: bytes, headers: Headers, peer: str, way: str) -> Identity | None:
         """Return who holds a token that came by this `way`, or None. Raises TooManyTries.
 
         All tokens are compared, so that time tells nothing (S3). While a network has to wait, a right token is refused
         like a wrong one; otherwise waiting would hinder nobody from guessing. One that nobody could guess passes, so
-        that strangers who share an address with its holder cannot keep him out.
+        that others who share an address with its holder cannot keep him out.
         """
         digest = hash_token(token)
         found: _Holder | None = None
@@ -247,32 +313,32 @@ class Access:
         except StoreError:
             self._used.pop(identity.name, None)
 
-    def vouches(self, session: str, proof: bytes) -> Identity | None:
+    def find_session_holder(self, session: str, proof: bytes) -> Identity | None:
         """Return whose token a session was begun with, while there is such a token; the local admin for one begun by
         a link, while all tokens are as they were."""
         found: Identity | None = None
         for holder in self._holders:
             if same(prove(session, holder.digest), proof):
                 found = holder.identity
-        for known in (self.encode_token, *([] if self._local is None else [self._local])):
+        for known in (self.tokens_digest, *([] if self._local is None else [self._local])):
             if same(prove(session, known), proof):
                 found = _LOCAL.identity
         return None if found is None or found.has_expired else found
 
     def is_local(self, request: Request) -> bool:
-        """Tell whether a request comes straight from this machine and is meant for it (DESIGN.md 8.11)."""
+        """Tell whether a request comes straight from this machine and is meant for it."""
         return is_local(request.scope["headers"], self._peer_of(request.scope))
 
     async def of(self, request: Request) -> Identity | None:
-        """Who asks: the holder of the token, or whom the host application lets in."""
+        """Return who asks: the holder of the token, or whom the host application lets in."""
         found = self.identify(request.scope["headers"], self._peer_of(request.scope))
         if found is not None:
             await self.note_use(found)
         if found is not None or self._authorize is None:
             return found
-        found = await authorized(self._authorize, request)
+        found = await authorize_request(self._authorize, request)
         if found is not None and request.method not in ("GET", "HEAD") and not is_same_origin(request):
-            # The host may go by a cookie, which a browser also sends for a stranger's page.
+            # The host may go by a cookie, which a browser also sends for another site's page.
             raise Forbidden("This change comes from another site.")
         return found
 
@@ -292,11 +358,11 @@ def hash_token(token: bytes) -> bytes:
 
 
 def is_local(headers: Headers, peer: str) -> bool:
-    """Whether a request comes straight from this machine and was meant for it (DESIGN.md 8.11).
+    """Tell whether a request comes straight from this machine and was meant for it.
 
-    Not through a tunnel or a proxy that ends here, nor from a browser that was told that a stranger's name is ours.
+    Not through a tunnel or a proxy that ends here, nor from a browser that took another host's name for ours.
     """
-    # A program that hands over an arrival has no peer. Here an unknown peer is a stranger.
+    # A program that hands over an arrival has no peer. Here an unknown peer is not local.
     return bool(peer) and is_direct(Arrival("", headers, b"", peer=peer)) and _is_own_host(headers)
 
 
@@ -313,7 +379,7 @@ def _is_own_host(headers: Headers) -> bool:
 
 
 def is_same_origin(request: Request) -> bool:
-    """Whether a browser made this request for our own page, or no browser made it at all (S29)."""
+    """Tell whether a browser made this request for our own page, or no browser made it at all (S29)."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         return site in ("same-origin", "none")
@@ -322,7 +388,7 @@ def is_same_origin(request: Request) -> bool:
 
 
 def is_refused_act(request: Request, error: Refused) -> bool:
-    """Whether a refusal belongs into the audit log: what somebody may not see or do, and acts that could not be done.
+    """Tell whether a refusal goes into the audit log: what somebody may not see or do, and acts that failed.
 
     What cannot be read, or comes too often, is no act.
     """

@@ -1,7 +1,6 @@
-"""What open pages are told: that something has happened, or on the live page what it was, as rows.
+"""Server-sent events for open pages: a hint that something has happened, or on the live page what it was, as rows.
 
-Reads the stream of moments that the API hands out as JSON, and speaks server-sent events in HTML. What comes in quick
-succession is told once. Called by `pages`.
+Moments come from the broadcast as the API hands them out. What comes in quick succession is sent once.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from typing import Any, Final
 import msgspec
 
 from oncehook import clock
-from oncehook.web.live import Stream, Watcher
-from oncehook.web.views import render
+from oncehook.web.dashboard.render import render
+from oncehook.web.live import Broadcast, Watcher
 
 PAUSE: Final = 0.25
 """Seconds between two pieces of live rows."""
@@ -26,51 +25,51 @@ Welcome = Callable[[], Awaitable[bool]]
 """Whether whoever listens may still hear it."""
 
 
-def read(piece: bytes) -> Iterator[Moment]:
-    """The moments in a piece of the stream: what kind each is, and its fields."""
+def read_moments(piece: bytes) -> Iterator[Moment]:
+    """Yield the moments in a piece of the stream: what kind each is, and its fields."""
     for block in piece.split(b"\n\n"):
         head, _, data = block.partition(b"\ndata: ")
         if head.startswith(b"event: ") and data:
             yield head.removeprefix(b"event: ").decode(), msgspec.json.decode(data)
 
 
-def told(name: str, text: str) -> bytes:
-    """One server-sent event; every line of a stranger's text is a line of data."""
+def encode_text_event(name: str, text: str) -> bytes:
+    """Return one server-sent event; every line of untrusted text is a line of data."""
     lines = "".join(f"data: {line}\n" for line in text.splitlines() or [""])
     return f"event: {name}\n{lines}\n".encode()
 
 
-async def ticks(
-    stream: Stream, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool]
+async def stream_ticks(
+    stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool]
 ) -> AsyncIterator[bytes]:
-    """A hint whenever something has happened that the page is about."""
+    """Yield a hint whenever something has happened that the page is about."""
     async for piece in stream.watch(watcher):
         if not await is_welcome():
             return
         if piece.startswith(b"retry"):
             # Something may have happened after the page was made and before it began to listen.
-            yield piece + told("tick", "")
+            yield piece + encode_text_event("tick", "")
         elif piece.startswith(b":"):
             yield piece
-        elif any(about(moment) for moment in read(piece)):
-            yield told("tick", "")
+        elif any(about(moment) for moment in read_moments(piece)):
+            yield encode_text_event("tick", "")
             await asyncio.sleep(TICK)
 
 
-async def rows(
-    stream: Stream, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool], root: str
+async def stream_rows(
+    stream: Broadcast, watcher: Watcher, is_welcome: Welcome, about: Callable[[Moment], bool], root: str
 ) -> AsyncIterator[bytes]:
-    """Moments as rows of the live page, newest first; what comes in quick succession comes in one piece."""
+    """Yield moments as rows of the live page, newest first; what comes in quick succession comes in one piece."""
     async for piece in stream.watch(watcher):
         if not await is_welcome():
             return
         if piece.startswith((b":", b"retry")):
             yield piece
             continue
-        if moments := [moment for moment in read(piece) if about(moment)]:
+        if moments := [moment for moment in read_moments(piece) if about(moment)]:
             now = clock.now_utc()
             shown = [
                 render("_moment.html", kind=kind, moment=fields, at=now, now=now, root=root) for kind, fields in moments
             ]
-            yield told("moments", "".join(reversed(shown)))
+            yield encode_text_event("moments", "".join(reversed(shown)))
         await asyncio.sleep(PAUSE)

@@ -27,11 +27,12 @@ from oncehook.model import (
 )
 from oncehook.query import BODY, WORDS
 from oncehook.reports import ShownArrival, ShownEvent
-from oncehook.web import answers, bodies, lanes, timeline
-from oncehook.web.asking import cursor
-from oncehook.web.timeline import Story
-from oncehook.web.views import first_line, utc
-from oncehook.web.visit import SAFE, Visit
+from oncehook.web.api import schemas
+from oncehook.web.api.request import cursor
+from oncehook.web.dashboard import bodies, timeline
+from oncehook.web.dashboard.context import SAFE, PageContext
+from oncehook.web.dashboard.render import first_line, utc
+from oncehook.web.dashboard.timeline import EventHistory
 
 SHOWN: Final = 50
 NEW: Final = 20
@@ -46,16 +47,16 @@ NOTHING_MORE: Final[Page[ListedEvent]] = Page(())
 # -- the list ----------------------------------------------------------------------------------
 
 
-async def events(visit: Visit) -> Response:
-    """Events that match the query, newest first."""
-    query = visit.parameter("query")
-    before, error = visit.cursor("event"), None
+async def events(context: PageContext) -> Response:
+    """Show events that match the query, newest first."""
+    query = context.parameter("query")
+    before, error = context.cursor("event"), None
     page = NOTHING_MORE
     try:
-        page = await visit.admin.events(visit.admin.read(query), before=before, limit=SHOWN)
+        page = await context.admin.events(context.admin.read(query), before=before, limit=SHOWN)
     except QueryInvalid as refused:
         error = refused
-    return await visit.page(
+    return await context.page(
         "events.html",
         status=200 if error is None else 400,
         query=query,
@@ -63,35 +64,35 @@ async def events(visit: Visit) -> Response:
         page=page,
         is_first=before is None,
         next=cursor("event", page.next),
-        told=await _told(visit, page.items),
-        nothing=Told(),
+        states=await _describe_unfinished(context, page.items),
+        nothing=ListedState(),
         parts=_parts(query),
-        chips=_chips(query, await _source_names(visit)),
-        groups=await _completions(visit, query),
+        chips=_chips(query, await _source_names(context)),
+        groups=await _completions(context, query),
         command=shlex.join(["oncehook", "events", *([query] if query else [])]),
     )
 
 
-async def _source_names(visit: Visit) -> list[str]:
-    return [source.name for source in await visit.admin.sources()]
+async def _source_names(context: PageContext) -> list[str]:
+    return [source.name for source in await context.admin.sources()]
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """What to say of an event that is not simply done."""
+class ListedState:
+    """The state of an event in the list that is not simply done."""
 
     outcome: str = ""
     again: frozenset[str] = frozenset()
     """Destinations that were tried before and wait for another attempt."""
 
 
-async def _told(visit: Visit, shown: Sequence[ListedEvent]) -> dict[bytes, Told]:
+async def _describe_unfinished(context: PageContext, shown: Sequence[ListedEvent]) -> dict[bytes, ListedState]:
     """Read from the deliveries of each event that is not simply done, one short look each."""
     odd = [event for event in shown if any(one.status is not DeliveryStatus.done for one in event.deliveries)]
-    pages = await asyncio.gather(*[visit.admin.deliveries(Filter(event_id=event.id), limit=20) for event in odd])
+    pages = await asyncio.gather(*[context.admin.deliveries(Filter(event_id=event.id), limit=20) for event in odd])
     return {
-        event.id: Told(
-            _outcome(page.items, visit.now),
+        event.id: ListedState(
+            _outcome(page.items, context.now),
             frozenset(one.destination for one in page.items if one.status is DeliveryStatus.pending and one.attempts),
         )
         for event, page in zip(odd, pages, strict=True)
@@ -101,10 +102,10 @@ async def _told(visit: Visit, shown: Sequence[ListedEvent]) -> dict[bytes, Told]
 def _outcome(deliveries: Sequence[StoredDelivery], now: datetime) -> str:
     order = [DeliveryStatus.dead, DeliveryStatus.leased, DeliveryStatus.pending, DeliveryStatus.discarded]
     ranked = sorted(deliveries, key=lambda one: order.index(one.status) if one.status in order else len(order))
-    return _said(ranked[0], now) if ranked else ""
+    return _describe(ranked[0], now) if ranked else ""
 
 
-def _said(delivery: StoredDelivery, now: datetime) -> str:
+def _describe(delivery: StoredDelivery, now: datetime) -> str:
     error = first_line(delivery.last_error) or (str(delivery.last_status) if delivery.last_status else "")
     match delivery.status:
         case DeliveryStatus.dead:
@@ -112,11 +113,11 @@ def _said(delivery: StoredDelivery, now: datetime) -> str:
         case DeliveryStatus.discarded:
             return f"discarded: {delivery.reason}" if delivery.reason else "discarded"
         case DeliveryStatus.leased:
-            return f"{delivery.destination} is at work"
+            return f"{delivery.destination}: in progress"
         case DeliveryStatus.pending if delivery.blocked_by is not None:
-            return "behind another of its subject"
+            return "waiting for an earlier event of its subject"
         case DeliveryStatus.pending if delivery.due_at is not None and delivery.due_at > now:
-            again = f"again {utc(delivery.due_at)}"
+            again = f"retry at {utc(delivery.due_at)}"
             return f"{error}, {again}" if error else again
         case DeliveryStatus.pending:
             return f"{error}, due now" if error else "due now"
@@ -124,17 +125,17 @@ def _said(delivery: StoredDelivery, now: datetime) -> str:
             return ""
 
 
-async def fresh(visit: Visit) -> Response:
-    """How many events match that are newer than the list in view."""
-    query, latest = visit.parameter("query"), visit.parameter("after")
-    after = visit.named(EventId, latest) if latest else b""
-    page = await visit.admin.events(_newer(visit.admin.read(query), after, visit.now), limit=NEW)
+async def fresh(context: PageContext) -> Response:
+    """Show how many events match that are newer than the list in view."""
+    query, latest = context.parameter("query"), context.parameter("after")
+    after = context.named(EventId, latest) if latest else b""
+    page = await context.admin.events(_newer(context.admin.read(query), after, context.now), limit=NEW)
     count = sum(event.id > after for event in page.items)
-    return visit.fragment("_fresh.html", count=count, many=count == NEW, query=query, after=latest)
+    return context.fragment("_fresh.html", count=count, many=count == NEW, query=query, after=latest)
 
 
 def _newer(filter: Filter, after: bytes, now: datetime) -> Filter:
-    """The filter for what may be newer than an event: a page asks at every tick, and must not walk all bodies then."""
+    """Return a filter for what may be newer than an event; asked at every tick, it must not walk all bodies."""
     # An id begins with its milliseconds, and may be of a future: of a clock that ran ahead and was set right.
     made = min(int.from_bytes(after[:6]) / 1000, now.timestamp())
     since = datetime.fromtimestamp(made, UTC) - _SKEW
@@ -164,25 +165,25 @@ def _parts(query: str) -> list[Part]:
 
 
 def _chips(query: str, sources: Sequence[str]) -> list[tuple[str, str]]:
-    """Words that would narrow the list, and the query with them."""
-    said = {word.partition(":")[0] for word in _WORD.findall(query)}
-    offered = [] if "status" in said else ["status:dead", "status:pending", "status:done"]
-    offered += [] if "source" in said else [f"source:{name}" for name in sources[:4]]
-    offered += [] if "is" in said else ["is:replayed"]
-    offered += [] if "since" in said else ["since:1h", "since:24h"]
+    """Return words that would narrow the list, and the query with them."""
+    used = {word.partition(":")[0] for word in _WORD.findall(query)}
+    offered = [] if "status" in used else ["status:dead", "status:pending", "status:done"]
+    offered += [] if "source" in used else [f"source:{name}" for name in sources[:4]]
+    offered += [] if "is" in used else ["is:replayed"]
+    offered += [] if "since" in used else ["since:1h", "since:24h"]
     return [(word, f"{query} {word}".strip()) for word in offered]
 
 
-async def complete(visit: Visit) -> Response:
-    """What could come next in the query."""
-    return visit.fragment("_complete.html", groups=await _completions(visit, visit.parameter("query")))
+async def complete(context: PageContext) -> Response:
+    """Show what could come next in the query."""
+    return context.fragment("_complete.html", groups=await _completions(context, context.parameter("query")))
 
 
-async def _completions(visit: Visit, query: str) -> list[tuple[str, list[str]]]:
+async def _completions(context: PageContext, query: str) -> list[tuple[str, list[str]]]:
     last = query.rpartition(" ")[2]
     word, colon, begun = last.partition(":")
     if colon:
-        known = await _values(visit, word)
+        known = await _values(context, word)
         matching = [f"{word}:{value}" for value in known if value.startswith(begun)]
         return [(f"{word}:", matching[:20])] if matching else []
     words = [word for word in (*(f"{name}:" for name in WORDS), BODY) if word.startswith(last) and word != last]
@@ -190,12 +191,12 @@ async def _completions(visit: Visit, query: str) -> list[tuple[str, list[str]]]:
     return [group for group in (("Narrow by", words), ("Often next", often)) if group[1]]
 
 
-async def _values(visit: Visit, word: str) -> list[str]:
+async def _values(context: PageContext, word: str) -> list[str]:
     match word:
         case "source":
-            return await _source_names(visit)
+            return await _source_names(context)
         case "destination" | "to":
-            return [one.name for one in await visit.admin.destinations()]
+            return [one.name for one in await context.admin.destinations()]
         case _:
             return list(WORDS[word].values) if word in WORDS else []
 
@@ -203,51 +204,51 @@ async def _values(visit: Visit, word: str) -> list[str]:
 # -- one event ---------------------------------------------------------------------------------
 
 
-async def event(visit: Visit) -> Response:
-    """One event, whole."""
-    event_id = visit.id(EventId)
-    shown = await visit.admin.event(event_id)
-    arrivals = await visit.admin.arrivals(event_id)
-    story = await _story(visit, shown, arrivals)
-    tab = visit.parameter("tab", "body")
+async def event(context: PageContext) -> Response:
+    """Show one event, whole."""
+    event_id = context.id(EventId)
+    shown = await context.admin.event(event_id)
+    arrivals = await context.admin.arrivals(event_id)
+    story = await _story(context, shown, arrivals)
+    tab = context.parameter("tab", "body")
     tab = tab if tab in TABS else "body"
-    near = await _near(visit, shown)
-    return await visit.page(
+    near = await _neighbours(context, shown)
+    return await context.page(
         "event.html",
         shown=shown,
         event=shown.event,
         story=story,
         moments=timeline.moments(story),
-        lanes=lanes.draw(story),
+        lanes=timeline.draw(story),
         tab=tab,
         near=near,
-        message=next(iter((await visit.admin.previews(shown.deliveries)).values()), None),
-        replayable=await visit.admin.replayable(shown.deliveries),
-        curl=_curl(shown, visit.origin) if visit.admin.sees_payloads else None,
-        fixture=_fixture(shown, visit.admin.kinds(one.destination for one in shown.deliveries)),
+        message=next(iter((await context.admin.previews(shown.deliveries)).values()), None),
+        replayable=await context.admin.replayable(shown.deliveries),
+        curl=_curl(shown, context.origin) if context.admin.sees_payloads else None,
+        fixture=_fixture(shown, context.admin.kinds(one.destination for one in shown.deliveries)),
         attempt_state=timeline.attempt_state,
         answer=timeline.answer,
-        **await _detail(visit, shown, arrivals, tab),
+        **await _detail(context, shown, arrivals, tab),
     )
 
 
-async def _story(visit: Visit, shown: ShownEvent, arrivals: Sequence[ShownArrival]) -> Story:
-    found = await asyncio.gather(*[visit.admin.attempts(one.id) for one in shown.deliveries[:50]])
+async def _story(context: PageContext, shown: ShownEvent, arrivals: Sequence[ShownArrival]) -> EventHistory:
+    found = await asyncio.gather(*[context.admin.attempts(one.id) for one in shown.deliveries[:50]])
     attempts: Mapping[bytes, Sequence[StoredAttempt]] = {
         one.id: made for one, made in zip(shown.deliveries, found, strict=False)
     }
     replays: dict[bytes, StoredReplay] = {}
     for replay_id in {one.replay_id for one in shown.deliveries if one.replay_id}:
         try:
-            replays[replay_id] = await visit.admin.replay(replay_id)
+            replays[replay_id] = await context.admin.replay(replay_id)
         except NotFound:
             continue
-    policies = {one.destination: visit.admin.policy(one.destination) for one in shown.deliveries}
-    return Story(arrivals, shown.event.copies, shown.deliveries, attempts, replays, policies, visit.now)
+    policies = {one.destination: context.admin.policy(one.destination) for one in shown.deliveries}
+    return EventHistory(arrivals, shown.event.copies, shown.deliveries, attempts, replays, policies, context.now)
 
 
 @dataclass(frozen=True, slots=True)
-class Near:
+class Neighbours:
     """The neighbours of an event at one destination, in their order."""
 
     destination: str
@@ -256,47 +257,51 @@ class Near:
 
     @property
     def behind(self) -> int:
-        """How many wait behind this one."""
+        """Return how many wait behind this one."""
         return sum(one.blocked_by == self.mine.id for one in self.line)
 
 
-async def _near(visit: Visit, shown: ShownEvent) -> Near | None:
+async def _neighbours(context: PageContext, shown: ShownEvent) -> Neighbours | None:
     if shown.event.subject is None or not shown.deliveries:
         return None
     unfinished = [one for one in shown.deliveries if one.status is not DeliveryStatus.done]
     mine = (unfinished or list(shown.deliveries))[0]
-    return Near(mine.destination, await visit.admin.neighbours(mine.id), mine)
+    return Neighbours(mine.destination, await context.admin.neighbours(mine.id), mine)
 
 
-async def _detail(visit: Visit, shown: ShownEvent, arrivals: Sequence[ShownArrival], tab: str) -> dict[str, Any]:
+async def _detail(
+    context: PageContext, shown: ShownEvent, arrivals: Sequence[ShownArrival], tab: str
+) -> dict[str, Any]:
     body = shown.event.body
     found: dict[str, Any] = {"view": "tree", "tree": None, "raw": None, "dump": None, "diff": None, "compared": None}
-    if not visit.admin.sees_payloads:
+    if not context.admin.sees_payloads:
         return found
     if tab == "body":
-        view = visit.parameter("view", "tree")
+        view = context.parameter("view", "tree")
         found["tree"] = bodies.tree(body) if view == "tree" else None
         found["view"] = "raw" if view == "tree" and found["tree"] is None else view
         found["raw"] = bodies.raw(body) if found["view"] == "raw" else None
         found["dump"] = bodies.dump(body) if found["view"] == "hex" else None
     elif tab == "arrivals":
-        number = _compared(visit.parameter("with"), arrivals)
-        with suppress(Undecryptable):  # the list stands without the difference
-            other = None if number is None else await visit.admin.arrival_body(shown.event.id, arrivals[number - 1].id)
+        number = _compared(context.parameter("with"), arrivals)
+        with suppress(Undecryptable):  # the list is shown without the difference
+            other = (
+                None if number is None else await context.admin.arrival_body(shown.event.id, arrivals[number - 1].id)
+            )
             if number is not None and other is not None:
                 found["diff"], found["compared"] = bodies.differences(body, other), number
     return found
 
 
 def _compared(text: str, arrivals: Sequence[ShownArrival]) -> int | None:
-    """The number of the arrival to compare with: the one asked for, or the latest that differs."""
+    """Return the number of the arrival to compare with: the one asked for, or the latest that differs."""
     differing = [number for number, arrival in enumerate(arrivals, 1) if arrival.body_differs]
     asked = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0
     return asked if asked in differing else (differing[-1] if differing else None)
 
 
 def _curl(shown: ShownEvent, origin: str) -> str | None:
-    """The request again, as a command; what is masked stays masked. None where it was no request to us."""
+    """Return the request again, as a command; what is masked stays masked. None where it was no request to us."""
     if not shown.request.target.startswith("/"):
         return None
     left_out = {"host", "content-length", "connection", "accept-encoding", "transfer-encoding"}
@@ -311,7 +316,7 @@ def _curl(shown: ShownEvent, origin: str) -> str | None:
 
 
 def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
-    """A test that begins with this event, for the pytest plugin's `inbox`. Nothing is sent to the world by it."""
+    """Return a test that begins with this event, for the pytest plugin's `inbox`. It sends nothing to the world."""
     kept = shown.event
     small = len(kept.body) <= 4096
     body = repr(kept.body) if small else f'Path("{kept.id}.bin").read_bytes()'
@@ -328,19 +333,19 @@ def _fixture(shown: ShownEvent, kinds: Mapping[str, str]) -> str:
     return "\n".join([*imports, "", "", f"def test_{name[:60]}(inbox):", *(f"    {step}" for step in steps), ""])
 
 
-async def as_json(visit: Visit) -> Response:
-    """The event as the API tells it, for who is logged in here and has no token."""
-    told = answers.event(await visit.admin.event(visit.id(EventId)))
+async def as_json(context: PageContext) -> Response:
+    """Show the event as the API tells it, for who is logged in here and has no token."""
+    event = schemas.encode(await context.admin.event(context.id(EventId)))
     headers = {**SAFE, "Content-Security-Policy": "default-src 'none'; sandbox"}
-    return Response(msgspec.json.encode(told), media_type="application/json", headers=headers)
+    return Response(msgspec.json.encode(event), media_type="application/json", headers=headers)
 
 
-async def body(visit: Visit) -> Response:
-    """The bytes as they are kept, to be saved and never to be shown (S30)."""
-    event_id = visit.id(EventId)
+async def body(context: PageContext) -> Response:
+    """Show the bytes as they are kept, to be saved and never to be shown (S30)."""
+    event_id = context.id(EventId)
     headers = {
         **SAFE,
         "Content-Security-Policy": "default-src 'none'; sandbox",
         "Content-Disposition": f'attachment; filename="{event_id}.bin"',
     }
-    return Response(await visit.admin.body(event_id), media_type="application/octet-stream", headers=headers)
+    return Response(await context.admin.body(event_id), media_type="application/octet-stream", headers=headers)

@@ -12,10 +12,10 @@ from datetime import datetime, timedelta
 from starlette.responses import Response
 
 from oncehook.model import Filter
-from oncehook.web import drawing
-from oncehook.web.drawing import SPANS, Chart, Span, Spark, fill, spark, total
-from oncehook.web.views import number, percent, stopwatch
-from oncehook.web.visit import Frame, Visit
+from oncehook.web.dashboard import charts
+from oncehook.web.dashboard.charts import SPANS, Chart, Span, Spark, fill, spark, total
+from oncehook.web.dashboard.context import Frame, PageContext
+from oncehook.web.dashboard.render import number, percent, stopwatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,30 +34,30 @@ class Stat:
     """How much of its watermark is reached, where there is no line."""
 
 
-async def overview(visit: Visit) -> Response:
-    """The first page."""
-    admin, now = visit.admin, visit.now
+async def overview(context: PageContext) -> Response:
+    """Show the first page."""
+    admin, now = context.admin, context.now
     if not (await admin.events(Filter(), limit=1)).items:
-        return await visit.page("welcome.html", sources=await admin.sources())
-    span = drawing.span_of(visit.parameter("since"))
+        return await context.page("welcome.html", sources=await admin.sources())
+    span = charts.span_of(context.parameter("since"))
     steps = span.steps(now)
     flows = await admin.series(steps[0], span.step)
     before = await admin.series(steps[0] - timedelta(seconds=span.seconds), span.step)
     before = {name: [point for point in points if point[0] < steps[0]] for name, points in before.items()}
-    frame = await visit.frames.get(visit.admin)
+    frame = await context.frames.get(context.admin)
     destinations = await admin.destinations()
-    return await visit.page(
+    return await context.page(
         "overview.html",
         span=span,
         spans=SPANS,
         stats=_stats(span, steps, flows, before, frame),
         arrivals=_arrivals(span, steps, flows),
-        latency=await visit.latency.get(admin, span, now),
+        latency=await context.latency.get(admin, span, now),
         destinations=sorted(destinations, key=lambda one: (-one.level.pending, -one.level.dead, one.name)),
         most=max((one.level.pending + one.level.dead for one in destinations), default=0),
         causes=sorted(await admin.causes(), key=lambda cause: cause.last_at, reverse=True)[:6],
-        bar=drawing.bar,
-        callouts=await visit.callouts(),
+        bar=charts.bar,
+        callouts=await context.callouts(),
     )
 
 
@@ -65,7 +65,7 @@ async def overview(visit: Visit) -> Response:
 
 
 def _stats(
-    span: Span, steps: Sequence[datetime], flows: drawing.Flows, before: drawing.Flows, frame: Frame
+    span: Span, steps: Sequence[datetime], flows: charts.Flows, before: charts.Flows, frame: Frame
 ) -> list[Stat]:
     minutes = span.seconds / 60
 
@@ -80,9 +80,9 @@ def _stats(
         Stat("Received", _rate(received / minutes), "/min", _change(received, total(before, "received"), span),
              "/live", line=spark(flow("received"))),
         Stat("Duplicates", percent(folded + conflicts, received), "%",
-             f"{number(folded)} folded, {number(conflicts)} conflict{'' if conflicts == 1 else 's'}",
+             f"{number(folded)} identical, {number(conflicts)} conflict{'' if conflicts == 1 else 's'}",
              "/sources", "twin", spark(flow("duplicate", "conflict"))),
-        Stat("Rejected", percent(rejected, received + rejected), "%", f"{number(rejected)} turned away",
+        Stat("Rejected", percent(rejected, received + rejected), "%", f"{number(rejected)} rejected",
              "/sources", "odd", spark(flow("rejected"))),
         Stat("Delivered", _rate(done / minutes), "/min", _change(done, total(before, "succeeded"), span),
              "/events?query=status:done", line=spark(flow("succeeded"))),
@@ -97,7 +97,7 @@ def _rate(value: float) -> str:
 
 def _change(now: int, before: int, span: Span) -> str:
     if not before:
-        return f"{number(now)} in all"
+        return f"{number(now)} in total"
     change = (now - before) / (span.seconds / 60)
     return f"{'+' if change >= 0 else '−'}{number(abs(round(change, 1)))} on {span.before}"
 
@@ -106,7 +106,7 @@ def _oldest(frame: Frame) -> Stat:
     waits = [level.oldest_due for level in frame.levels.values() if level.oldest_due is not None]
     mark = next((mark for mark in frame.system.watermarks if mark.name == "oldest_due"), None)
     waiting = sum(level.pending for level in frame.levels.values())
-    sub = f"{number(waiting)} wait" if mark is None else f"{number(waiting)} wait, watermark {stopwatch(mark.limit)}"
+    sub = f"{number(waiting)} waiting" + ("" if mark is None else f", watermark {stopwatch(mark.limit)}")
     return Stat(
         "Oldest due", stopwatch(max(waits)) if waits else "–", "min" if waits and max(waits) < 3600 else "",
         sub, "/events?query=status:pending", is_crossed=mark is not None and mark.crossed,
@@ -125,7 +125,7 @@ def _dead(frame: Frame, line: Spark) -> Stat:
 # -- charts ------------------------------------------------------------------------------------
 
 
-def _arrivals(span: Span, steps: Sequence[datetime], flows: drawing.Flows) -> Chart:
+def _arrivals(span: Span, steps: Sequence[datetime], flows: charts.Flows) -> Chart:
     accepted, twins, conflicts, rejected = (
         fill(flows.get(name), steps, span.step) for name in ("accepted", "duplicate", "conflict", "rejected")
     )

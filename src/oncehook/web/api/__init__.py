@@ -1,4 +1,4 @@
-"""The JSON API under `/api/v1`: the desk, spoken over HTTP with a bearer token.
+"""The JSON API under `/api/v1`: every question and act of the admin, over HTTP with a bearer token.
 
 `endpoints` has the whole of it; `routes` makes Starlette routes of them for the server, or for a host application under
 any prefix. Every answer is JSON that no browser will take for a page; every refusal says why, in a word for programs,
@@ -20,12 +20,12 @@ from starlette.routing import BaseRoute, Route
 from oncehook.admin import Admin
 from oncehook.errors import Forbidden, NotFound, Refused, StoreError, Unauthorized
 from oncehook.logs import ration
-from oncehook.web import answers
-from oncehook.web.access import Access, Identity, is_refused_act
-from oncehook.web.asking import Ask, check_parameters, check_word
-from oncehook.web.endpoints import ENDPOINTS
-from oncehook.web.live import Stream
-from oncehook.web.openapi import PREFIX, Endpoint, document
+from oncehook.web.api import schemas
+from oncehook.web.api.endpoints import ENDPOINTS
+from oncehook.web.api.openapi import PREFIX, Endpoint, document
+from oncehook.web.api.request import ApiCall, check_parameters, check_word
+from oncehook.web.auth import Access, Identity, is_refused_act
+from oncehook.web.live import Broadcast
 
 log = logging.getLogger("oncehook.api")
 
@@ -36,14 +36,14 @@ SAFE: Final[Mapping[str, str]] = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-"""A stranger's text is in nearly every answer: no browser may take one for anything but data (S30)."""
+"""Untrusted text is in nearly every answer: no browser may take one for anything but data (S30)."""
 
 
 # -- routes ------------------------------------------------------------------------------------
 
 
-def routes(admin: Admin, access: Access, stream: Stream) -> list[BaseRoute]:
-    """Every address of the API, `/openapi.json`, and a refusal for whatever else is asked below `/api/v1`."""
+def routes(admin: Admin, access: Access, stream: Broadcast) -> list[BaseRoute]:
+    """Return every address of the API, `/openapi.json`, and a refusal for whatever else is asked below `/api/v1`."""
     described = msgspec.json.encode(document(ENDPOINTS))
 
     async def openapi(request: Request) -> Response:
@@ -65,7 +65,7 @@ def routes(admin: Admin, access: Access, stream: Stream) -> list[BaseRoute]:
 
 
 def _serve(
-    endpoint: Endpoint, admin: Admin, access: Access, stream: Stream
+    endpoint: Endpoint, admin: Admin, access: Access, stream: Broadcast
 ) -> Callable[[Request], Awaitable[Response]]:
     known = [name for name, _ in endpoint.parameters]
 
@@ -79,8 +79,8 @@ def _serve(
                 raise Forbidden(f"This needs the role {endpoint.role.name}; {identity.name} is {identity.role.name}.")
             for name in request.query_params:
                 check_word(name, known, "parameter here")
-            ask = Ask(request, identity, identity.admin(admin), stream, access)
-            return _written(await endpoint.handler(ask), endpoint.status)
+            call = ApiCall(request, identity, identity.admin(admin), stream, access)
+            return _encode(await endpoint.handler(call), endpoint.status)
         except Refused as error:
             if identity is not None and is_refused_act(request, error):
                 await identity.admin(admin).note_refused(f"{request.method} {request.url.path}", error.code)
@@ -90,13 +90,13 @@ def _serve(
         except Exception:
             fields = {"path": endpoint.path}
             ration.log(log, logging.ERROR, "api.failed", fields, kind=endpoint.path, exc_info=True)
-            return _json(500, answers.Error(error="Something went wrong here.", code="internal", hint="See the log."))
+            return _json(500, schemas.Error(error="Something went wrong here.", code="internal", hint="See the log."))
 
     return answer
 
 
 async def _nothing_here(request: Request, access: Access) -> Refused:
-    """Why there is nothing: a stranger does not learn which addresses there are."""
+    """Return why there is nothing; whoever has no token does not learn which addresses there are."""
     try:
         if await access.of(request) is None:
             return Unauthorized()
@@ -128,11 +128,13 @@ def _fits(pattern: str, path: str) -> bool:
 # -- answers -----------------------------------------------------------------------------------
 
 
-def _written(answer: Any, status: int) -> Response:
+def _encode(answer: Any, status: int) -> Response:
     if isinstance(answer, Response):
         answer.headers.update(SAFE)
         return answer
-    return _json(status, answer)
+    if isinstance(answer, dict):
+        return _json(status, {**answer, "items": schemas.encode(answer["items"])})
+    return _json(status, schemas.encode(answer))
 
 
 def _json(status: int, value: Any, more: Mapping[str, str] | None = None) -> Response:
@@ -149,12 +151,12 @@ def refusal(error: Refused) -> Response:
         more["WWW-Authenticate"] = "Bearer"
     if isinstance(error, WrongMethod):
         more["Allow"] = ", ".join(error.methods)
-    return _json(error.status, answers.Error(error=str(error), code=error.code, hint=error.hint), more)
+    return _json(error.status, schemas.Error(error=str(error), code=error.code, hint=error.hint), more)
 
 
 def _unavailable(error: StoreError) -> Response:
-    # What the database said may name hosts, users and files of ours: it is for the log.
+    # The database's words may name hosts, users and files of ours: it is for the log.
     fields = {"code": error.code, "error": str(error)}
     ration.log(log, logging.WARNING, "api.store_unavailable", fields, kind=error.code)
-    said = answers.Error(error="The store cannot answer now; try again.", code=error.code, hint="")
-    return _json(503, said, {"Retry-After": "1"})
+    answer = schemas.Error(error="The store cannot answer now; try again.", code=error.code, hint="")
+    return _json(503, answer, {"Retry-After": "1"})

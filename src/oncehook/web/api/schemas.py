@@ -1,0 +1,362 @@
+"""Answers of the API: for each value of the domain, which of its fields are answered, and in which form.
+
+`shape` takes the types from the domain's own class; `encode` makes the answer. Ids leave in their text form, times in
+UTC. The fields of a delivery and of the stats are part of the public contract.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from enum import Enum
+from functools import reduce
+from operator import attrgetter, or_
+from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from oncehook import model, replay, reports, samples, upkeep
+from oncehook.query import fixed
+from oncehook.web.auth import Identity, Role
+
+
+class ApiAnswer(msgspec.Struct, kw_only=True, frozen=True):
+    """A JSON object that the API answers."""
+
+
+Made = tuple[Any, Callable[[Any], Any]]
+"""The type of a field, and the function that makes it from a value of the domain."""
+_SHAPES: Final[dict[type, tuple[type[ApiAnswer], Mapping[str, Callable[[Any], Any]]]]] = {}
+
+
+def shape(name: str, kind: type, doc: str, fields: str, parts: Sequence[str] = (), **made: Made) -> type[ApiAnswer]:
+    """Describe how values of a class of the domain are answered: by these of its fields and those of its `parts`.
+
+    `made` says how a field is made that the domain does not have under this name.
+    """
+    hints = _hints(kind)
+    places = dict.fromkeys(hints, "")
+    for part in parts:
+        for field, hint in _hints(hints[part]).items():
+            places.setdefault(field, f"{part}.")
+            hints.setdefault(field, hint)
+    described: list[tuple[str, Any]] = []
+    getters: dict[str, Callable[[Any], Any]] = {}
+    for field in fields.split():
+        described_as, get = made.get(field) or (_described(hints[field]), attrgetter(places[field] + field))
+        described.append((field, described_as))
+        getters[field] = get
+    options: Any = {"bases": (ApiAnswer,), "namespace": {"__doc__": doc}, "kw_only": True, "frozen": True}
+    made_type = cast("type[ApiAnswer]", msgspec.defstruct(name, described, **options))
+    _SHAPES[kind] = made_type, getters
+    return made_type
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    return {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
+
+
+def _described(hint: Any) -> Any:
+    """Return the type that a reader of the API sees: enums and ids are text, shaped values their shape."""
+    origin, inner = get_origin(hint), tuple(_described(one) for one in get_args(hint))
+    if origin in (Union, types.UnionType):
+        return reduce(or_, inner)
+    if origin is not None:
+        return origin[inner]
+    if hint in _SHAPES:
+        return _SHAPES[hint][0]
+    return str if isinstance(hint, type) and issubclass(hint, Enum | model.Id) else hint
+
+
+def encode(value: Any, **given: Any) -> Any:
+    """Return a value of the domain as it is answered, with these fields in place of its own; others as they are."""
+    if type(value) in _SHAPES:
+        kind, getters = _SHAPES[type(value)]
+        return kind(**{name: given[name] if name in given else encode(get(value)) for name, get in getters.items()})
+    if isinstance(value, model.Id):
+        return str(value)
+    return [encode(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+class Error(ApiAnswer, frozen=True):
+    """Why something was not done."""
+
+    error: str
+    code: str
+    hint: str
+
+
+# -- events ------------------------------------------------------------------------------------
+
+_REPLAYED: Final[Made] = (bool, attrgetter("is_replayed"))
+_MARKS: Final = Sequence[str]
+
+
+def _marks(marks: model.Mark) -> list[str]:
+    return [mark.name for mark in marks if mark.name]
+
+
+DeliveryChip = shape(
+    "DeliveryChip",
+    model.ListedDelivery,
+    "A delivery in a word. `replay_id` is the latest replay that has run it again, as `run`.",
+    "id destination status note replayed run replay_id",
+    replayed=_REPLAYED,
+)
+ListedEvent = shape(
+    "ListedEvent",
+    model.ListedEvent,
+    "An event in a list.",
+    "id source type key subject received_at event_at marks size copies deliveries",
+    marks=(_MARKS, lambda event: _marks(event.marks)),
+)
+Delivery = shape(
+    "Delivery",
+    model.StoredDelivery,
+    "One event for one destination.",
+    "id event_id source destination type key subject status category note attempts run due_at last_status last_error"
+    " replayed last_replay_at replay_id reason received_at settled_at blocked_by",
+    replayed=_REPLAYED,
+)
+Event = shape(
+    "Event",
+    reports.ShownEvent,
+    """An event with everything about it but its body.
+
+    `same_body_as` is the event in which the same signed body came before, under another key. What its source's check
+    covers is null where there is no such source any more.
+    """,
+    "id source type key subject received_at event_at marks size copies same_body_as body_authenticated"
+    " key_authenticated method target headers deliveries",
+    ("event", "request"),
+    marks=(_MARKS, lambda found: _marks(found.event.marks)),
+    same_body_as=(str | None, attrgetter("event.same_as")),
+)
+Arrival = shape(
+    "Arrival",
+    reports.ShownArrival,
+    "One time that an event came.",
+    "id outcome at method target headers body_differs",
+    ("request",),
+)
+
+
+def _attempt_answer(made: model.StoredAttempt) -> str | None:
+    answer = made.evidence.answer if made.result is None else None
+    return None if answer is None else answer.decode("utf-8", "replace")
+
+
+Attempt = shape(
+    "Attempt",
+    model.StoredAttempt,
+    """One try of a delivery. `attempt` counts within the run; `duration` is in seconds.
+
+    `answer` is what a destination said, or a traceback; `result` what a handler returned.
+    """,
+    "id delivery_id run attempt outcome category status error answer result started_at ended_at duration",
+    ("evidence",),
+    id=(str, attrgetter("id")),
+    attempt=(int, attrgetter("n")),
+    answer=(str | None, _attempt_answer),
+    result=(Any, lambda made: None if made.result is None else msgspec.json.decode(made.result)),
+    duration=(float, lambda made: round((made.ended_at - made.started_at).total_seconds(), 6)),
+)
+Cause = shape(
+    "Cause",
+    model.Cause,
+    "Dead letters that died of the same thing.",
+    "destination cause count first_at last_at sample",
+)
+
+
+class Discarded(ApiAnswer, frozen=True):
+    """How many dead letters were closed."""
+
+    discarded: int
+
+
+# -- replays -----------------------------------------------------------------------------------
+
+
+class Replayed(ApiAnswer, frozen=True):
+    """The replay that was made, or had been made by the same request."""
+
+    replay_id: str
+
+
+Replay = shape(
+    "Replay",
+    model.StoredReplay,
+    "A replay and how far it is.",
+    "id state query command actor reason bulk rate planned fed done dead skipped created_at finished_at",
+    query=(str, lambda kept: str(kept.about.get("query", ""))),
+    command=(str, lambda kept: str(kept.about.get("command", ""))),
+)
+Recipient = shape(
+    "Recipient", replay.Recipient, "Who would get it.", "destination count kind address paused failing changed"
+)
+
+
+class Preview(ApiAnswer, frozen=True):
+    """What a delivery says: who gets it, what a person reads, and when it was received."""
+
+    to: str
+    text: str
+    at: datetime
+
+
+def _previews(made: replay.Plan) -> dict[str, Preview]:
+    return {
+        str(one.id): Preview(to=preview.to, text=preview.text, at=one.received_at)
+        for one in made.sample
+        if (preview := made.previews.get(one.id)) is not None
+    }
+
+
+Plan = shape(
+    "Plan",
+    replay.Plan,
+    """What a replay would do. `plan` stands for it: hand it to POST replays to have exactly that done, or to
+    POST dead/discard to close what it has shown.
+    """,
+    "plan total query command force fresh_id rate by_destination recipients by_status left_out oldest newest sample"
+    " previews expected_seconds notes",
+    ("request",),
+    plan=(str, attrgetter("token")),
+    query=(str, lambda made: fixed(made.request.filter)),
+    command=(str, lambda made: replay.command(made.request)),
+    by_destination=(Mapping[str, int], lambda made: {one.destination: one.count for one in made.recipients}),
+    previews=(Mapping[str, Preview], _previews),
+    notes=(Sequence[str], attrgetter("notes")),
+)
+
+
+# -- what is set up ----------------------------------------------------------------------------
+
+Source = shape(
+    "Source",
+    reports.ShownSource,
+    "A source. `address` is null for a viewer where it is a secret itself; `secrets` says only how many there are.",
+    "name preset title address verifier unverified body_authenticated key_authenticated loopback_only secrets key"
+    " subject type destinations last_arrival figures",
+    address=(str | None, attrgetter("address")),
+)
+Destination = shape(
+    "Destination",
+    reports.ShownDestination,
+    "A destination: whom it reaches, on what terms, how it stands. Spans are in seconds.",
+    "name kind address retry timeout lease concurrency rate sources pending leased done dead discarded oldest_due state"
+    " paused paused_at paused_by paused_why breaker failures open_until figures",
+    ("level",),
+    pending=(int, lambda found: found.level.pending - found.level.leased),
+    state=(str, attrgetter("state")),
+    paused=(bool, lambda found: found.level.paused_at is not None),
+)
+
+
+# -- how it goes ------------------------------------------------------------------------------
+
+Watermark = shape("Watermark", upkeep.Watermark, "A level and its limit.", "name level limit crossed")
+Stats = shape(
+    "Stats",
+    reports.Stats,
+    "The numbers since a moment.",
+    "since total by_status dead duplicates conflicts rejected retries replays last_replay_at per_day volume_today"
+    " watermarks by",
+)
+
+
+class Point(ApiAnswer, frozen=True):
+    """What was counted in the step that begins at a moment."""
+
+    at: datetime
+    count: int
+
+
+class Series(ApiAnswer, frozen=True):
+    """Flows by name."""
+
+    since: datetime
+    step: float
+    series: Mapping[str, Sequence[Point]]
+
+
+Rejection = shape("Rejection", model.Rejection, "An arrival that was turned away.", "source at code reason peer size")
+Audit = shape(
+    "Audit",
+    model.Audited,
+    "Something a person or program did.",
+    "n at actor act target detail",
+    detail=(Mapping[str, Any], attrgetter("detail")),
+)
+Token = shape(
+    "Token",
+    Identity,
+    """Who holds a token and what it may do; never the token. `sources` is null where it sees all of them, `last_used`
+    is to the minute.
+    """,
+    "name role sources payloads expires expired last_used",
+    role=(str, attrgetter("role.name")),
+    sources=(Sequence[str] | None, lambda holder: None if holder.sources is None else sorted(holder.sources)),
+    expired=(bool, attrgetter("has_expired")),
+    last_used=(datetime | None, lambda _: None),
+)
+Worker = shape(
+    "Worker",
+    model.StoredWorker,
+    "A worker that has lately been heard of.",
+    "id host pid started_at seen_at leases destinations",
+)
+System = shape(
+    "System",
+    reports.System,
+    "The whole, from outside.",
+    "version store schema schema_target size workers watermarks",
+    store=(str, attrgetter("engine")),
+    schema=(int, attrgetter("schema.current")),
+    schema_target=(int, attrgetter("schema.target")),
+)
+
+
+# -- acts of an admin, and trials --------------------------------------------------------------
+
+
+class Remembered(ApiAnswer, frozen=True):
+    """How many of them were new, and how many were known already."""
+
+    new: int
+    known: int
+
+
+Erased = shape(
+    "Erased",
+    model.Erasure,
+    """How much was erased, or would be. `shared_batches` are raw requests that held events of others too; these stay.
+
+    `subject_hash` is what the audit log says in place of the subject.
+    """,
+    "subject_hash dry_run events deliveries attempts arrivals batches shared_batches remaining",
+    subject_hash=(str, lambda _: ""),
+    dry_run=(bool, lambda _: False),
+    remaining=(int, lambda _: 0),
+)
+Tested = shape(
+    "Tested",
+    samples.Tested,
+    "How a destination answered a test. `status`, `error` and `seconds` are for an admin; for others they are null.",
+    "destination answered status error seconds",
+    seconds=(float | None, lambda outcome: round(outcome.seconds, 3)),
+)
+Sampled = shape(
+    "Sampled",
+    samples.Sampled,
+    "What became of a sample: the status its sender would have got, and the events it stands for.",
+    "source type status outcome event_ids",
+)
+
+
+def tested(outcome: samples.Tested, role: Role) -> Any:
+    """Return what somebody may learn of a test: only an admin more than the class of the status (S22)."""
+    hidden = {} if role >= Role.admin else {"status": None, "error": None, "seconds": None}
+    return encode(outcome, **hidden)

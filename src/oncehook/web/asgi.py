@@ -1,0 +1,120 @@
+"""Arrivals where an application mounts the inbox, and the dashboard behind a proxy's path: both as ASGI."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, MutableMapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+from oncehook.errors import Overloaded, Rejected
+from oncehook.sources import Network, Reply
+from oncehook.web.hooks import HookRequest, Hooks
+from oncehook.web.peers import Scope, direct_peer, is_within
+
+if TYPE_CHECKING:
+    from oncehook.inbox import Inbox
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[..., Awaitable[Any]]
+
+
+class HookApp:
+    """An ASGI application that answers every request below one prefix."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        raw: bytes | None = scope.get("raw_path")
+        hook = self._hooks.open(
+            scope["method"],
+            scope["path"],
+            quote(scope["path"]) if raw is None else raw.decode("latin-1"),
+            scope["query_string"],
+            scope["headers"],
+            scope.get("client"),
+            scope.get("root_path", ""),
+        )
+        try:
+            hook.check_head()
+            if not await _read(hook, receive):
+                return  # the sender went away in the middle: nothing was acknowledged, nothing is kept
+        except (Rejected, Overloaded) as error:
+            await _send(send, hook.refuse(error), closes=hook.closes(error))
+            return
+        finally:
+            hook.release()
+        decided = hook.finish()
+        if not isinstance(decided, Reply):
+            decided = (await self._hooks.receiver.complete(decided)).reply
+        await _send(send, decided)
+
+
+async def _read(hook: HookRequest, receive: Receive) -> bool:
+    """Read the whole body; return False where the sender broke off. Raises TooLarge and Overloaded."""
+    try:
+        async with asyncio.timeout(None) as timeout:
+            while (message := await receive())["type"] == "http.request":
+                hook.feed(message.get("body", b""))
+                if not message.get("more_body", False):
+                    return True
+                # Another body may be what is too much: then this one is refused while it waits for its next piece.
+                hook.count(lambda: timeout.reschedule(0))
+                if hook.is_refused:
+                    raise Overloaded
+    except TimeoutError:
+        raise Overloaded from None
+    return False
+
+
+async def _send(send: Send, reply: Reply, *, closes: bool = False) -> None:
+    headers = [*reply.framed_headers, *([(b"connection", b"close")] if closes else [])]
+    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
+    await send({"type": "http.response.body", "body": reply.body})
+
+
+class Mount:
+    """The way in as a part of somebody else's application; answers 503 until the inbox is started (its lifespan)."""
+
+    def __init__(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self._hooks: Hooks | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; the last part of its path names the source."""
+        receiver = self._inbox.receiver
+        if self._hooks is None or receiver is not self._hooks.receiver:
+            self._hooks = Hooks(receiver, "/", direct_peer)
+        await HookApp(self._hooks)(scope, receive, send)
+
+
+_PREFIX: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+")
+
+
+class Prefixed:
+    """An ASGI application that a proxy serves below a path of its own, which it names in `X-Forwarded-Prefix`.
+
+    The proxy takes the prefix off before it hands a request on; here it is put back as ASGI's `root_path`, from which
+    pages make their links and cookies their path. Only a configured proxy is believed (S16).
+    """
+
+    def __init__(self, app: App, trusted: Sequence[Network]) -> None:
+        self._app = app
+        self._trusted = trusted
+
+    def __call__(self, scope: Scope, receive: Any, send: Any) -> Awaitable[Any]:
+        prefix = self._prefix(scope) if self._trusted and scope["type"] == "http" else ""
+        if prefix:
+            scope = {**scope, "root_path": prefix, "path": prefix + scope["path"]}
+        return self._app(scope, receive, send)
+
+    def _prefix(self, scope: Scope) -> str:
+        named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-prefix"]
+        prefix = named[0].rstrip("/") if len(named) == 1 else ""
+        return prefix if _PREFIX.fullmatch(prefix) and is_within(direct_peer(scope), self._trusted) else ""

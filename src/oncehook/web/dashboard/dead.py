@@ -1,0 +1,162 @@
+"""Dead letters: grouped by destination and cause, each group with its rows, its replay and its discard."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from starlette.responses import Response
+
+from oncehook.errors import NotFound, PlanChanged
+from oncehook.model import Cause, DeliveryStatus, Preview, StoredAttempt, StoredDelivery
+from oncehook.query import fixed, quoted
+from oncehook.replay import ReplayRequest
+from oncehook.web.dashboard import charts
+from oncehook.web.dashboard.context import PageContext
+
+OPENED: Final = 2
+"""Groups that are open when the page comes."""
+ROWS: Final = 5
+_HTTP: Final = re.compile(r"HTTP ([1-9][0-9]{2})")
+
+
+@dataclass(frozen=True, slots=True)
+class CauseGroup:
+    """Dead letters of one destination that died of the same thing."""
+
+    cause: Cause
+    query: str
+    """What finds them."""
+    rows: Sequence[StoredDelivery] = ()
+    previews: Mapping[bytes, Preview] = field(default_factory=dict)
+    """What its rows say, and to whom."""
+    replayable: Collection[bytes] = ()
+    """Those that can be replayed now."""
+    last: StoredAttempt | None = None
+    """The last attempt of the sample, with its evidence."""
+    is_open: bool = False
+
+
+async def dead(context: PageContext) -> Response:
+    """Show all dead letters, in groups."""
+    causes = await context.admin.causes()
+    groups = [await _group(context, cause, is_open=place < OPENED) for place, cause in enumerate(causes)]
+    frame = await context.frames.get(context.admin)
+    mark = next((mark for mark in frame.system.watermarks if mark.name == "dead"), None)
+    return await context.page(
+        "dead.html",
+        groups=groups,
+        count=sum(cause.count for cause in causes),
+        watermark=mark,
+        bar=charts.bar,
+        callouts=await context.callouts("replay"),
+        discarded=sum(level.discarded for level in frame.levels.values()),
+    )
+
+
+async def group(context: PageContext) -> Response:
+    """Show the rows of one group, when somebody opens it."""
+    destination, text = context.parameter("destination"), context.parameter("cause")
+    found = [cause for cause in await context.admin.causes(destination) if cause.cause == text]
+    if not found:
+        raise NotFound("There is no such group any more.")
+    return context.fragment("_group.html", group=await _group(context, found[0], is_open=True))
+
+
+async def _group(context: PageContext, cause: Cause, *, is_open: bool) -> CauseGroup:
+    query = query_of(cause)
+    if not is_open:
+        return CauseGroup(cause, query)
+    page = await context.admin.deliveries(context.admin.read(query), limit=ROWS)
+    try:
+        attempts = await context.admin.attempts(cause.sample)
+    except NotFound:
+        attempts = []
+    return CauseGroup(
+        cause,
+        query,
+        page.items,
+        await context.admin.previews(page.items),
+        await context.admin.replayable(page.items),
+        attempts[-1] if attempts else None,
+        is_open=True,
+    )
+
+
+def query_of(cause: Cause) -> str:
+    """Return the query that finds a group: by status code where the cause is one, else by its words."""
+    found = f"destination:{quoted(cause.destination)} status:dead"
+    code = _HTTP.fullmatch(cause.cause)
+    if code:
+        return f"{found} code:{code[1]}"
+    text = cause.cause.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{found} "{text}"'
+
+
+# -- discarding --------------------------------------------------------------------------------
+
+
+async def ask_discard(context: PageContext) -> Response:
+    """Show the dialog before one dead letter is closed."""
+    delivery = await context.admin.delivery(context.delivery_id())
+    return await context.dialog(
+        "discard.html",
+        delivery=delivery,
+        count=1,
+        plan=None,
+        note="",
+        reason="",
+        action=f"/deliveries/{context.request.path_params['id']}/discard",
+    )
+
+
+async def discard(context: PageContext) -> Response:
+    """Close one dead letter."""
+    form = await context.form()
+    delivery = await context.admin.discard(context.delivery_id(), actor=context.actor, reason=form.get("reason", ""))
+    return context.back(f"/events/{delivery.event_id}", "discard")
+
+
+async def ask_discard_many(context: PageContext) -> Response:
+    """Show the dialog before a group is closed: how many, and which."""
+    return await _show_discard(context, await _dead_of(context))
+
+
+async def _show_discard(context: PageContext, wish: ReplayRequest, note: str = "", reason: str = "") -> Response:
+    plan = await context.admin.plan(wish)
+    return await context.dialog(
+        "discard.html",
+        status=409 if note else 200,
+        delivery=None,
+        count=plan.by_status.get(DeliveryStatus.dead, 0),
+        plan=plan,
+        query=fixed(wish.filter),
+        action="/dead/discard",
+        note=note,
+        reason=reason,
+    )
+
+
+async def discard_many(context: PageContext) -> Response:
+    """Close the dead letters that the dialog has shown. When there are more of them, they are shown first."""
+    form = await context.form()
+    token, reason = form.get("plan", ""), form.get("reason", "")
+    try:
+        await context.admin.discard_planned(token, actor=context.actor, reason=reason)
+    except PlanChanged as changed:
+        wish, _ = context.admin.read_plan(token)
+        return await _show_discard(context, wish, note=str(changed), reason=reason)
+    return context.back("/dead", "discard")
+
+
+async def _dead_of(context: PageContext) -> ReplayRequest:
+    """Return what the address means: a query, or events and deliveries by their ids; of these the dead ones."""
+    ids = context.many("ids")
+    text = context.parameter("query")
+    if "status:" not in text:
+        text = f"{text} status:dead".strip()
+    if ids:
+        text = " ".join([text, *[f"id:{one}" for one in await context.admin.find_named(ids)]])
+    return context.admin.build_request(text)
