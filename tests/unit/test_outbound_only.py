@@ -31,7 +31,7 @@ CLIENTS = (
 
 ALLOWED = {
     "http_client/client.py": {"aiohappyeyeballs"},  # the guarded client itself
-    "cli/lines.py": {"http.client"},  # the commands' own server, which a person at a terminal names
+    "cli/transport.py": {"http.client"},  # the commands' own server, which a person at a terminal names
     "samples.py": {"http.client"},  # `oncehook send` and the demo: a person at a terminal names the address
 }
 

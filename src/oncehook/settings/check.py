@@ -20,7 +20,7 @@ import msgspec
 
 from oncehook.errors import ConfigError
 from oncehook.human import nearest, suggest_clause
-from oncehook.outbound.urls import read_url, with_path
+from oncehook.http_client.urls import read_url, with_path
 from oncehook.payload import descents
 from oncehook.secret import SHORTEST_SECRET, SHORTEST_TOKEN, Secret, reveal_text, weakness
 from oncehook.settings.origin import SettingPath
