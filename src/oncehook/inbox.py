@@ -26,14 +26,14 @@ from oncehook.destinations.receivers import ReceiverName
 from oncehook.destinations.sender import SenderDestination, Unsure
 from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
-from oncehook.model import Arrival, Check, EventId, Headers, Item, Planned, StoredWorker, digest
+from oncehook.model import Arrival, Check, EventId, Expired, Headers, Item, Planned, StoredReplay, StoredWorker, digest
 from oncehook.observe import Observer
 from oncehook.secret import Secret
 from oncehook.settings import Config, DestinationConfig, Loaded, Names, RetentionConfig, build, load
 from oncehook.settings.build import Encrypt, SecretValue, TermSettings
 from oncehook.settings.twice import Twice
 from oncehook.sources import Source, Splitter
-from oncehook.store.base import NameIds, Store
+from oncehook.store.base import NameIds, Store, StoreObserver, Taker
 from oncehook.upkeep import Sweep
 from oncehook.verify import Verify
 from oncehook.whatsapp.outgoing import type_of
@@ -64,7 +64,6 @@ class Layout:
         self.store: Store = build.open_store(store, build.cipher_of(encrypt))
         self.store_url = store
         self.observer = Observer(self.store.engine.value)
-        self.store.watch = self.observer.operation
         self.sources: dict[str, Source] = {}
         self.routes: list[routes.Route] = []
         self.destinations: dict[str, Destination] = {}
@@ -423,9 +422,7 @@ class Inbox(Layout):
         """
         self._check_routes()
         at_work = [d for d in self.destinations.values() if work and (not only or d.name in only)]
-        if at_work:
-            self.store.wake = self._wake
-        await self.store.open(migrate=self._migrate)
+        await self.store.open(_StoreObserver(self, works=bool(at_work)), migrate=self._migrate)
         try:
             self._take_numbers(await self.store.register_names(self.sources, self.destinations))
             build = Receiver if self.traces is None else self.traces.receiver
@@ -511,10 +508,6 @@ class Inbox(Layout):
         if self._worker is None:
             raise ConfigError("Nothing works here.", hint="Start the inbox with its worker, and with a destination.")
         await self._worker.drained()
-
-    def _wake(self, destination_ids: Collection[int] | None) -> None:
-        if self._worker is not None:
-            self._worker.wake(destination_ids)
 
     def _nudge(self) -> None:
         """A bulk replay wants to be fed."""
@@ -658,3 +651,30 @@ class Inbox(Layout):
     async def check(self) -> list[Check]:
         """The store's conservation laws, for `doctor`."""
         return await self.store.check()
+
+
+class _StoreObserver(StoreObserver):
+    """Hands what a store reports to the observer and the worker of its inbox."""
+
+    def __init__(self, inbox: Inbox, *, works: bool) -> None:
+        self._inbox = inbox
+        self.works = works
+
+    @property
+    def taker(self) -> Taker | None:  # type: ignore[override]
+        worker = self._inbox._worker
+        return worker if worker is not None and worker.takes else None
+
+    def wake(self, destination_ids: Collection[int] | None) -> None:
+        if self._inbox._worker is not None:
+            self._inbox._worker.wake(destination_ids)
+
+    def note_commit(self, operation: str, seconds: float) -> None:
+        self._inbox.observer.operation(operation, seconds)
+
+    def note_finished(self, replay: StoredReplay) -> None:
+        self._inbox.observer.replay_over(replay)
+
+    def note_expired(self, expired: Expired) -> None:
+        if self._inbox._worker is not None:
+            self._inbox._worker.note_expired(expired)

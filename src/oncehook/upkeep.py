@@ -210,7 +210,6 @@ class Sweep:
 
     def start(self) -> None:
         """Begin, on the running loop."""
-        self._store.finished = self._observer.replay_over
         duties = (
             (1.0, self._sum_up), (1.0, self._write_counts), (10.0, self._greet), (10.0, self._watch),
             (60.0, self._prune), (3600.0, self._roll_up),

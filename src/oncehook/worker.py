@@ -488,8 +488,6 @@ class Worker:
     async def start(self) -> None:
         """Begin to work, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._store.expired = self._taken_over
-        self._store.taker = self
         for place in self._places.values():
             await place.destination.open()
         self.heartbeat.start()
@@ -499,7 +497,6 @@ class Worker:
     def quiesce(self) -> None:
         """Take no more work."""
         self._stopping = True
-        self._store.taker = None
         self._woken.set()
 
     async def stop(self, patience: float = 25.0) -> None:
@@ -861,7 +858,13 @@ class Worker:
         self._free_kept(place, lease)
         self._observer.lease_lost(place.destination, lease)
 
-    def _taken_over(self, expired: Expired) -> None:
+    @property
+    def takes(self) -> bool:
+        """Whether arrivals may be leased to it in the commit that keeps them."""
+        return self._loop is not None and not self._stopping
+
+    def note_expired(self, expired: Expired) -> None:
+        """Report a lease that was taken over, and look soon: its delivery may be quarantined."""
         self._look_at = 0.0  # it may have been set aside
         self._observer.lease_expired(self._places[expired.destination_id].destination, expired)
 

@@ -391,7 +391,7 @@ async def listening(place: Place) -> tuple[PostgresStore, asyncio.Event]:
     """A worker's store, and what it is woken by."""
     woken = asyncio.Event()
     store = PostgresStore(place.url, schema=place.schema)
-    store.wake = lambda _: woken.set()
+    store.observer.wake, store.observer.works = (lambda _: woken.set()), True
     place.stores.append(store)
     await store.open()
     await woken.wait()  # as soon as it listens: for what was called before

@@ -205,7 +205,9 @@ async def test_an_older_store_is_brought_along(tmp_path: Path, monkeypatch: pyte
     steps = [
         *migrate.migrations(SqliteStore.engine),
         migrate.Migration(2, "tags", "ALTER TABLE events ADD COLUMN tag TEXT;\nCREATE TABLE tags (name TEXT);\n"),
-        migrate.Migration(3, "tagged", "INSERT INTO tags SELECT hex(id) FROM events;\nUPDATE events SET tag = 'old';\n"),
+        migrate.Migration(
+            3, "tagged", "INSERT INTO tags SELECT hex(id) FROM events;\nUPDATE events SET tag = 'old';\n"
+        ),
     ]
     monkeypatch.setattr(migrate, "migrations", lambda engine: steps)
     store = SqliteStore(path)
@@ -285,7 +287,7 @@ async def test_the_highest_rank_stands_whoever_is_settled_last(inbox: SqliteStor
 
 async def test_what_may_be_due_wakes(inbox: SqliteStore) -> None:
     woken: list[object] = []
-    inbox.wake = woken.append
+    inbox.observer.wake = woken.append
 
     async def wakes(act: Any) -> bool:
         woken.clear()
@@ -535,7 +537,7 @@ async def test_a_subject_that_goes_on_waits_for_one_commit_and_not_for_two(inbox
     [lease] = await take(inbox)
     is_over, pending = False, []
     arrivals = asyncio.create_task(keep_arriving())
-    inbox.watch = count
+    inbox.observer.note_commit = count
     for _ in range(40):
         [lease] = (await inbox.settle([Settlement(lease, Settle.done, take_next=30.0)], "w")).next
     assert 40 <= commits <= 50

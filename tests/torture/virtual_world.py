@@ -257,7 +257,8 @@ class World:
         shortest = min(place.destination.terms.lease for place in self.places)
         worker._round = self._counted(worker._round)  # type: ignore[method-assign]
         worker.heartbeat = VirtualHeartbeat(self.store, worker._lost_by_thread, shortest)
-        self.store.wake = worker.wake
+        self.store.observer.wake, self.store.observer.taker = worker.wake, worker
+        self.store.observer.note_expired = worker.note_expired
         self.resting = False
         for place in self.places:
             place.begun.append([])

@@ -8,11 +8,11 @@ transaction. The verbs follow the way of the data: intake (an arrival is kept), 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from oncehook import clock
 from oncehook.model import (
@@ -60,8 +60,6 @@ from oncehook.model import (
 )
 from oncehook.store.cipher import Cipher
 
-T = TypeVar("T", contravariant=True)
-
 KEPT_ARRIVALS = 20
 """Later arrivals kept per event, the latest ones; `copies` counts them all (DESIGN.md 8.1)."""
 
@@ -85,14 +83,6 @@ class NameIds:
 
     sources: Mapping[str, int]
     destinations: Mapping[str, int]
-
-
-Watch = Callable[[str, float], None]
-"""Is told the name of an operation and its seconds."""
-
-
-def unwatched(operation: str, seconds: float) -> None:
-    """Nobody looks."""
 
 
 def bind(intakes: Iterable[Intake], known: Mapping[bytes, bytes | None]) -> None:
@@ -123,22 +113,6 @@ class Pending:
         """Its sender was told 503 meanwhile: do not start writing it."""
 
 
-Wake = Callable[[Collection[int] | None], None]
-"""Callback on the loop that opened the store: destinations for which something may have become due; None: any."""
-
-
-def unheeded(destination_ids: Collection[int] | None) -> None:
-    """Nobody works here."""
-
-
-Notice = Callable[[T], None]
-"""Is told, on the loop that opened the store, of what the store has just brought to its end."""
-
-
-def unnoticed(what: object) -> None:
-    """Nobody wants to know."""
-
-
 class Taker(Protocol):
     """A worker in the process that takes arrivals in: what it has room for is leased in the commit that keeps it."""
 
@@ -152,6 +126,27 @@ class Taker(Protocol):
 
     def give_up_reserved(self, destination_id: int) -> None:
         """Free a place that was kept in vain."""
+
+
+class StoreObserver:
+    """Callbacks of a store, called on the loop that opened it. Here each does nothing; override what matters."""
+
+    taker: Taker | None = None
+    """The worker in this process, while it takes work."""
+    works: bool = False
+    """Whether anybody here works: then the store listens for what other processes make due."""
+
+    def note_commit(self, operation: str, seconds: float) -> None:
+        """Note how long a commit took."""
+
+    def wake(self, destination_ids: Collection[int] | None) -> None:
+        """Look for work: something may have become due for these destinations; None: for any."""
+
+    def note_expired(self, expired: Expired) -> None:
+        """Note a lease that was taken over because its holder let it run out; called once for each."""
+
+    def note_finished(self, replay: StoredReplay) -> None:
+        """Note a replay that has ended here, done or aborted; called once for each."""
 
 
 class Reserved:
@@ -256,12 +251,12 @@ class Store(Protocol):
     engine: Engine
     cipher: Cipher
     """Encrypts what is kept of payloads; may be given other keys before `open`."""
-    watch: Watch
-    """Told on the loop how long each commit took; may be replaced before `open`."""
+    observer: StoreObserver
+    """Handed in by `open`."""
 
     # -- house: opening --------------------------------------------------------------------
 
-    async def open(self, *, migrate: bool = True, write: bool = True) -> None:
+    async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
         """Connect, check that the engine keeps its promises (R2, R61, R66), bring the schema up to date.
 
         `write=False` opens for reading only, beside a process that writes.
@@ -309,18 +304,6 @@ class Store(Protocol):
         """
 
     # -- work ------------------------------------------------------------------------------
-
-    wake: Wake
-    """Called on the loop after each commit that may have made something due; may be replaced before `open`."""
-
-    taker: Taker | None
-    """The worker in this process, if any; may be replaced at any time."""
-
-    expired: Notice[Expired]
-    """Told of each lease that was taken over from a holder who let it run out, once; may be replaced at any time."""
-
-    finished: Notice[StoredReplay]
-    """Told of each replay that has come to its end here, done or aborted, once; may be replaced at any time."""
 
     async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
         """Take what may be taken now: at most one delivery per subject, in order of commit, each with a new fence.

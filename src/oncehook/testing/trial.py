@@ -140,7 +140,6 @@ class TestInbox(Inbox):
     async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
         """Begin to receive, unless it has begun. Work is done by `drain`."""
         if not self.is_started:
-            self.store.wake = self._wake
             await super().start(work=False)
 
     async def stop(self, patience: float = UNLIMITED) -> None:

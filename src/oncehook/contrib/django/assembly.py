@@ -95,7 +95,6 @@ class DjangoInbox(Inbox):
         assert isinstance(self.store, PostgresStore)
         # the same one to all who know it, at another address
         PostgresStore.__init__(self.store, url, cipher=self.store.cipher)
-        self.store.watch = self.observer.operation
         self.url = url
 
 

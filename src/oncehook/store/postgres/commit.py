@@ -22,7 +22,7 @@ import psycopg
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import EventId, Intake, Mark, Verdict
-from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, bind, refuse, unheeded
+from oncehook.store.base import Pending, Reserved, Taker, answer, bind, refuse
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.familiar import Familiar
 from oncehook.store.postgres.intake import INTAKE, INTAKE_PROVEN, PROOFS, Rows, read_answer, verdicts
@@ -61,8 +61,8 @@ class GroupCommit:
         self,
         connect: Connect,
         cipher: Cipher,
-        watch: Watch,
-        made_due: Wake = unheeded,
+        watch: Callable[[str, float], None],
+        made_due: Callable[[Collection[int] | None], None] = lambda destination_ids: None,
         taker: Callable[[], Taker | None] = lambda: None,
         sources: Mapping[int, str] = MappingProxyType({}),
         *,

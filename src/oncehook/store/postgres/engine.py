@@ -17,7 +17,6 @@ from oncehook import faults
 from oncehook.errors import ConfigError, LeaseLost, StoreUnavailable
 from oncehook.model import (
     Engine,
-    Expired,
     Intake,
     Lease,
     LeaseRequest,
@@ -26,7 +25,6 @@ from oncehook.model import (
     SchemaState,
     Settled,
     Settlement,
-    StoredReplay,
     Verdict,
 )
 from oncehook.store import migrate as migrations
@@ -34,15 +32,9 @@ from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
     NameIds,
-    Notice,
     Pending,
-    Taker,
+    StoreObserver,
     Transaction,
-    Wake,
-    Watch,
-    unheeded,
-    unnoticed,
-    unwatched,
 )
 from oncehook.store.cipher import Cipher
 
@@ -128,18 +120,14 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
     ) -> None:
         super().__init__(opening.place(url, schema, search_path), cipher or Cipher())
         self._unsafe = unsafe
-        self.watch: Watch = unwatched
-        self.wake: Wake = unheeded
-        self.taker: Taker | None = None
-        self.expired: Notice[Expired] = unnoticed
-        self.finished: Notice[StoredReplay] = unnoticed
+        self.observer = StoreObserver()
         self._source_names: dict[int, str] = {}
         self._commit = GroupCommit(
             self._connect_hot,
             self.cipher,
-            lambda operation, seconds: self.watch(operation, seconds),
+            lambda operation, seconds: self.observer.note_commit(operation, seconds),
             self.made_due,
-            lambda: self.taker,
+            lambda: self.observer.taker,
             self._source_names,
             connections=intake_connections,
             max_waiting=max_waiting,
@@ -147,7 +135,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
             batch=batch,
         )
         self._hot = HotConnections(self._connect_hot)
-        self._bell = Bell(self._here, lambda destination_ids: self.wake(destination_ids))
+        self._bell = Bell(self._here, lambda destination_ids: self.observer.wake(destination_ids))
         self._heartbeat = Heartbeat(self._here)
         self._transactions = Transactions(self._here, self.cipher, self._follow_up)
         self._failing: set[int] = set()
@@ -155,7 +143,8 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
 
     # -- opening and closing -------------------------------------------------------------------
 
-    async def open(self, *, migrate: bool = True, write: bool = True) -> None:
+    async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
+        self.observer = observer or self.observer
         async with opening.session(self._here) as connection:
             if write:
                 await rights.check_rights(connection, self._here)
@@ -167,7 +156,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
             self._commit.start()
             self._hot.start()
             self._transactions.start()
-            self._bell.start(listen=self.wake is not unheeded)
+            self._bell.start(listen=self.observer.works)
 
     async def close(self) -> None:
         await self._commit.close()
@@ -234,7 +223,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
             if former is None:
                 leased.append(row)
             else:
-                self.expired(read_expired(former))
+                self.observer.note_expired(read_expired(former))
         return await self._leases(leased)
 
     async def _leases(self, rows: Sequence[Sequence[Any]]) -> list[Lease]:

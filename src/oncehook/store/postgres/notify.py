@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -18,7 +18,6 @@ import psycopg
 
 from oncehook import clock
 from oncehook.errors import StoreError
-from oncehook.store.base import Wake
 from oncehook.store.postgres.opening import SILENCE, Place, connect, cut, is_alive
 from oncehook.store.postgres.wire import Connection
 
@@ -61,7 +60,7 @@ def read_payload(text: str) -> set[int] | None:
 class Bell:
     """Lives on one event loop."""
 
-    def __init__(self, here: Place, wake: Wake) -> None:
+    def __init__(self, here: Place, wake: Callable[[Collection[int] | None], None]) -> None:
         self._here = here
         self._channel = channel(here.schema)
         self._wake = wake

@@ -30,7 +30,7 @@ from oncehook.model import (
     ReplayState,
     StoredReplay,
 )
-from oncehook.store.base import Notice
+from oncehook.store.base import StoreObserver
 from oncehook.store.postgres.acts import AUDIT, said
 from oncehook.store.postgres.look import LONG, REPLAYING, Reader
 from oncehook.store.postgres.matching import MATCHES, STATUS, TOGETHER, means_nothing, parameters
@@ -118,7 +118,7 @@ _REPLAYABLE: Final = (DeliveryStatus.dead, DeliveryStatus.discarded)
 class Replays(Reader):
     """Makes replays, feeds them, and tells how far they are."""
 
-    finished: Notice[StoredReplay]
+    observer: StoreObserver
 
     async def make_replay(self, replay_id: bytes, order: ReplayCommand) -> StoredReplay:
         async with self.prudent(REPLAYING) as connection:
@@ -207,7 +207,7 @@ class Replays(Reader):
                     await connection.execute(_WAIT, [Id(replay_id), len(waiting) / rate])
                 fed = await self._feed_batch(connection, replay_id, waiting, options, force)
         if ended is not None:
-            self.finished(ended)
+            self.observer.note_finished(ended)
         return fed
 
     async def _feed_batch(
@@ -231,7 +231,7 @@ class Replays(Reader):
             await connection.execute(AUDIT, [actor, _ACTS[state], target, "{}"])
             steered = _replay(await one(connection, _GET, [Id(replay_id)]))
         if state is ReplayState.aborted:
-            self.finished(steered)
+            self.observer.note_finished(steered)
         return steered
 
     # -- looking -------------------------------------------------------------------------------

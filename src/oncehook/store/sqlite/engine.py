@@ -42,16 +42,10 @@ from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
     NameIds,
-    Notice,
     Pending,
     Reserved,
-    Taker,
+    StoreObserver,
     Transaction,
-    Wake,
-    Watch,
-    unheeded,
-    unnoticed,
-    unwatched,
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import admin, queue, upkeep
@@ -95,18 +89,13 @@ class SqliteStore(WorkReader):
         max_waiting_bytes: int = 64 << 20,
     ) -> None:
         super().__init__(Path(path), cipher or Cipher())
-        self.watch: Watch = unwatched
-        self.wake: Wake = unheeded
-        self.taker: Taker | None = None
-        self.expired: Notice[Expired] = unnoticed
-        self.finished: Notice[StoredReplay] = unnoticed
+        self.observer = StoreObserver()
         self.hold: Hold | None = None
         self._writer = Writer(
             self.path,
             self.cipher,
-            lambda operation, seconds: self.watch(operation, seconds),
-            lambda destination_ids: self.wake(destination_ids),
-            lambda intakes: Reserved(self.taker, self._source_names, intakes),
+            lambda: self.observer,
+            lambda intakes: Reserved(self.observer.taker, self._source_names, intakes),
             self._begin_leased,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
@@ -118,7 +107,8 @@ class SqliteStore(WorkReader):
 
     # -- opening and closing -------------------------------------------------------------------
 
-    async def open(self, *, migrate: bool = True, write: bool = True) -> None:
+    async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
+        self.observer = observer or self.observer
         if write:
             with telling(self.path):
                 await asyncio.to_thread(self._prepare, migrate)
@@ -208,7 +198,7 @@ class SqliteStore(WorkReader):
 
         leases, taken_over = await self._writer.call(write)
         for expired in taken_over:
-            self.expired(expired)
+            self.observer.note_expired(expired)
         return leases
 
     def _give_back(self, leasing: asyncio.Future[list[Lease]]) -> None:
@@ -242,7 +232,7 @@ class SqliteStore(WorkReader):
         assert settling is not None
         self._heartbeats.end(settlement.lease.fence for settlement in settlements)
         if settling.made_due:
-            self.wake(settling.made_due)
+            self.observer.wake(settling.made_due)
         await self._tell_finished(settling.replays_done)
         return settled
 
@@ -251,7 +241,7 @@ class SqliteStore(WorkReader):
             # They are finished whatever becomes of this: nobody hears of it then.
             with suppress(StoreUnavailable):
                 if (finished := await self.get_replay(replay_id)) is not None:
-                    self.finished(finished)
+                    self.observer.note_finished(finished)
 
     async def record_in(self, tx: object, intake: Intake) -> list[Verdict]:
         raise _no_transaction()
@@ -286,7 +276,7 @@ class SqliteStore(WorkReader):
     async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
         steered = await self._writer.call(lambda c, now: admin.steer(c, now, replay_id, state, actor), wakes=True)
         if state is ReplayState.aborted:
-            self.finished(steered)
+            self.observer.note_finished(steered)
         return steered
 
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
@@ -409,7 +399,7 @@ class _Onlooker(Writer):
     """In the writer's place where the store is opened for reading: it writes nothing."""
 
     def __init__(self, path: Path, cipher: Cipher) -> None:
-        super().__init__(path, cipher, unwatched, unheeded, max_waiting=0, max_waiting_bytes=0)
+        super().__init__(path, cipher, StoreObserver, max_waiting=0, max_waiting_bytes=0)
 
     def _check(self) -> None:
         raise StoreHeld("The store is open for reading only.")
