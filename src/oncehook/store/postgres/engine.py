@@ -104,6 +104,8 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
     """
 
     engine = Engine.postgres
+    shared = True
+    lends_transactions = True
 
     def __init__(
         self,

@@ -79,6 +79,8 @@ class SqliteStore(WorkReader):
     """See `Store`. `path` is the database file; its folder is made when it is not there."""
 
     engine = Engine.sqlite
+    shared = False
+    lends_transactions = False
 
     def __init__(
         self,
