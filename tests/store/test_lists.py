@@ -11,14 +11,11 @@ import pytest
 from oncehook.model import (
     Category,
     DeliveryStatus,
-    EraseOrder,
     Evidence,
     Filter,
-    Item,
     Mark,
     Options,
     Outcome,
-    Planned,
     Settle,
     Settlement,
     new_id,
@@ -451,27 +448,3 @@ async def test_an_event_of_a_split_request_is_listed_like_any_other(store: Store
     split = [item(f"k{n}", to=[CRM], body=b"%d" % n) for n in range(3)]
     await record(store, intake(*split, raw=b"raw"))
     assert len(await found_events(store, destination="crm")) == 3
-
-
-def made_before(*to: tuple[str, int]) -> Item:
-    """An event as it was called when two bytes held the number of a destination, and not three."""
-    old = item(subject="cus_1", event_id=new_id()[:13] + b"\x07\x00\x00", to=to)
-    old.deliveries = [
-        Planned(old.event_id[:14] + one.destination_id.to_bytes(2), one.destination_id, one.subject_key, one.options)
-        for one in old.deliveries
-    ]
-    return old
-
-
-async def test_ids_from_before_are_found_and_erased(store: Store) -> None:
-    """With two bytes for a destination's number; three have been there since an inbox may have 100,000 of them."""
-    old, new = made_before(CRM, MAIL), item(to=[CRM, MAIL])
-    await keep(store, old, new)
-    for event in (old, new):
-        crm, mail = [one.id for one in event.deliveries]
-        assert [one.id for one in (await store.find_events(Filter(ids=[mail]))).items] == [event.event_id]
-        (listed,) = (await store.find_events(Filter(event_id=event.event_id))).items
-        assert [one.destination for one in listed.deliveries] == ["crm", "mail"]
-        found = await store.find_deliveries(Filter(event_id=event.event_id))
-        assert {one.id for one in found.items} == {crm, mail}
-    assert (await store.erasable(EraseOrder("cus_1"))).deliveries == 2

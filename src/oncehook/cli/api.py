@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # whoever asks brings nearly everything with them: a command'
     from oncehook.cli.lines import Answer, Beside, Headers, Line, Wire
     from oncehook.inbox import Inbox
     from oncehook.settings import Loaded
-    from oncehook.store.sqlite.connection import Holder
+    from oncehook.store.sqlite.connection import FileHolder
 
 T = TypeVar("T")
 PREFIX: Final = "/api/v1/"
@@ -164,7 +164,7 @@ class Where:
             return self._reading(path, inbox, held)
         raise Unreachable(f"Process {held.pid} writes {path}, and has no address to listen at.")
 
-    def _wire(self, held: Holder) -> Wire:
+    def _wire(self, held: FileHolder) -> Wire:
         from oncehook.cli.lines import Wire
 
         return Wire(_reachable(held.address), self._token() if self.token_env else held.token)
@@ -177,7 +177,7 @@ class Where:
             say([f"nothing is kept in {path} yet. {OTHER_STORE}"], err=True)
         return line
 
-    def _reading(self, path: Path, inbox: Inbox | None, held: Holder | None) -> Line:
+    def _reading(self, path: Path, inbox: Inbox | None, held: FileHolder | None) -> Line:
         """SQLite: what the process that writes the file has written, which it cannot be asked about."""
         from oncehook.cli.lines import Beside
         from oncehook.inbox import Inbox
@@ -190,7 +190,7 @@ class Where:
         return Beside(inbox, pid, path)
 
 
-def _holder(path: Path) -> Holder | None:
+def _holder(path: Path) -> FileHolder | None:
     """Which process writes the file. One that has just begun is waited for: another command is done in a moment, and a
     server opens its door."""
     from oncehook.store.sqlite.connection import holder

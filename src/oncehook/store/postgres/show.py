@@ -83,7 +83,7 @@ _EVENT_BOUNDS: Final = (
     + ") AND ($16::timestamptz IS NULL OR e.id <= "
     + ID_UNTIL
     + """) AND ($2::uuid IS NULL OR e.id = $2)
-  AND ($1::uuid[] IS NULL OR e.id IN (SELECT (left(i::text, 32) || '0000')::uuid FROM unnest($1) i))"""
+  AND ($1::uuid[] IS NULL OR e.id IN (SELECT (left(i::text, 30) || '000000')::uuid FROM unnest($1) i))"""
 )
 _ALL: Final = (
     "(SELECT d.* FROM deliveries d WHERE "
@@ -386,7 +386,7 @@ FROM deliveries o JOIN events oe ON oe.id = o.event_id CROSS JOIN LATERAL (
   UNION ALL
   (SELECT e.id FROM events e WHERE e.subject = oe.subject AND e.id > $2 ORDER BY e.id LIMIT $3)
 ) n JOIN deliveries d ON d.event_id = n.id
-  AND d.id = (left(n.id::text, 32) || right(o.id::text, 4))::uuid
+  AND d.id = (left(n.id::text, 30) || right(o.id::text, 6))::uuid
 """
     + TOGETHER
     + "WHERE o.id = $1 AND d.subject_key = o.subject_key ORDER BY d.seq"

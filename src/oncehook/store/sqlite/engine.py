@@ -222,11 +222,11 @@ class SqliteStore(WorkReader):
         return self._heartbeats.renew(leases, self._writer.now())
 
     async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
-        settling: queue.SettlementBatcher | None = None
+        settling: queue.SettlementRound | None = None
 
         def write(connection: sqlite3.Connection, now: Micros) -> Settled:
             nonlocal settling
-            settling = queue.SettlementBatcher(connection, now, self._heartbeats, self.cipher, worker)
+            settling = queue.SettlementRound(connection, now, self._heartbeats, self.cipher, worker)
             return settling.settle(settlements)
 
         goes_on = any(one.take_next is not None for one in settlements)
@@ -289,7 +289,7 @@ class SqliteStore(WorkReader):
         return await self._writer.call(lambda c, now: admin.discard(c, now, ids, actor, reason, seen), wakes=True)
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
-        batch = await self._writer.call(lambda c, now: admin.Erasing(c, now, order).erase(limit), wakes=True)
+        batch = await self._writer.call(lambda c, now: admin.ErasureRound(c, now, order).erase(limit), wakes=True)
         self._heartbeats.end(batch.fences)
         await self._tell_finished(batch.finished)
         return batch.erased

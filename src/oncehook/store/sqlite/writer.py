@@ -39,7 +39,7 @@ from oncehook.store.sqlite.connection import (
     transaction,
     verify,
 )
-from oncehook.store.sqlite.intake import Group
+from oncehook.store.sqlite.intake import IntakeGroup
 
 log = logging.getLogger("oncehook.store")
 T = TypeVar("T")
@@ -313,7 +313,7 @@ class Writer:
     def _write(self, work: _Work, batch: Sequence[Intake]) -> None:
         if batch:
             expects = self._expects_copies
-            group = Group(
+            group = IntakeGroup(
                 *(self._connection, work.now, work.seq, batch, self._cipher),
                 expects_copies=expects,
                 reserved=work.reserved,
