@@ -22,15 +22,15 @@ import pytest
 from oncehook import clock
 from oncehook.model import Check
 from oncehook.store.base import Store
-from oncehook.store.postgres import PostgresStore, commit, heartbeat, hot, opening
-from oncehook.store.postgres import look as postgres_look
+from oncehook.store.postgres import PostgresStore, connection, queue, writer
+from oncehook.store.postgres import read as postgres_look
 from oncehook.store.sqlite import SqliteStore
 from oncehook.store.sqlite import writer as sqlite_writer
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import enrolled
 from tests.store.place import Place
 
-_SOON = opening.PATIENCE
+_SOON = connection.PATIENCE
 _CLOCKS = ("now", "statement_timestamp", "clock_timestamp")
 
 
@@ -150,10 +150,10 @@ def _patient() -> Iterator[None]:
         for module in (commit, hot):
             change.setattr(module, "SILENCE", 60.0)
         for statement in ("_SETTLE", "_HEAT"):
-            change.setattr(opening, statement, getattr(opening, statement).replace("'5s'", "'60s'"))
-        change.setitem(opening.DEFAULTS, "connect_timeout", "60")
-        change.setattr(commit, "CLOSE_SECONDS", 60.0)
-        change.setattr(heartbeat, "SHORTEST", 60.0)
+            change.setattr(connection, statement, getattr(connection, statement).replace("'5s'", "'60s'"))
+        change.setitem(connection.DEFAULTS, "connect_timeout", "60")
+        change.setattr(writer, "CLOSE_SECONDS", 60.0)
+        change.setattr(queue, "SHORTEST", 60.0)
         change.setattr(postgres_look, "PATIENCE", 60.0)
         change.setattr(sqlite_writer, "PATIENCE", 60.0)
         yield

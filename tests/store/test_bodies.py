@@ -19,8 +19,7 @@ from oncehook.query import parse
 from oncehook.store.base import Store
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
-from oncehook.store.postgres import matching
-from oncehook.store.postgres import show as postgres_show
+from oncehook.store.postgres import read as postgres_read
 from oncehook.store.sqlite import read
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.conftest import Ground
@@ -178,7 +177,7 @@ async def test_a_replay_and_a_discard_mean_what_the_body_says(store: Store) -> N
 
 async def test_large_bodies_are_looked_into_page_by_page(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that has looked into enough bytes says how far it came."""
-    for module in (read, postgres_show):
+    for module in (read, postgres_read):
         monkeypatch.setattr(module, "LOOKED_INTO", 2500)
     body = json.dumps({"n": 0, "fill": "x" * 980}).encode()
     small = await deliver_one(store, "s", body=b'{"n": 1}')
@@ -188,7 +187,7 @@ async def test_large_bodies_are_looked_into_page_by_page(store: Store, monkeypat
         for look in (store.find_events, store.find_deliveries):
             assert await pages(look, clauses(text)) == [[], [], [], [small[:14]]], (look.__name__, text)
     monkeypatch.setattr(read, "LOOKED_INTO", 10)
-    monkeypatch.setattr(postgres_show, "LOOKED_INTO", 10)
+    monkeypatch.setattr(postgres_read, "LOOKED_INTO", 10)
     assert len(await pages(store.find_events, clauses("body.n:0"))) >= 7  # one by one, and it ends
 
 
@@ -220,7 +219,7 @@ def sqlite_says() -> Iterator[Callable[[bytes, Clause], bool]]:
 
         def says(body: bytes, *asked: Clause) -> bool:
             text = "SELECT count(*) FROM (SELECT :body AS body, NULL AS id) e WHERE true " + read.SAYS
-            [(n,)] = connection.execute(text, {"body": body, "clauses": read.asked(asked)})
+            [(n,)] = connection.execute(text, {"body": body, "clauses": postgres_read.encode_clauses(asked)})
             return bool(n)
 
         yield says
@@ -261,7 +260,7 @@ def postgres_says() -> Iterator[Callable[[bytes, Clause], bool]]:
         connection.execute(next(step.sql for step in migrations(Engine.postgres) if step.name == "bodies").encode())
 
         def says(body: bytes, *asked: Clause) -> bool:
-            row = connection.execute("SELECT body_says(%s, %s::jsonb)", [body, matching.asked(asked)]).fetchone()
+            row = connection.execute("SELECT body_says(%s, %s::jsonb)", [body, postgres_read.encode_clauses(asked)]).fetchone()
             assert row is not None
             return bool(row[0])
 

@@ -16,8 +16,8 @@ from oncehook.model import Emission, Evidence, Filter, Intake, Outcome, Priority
 from oncehook.query import parse
 from oncehook.store.base import Store
 from oncehook.store.cipher import MAGIC, Cipher
-from oncehook.store.postgres import PostgresStore, matching
-from oncehook.store.postgres import show as postgres_show
+from oncehook.store.postgres import PostgresStore
+from oncehook.store.postgres import read as postgres_read
 from oncehook.store.sqlite import read
 from tests.store.conftest import Ground, PostgresGround, SqliteGround
 from tests.store.making import (
@@ -306,7 +306,7 @@ async def test_every_way_to_a_list_looks_into_encrypted_bodies(ground: Ground) -
 async def test_a_replay_and_a_discard_mean_what_encrypted_bodies_say(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(matching, "_AT_ONCE", 1)
+    monkeypatch.setattr(read, "_AT_ONCE", 1)
     async with opened(ground, NEW) as store:
         [one] = await dead_letters(store, None, body=body(1))
         [two] = await dead_letters(store, None, body=body(2))
@@ -323,7 +323,7 @@ async def test_a_replay_and_a_discard_mean_what_encrypted_bodies_say(
 async def test_a_page_looks_into_so_many_bytes_and_says_how_far_it_came(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (read, postgres_show):
+    for module in (read, postgres_read):
         monkeypatch.setattr(module, "LOOKED_INTO", 3000)
     async with opened(ground, NEW) as store:
         wanted = await deliver_one(store, "s", body=body(1))
@@ -346,7 +346,7 @@ async def walk(look: Callable[..., Any], asked: Filter) -> list[list[bytes]]:
 async def test_what_would_decrypt_too_much_is_refused(
     ground: Ground, monkeypatch: pytest.MonkeyPatch, name: str, most: int
 ) -> None:
-    for module in (read, matching):
+    for module in (read, postgres_read):
         monkeypatch.setattr(module, name, most)
     asked = parse("body.n:1", NOW)
     async with opened(ground, NEW) as store:

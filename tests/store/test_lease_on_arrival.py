@@ -13,7 +13,7 @@ from msgspec import structs
 from oncehook.errors import StoreUnavailable
 from oncehook.model import AttemptOutcome, Breaker, DeliveryStatus, Expired, Filter, Lease, Options, Outcome, Priority
 from oncehook.store.base import Store
-from oncehook.store.postgres import PostgresStore, notify
+from oncehook.store.postgres import PostgresStore, queue
 from oncehook.store.sqlite import SqliteStore
 from oncehook.worker import Worker
 from tests.store.conftest import Ground
@@ -686,10 +686,10 @@ async def test_a_notification_names_the_destinations(place: Place) -> None:
 
 
 def test_too_many_destinations_stand_for_any() -> None:
-    assert notify.read_payload(notify.payload({3, 12})) == {3, 12}
-    assert notify.read_payload(notify.payload(range(notify.MOST_NAMED + 1))) is None
-    assert notify.read_payload(notify.payload(None)) is None
-    assert notify.read_payload("not ours") is None
+    assert queue.read_payload(queue.encode_payload({3, 12})) == {3, 12}
+    assert queue.read_payload(queue.encode_payload(range(queue.MOST_NAMED + 1))) is None
+    assert queue.read_payload(queue.encode_payload(None)) is None
+    assert queue.read_payload("not ours") is None
 
 
 async def test_another_process_begins_what_this_one_has_no_place_for(place: Place) -> None:

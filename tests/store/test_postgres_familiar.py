@@ -9,9 +9,9 @@ import pytest
 from oncehook.model import Outcome, Verdict
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore
-from oncehook.store.postgres import familiar as module
-from oncehook.store.postgres.familiar import Familiar
-from oncehook.store.postgres.intake import Rows
+from oncehook.store.postgres import writer as module
+from oncehook.store.postgres.intake import IntakeRows
+from oncehook.store.postgres.writer import RecentKeys
 from tests.store.making import CRM, MAIL, event_of, intake, item, keep, record
 from tests.store.place import Place
 
@@ -30,12 +30,12 @@ async def store(place: Place) -> PostgresStore:
 
 async def test_a_copy_is_sent_without_body_and_deliveries() -> None:
     first, copy, other = (intake(item("k", body=body, to=[CRM])) for body in (b"a", b"a", b"b"))
-    familiar = Familiar()
+    familiar = RecentKeys()
     assert familiar.among([first]) == frozenset()
     familiar.note([first], [[_accepted(first.items[0].event_id)]])
     assert familiar.among([first, copy, other]) == {first.items[0].event_id, copy.items[0].event_id}
-    bare = Rows([copy], Cipher(), familiar.among([copy])).parameters(0)
-    whole = Rows([copy], Cipher()).parameters(0)
+    bare = IntakeRows([copy], Cipher(), familiar.among([copy])).parameters(0)
+    whole = IntakeRows([copy], Cipher()).parameters(0)
     assert (bare[14].packed != whole[14].packed, bare[29].packed != whole[29].packed) == (True, True)  # type: ignore[union-attr]
     assert bare[13].packed == whole[13].packed  # type: ignore[union-attr]  # the head is kept
 
@@ -73,7 +73,7 @@ async def test_a_lapsed_familiar_key_is_taken_over_whole(place: Place, store: Po
 
 async def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST", 3)
-    familiar = Familiar()
+    familiar = RecentKeys()
     seen = [intake(item(f"k{n}")) for n in range(5)]
     for one in seen:
         familiar.note([one], [[_accepted(one.items[0].event_id)]])

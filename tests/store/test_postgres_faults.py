@@ -17,8 +17,8 @@ import pytest
 
 from oncehook.errors import StoreUnavailable
 from oncehook.model import Filter, Outcome
-from oncehook.store.postgres import PostgresStore, commit
-from oncehook.store.postgres.opening import is_alive
+from oncehook.store.postgres import PostgresStore, writer
+from oncehook.store.postgres.connection import is_alive
 from tests.servers import Postgres
 from tests.store.conftest import failed_checks
 from tests.store.making import enrolled, intake, item, keep, outcomes, record, record_all
@@ -73,7 +73,7 @@ async def test_a_socket_that_takes_the_number_of_one_that_died_harms_nobody(
             successors.append(loop.create_task(loop.create_connection(asyncio.Protocol, sock=taken)))
         return alive
 
-    monkeypatch.setattr(commit, "is_alive", and_somebody_arrives)
+    monkeypatch.setattr(writer, "is_alive", and_somebody_arrives)
     for pid in place.backends():
         place.sql(f"SELECT pg_terminate_backend({pid})")
     await until(lambda: bool(successors))
@@ -246,7 +246,7 @@ async def test_a_server_that_falls_silent_is_left(place: Place, monkeypatch: pyt
     [frozen] = place.backends()
     os.kill(frozen, signal.SIGSTOP)
     try:
-        monkeypatch.setattr(commit, "SILENCE", 0.3)
+        monkeypatch.setattr(writer, "SILENCE", 0.3)
         [result] = await record_all(store, [intake(item("k2"))])
         assert isinstance(result, StoreUnavailable)
         monkeypatch.undo()  # else k3 could be given up as well, though it is written: then it comes as a duplicate
@@ -257,7 +257,7 @@ async def test_a_server_that_falls_silent_is_left(place: Place, monkeypatch: pyt
 
 async def test_close_does_not_wait_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """R56"""
-    monkeypatch.setattr(commit, "CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.2)
     store = await place.open(intake_connections=1, batch=1)
     await keep(store, item("k"))
     [frozen] = place.backends()

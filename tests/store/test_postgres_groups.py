@@ -11,7 +11,7 @@ import pytest
 
 from oncehook.model import Outcome
 from oncehook.store.base import Pending
-from oncehook.store.postgres import PostgresStore, commit
+from oncehook.store.postgres import PostgresStore, writer
 from tests.store.making import intake, item, keep
 from tests.store.place import Place
 from tests.waiting import until
@@ -50,7 +50,7 @@ async def accepted(arrivals: list[Pending]) -> list[bool]:
 
 @pytest.fixture
 def nothing_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commit, "LATE", 60.0)
+    monkeypatch.setattr(writer, "LATE", 60.0)
 
 
 @pytest.mark.usefixtures("nothing_is_late")
@@ -58,7 +58,7 @@ async def test_another_group_is_begun_for_as_many_as_are_being_written(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A statement has its price, whatever is in it: a handful behind a large group waits for that one's end."""
-    monkeypatch.setattr(commit, "FEW", 1)
+    monkeypatch.setattr(writer, "FEW", 1)
     async with stuck(place) as (store, four):
         few = send(store, "d", "e", "f")
         await asyncio.sleep(0.1)
@@ -71,7 +71,7 @@ async def test_another_group_is_begun_for_as_many_as_are_being_written(
 @pytest.mark.usefixtures("nothing_is_late")
 async def test_another_group_is_not_begun_for_a_few(place: Place) -> None:
     async with stuck(place) as (store, four):
-        few = send(store, *(f"few-{n}" for n in range(commit.FEW - 1)))
+        few = send(store, *(f"few-{n}" for n in range(writer.FEW - 1)))
         await asyncio.sleep(0.1)
         assert at_work(place) == 1
         assert not any(one.future.done() for one in [*four, *few])

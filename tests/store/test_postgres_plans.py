@@ -28,13 +28,21 @@ from oncehook.model import (
     streaks,
 )
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres import PostgresStore, opening
-from oncehook.store.postgres.acts import GO_ON
-from oncehook.store.postgres.intake import INTAKE, Rows
-from oncehook.store.postgres.lease import LEASE, OUTLOOK, RENEW, lease_parameters, renew_parameters
-from oncehook.store.postgres.replay import REPLAY
-from oncehook.store.postgres.settle import JUDGE, SETTLE, judge_parameters, settle_parameters
-from oncehook.store.postgres.wire import Connection, Ids, Integers
+from oncehook.store.postgres import PostgresStore, connection
+from oncehook.store.postgres.admin import GO_ON, REPLAY
+from oncehook.store.postgres.connection import Connection, Id, Ids, Integers
+from oncehook.store.postgres.intake import INTAKE, IntakeRows
+from oncehook.store.postgres.queue import (
+    JUDGE,
+    LEASE,
+    OUTLOOK,
+    RENEW,
+    SETTLE,
+    judge_parameters,
+    lease_parameters,
+    renew_parameters,
+    settle_parameters,
+)
 from tests.store.making import CRM, dead, deliver, intake, item, keep, record, settle, take, take_one
 from tests.store.place import Place
 
@@ -169,7 +177,7 @@ def fails(leases: Sequence[Lease]) -> list[Settlement]:
 
 def arrivals(*items: Any) -> list[object]:
     batch: list[Intake] = [intake(one) for one in items]
-    return list(Rows(batch, Cipher()).parameters(1))
+    return list(IntakeRows(batch, Cipher()).parameters(1))
 
 
 CALLS: dict[str, tuple[str, Callable[[Scene], list[object]]]] = {
@@ -227,7 +235,7 @@ async def session(place: Place) -> AsyncIterator[tuple[PostgresStore, Connection
     store = await place.open()
     for table in TABLES:
         place.sql(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
-    connection = await opening.connect(opening.place(place.url, place.schema, None))
+    connection = await connection.connect(connection.place(place.url, place.schema, None))
     async with connection:
         yield store, connection
 

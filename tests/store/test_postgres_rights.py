@@ -14,7 +14,7 @@ from oncehook import Event, GiveUp, Inbox
 from oncehook.errors import StoreError
 from oncehook.model import Engine, EraseOrder, Filter, StoredSession
 from oncehook.store.migrate import migrations
-from oncehook.store.postgres import PostgresStore, rights
+from oncehook.store.postgres import PostgresStore, connection
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import replay_all
 
@@ -134,7 +134,7 @@ async def test_tables_of_others_in_the_same_schema_are_none_of_our_business(gran
 
 
 async def test_every_table_sequence_and_function_of_ours_is_looked_at(granted: Granted) -> None:
-    made = {name for step in migrations(Engine.postgres) for name in rights._MADE.findall(step.sql)}
+    made = {name for step in migrations(Engine.postgres) for name in connection._MADE.findall(step.sql)}
     found = granted.admin.execute(
         """
         SELECT relname FROM pg_class WHERE relnamespace = %s::text::regnamespace AND relkind IN ('r', 'p')

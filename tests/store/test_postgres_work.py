@@ -29,8 +29,9 @@ from oncehook.model import (
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
-from oncehook.store.postgres import PostgresStore, heartbeat, notify, opening, show
-from oncehook.store.postgres.matching import parameters
+from oncehook.store.postgres import PostgresStore, connection, queue, read
+from oncehook.store.postgres.connection import Id
+from oncehook.store.postgres.read import parameters
 from oncehook.worker import BEATS
 from tests.store.conftest import failed_checks
 from tests.store.making import (
@@ -101,18 +102,18 @@ async def test_every_list_has_its_index(place: Place) -> None:
 
 async def plan_of_list(place: Place, filter: Filter, what: str) -> str:
     if what == "deliveries":
-        statement = show.LISTS[show._way_to_deliveries(filter)]
+        statement = read.LISTS[read._way_to_deliveries(filter)]
     else:
-        statement = show.EVENT_LISTS[show._way_to_events(filter)]
-    async with opening.session(opening.place(place.url, place.schema, None)) as connection:
-        asked = [*await parameters(connection, filter, Cipher()), Id(new_id()), show.LOOKED_AT, 51]
-        asked += [] if what == "deliveries" else [show._asks_of_deliveries(filter)]
+        statement = read.EVENT_LISTS[read._way_to_events(filter)]
+    async with connection.session(connection.place(place.url, place.schema, None)) as connection:
+        asked = [*await parameters(connection, filter, Cipher()), Id(new_id()), read.LOOKED_AT, 51]
+        asked += [] if what == "deliveries" else [read._asks_of_deliveries(filter)]
         cursor = await connection.execute(f"EXPLAIN (COSTS OFF) {statement}", asked)
         return "\n".join(str(line) for (line,) in await cursor.fetchall())
 
 
 async def test_a_list_that_finds_nothing_says_how_far_it_looked(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(show, "LOOKED_AT", 10)
+    monkeypatch.setattr(read, "LOOKED_AT", 10)
     store = await place.open()
     scarce = await deliver_one(store, "s", type_="scarce")
     made = await deliver(store, *["s"] * 25)
@@ -408,7 +409,7 @@ def listeners(place: Place) -> list[int]:
 
 async def woken_by(woken: asyncio.Event, act: Any) -> Any:
     """Do something elsewhere, and wait until it is heard of here."""
-    await asyncio.sleep(2 * notify.PAUSE)
+    await asyncio.sleep(2 * queue.NOTIFY_PAUSE)
     woken.clear()
     done = await act
     await woken.wait()
@@ -446,14 +447,14 @@ async def test_notifications_are_few(place: Place) -> None:
     with psycopg.connect(place.server.url, autocommit=True) as ear:
         heard: list[psycopg.Notify] = []
         ear.add_notify_handler(heard.append)
-        ear.execute(f"LISTEN {notify.channel(place.schema)}")
+        ear.execute(f"LISTEN {queue.channel(place.schema)}")
         began = asyncio.get_running_loop().time()
         for _ in range(60):
             await deliver_one(store)
         took = asyncio.get_running_loop().time() - began
         await until(lambda: not store._bell._calling)
         ear.execute("SELECT 1")  # before the answer comes all that was called by now
-    assert 2 <= len(heard) <= took / notify.PAUSE + 2
+    assert 2 <= len(heard) <= took / queue.NOTIFY_PAUSE + 2
 
 
 async def test_who_only_receives_does_not_listen(place: Place) -> None:
@@ -534,7 +535,7 @@ async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place, monkeyp
     lease = await take_one(store, lease=1.2)
     with rival(place) as other:
         other.execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE")
-        monkeypatch.setattr(heartbeat, "SHORTEST", 0.1)
+        monkeypatch.setattr(queue, "SHORTEST", 0.1)
         with pytest.raises(StoreUnavailable):
             await asyncio.to_thread(store.renew, [lease])
         other.rollback()

@@ -30,8 +30,8 @@ from oncehook.sources import Source
 from oncehook.store import base, migrate
 from oncehook.store.base import Pending
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres import lease as postgres_lease
-from oncehook.store.postgres import sweep as postgres_sweep
+from oncehook.store.postgres import queue as postgres_queue
+from oncehook.store.postgres import upkeep as postgres_upkeep
 from oncehook.store.sqlite import SqliteStore, admin, connection, queue, upkeep
 from oncehook.store.sqlite.intake import Group, Update
 from oncehook.store.sqlite.writer import Writer
@@ -229,7 +229,7 @@ def dedup_forgotten_at_purge() -> None:
 
     everywhere(forget, forgetting)
     reword(
-        postgres_sweep._PRUNE,
+        postgres_upkeep._PRUNE,
         ("), a AS (\n", "), forgotten AS (\n  DELETE FROM keys k USING v WHERE k.event_id = v.id\n), a AS (\n"),
     )
 
@@ -371,8 +371,8 @@ def worker_clock_for_expiry() -> None:
     """The time by which leases end is the worker's own."""
     own = "(now() + make_interval(secs => current_setting('seeded.clock')::float8))"
     reword_function("lease", ("now()", own))
-    reword(postgres_lease.LEASE, ("$8", "CASE WHEN set_config('seeded.clock', $9, false) <> '' THEN $8 END"))
-    want = postgres_lease.lease_parameters
+    reword(postgres_queue.LEASE, ("$8", "CASE WHEN set_config('seeded.clock', $9, false) <> '' THEN $8 END"))
+    want = postgres_queue.lease_parameters
 
     def by_own_clock(wants: Sequence[LeaseRequest], slot: int, worker: str | None = None) -> list[Any]:
         return [*want(wants, slot, worker), str(clock.now() - time.time())]

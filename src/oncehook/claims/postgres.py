@@ -17,8 +17,7 @@ from psycopg import errors
 from oncehook.claims.base import SWEEP_ROWS, Ask, Row
 from oncehook.claims.lines import PerLoop, survive_forks
 from oncehook.errors import StoreError, StoreUnavailable
-from oncehook.store.postgres.opening import is_alive, place
-from oncehook.store.postgres.wire import BlockingConnection, Connection
+from oncehook.store.postgres.connection import BlockingConnection, Connection, is_alive, place
 
 CONNECTIONS: Final = 4
 """Of one process, for each event loop and for all its threads together: a claim takes a millisecond or two."""

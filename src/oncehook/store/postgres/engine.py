@@ -17,6 +17,7 @@ from oncehook import faults
 from oncehook.errors import ConfigError, LeaseLost, StoreUnavailable
 from oncehook.model import (
     Engine,
+    Expired,
     Intake,
     Lease,
     LeaseRequest,
@@ -25,6 +26,7 @@ from oncehook.model import (
     SchemaState,
     Settled,
     Settlement,
+    StoredReplay,
     Verdict,
 )
 from oncehook.store import migrate as migrations
@@ -32,9 +34,15 @@ from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
     NameIds,
+    Notice,
     Pending,
-    StoreObserver,
+    Taker,
     Transaction,
+    Wake,
+    Watch,
+    unheeded,
+    unnoticed,
+    unwatched,
 )
 from oncehook.store.cipher import Cipher
 
@@ -45,40 +53,41 @@ except ImportError as missing:
         "PostgreSQL needs a driver that is not installed.", hint="Run: pip install 'oncehook[postgres]'"
     ) from missing
 
-from oncehook.store.postgres import borrowed, opening, rights
-from oncehook.store.postgres.acts import Acts
-from oncehook.store.postgres.commit import GroupCommit
-from oncehook.store.postgres.erase import Erasing
-from oncehook.store.postgres.gauges import Gauges
-from oncehook.store.postgres.heartbeat import Heartbeat
-from oncehook.store.postgres.hot import HotConnections
+from oncehook.store.postgres import connection, transactions
+from oncehook.store.postgres.admin import Acts, Erasing, Recipients, Replays
+from oncehook.store.postgres.connection import (
+    Bigs,
+    BlockingConnection,
+    Connection,
+    Integers,
+    Texts,
+    Times,
+    WorkPool,
+    storable,
+)
 from oncehook.store.postgres.intake import INTAKE
-from oncehook.store.postgres.lease import (
+from oncehook.store.postgres.queue import (
+    JUDGE,
     LEASE,
     OUTLOOK,
     SOURCE_ID,
+    Bell,
+    Heartbeat,
+    SettleResult,
+    emit_parameters,
+    judge_parameters,
     lease_parameters,
+    read_emitted,
     read_expired,
     read_lease,
     read_outlook,
-)
-from oncehook.store.postgres.notify import Bell
-from oncehook.store.postgres.recipients import Recipients
-from oncehook.store.postgres.replay import Replays
-from oncehook.store.postgres.sessions import Sessions
-from oncehook.store.postgres.settle import (
-    JUDGE,
-    Answer,
-    emit_parameters,
-    judge_parameters,
-    read_emitted,
     settle_ours,
     streaks_to_tell,
 )
-from oncehook.store.postgres.show import Lists
-from oncehook.store.postgres.sweep import Sweep
+from oncehook.store.postgres.read import Gauges, Lists
 from oncehook.store.postgres.transactions import JoinedTransaction, Transactions
-from oncehook.store.postgres.wire import Bigs, BlockingConnection, Connection, Integers, Texts, Times, storable
+from oncehook.store.postgres.upkeep import Sessions, Sweep
+from oncehook.store.postgres.writer import GroupCommit
 
 log = logging.getLogger("oncehook.store")
 
@@ -104,8 +113,6 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
     """
 
     engine = Engine.postgres
-    shared = True
-    lends_transactions = True
 
     def __init__(
         self,
@@ -120,24 +127,28 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         search_path: str | None = None,
         unsafe: bool = False,
     ) -> None:
-        super().__init__(opening.place(url, schema, search_path), cipher or Cipher())
+        super().__init__(connection.place(url, schema, search_path), cipher or Cipher())
         self._unsafe = unsafe
-        self.observer = StoreObserver()
+        self.watch: Watch = unwatched
+        self.wake: Wake = unheeded
+        self.taker: Taker | None = None
+        self.expired: Notice[Expired] = unnoticed
+        self.finished: Notice[StoredReplay] = unnoticed
         self._source_names: dict[int, str] = {}
         self._commit = GroupCommit(
             self._connect_hot,
             self.cipher,
-            lambda operation, seconds: self.observer.note_commit(operation, seconds),
+            lambda operation, seconds: self.watch(operation, seconds),
             self.made_due,
-            lambda: self.observer.taker,
+            lambda: self.taker,
             self._source_names,
             connections=intake_connections,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
             batch=batch,
         )
-        self._hot = HotConnections(self._connect_hot)
-        self._bell = Bell(self._here, lambda destination_ids: self.observer.wake(destination_ids))
+        self._hot = WorkPool(self._connect_hot)
+        self._bell = Bell(self._here, lambda destination_ids: self.wake(destination_ids))
         self._heartbeat = Heartbeat(self._here)
         self._transactions = Transactions(self._here, self.cipher, self._follow_up)
         self._failing: set[int] = set()
@@ -145,20 +156,19 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
 
     # -- opening and closing -------------------------------------------------------------------
 
-    async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
-        self.observer = observer or self.observer
-        async with opening.session(self._here) as connection:
+    async def open(self, *, migrate: bool = True, write: bool = True) -> None:
+        async with connection.session(self._here) as connection:
             if write:
-                await rights.check_rights(connection, self._here)
-            await opening.prove(connection, self._here, unsafe=self._unsafe)
-            await opening.migrate(connection, self._here, migrate=migrate and write)
-            await opening.prove(connection, self._here, unsafe=self._unsafe)
+                await connection.check_rights(connection, self._here)
+            await connection.prove(connection, self._here, unsafe=self._unsafe)
+            await connection.migrate(connection, self._here, migrate=migrate and write)
+            await connection.prove(connection, self._here, unsafe=self._unsafe)
         self.start_reading()
         if write:
             self._commit.start()
             self._hot.start()
             self._transactions.start()
-            self._bell.start(listen=self.observer.works)
+            self._bell.start(listen=self.wake is not unheeded)
 
     async def close(self) -> None:
         await self._commit.close()
@@ -172,7 +182,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         self._bell.ring(destination_ids)
 
     async def _connect_hot(self) -> tuple[Connection, int]:
-        return await opening.connect_hot(self._here, unsafe=self._unsafe)
+        return await connection.connect_hot(self._here, unsafe=self._unsafe)
 
     # -- intake --------------------------------------------------------------------------------
 
@@ -225,7 +235,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
             if former is None:
                 leased.append(row)
             else:
-                self.observer.note_expired(read_expired(former))
+                self.expired(read_expired(former))
         return await self._leases(leased)
 
     async def _leases(self, rows: Sequence[Sequence[Any]]) -> list[Lease]:
@@ -251,7 +261,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         await self._follow_up(settlements, [answer])
         return Settled(answer.fences, await self._leases(answer.next) if answer.next else ())
 
-    async def _settle_and_emit(self, settlements: Sequence[Settlement], worker: str | None) -> Answer:
+    async def _settle_and_emit(self, settlements: Sequence[Settlement], worker: str | None) -> SettleResult:
         """A short transaction: what handlers emitted, then the end of their leases under the fence, or neither."""
         try:
             async with self._hot.transaction() as ask:
@@ -263,10 +273,10 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
                 read_emitted(settlements, rows)
                 faults.point("before_transaction_commit")
         except LeaseLost:
-            return Answer()
+            return SettleResult()
         return answer
 
-    async def _follow_up(self, settlements: Sequence[Settlement], answers: Sequence[Answer]) -> None:
+    async def _follow_up(self, settlements: Sequence[Settlement], answers: Sequence[SettleResult]) -> None:
         """Do what a settle leaves to be done at once: breakers, pauses, and the wake-up.
 
         It is settled whatever becomes of this; what fails here the next outcome makes good.
@@ -281,7 +291,7 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
             if due:
                 self.made_due(due)
 
-    async def _tell(self, settlements: Sequence[Settlement], answer: Answer) -> None:
+    async def _tell(self, settlements: Sequence[Settlement], answer: SettleResult) -> None:
         if streaks := streaks_to_tell(settlements, answer, self._failing):
             await self._hot.rows(JUDGE, lambda _: judge_parameters(streaks))
             for destination_id, streak in streaks.items():
@@ -295,10 +305,10 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
                 await self.pause(one.lease.delivery.destination_id, "oncehook", one.pause)
 
     async def record_in(self, tx: Any, intake: Intake) -> list[Verdict]:
-        return await borrowed.record(tx, intake, self._here, self.cipher)
+        return await transactions.record_in(tx, intake, self._here, self.cipher)
 
     def record_in_blocking(self, tx: Any, intake: Intake) -> list[Verdict]:
-        return borrowed.record_blocking(tx, intake, self._here, self.cipher)
+        return transactions.record_in_blocking(tx, intake, self._here, self.cipher)
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         return self._transactions.begin()
@@ -316,13 +326,14 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         async with self.connection() as connection:
             await connection.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
             numbers = NameIds(
-                dict(await opening.rows(connection, _SOURCES)), dict(await opening.rows(connection, _DESTINATIONS))
+                dict(await connection.rows(connection, _SOURCES)),
+                dict(await connection.rows(connection, _DESTINATIONS)),
             )
         self._source_names.update({number: name for name, number in numbers.sources.items()})
         return numbers
 
     def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
-        with opening.blocking_session(self._here) as cursor:
+        with connection.blocking_session(self._here) as cursor:
             cursor.execute(_ENROLL, [Texts(list(sources)), Texts(list(destinations))])
             return NameIds(dict(cursor.execute(_SOURCES).fetchall()), dict(cursor.execute(_DESTINATIONS).fetchall()))
 
@@ -330,5 +341,5 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         await self.execute("UPDATE marks SET value = value + 1 WHERE name = 'ping'")
 
     async def schema_state(self) -> SchemaState:
-        async with opening.session(self._here) as connection:
-            return migrations.state(self.engine, await opening.version(connection, self._here))
+        async with connection.session(self._here) as connection:
+            return migrations.state(self.engine, await connection.version(connection, self._here))

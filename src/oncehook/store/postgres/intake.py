@@ -16,7 +16,7 @@ from typing import Any, Final
 from oncehook.model import EventId, Intake, Item, Outcome, Planned, Verdict
 from oncehook.store.base import UNSEEN, Reserved
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres.wire import Bigs, Blobs, Bools, Column, Floats, Ids, Integers, Smalls, Texts, Times
+from oncehook.store.postgres.connection import Bigs, Blobs, Bools, Column, Floats, Ids, Integers, Smalls, Texts, Times
 
 INTAKE: Final = (
     "SELECT * FROM intake($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,"
@@ -39,7 +39,7 @@ SELECT p.hash, p.key_hash FROM unnest($1::uuid[]) AS i(hash) CROSS JOIN LATERAL 
 """Returns the keys under which proofs came first."""
 
 
-class Rows:
+class IntakeRows:
     """The columns of one group, in order of arrival. A key comes once: later items with it are its copies."""
 
     def __init__(
@@ -177,7 +177,7 @@ class Rows:
 
 
 @dataclass(slots=True)
-class Answer:
+class IntakeResult:
     """Result of INTAKE."""
 
     stood: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
@@ -192,9 +192,9 @@ class Answer:
     """Destinations for which something has become due."""
 
 
-def read_answer(rows: Sequence[tuple[Any, ...]]) -> Answer:
+def read_intake_result(rows: Sequence[tuple[Any, ...]]) -> IntakeResult:
     """Read what INTAKE said."""
-    answer = Answer()
+    answer = IntakeResult()
     for key_hash, id_, body_hash, fence, at, made_due in rows:
         if key_hash is not None:
             answer.stood[key_hash] = (id_, body_hash)
@@ -208,7 +208,7 @@ def read_answer(rows: Sequence[tuple[Any, ...]]) -> Answer:
     return answer
 
 
-def verdicts(batch: Sequence[Intake], answer: Answer) -> list[list[Verdict]]:
+def verdicts(batch: Sequence[Intake], answer: IntakeResult) -> list[list[Verdict]]:
     """Tell what became of every item, by the keys that stood before."""
     first = dict(answer.stood)
 

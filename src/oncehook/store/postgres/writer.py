@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from types import MappingProxyType
@@ -21,13 +21,45 @@ import psycopg
 
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
-from oncehook.model import EventId, Intake, Mark, Verdict
-from oncehook.store.base import Pending, Reserved, Taker, answer, bind, refuse
+from oncehook.model import Intake, Item, Mark, Outcome, Verdict
+from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, bind, refuse, unheeded
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres.familiar import Familiar
-from oncehook.store.postgres.intake import INTAKE, INTAKE_PROVEN, PROOFS, Rows, read_answer, verdicts
-from oncehook.store.postgres.opening import PATIENCE, SILENCE, cut, is_alive
-from oncehook.store.postgres.wire import Connection, Ids
+from oncehook.store.postgres.connection import PATIENCE, SILENCE, Connection, Ids, cut, is_alive
+from oncehook.store.postgres.intake import INTAKE, INTAKE_PROVEN, PROOFS, IntakeRows, read_intake_result, verdicts
+
+MOST: Final = 30_000
+"""Keys remembered: about 6 MB. Retries come within minutes; who comes later brings its body along, that is all."""
+
+
+class RecentKeys:
+    """What one process has seen, latest last."""
+
+    def __init__(self) -> None:
+        self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def among(self, intakes: Sequence[Intake]) -> frozenset[bytes]:
+        """The items that are most likely copies, by the event id they offer."""
+        if not self._bodies:
+            return frozenset()
+        return frozenset(item.event_id for intake in intakes for item in intake.items if self._knows(item))
+
+    def _knows(self, item: Item) -> bool:
+        return item.key_hash is not None and self._bodies.get(item.key_hash) == item.body_hash
+
+    def note(self, intakes: Sequence[Intake], verdicts: Sequence[Sequence[Verdict]]) -> None:
+        """These stand now."""
+        bodies = self._bodies
+        for intake, decided in zip(intakes, verdicts, strict=True):
+            for item, verdict in zip(intake.items, decided, strict=True):
+                if item.key_hash is not None and verdict.outcome is not Outcome.conflict:
+                    bodies[item.key_hash] = item.body_hash
+        while len(bodies) > MOST:
+            bodies.popitem(last=False)
+
+    def forget(self) -> None:
+        """Something was not as it seemed."""
+        self._bodies.clear()
+
 
 log = logging.getLogger("oncehook.store")
 
@@ -61,8 +93,8 @@ class GroupCommit:
         self,
         connect: Connect,
         cipher: Cipher,
-        watch: Callable[[str, float], None],
-        made_due: Callable[[Collection[int] | None], None] = lambda destination_ids: None,
+        watch: Watch,
+        made_due: Wake = unheeded,
         taker: Callable[[], Taker | None] = lambda: None,
         sources: Mapping[int, str] = MappingProxyType({}),
         *,
@@ -78,7 +110,7 @@ class GroupCommit:
         self.taker = taker
         self.sources = sources
         """Their names by number."""
-        self.familiar = Familiar()
+        self.familiar = RecentKeys()
         self.closing = False
         self.stopped = False
         self._waiting: deque[Pending] = deque()
@@ -328,7 +360,7 @@ class _Link:
         faults.point("before_intake")
         reserved = Reserved(self._line.taker(), self._line.sources, intakes)
         try:
-            answered = read_answer(await self._send(intakes, reserved))
+            answered = read_intake_result(await self._send(intakes, reserved))
         except BaseException:
             reserved.give_up()
             raise
@@ -457,15 +489,15 @@ def _mark_repeated(intakes: Sequence[Intake], same_as: Mapping[bytes, bytes]) ->
     """Mark the items of which the store has said so."""
     for item in [item for intake in intakes for item in intake.items] if same_as else ():
         if item.event_id in same_as:
-            item.same_as = EventId(same_as[item.event_id])
+            item.same_as = same_as[item.event_id]
             item.marks |= Mark.same_body
 
 
 def _rows(
     intakes: Sequence[Intake], cipher: Cipher, bare: Collection[bytes], slot: int, reserved: Reserved
-) -> tuple[Rows, Sequence[object]]:
+) -> tuple[IntakeRows, Sequence[object]]:
     try:
-        rows = Rows(intakes, cipher, bare, reserved)
+        rows = IntakeRows(intakes, cipher, bare, reserved)
         return rows, rows.parameters(slot)
     except Exception as error:
         raise _UnfitError(str(error)) from error

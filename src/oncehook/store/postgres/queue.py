@@ -1,0 +1,557 @@
+"""Wake-ups: whoever works on this database is told, soon after a commit, that something may have become due.
+
+`Bell.ring` is called on the loop after each such commit. It wakes this process at once and the others by NOTIFY, from a
+connection of its own and at most every 50 ms: inside the commits it would serialise them over the whole database. Where
+somebody works, LISTEN has a connection too. A notification that is lost costs nothing but time: workers also look by
+themselves, now and then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Final
+from uuid import UUID
+
+import psycopg
+
+from oncehook import clock
+from oncehook.errors import StoreError, StoreUnavailable
+from oncehook.model import (
+    Expired,
+    Intake,
+    Lease,
+    LeaseRequest,
+    Mark,
+    Options,
+    Outlook,
+    Priority,
+    Settle,
+    Settlement,
+    Streak,
+    is_crash,
+    is_over,
+    streaks,
+    was_tried,
+)
+from oncehook.store.base import Wake
+from oncehook.store.cipher import Cipher
+from oncehook.store.postgres import connection, intake
+from oncehook.store.postgres.connection import (
+    SILENCE,
+    Bigs,
+    Blobs,
+    BlockingConnection,
+    Bools,
+    Column,
+    Connection,
+    Floats,
+    Ids,
+    Integers,
+    Place,
+    Smalls,
+    Texts,
+    adapt,
+    connect,
+    cut,
+    is_alive,
+    storable,
+)
+from oncehook.store.postgres.intake import IntakeRows, verdicts
+
+LEASE: Final = "SELECT * FROM lease($1, $2, $3, $4, $5, $6, $7, $8)"
+OUTLOOK: Final = "SELECT * FROM outlook($1, $2)"
+RENEW: Final = "SELECT * FROM renew($1, $2, $3, $4)"
+
+SOURCE_ID: Final = 13
+"""Its place among the columns of `leased`."""
+
+_TURNS: Final = tuple(Priority)
+_OPTIONS: Final = tuple(Options(number) for number in range(32))
+_MARKS: Final = tuple(Mark(number) for number in range(16))
+
+
+def lease_parameters(
+    wants: Sequence[LeaseRequest], slot: int, worker: str | None = None
+) -> list[Column | int | str | None]:
+    """Return what LEASE takes, `$1` to `$8`."""
+    return [
+        Integers([want.destination_id for want in wants]),
+        Smalls([want.priority for want in wants]),
+        Integers([want.limit for want in wants]),
+        Floats([want.lease for want in wants]),
+        Integers([want.crash_tolerance for want in wants]),
+        Floats([want.probe for want in wants]),
+        slot,
+        worker,
+    ]
+
+
+def read_lease(row: Sequence[Any], sources: Mapping[int, str], cipher: Cipher) -> Lease:
+    """Make a lease of the columns of `leased`; `sources` are their names by number."""
+    priority, options, source, marks = _TURNS[row[8]], _OPTIONS[row[9]], sources[row[SOURCE_ID]], _MARKS[row[19]]
+    lease = Lease(*(*row[:8], priority, options, *row[10:14], source, *row[14:19], marks, *row[20:27]))
+    return cipher.read_lease(lease)
+
+
+def read_expired(former: str) -> Expired:
+    """Make what is told of a lease that had run out when LEASE came upon it."""
+    held, event_id, *rest = json.loads(former)
+    return Expired(UUID(held).bytes, UUID(event_id).bytes, *rest)
+
+
+def read_outlook(rows: Sequence[tuple[Any, ...]]) -> Outlook:
+    """Read what OUTLOOK said."""
+    due: dict[Priority, set[int]] = {priority: set() for priority in Priority}
+    due_in: float | None = None
+    looked_at: datetime | None = None
+    for destination_id, priority, seconds, moment in rows:
+        if destination_id is not None:
+            due[_TURNS[priority]].add(destination_id)
+        elif moment is not None:
+            looked_at = moment
+        else:
+            due_in = seconds
+    return Outlook(due[Priority.live], due[Priority.replay], due[Priority.quarantined], due_in, looked_at)
+
+
+def renew_parameters(leases: Sequence[Lease]) -> list[Column]:
+    """Return what RENEW takes, `$1` to `$4`; sorted, so that rows are locked in the order everybody locks them in."""
+    ordered = sorted(leases, key=lambda lease: lease.line)
+    return [
+        Ids([lease.line for lease in ordered]),
+        Ids([lease.head_id for lease in ordered]),
+        Bigs([lease.fence for lease in ordered]),
+        Floats([lease.seconds for lease in ordered]),
+    ]
+
+
+SETTLE: Final = f"SELECT * FROM settle({', '.join(f'${n}' for n in range(1, 32))})"
+JUDGE: Final = "SELECT judge($1, $2, $3, $4, $5, $6)"
+
+PAUSE: Final = """
+WITH s AS (
+  INSERT INTO destination_state AS s (destination_id, paused_at, paused_by, paused_why) VALUES ($1, now(), $2, $3)
+  ON CONFLICT (destination_id) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by,
+    paused_why = excluded.paused_why WHERE s.paused_at IS NULL
+  RETURNING destination_id
+)
+INSERT INTO audit (at, actor, act, target, detail)
+SELECT now(), $2, 'pause', coalesce((SELECT d.name FROM destinations d WHERE d.id = s.destination_id), $1::text), $4
+FROM s
+"""
+
+
+@dataclass(slots=True)
+class SettleResult:
+    """Result of SETTLE."""
+
+    fences: set[int] = field(default_factory=set)
+    """The leases that were still ours."""
+    made_due: Collection[int] = ()
+    """Destinations for which something has become due."""
+    next: Sequence[tuple[Any, ...]] = ()
+    """Leases on what comes next, as rows."""
+
+    def is_whole(self, settlements: Sequence[Settlement]) -> bool:
+        """Tell whether all of these were ours; else nothing was changed."""
+        return self.fences.issuperset(one.lease.fence for one in settlements)
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A settlement as SETTLE takes it."""
+
+    settlement: Settlement
+    lease: Lease
+    is_over: bool
+    attempted_id: bytes
+    """The delivery that the attempt is recorded for: the head, if that is held, whatever it carried."""
+    run: int | None
+    """None: the head's, where that is not the lease's."""
+    attempt: int
+    duration: float | None
+    """None: no attempt is written down."""
+
+    @classmethod
+    def of(cls, settlement: Settlement) -> _Ending:
+        lease, over, tried = settlement.lease, is_over(settlement), was_tried(settlement)
+        is_held = settlement.what is Settle.dead and not over
+        return cls(
+            settlement,
+            lease,
+            over,
+            attempted_id=lease.head_id if is_held else lease.delivery_id,
+            run=None if is_held and lease.head_id != lease.delivery_id else lease.run,
+            attempt=lease.attempt if tried else lease.attempt - 1,
+            duration=settlement.duration if tried else None,
+        )
+
+
+def settle_parameters(
+    settlements: Sequence[Settlement], cipher: Cipher, slot: int, worker: str | None = None
+) -> list[Column | int | str | bool | None]:
+    """Return what SETTLE takes, `$1` to `$31`. A lease that is named twice ends once."""
+    rows = sorted({one.lease.fence: one for one in reversed(settlements)}.values(), key=lambda one: one.lease.line)
+    ends = [_Ending.of(one) for one in rows]
+    leases = [one.lease for one in rows]
+    evidence = [one.evidence for one in rows]
+    over = [one.lease for one in ends if one.is_over]
+    followed = [one.settlement for one in ends if one.is_over and one.lease.more]
+    ranked = [one.lease for one in rows if _raises_rank(one)]
+    counts = _counts(rows)
+    return [
+        Ids([lease.line for lease in leases]),
+        Ids([lease.head_id for lease in leases]),
+        Bigs([lease.fence for lease in leases]),
+        Texts([one.what for one in rows]),
+        Texts([one.note for one in rows]),
+        Floats([one.wait for one in rows]),
+        Ids([one.attempted_id for one in ends]),
+        Smalls([one.run for one in ends]),
+        Smalls([one.attempt for one in ends]),
+        Floats([one.duration for one in ends]),
+        Texts([one.category for one in rows]),
+        Smalls([_small(one.status) for one in evidence]),
+        Texts([None if one.error is None else storable(one.error) for one in evidence]),
+        Blobs(
+            [
+                cipher.kept_answer(one.evidence.answer, end.attempted_id, one.lease.fence)
+                for one, end in zip(rows, ends, strict=True)
+            ]
+        ),
+        Texts(["crash" if is_crash(one) else None for one in rows]),
+        Ids([lease.line for lease in over if lease.line == lease.head_id]),
+        Ids([lease.line for lease in over if lease.line != lease.head_id and not lease.more]),
+        Ids([one.lease.line for one in followed]),
+        Floats([one.take_next for one in followed]),
+        Integers([destination_id for destination_id, _ in counts]),
+        Texts([what for _, what in counts]),
+        Bigs(list(counts.values())),
+        slot,
+        worker,
+        Integers([lease.destination_id for lease in ranked]),
+        Integers([lease.source_id for lease in ranked]),
+        Texts([_rank_scope(lease) for lease in ranked]),
+        Integers([lease.rank for lease in ranked]),
+        None if len(over) == len(ends) else Bools([not one.is_over for one in ends]),
+        any(lease.delivery_id != lease.head_id for lease in leases),
+        any(lease.replay_id is not None for lease in leases),
+    ]
+
+
+def _counts(settlements: Sequence[Settlement]) -> Counter[tuple[int, str]]:
+    """Return what this changes about each destination; what a lease covered besides is counted by SETTLE itself."""
+    counts: Counter[tuple[int, str]] = Counter()
+    for one in settlements:
+        if one.what is Settle.release:
+            continue
+        counts[one.lease.destination_id, one.what.value] += 1
+        if one.what is not Settle.retry:
+            counts[one.lease.destination_id, "succeeded" if one.what is Settle.done else "died"] += 1
+            counts[one.lease.destination_id, "pending"] -= 1
+    return counts
+
+
+def emit_parameters(settlements: Sequence[Settlement], cipher: Cipher, slot: int) -> list[Column | int | str | None]:
+    """Return what INTAKE takes for what these settlements emit."""
+    return IntakeRows(_intakes(settlements), cipher).parameters(slot)
+
+
+def read_emitted(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> None:
+    """Read what INTAKE said of it; it holds once it is committed."""
+    emissions = [emission for one in settlements for emission in one.emits]
+    for emission, (verdict,) in zip(
+        emissions, verdicts(_intakes(settlements), intake.read_intake_result(rows)), strict=True
+    ):
+        emission.verdict = verdict
+
+
+def _intakes(settlements: Sequence[Settlement]) -> list[Intake]:
+    return [emission.intake for one in settlements for emission in one.emits]
+
+
+def _small(status: int | None) -> int | None:
+    """A status code, unless it is none."""
+    return status if status is None or 0 <= status < 1 << 15 else None
+
+
+def _raises_rank(settlement: Settlement) -> bool:
+    lease = settlement.lease
+    if lease.rank is None or settlement.what is not Settle.done or settlement.note == "stale":
+        return False
+    return bool(lease.options & Options.latest_wins) and _rank_scope(lease) is not None
+
+
+def _rank_scope(lease: Lease) -> str | None:
+    return lease.subject if lease.rank_scope is None else lease.rank_scope
+
+
+Ask = Callable[[str, Callable[[int], Sequence[object]]], Awaitable[list[Any]]]
+"""Runs a statement with what makes its parameters for a slot of the counters, and gives its rows."""
+
+
+async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cipher: Cipher, ask: Ask) -> SettleResult:
+    """Settle those that are ours. SETTLE changes nothing while one of them is not: then it is called without that."""
+    while settlements:
+        rows = await ask(SETTLE, partial(settle_parameters, settlements, cipher, worker=worker))
+        answer = read_settle_result(settlements, rows)
+        if answer.is_whole(settlements):
+            return answer
+        settlements = [one for one in settlements if one.lease.fence in answer.fences]
+    return SettleResult()
+
+
+def read_settle_result(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> SettleResult:
+    """Read what SETTLE said of these."""
+    (ours, made_due, *_), *taken = rows
+    by_line = {one.lease.line: one for one in settlements}
+    due = {by_line[line].lease.destination_id for line in made_due or ()}
+    put_back = [one for one in settlements if one.what in (Settle.retry, Settle.release)]
+    due |= {one.lease.destination_id for one in put_back if not one.wait}
+    leased = [(*row[2:13], by_line[row[2]].take_next, *row[14:]) for row in taken]
+    return SettleResult(set(ours), due, leased)
+
+
+def streaks_to_tell(
+    settlements: Sequence[Settlement], answer: SettleResult, failing: Collection[int]
+) -> dict[int, Streak]:
+    """Return what those that were ours say about their destinations, where that would change anything.
+
+    `failing`: destinations with failures on their account, as far as this process knows.
+    """
+    ours = [one for one in settlements if one.lease.fence in answer.fences and one.breaker is not None]
+    known = {*failing, *(one.lease.destination_id for one in ours if one.lease.failing)}
+    return {
+        destination_id: streak
+        for destination_id, streak in sorted(streaks(ours).items())
+        if streak.failures or destination_id in known
+    }
+
+
+def judge_parameters(found: Mapping[int, Streak]) -> list[Column]:
+    """Return what JUDGE takes, `$1` to `$6`."""
+    streaks = list(found.values())
+    return [
+        Integers(list(found)),
+        Bools([one.reset for one in streaks]),
+        Integers([one.failures for one in streaks]),
+        Ids([one.last_failed for one in streaks]),
+        Integers([one.breaker.failures for one in streaks]),
+        Floats([one.breaker.open for one in streaks]),
+    ]
+
+
+PER_LEASE: Final = 6
+SHORTEST: Final = 0.1
+"""Seconds that a try may take in any case."""
+
+
+class Heartbeat:
+    """Owns the connection; one thread at a time."""
+
+    def __init__(self, here: connection.Place) -> None:
+        self._here = here
+        self._connection: BlockingConnection | None = None
+        self._turn = threading.Lock()
+
+    def renew(self, leases: Sequence[Lease]) -> set[int]:
+        """Prolong these; returns the fences that are still ours."""
+        if not leases:
+            return set()
+        limit = max(min(lease.seconds for lease in leases) / PER_LEASE, SHORTEST)
+        with self._turn:
+            connection = self._connection or self._connect(limit)
+            # The server's own limits come first; the cut is for a server that does not speak at all.
+            guard = threading.Timer(2 * limit, connection.cut, [connection])
+            guard.daemon = True
+            guard.start()
+            try:
+                return self._beat(connection, leases, limit)
+            except psycopg.Error as error:
+                self._drop()
+                raise StoreUnavailable(f"The heartbeat got no answer: {str(error).strip()}") from error
+            finally:
+                guard.cancel()
+
+    def _beat(self, connection: BlockingConnection, leases: Sequence[Lease], limit: float) -> set[int]:
+        cursor = psycopg.RawCursor(connection)
+        cursor.execute("SELECT set_config('statement_timeout', $1, false)", [str(math.ceil(limit * 1000))])
+        cursor.execute(RENEW, renew_parameters(leases), prepare=True, binary=True)
+        found: list[Any] = cursor.fetchall()
+        return {row[0] for row in found}
+
+    def _connect(self, limit: float) -> BlockingConnection:
+        try:
+            connection = psycopg.Connection.connect(
+                self._here.conninfo, autocommit=True, connect_timeout=max(2, math.ceil(limit))
+            )
+        except psycopg.Error as error:
+            raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
+        try:
+            adapt(connection)
+            connection.heat_blocking(connection, self._here)
+        except psycopg.Error as error:
+            connection.close()
+            raise StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}") from error
+        self._connection = connection
+        return connection
+
+    def _drop(self) -> None:
+        if self._connection is not None:
+            self._connection.pgconn.finish()
+            self._connection = None
+
+    def close(self) -> None:
+        """Let go of the connection."""
+        with self._turn:
+            self._drop()
+
+
+log = logging.getLogger("oncehook.store")
+
+NOTIFY_PAUSE: Final = 0.05
+"""Seconds between two notifications."""
+
+MOST_NAMED: Final = 500
+"""Destinations that one notification names: PostgreSQL takes less than 8,000 bytes."""
+
+FIRST_WAIT: Final = 0.1
+LONGEST_WAIT: Final = 5.0
+"""Seconds between two tries to connect: doubled from the first to the longest."""
+
+# LISTEN takes no parameters.
+_LISTEN: Final = """
+DO $$ BEGIN EXECUTE format('LISTEN %I', current_setting('oncehook.channel')); END $$
+"""
+
+
+def notify_channel(schema: str) -> str:
+    """Where the stores of one schema call each other; short, whatever the schema is called."""
+    return f"oncehook_{blake2b(schema.encode(), digest_size=12).hexdigest()}"
+
+
+def encode_payload(destination_ids: Collection[int] | None) -> str:
+    """Write whom a notification is about; nothing stands for any, as too many do."""
+    return "" if destination_ids is None or len(destination_ids) > MOST_NAMED else " ".join(map(str, destination_ids))
+
+
+def read_payload(text: str) -> set[int] | None:
+    """Read what `payload` wrote; what somebody else sent stands for any."""
+    try:
+        return {int(word) for word in text.split()} or None
+    except ValueError:
+        return None
+
+
+class Bell:
+    """Lives on one event loop."""
+
+    def __init__(self, here: Place, wake: Wake) -> None:
+        self._here = here
+        self._channel = notify_channel(here.schema)
+        self._wake = wake
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._caller: Connection | None = None
+        self._own_pid = 0
+        """The server's process that sends our notifications: we need not hear those."""
+        self._calling = False
+        self._due: set[int] | None = set()
+        """Destinations that the others have not been told of; None: any."""
+
+    def start(self, *, listen: bool) -> None:
+        """Begin, on the running loop; `listen` where somebody works."""
+        self._loop = asyncio.get_running_loop()
+        if listen:
+            self._spawn(self._listen())
+
+    async def close(self) -> None:
+        """Be silent."""
+        self._loop = None
+        pending = set(self._tasks)
+        while pending:  # more than once: inside the driver a cancellation can get lost
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=0.5)
+        if self._caller is not None:
+            self._caller.pgconn.finish()
+
+    def ring(self, destination_ids: Collection[int] | None) -> None:
+        """Say that something may have become due for these destinations (None: for any): on the loop."""
+        self._wake(destination_ids)
+        if destination_ids is None:
+            self._due = None
+        elif self._due is not None:
+            self._due.update(destination_ids)
+        if not self._calling and self._loop is not None:
+            self._calling = True
+            self._spawn(self._call())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work, name="oncehook-bell")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- calling -------------------------------------------------------------------------------
+
+    async def _call(self) -> None:
+        """Call the others now, and once more after the pause for all that came meanwhile."""
+        try:
+            while self._due is None or self._due:
+                due, self._due = self._due, set()
+                await self._notify(encode_payload(due))
+                await asyncio.sleep(NOTIFY_PAUSE)
+        finally:
+            self._calling = False
+
+    async def _notify(self, due: str) -> None:
+        try:
+            connection = await self._open_caller()
+            guard = asyncio.get_running_loop().call_later(SILENCE, cut, connection)
+            try:
+                await connection.execute("SELECT pg_notify($1, $2)", [self._channel, due])
+            finally:
+                guard.cancel()
+        except (psycopg.Error, OSError, StoreError) as error:
+            log.debug("store.notify_failed", extra={"fields": {"error": str(error)}})
+            if self._caller is not None:
+                self._caller.pgconn.finish()
+                self._caller = None
+            await asyncio.sleep(FIRST_WAIT)
+
+    async def _open_caller(self) -> Connection:
+        if self._caller is None or not is_alive(self._caller):
+            self._caller = await connect(self._here)
+            # A wake-up need not be on disk.
+            await self._caller.execute("SELECT set_config('synchronous_commit', 'off', false)")
+            self._own_pid = self._caller.info.backend_pid
+        return self._caller
+
+    # -- listening -----------------------------------------------------------------------------
+
+    async def _listen(self) -> None:
+        wait = FIRST_WAIT
+        while True:
+            try:
+                async with await connect(self._here) as connection:
+                    await connection.execute("SELECT set_config('oncehook.channel', $1, false)", [self._channel])
+                    await connection.execute(_LISTEN)
+                    wait = FIRST_WAIT
+                    self._wake(None)  # for what was called while nobody listened
+                    async for notification in connection.notifies():
+                        if notification.pid != self._own_pid:
+                            self._wake(read_payload(notification.payload))
+            except (psycopg.Error, OSError, StoreError) as error:
+                log.debug("store.listen_failed", extra={"fields": {"error": str(error)}})
+            await asyncio.sleep(wait * clock.chance.uniform(0.5, 1.0))
+            wait = min(wait * 2, LONGEST_WAIT)
