@@ -4,7 +4,7 @@
 to look at what is really there or to damage it.
 
 Nobody here is in a hurry: a machine that stands still for seconds in the middle of a statement is no fault of the
-store's. A test of what gives up, and when, asks for `impatient`, or sets the one limit that it is about.
+store's. A test of what gives up, and when, opens its store with the one limit that it is about.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ import pytest
 from oncehook import clock
 from oncehook.model import Check
 from oncehook.store.base import Store
-from oncehook.store.postgres import PostgresStore, connection, queue, writer
-from oncehook.store.postgres import read as postgres_look
+from oncehook.store.postgres import PostgresStore
 from oncehook.store.sqlite import SqliteStore
 from oncehook.store.sqlite import writer as sqlite_writer
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import enrolled
-from tests.store.place import Place
+from tests.store.place import PATIENT, Place
 
-_SOON = connection.PATIENCE
 _CLOCKS = ("now", "statement_timestamp", "clock_timestamp")
 
 
@@ -125,7 +123,8 @@ class PostgresGround(Ground):
             self._tell_time(function, f"timestamptz '{now.isoformat()}'")
 
     def make(self, **options: Any) -> Store:
-        return PostgresStore(self.url, schema=self.schema, search_path=f"{self.schema}, pg_catalog", **options)
+        options = {"timeouts": PATIENT, "search_path": f"{self.schema}, pg_catalog", **options}
+        return PostgresStore(self.url, schema=self.schema, **options)
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         cursor = self._connection.execute(statement, parameters)
@@ -145,25 +144,8 @@ class PostgresGround(Ground):
 def _patient() -> Iterator[None]:
     """Whoever waits for an answer or for a lock waits long: its holder may be held up itself."""
     with pytest.MonkeyPatch.context() as change:  # a test that undoes its own changes leaves these alone
-        for module in (opening, commit):
-            change.setattr(module, "PATIENCE", "60s")
-        for module in (commit, hot):
-            change.setattr(module, "SILENCE", 60.0)
-        for statement in ("_SETTLE", "_HEAT"):
-            change.setattr(connection, statement, getattr(connection, statement).replace("'5s'", "'60s'"))
-        change.setitem(connection.DEFAULTS, "connect_timeout", "60")
-        change.setattr(writer, "CLOSE_SECONDS", 60.0)
-        change.setattr(queue, "SHORTEST", 60.0)
-        change.setattr(postgres_look, "PATIENCE", 60.0)
         change.setattr(sqlite_writer, "PATIENCE", 60.0)
         yield
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in life: who meets a lock on PostgreSQL gives up soon."""
-    for module in (opening, commit):
-        monkeypatch.setattr(module, "PATIENCE", _SOON)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

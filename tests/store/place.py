@@ -7,8 +7,12 @@ from typing import Any
 import psycopg
 
 from oncehook.store.postgres import PostgresStore
+from oncehook.store.postgres.connection import Timeouts
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import enrolled
+
+PATIENT = Timeouts(connect=60, statement=60, lock=60, answer=60, turn=60, heartbeat=60, close=60)
+"""Limits for a machine that may stand still for seconds: who waits for an answer or for a lock waits long."""
 
 
 class Place:
@@ -32,7 +36,8 @@ class Place:
         self.sql(f"{how} {', '.join(table for (table,) in tables)}")
 
     async def open(self, **options: Any) -> PostgresStore:
-        store = PostgresStore(options.pop("url", self.url), schema=self.schema, **options)
+        options = {"url": self.url, "timeouts": PATIENT, **options}
+        store = PostgresStore(schema=self.schema, **options)
         self.stores.append(store)
         await store.open()
         await enrolled(store)

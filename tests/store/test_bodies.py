@@ -219,7 +219,7 @@ def sqlite_says() -> Iterator[Callable[[bytes, Clause], bool]]:
 
         def says(body: bytes, *asked: Clause) -> bool:
             text = "SELECT count(*) FROM (SELECT :body AS body, NULL AS id) e WHERE true " + read.SAYS
-            [(n,)] = connection.execute(text, {"body": body, "clauses": postgres_read.encode_clauses(asked)})
+            [(n,)] = connection.execute(text, {"body": body, "clauses": read.asked(asked)})
             return bool(n)
 
         yield says

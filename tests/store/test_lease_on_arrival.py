@@ -681,7 +681,7 @@ async def test_a_notification_names_the_destinations(place: Place) -> None:
     assert len(admin.begun) == 2
     await deliver(store, None, to=MAIL)
     await until(lambda: heard)
-    await until(lambda: not store._bell._calling)
+    await until(lambda: not store.notifier.sending)
     assert heard == [{2}]
 
 

@@ -13,10 +13,10 @@ import pytest
 
 from oncehook.model import DeliveryStatus, Filter, Id, LeaseRequest, new_id
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres import connection, read
-from oncehook.store.postgres.connection import Id
+from oncehook.store.postgres import read
+from oncehook.store.postgres.connection import Database, Id, session
 from oncehook.store.postgres.queue import LEASE, lease_parameters
-from oncehook.store.postgres.read import parameters
+from oncehook.store.postgres.read import read_parameters
 from tests.store.making import deliver
 from tests.store.place import Place
 from tests.store.test_postgres_plans import pages
@@ -50,18 +50,18 @@ def add(place: Place, count: int) -> None:
 
 
 async def pages_of_a_lease(place: Place) -> int:
-    async with connection.session(connection.place(place.url, place.schema, None)) as connection:
+    async with session(Database.parse(place.url, place.schema)) as connection:
         asked = lease_parameters([LeaseRequest(1, 10, 30.0)], 1)
         await pages(connection, LEASE, asked)  # plans are made
         return await pages(connection, LEASE, asked)
 
 
 async def pages_of_lists(place: Place) -> dict[str, int]:
-    async with connection.session(connection.place(place.url, place.schema, None)) as connection:
+    async with session(Database.parse(place.url, place.schema)) as connection:
         found = {}
         for name, wanted in LISTS.items():
-            asked = [*await parameters(connection, wanted, Cipher()), Id(new_id()), read.LOOKED_AT, 51]
-            statement = read.LISTS[read._way_to_deliveries(wanted)]
+            asked = [*await read_parameters(connection, wanted, Cipher()), Id(new_id()), read.LOOKED_AT, 51]
+            statement = read.way_to_deliveries(wanted).LIST
             cursor = await connection.execute(f"EXPLAIN (ANALYZE, BUFFERS, COSTS OFF) {statement}", asked)
             plan = "\n".join(str(line) for (line,) in await cursor.fetchall())
             assert "Seq Scan on deliveries" not in plan, plan

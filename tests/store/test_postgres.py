@@ -14,7 +14,9 @@ import pytest
 from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
 from oncehook.model import Filter, Outcome
 from oncehook.store.migrate import steps_from
-from oncehook.store.postgres import PostgresStore, connection
+from oncehook.store.postgres import PostgresStore
+from oncehook.store.postgres import connection as postgres_connection
+from oncehook.store.postgres.connection import Database, connect_hot, fetch_all, session
 from tests.servers import Postgres, fresh_schema
 from tests.store.conftest import failed_checks
 from tests.store.making import enrolled, intake, item, keep, outcomes, record_all
@@ -49,11 +51,9 @@ async def test_more_than_durable_is_fine(place: Place, value: str) -> None:
 async def test_the_durable_setting_is_pinned_on_connections_for_intake(place: Place) -> None:
     """A change of the server's configuration reaches running sessions, but not these."""
     await place.open()
-    connection, _ = await connection.connect_hot(connection.place(place.url, place.schema, None), unsafe=False)
-    async with connection:
-        [(source,)] = await connection.rows(
-            connection, "SELECT source FROM pg_settings WHERE name = 'synchronous_commit'"
-        )
+    link = await connect_hot(Database.parse(place.url, place.schema))
+    async with link.connection as connection:
+        [(source,)] = await fetch_all(connection, "SELECT source FROM pg_settings WHERE name = 'synchronous_commit'")
     assert source == "session"
 
 
@@ -167,8 +167,8 @@ async def test_a_search_path_in_the_address_that_leads_here_is_left_alone(place:
     url = with_setting(place, f"search_path={path}")
     store = await place.open(url=url)
     assert outcomes(await keep(store, item("k"))) == [ACCEPTED]
-    async with connection.session(connection.place(url, place.schema, None)) as connection:
-        [(found,)] = await connection.rows(connection, "SELECT current_setting('search_path')")
+    async with session(Database.parse(url, place.schema)) as connection:
+        [(found,)] = await fetch_all(connection, "SELECT current_setting('search_path')")
     assert found == path
 
 
@@ -234,7 +234,7 @@ async def test_a_migration_that_fails_leaves_nothing_behind(place: Place, monkey
         for step in steps_from(*arguments, **options):
             yield type(step)(step.version, step.name, step.sql + "SELECT 1 / 0;")
 
-    monkeypatch.setattr(connection, "steps_from", broken)
+    monkeypatch.setattr(postgres_connection, "steps_from", broken)
     with pytest.raises(StoreError, match="migration"):
         await place.open()
     monkeypatch.undo()

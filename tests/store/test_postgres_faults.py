@@ -9,6 +9,7 @@ import random
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from oncehook.store.postgres.connection import is_alive
 from tests.servers import Postgres
 from tests.store.conftest import failed_checks
 from tests.store.making import enrolled, intake, item, keep, outcomes, record, record_all
-from tests.store.place import Place
+from tests.store.place import PATIENT, Place
 from tests.waiting import until
 
 ACCEPTED, DUPLICATE = Outcome.accepted, Outcome.duplicate
@@ -246,7 +247,7 @@ async def test_a_server_that_falls_silent_is_left(place: Place, monkeypatch: pyt
     [frozen] = place.backends()
     os.kill(frozen, signal.SIGSTOP)
     try:
-        monkeypatch.setattr(writer, "SILENCE", 0.3)
+        monkeypatch.setattr(store._writer, "timeouts", replace(PATIENT, answer=0.3))
         [result] = await record_all(store, [intake(item("k2"))])
         assert isinstance(result, StoreUnavailable)
         monkeypatch.undo()  # else k3 could be given up as well, though it is written: then it comes as a duplicate
@@ -255,10 +256,9 @@ async def test_a_server_that_falls_silent_is_left(place: Place, monkeypatch: pyt
         os.kill(frozen, signal.SIGCONT)
 
 
-async def test_close_does_not_wait_for_ever(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_close_does_not_wait_for_ever(place: Place) -> None:
     """R56"""
-    monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.2)
-    store = await place.open(intake_connections=1, batch=1)
+    store = await place.open(intake_connections=1, batch=1, timeouts=replace(PATIENT, close=0.2))
     await keep(store, item("k"))
     [frozen] = place.backends()
     os.kill(frozen, signal.SIGSTOP)

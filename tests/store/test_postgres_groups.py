@@ -82,7 +82,7 @@ async def test_nobody_waits_for_a_group_that_takes_too_long(place: Place) -> Non
     """R9"""
     async with stuck(place) as (store, _):
         assert await accepted(send(store, "d")) == [True]
-    assert store._commit._writing == 0  # it was counted out once, though it was late and came to its end
+    assert store._writer._writing == 0  # it was counted out once, though it was late and came to its end
 
 
 @pytest.mark.usefixtures("nothing_is_late")

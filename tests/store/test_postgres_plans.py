@@ -28,9 +28,9 @@ from oncehook.model import (
     streaks,
 )
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres import PostgresStore, connection
+from oncehook.store.postgres import PostgresStore
 from oncehook.store.postgres.admin import GO_ON, REPLAY
-from oncehook.store.postgres.connection import Connection, Id, Ids, Integers
+from oncehook.store.postgres.connection import Connection, Database, Id, Ids, Integers, connect
 from oncehook.store.postgres.intake import INTAKE, IntakeRows
 from oncehook.store.postgres.queue import (
     JUDGE,
@@ -235,7 +235,7 @@ async def session(place: Place) -> AsyncIterator[tuple[PostgresStore, Connection
     store = await place.open()
     for table in TABLES:
         place.sql(f"ALTER TABLE {table} SET (autovacuum_enabled = false)")
-    connection = await connection.connect(connection.place(place.url, place.schema, None))
+    connection = await connect(Database.parse(place.url, place.schema))
     async with connection:
         yield store, connection
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -14,7 +15,7 @@ from oncehook.model import Outcome, new_id
 from oncehook.store.postgres import PostgresStore
 from tests.store.conftest import failed_checks
 from tests.store.making import intake, item, keep, outcomes, record_all
-from tests.store.place import Place
+from tests.store.place import PATIENT, Place
 
 ACCEPTED, DUPLICATE = Outcome.accepted, Outcome.duplicate
 CRM = ("crm", 1)
@@ -77,9 +78,8 @@ async def test_order_of_commit_is_order_of_seq(place: Place) -> None:
     assert failed_checks(await stores[0].check()) == []
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_foreign_lock_blocks_only_its_own_subject(place: Place) -> None:
-    store = await place.open()
+    store = await place.open(timeouts=replace(PATIENT, lock=0.3))
     await keep(store, item("first", subject="blocked", to=[CRM]))
     with psycopg.connect(place.server.url) as foreign:
         store.record_in_blocking(foreign, intake(item("theirs", subject="blocked", to=[CRM])))
@@ -94,10 +94,9 @@ async def test_a_foreign_lock_blocks_only_its_own_subject(place: Place) -> None:
     assert failed_checks(await store.check()) == []
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_arrivals_wait_for_no_row_that_a_worker_has(place: Place) -> None:
     """Whoever leases, settles or is stopped in the middle of it holds up no sender."""
-    store = await place.open()
+    store = await place.open(timeouts=replace(PATIENT, lock=0.3))
     await keep(store, item("first", subject="s", to=[CRM]))
     with psycopg.connect(place.server.url) as foreign:
         foreign.execute(f"SELECT * FROM {place.schema}.heads FOR UPDATE")

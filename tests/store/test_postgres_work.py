@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,9 @@ from oncehook.model import (
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
-from oncehook.store.postgres import PostgresStore, connection, queue, read
-from oncehook.store.postgres.connection import Id
-from oncehook.store.postgres.read import parameters
+from oncehook.store.postgres import PostgresStore, queue, read
+from oncehook.store.postgres.connection import Database, Id, session
+from oncehook.store.postgres.read import read_parameters
 from oncehook.worker import BEATS
 from tests.store.conftest import failed_checks
 from tests.store.making import (
@@ -56,7 +57,7 @@ from tests.store.making import (
     take,
     take_one,
 )
-from tests.store.place import Place
+from tests.store.place import PATIENT, Place
 from tests.waiting import until
 
 # -- lists -------------------------------------------------------------------------------------
@@ -101,14 +102,11 @@ async def test_every_list_has_its_index(place: Place) -> None:
 
 
 async def plan_of_list(place: Place, filter: Filter, what: str) -> str:
-    if what == "deliveries":
-        statement = read.LISTS[read._way_to_deliveries(filter)]
-    else:
-        statement = read.EVENT_LISTS[read._way_to_events(filter)]
-    async with connection.session(connection.place(place.url, place.schema, None)) as connection:
-        asked = [*await parameters(connection, filter, Cipher()), Id(new_id()), read.LOOKED_AT, 51]
-        asked += [] if what == "deliveries" else [read._asks_of_deliveries(filter)]
-        cursor = await connection.execute(f"EXPLAIN (COSTS OFF) {statement}", asked)
+    way = read.way_to_deliveries(filter) if what == "deliveries" else read.way_to_events(filter)
+    async with session(Database.parse(place.url, place.schema)) as connection:
+        asked = [*await read_parameters(connection, filter, Cipher()), Id(new_id()), read.LOOKED_AT, 51]
+        asked += [] if what == "deliveries" else [read.has_delivery_conditions(filter)]
+        cursor = await connection.execute(f"EXPLAIN (COSTS OFF) {way.LIST}", asked)
         return "\n".join(str(line) for (line,) in await cursor.fetchall())
 
 
@@ -348,9 +346,9 @@ async def check_all_done_in_order(place: Place, store: PostgresStore) -> None:
 
 def test_the_functions_and_the_program_mean_the_same_numbers() -> None:
     """A migration cannot read our constants: what a lease may cover, and what is left of it when it is prolonged."""
-    [queue] = [step.sql for step in migrations(Engine.postgres) if step.name == "queue"]
-    assert f"LIMIT {COVERED} -- COVERED" in queue
-    assert f"n.seconds * {BEATS - 1} / {BEATS}" in queue
+    [schema] = [step.sql for step in migrations(Engine.postgres)]
+    assert f"LIMIT {COVERED} -- COVERED" in schema
+    assert f"n.seconds * {BEATS - 1} / {BEATS}" in schema
 
 
 async def test_a_replay_leaves_a_head_alone_that_runs_already(place: Place) -> None:
@@ -447,12 +445,12 @@ async def test_notifications_are_few(place: Place) -> None:
     with psycopg.connect(place.server.url, autocommit=True) as ear:
         heard: list[psycopg.Notify] = []
         ear.add_notify_handler(heard.append)
-        ear.execute(f"LISTEN {queue.channel(place.schema)}")
+        ear.execute(f"LISTEN {queue.notify_channel(place.schema)}")
         began = asyncio.get_running_loop().time()
         for _ in range(60):
             await deliver_one(store)
         took = asyncio.get_running_loop().time() - began
-        await until(lambda: not store._bell._calling)
+        await until(lambda: not store.notifier.sending)
         ear.execute("SELECT 1")  # before the answer comes all that was called by now
     assert 2 <= len(heard) <= took / queue.NOTIFY_PAUSE + 2
 
@@ -512,9 +510,8 @@ async def test_a_connection_that_breaks_in_a_statement_cannot_tell(place: Place)
     await settle(store, done(lease))
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_settling_waits_for_a_lock_only_a_while(place: Place) -> None:
-    store = await place.open()
+    store = await place.open(timeouts=replace(PATIENT, lock=0.3))
     await deliver_one(store, "s")
     lease = await take_one(store)
     with rival(place) as other:
@@ -528,19 +525,18 @@ async def test_settling_waits_for_a_lock_only_a_while(place: Place) -> None:
 # -- heartbeats --------------------------------------------------------------------------------
 
 
-async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place) -> None:
     """R32: it waits no longer than a sixth of the lease, and the next one tries anew."""
-    store = await place.open()
+    store = await place.open(timeouts=replace(PATIENT, heartbeat=0.1))
     await deliver_one(store)
     lease = await take_one(store, lease=1.2)
     with rival(place) as other:
         other.execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE")
-        monkeypatch.setattr(queue, "SHORTEST", 0.1)
         with pytest.raises(StoreUnavailable):
             await asyncio.to_thread(store.renew, [lease])
         other.rollback()
-    monkeypatch.undo()  # the next one has time
-    assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
+    longer = replace(lease, seconds=360.0)  # the next one has time
+    assert await asyncio.to_thread(store.renew, [longer]) == {lease.fence}
 
 
 async def test_a_locked_row_holds_up_no_heartbeat(place: Place) -> None:

@@ -150,7 +150,7 @@ class Statements(ast.NodeVisitor):
 
 
 STORE = sorted((PACKAGE / "store").rglob("*.py"))
-HANDS_ON = r"(?:execute\w*|rows)\((?:\w+, )?statement\b"
+HANDS_ON = r"(?:execute\w*|rows|fetch\w*|ask)\((?:\w+, )?statement\b"
 
 
 def handing_functions() -> dict[str, set[int]]:
@@ -170,7 +170,7 @@ HANDING = handing_functions()
 ALLOWED = {
     # the numbered files of the schema: text of ours that is read at start
     "sqlite/connection.py": {"statement"},
-    "postgres/opening.py": {"step.sql.encode()"},
+    "postgres/connection.py": {"step.sql.encode()"},
 }
 
 

@@ -17,7 +17,7 @@ from psycopg import errors
 from oncehook.claims.base import SWEEP_ROWS, Ask, Row
 from oncehook.claims.lines import PerLoop, survive_forks
 from oncehook.errors import StoreError, StoreUnavailable
-from oncehook.store.postgres.connection import BlockingConnection, Connection, is_alive, place
+from oncehook.store.postgres.connection import BlockingConnection, Connection, Database, is_alive
 
 CONNECTIONS: Final = 4
 """Of one process, for each event loop and for all its threads together: a claim takes a millisecond or two."""
@@ -158,7 +158,7 @@ class Line:
     """A few blocking connections; a thread that finds none free waits for one."""
 
     def __init__(self, url: str) -> None:
-        self._place = place(url, _WHEREVER, None)
+        self._place = Database.parse(url, _WHEREVER)
         self.lock = threading.Lock()
         survive_forks(self)
         self._begin()
@@ -239,7 +239,7 @@ class AsyncLine:
     """A few connections for each event loop; a task that finds none free waits for one."""
 
     def __init__(self, url: str) -> None:
-        self._place = place(url, _WHEREVER, None)
+        self._place = Database.parse(url, _WHEREVER)
         self._pools = PerLoop(_Pool, _Pool.close)
 
     async def ask(self, request: Request) -> list[Any]:

@@ -81,9 +81,9 @@ def _throw_away(store: str | None, folder: Path | None) -> Iterator[tuple[str, P
         with tempfile.TemporaryDirectory(prefix="oncehook-bench-", dir=folder) as made:
             yield f"sqlite:{made}/bench.db", Path(made)
         return
-    from oncehook.store.postgres.connection import throw_away
+    from oncehook.store.postgres.connection import throwaway_schema
 
-    with throw_away(store) as url:
+    with throwaway_schema(store) as url:
         yield url, None
 
 

@@ -1,19 +1,21 @@
-"""The hot connections of work: a few, apart from intake's, on which leases and settles run as one statement each, or as
-few as can be in a short transaction.
+"""Connections to PostgreSQL: how values travel, how a connection is opened, checked and lent, and the schema's version.
 
-They are opened when first needed, and again when one is lost; whoever asked then gets StoreUnavailable and asks again.
-The engine hands them a statement and what makes its parameters, and gets rows.
+A connection keeps three promises: a commit is on disk when it is confirmed (R2), the dedup index exists (R66), and this
+program knows the schema (R65). All tables live in one schema of their own, found through `search_path`, so that SQL
+stays constant text. Ids and hashes are `bytes` here and `uuid` there, and whole columns travel as binary arrays, packed
+at once, so that a group commit makes no object per value on its way.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -31,21 +33,53 @@ from psycopg.types.string import ByteaBinaryLoader
 from oncehook import clock, faults
 from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
 from oncehook.model import Engine
+from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import Migration, migrations, steps_from
-from oncehook.store.postgres.queue import Ask
-from oncehook.store.postgres.writer import Connect
 
 Connection: TypeAlias = psycopg.AsyncConnection[tuple[object, ...]]
 BlockingConnection: TypeAlias = psycopg.Connection[tuple[object, ...]]
+
+OLDEST_SERVER: Final = 140000
+WORK_CONNECTIONS: Final = 3
+READ_CONNECTIONS: Final = 4
+LONG: Final = 60.0
+"""Seconds that a statement over very many deliveries may take."""
+
+
+@dataclass(slots=True, frozen=True, kw_only=True)
+class Timeouts:
+    """Seconds after which something is given up."""
+
+    connect: float = 5.0
+    statement: float = 5.0
+    lock: float = 0.3
+    """How long a group of arrivals waits for a row that another transaction holds."""
+    answer: float = 10.0
+    """Silence after which a connection is cut: its statement timeout should have ended the statement long before."""
+    turn: float = 2.0
+    """How long a read waits for a free connection."""
+    heartbeat: float = 0.1
+    """How long a heartbeat may take in any case, however short the leases are."""
+    close: float = 5.0
+    """How long `close` waits for arrivals that were accepted for writing."""
+
+
+DEFAULTS: Final = {
+    "fallback_application_name": "oncehook",
+    "target_session_attrs": "read-write",  # after a failover: the server that can write, not the one that was first
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
+
+# -- values ------------------------------------------------------------------------------------
 
 _NULL = b"\xff\xff\xff\xff"
 _LENGTH = struct.Struct("!i")
 _SIXTEEN = _LENGTH.pack(16)
 _ARRAY_HEAD = struct.Struct("!iiIii")
-_SMALL = struct.Struct("!ih")
-_INTEGER = struct.Struct("!ii")
 _BIG = struct.Struct("!iq")
-_FLOAT = struct.Struct("!id")
 _TRUE, _FALSE = _LENGTH.pack(1) + b"\x01", _LENGTH.pack(1) + b"\x00"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -109,17 +143,6 @@ class Blobs(Column):
         super().__init__(parts, len(values))
 
 
-class Smalls(Column):
-    """A column of `smallint`."""
-
-    __slots__ = ()
-    oid, array_oid = 21, 1005
-
-    def __init__(self, values: Sequence[int | None]) -> None:
-        parts = [_NULL if value is None else _SMALL.pack(2, value) for value in values]
-        super().__init__(None if all(value is None for value in values) else parts, len(values))
-
-
 class Bools(Column):
     """A column of `boolean`."""
 
@@ -130,36 +153,45 @@ class Bools(Column):
         super().__init__([_TRUE if value else _FALSE for value in values], len(values))
 
 
-class Integers(Column):
+class NumberColumn(Column):
+    """A column of numbers that all have the same size."""
+
+    __slots__ = ()
+    size: ClassVar[int]
+    packer: ClassVar[struct.Struct]
+
+    def __init__(self, values: Sequence[float | None]) -> None:
+        size, pack = self.size, self.packer.pack
+        parts = [_NULL if value is None else pack(size, value) for value in values]
+        super().__init__(None if all(value is None for value in values) else parts, len(values))
+
+
+class Smalls(NumberColumn):
+    """A column of `smallint`."""
+
+    __slots__ = ()
+    oid, array_oid, size, packer = 21, 1005, 2, struct.Struct("!ih")
+
+
+class Integers(NumberColumn):
     """A column of `integer`."""
 
     __slots__ = ()
-    oid, array_oid = 23, 1007
-
-    def __init__(self, values: Sequence[int | None]) -> None:
-        parts = [_NULL if value is None else _INTEGER.pack(4, value) for value in values]
-        super().__init__(None if all(value is None for value in values) else parts, len(values))
+    oid, array_oid, size, packer = 23, 1007, 4, struct.Struct("!ii")
 
 
-class Bigs(Column):
+class Bigs(NumberColumn):
     """A column of `bigint`."""
 
     __slots__ = ()
-    oid, array_oid = 20, 1016
-
-    def __init__(self, values: Sequence[int]) -> None:
-        super().__init__([_BIG.pack(8, value) for value in values], len(values))
+    oid, array_oid, size, packer = 20, 1016, 8, struct.Struct("!iq")
 
 
-class Floats(Column):
+class Floats(NumberColumn):
     """A column of `float8`."""
 
     __slots__ = ()
-    oid, array_oid = 701, 1022
-
-    def __init__(self, values: Sequence[float | None]) -> None:
-        parts = [_NULL if value is None else _FLOAT.pack(8, value) for value in values]
-        super().__init__(None if all(value is None for value in values) else parts, len(values))
+    oid, array_oid, size, packer = 701, 1022, 8, struct.Struct("!id")
 
 
 class Times(Column):
@@ -206,113 +238,131 @@ def adapt(context: AdaptContext) -> None:
         adapters.register_dumper(column, _ColumnDumper)
 
 
-def storable(text: str) -> str:
-    """PostgreSQL takes neither NUL nor half a character, and one stranger's must not cost the others' rows."""
+def clean_text(text: str) -> str:
+    """Replace NUL and lone surrogates, which PostgreSQL refuses: one sender's text must not cost the others' rows."""
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode("utf-8")
 
 
-OLDEST_SERVER: Final = 140000
+# -- addresses ---------------------------------------------------------------------------------
 
-PATIENCE: Final = "300ms"
-"""lock_timeout: how long a group of arrivals waits for a row that a foreign transaction holds."""
+
+@dataclass(slots=True, frozen=True)
+class Database:
+    """A database, the inbox's schema in it, and how long to wait for its server."""
+
+    conninfo: str
+    schema: str
+    path: str | None
+    """The `search_path` of our statements: the schema alone, so that our names never mean another schema's tables, or
+    what the caller gave. None: the address itself sets a path that contains the schema."""
+    timeouts: Timeouts
+    unsafe: bool
+    """Accept a server that may lose acknowledged events: for tests and benchmarks."""
+
+    @classmethod
+    def parse(
+        cls,
+        url: str,
+        schema: str = "oncehook",
+        *,
+        search_path: str | None = None,
+        timeouts: Timeouts | None = None,
+        unsafe: bool = False,
+    ) -> Database:
+        """Read the address of a store. `?schema=` is ours, everything else is for the driver. Raises ConfigError."""
+        timeouts = timeouts or Timeouts()
+        address, _, query = url.partition("?")
+        others = []
+        for pair in query.split("&") if query else []:
+            name, _, value = pair.partition("=")
+            if name == "schema":
+                schema = unquote(value)
+            else:
+                others.append(pair)
+        try:
+            settings = conninfo_to_dict(address + ("?" + "&".join(others) if others else ""))
+            connect_timeout = str(round(timeouts.connect))
+            conninfo = make_conninfo("", **{**DEFAULTS, "connect_timeout": connect_timeout, **settings})
+        except psycopg.ProgrammingError as error:
+            raise ConfigError(f"This is not the address of a PostgreSQL database: {str(error).strip()}") from error
+        if not schema:
+            raise ConfigError("The schema needs a name.")
+        path: str | None = search_path or '"' + schema.replace('"', '""') + '"'
+        if schema in _read_path(settings.get("options")):
+            path = None
+        return cls(conninfo, schema, path, timeouts, unsafe)
+
 
 _SEARCH_PATH: Final = re.compile(r"search_path=((?:\\.|[^\s\\])*)")
 _ESCAPED: Final = re.compile(r"\\(.)")
 
-SILENCE: Final = 10.0
-"""Seconds without an answer after which a connection is cut: its statement_timeout should have spoken long before."""
 
-DEFAULTS: Final = {
-    "fallback_application_name": "oncehook",
-    "target_session_attrs": "read-write",  # after a failover: the server that can write, not the one that was first
-    "connect_timeout": "5",
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "10000",
-}
-
-
-@dataclass(slots=True, frozen=True)
-class Place:
-    """Where the inbox lives: a database, and a schema in it."""
-
-    conninfo: str
-    schema: str
-    search_path: str | None
-    """Given by the caller; else the schema alone, so that nothing of other schemas is ever meant by our names."""
-    keeps_path: bool
-    """The address itself sets a search_path that leads here: leave it alone. One that leads elsewhere is for the
-    statements of handlers, not for ours."""
-
-
-def place(url: str, schema: str, search_path: str | None) -> Place:
-    """Read the address of a store. `?schema=` is ours, everything else is for the driver."""
-    address, _, query = url.partition("?")
-    others = []
-    for pair in query.split("&") if query else []:
-        name, _, value = pair.partition("=")
-        if name == "schema":
-            schema = unquote(value)
-        else:
-            others.append(pair)
-    try:
-        settings = conninfo_to_dict(address + ("?" + "&".join(others) if others else ""))
-        conninfo = make_conninfo("", **{**DEFAULTS, **settings})
-    except psycopg.ProgrammingError as error:
-        raise ConfigError(f"This is not the address of a PostgreSQL database: {str(error).strip()}") from error
-    if not schema:
-        raise ConfigError("The schema needs a name.")
-    return Place(conninfo, schema, search_path, schema in _path_of(str(settings.get("options", ""))))
-
-
-def _path_of(options: str) -> list[str]:
-    """The schemas of the last search_path that options for the server set (`-c search_path=…`)."""
-    paths = _SEARCH_PATH.findall(options)
+def _read_path(options: object) -> list[str]:
+    """Return the schemas of the last search_path that options for the server set (`-c search_path=…`)."""
+    paths = _SEARCH_PATH.findall(str(options or ""))
     return [name.strip(' "') for name in _ESCAPED.sub(r"\1", paths[-1]).split(",")] if paths else []
 
 
 # -- connections -------------------------------------------------------------------------------
 
-_SETTLE: Final = """
-SELECT set_config('search_path',
-    CASE WHEN $1 THEN current_setting('search_path') ELSE coalesce($2, quote_ident($3)) END, false),
-  set_config('TimeZone', 'UTC', false), set_config('statement_timeout', '5s', false)
+_SESSION: Final = """
+SELECT set_config('search_path', coalesce($1, current_setting('search_path')), false),
+  set_config('TimeZone', 'UTC', false), set_config('statement_timeout', $2, false)
 """
 
-# The queue's functions bring their own settings; to call one is planned once, and not anew for each set of arrays.
+# The queue's functions bring their own settings; a call of one is planned once, and not anew for each set of arrays.
 # synchronous_commit is pinned to what was found good, so that no later change of the server's configuration reaches a
 # connection that acknowledges arrivals.
-_HEAT: Final = """
+_HOT_SESSION: Final = """
 SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', $1, false),
-  set_config('idle_in_transaction_session_timeout', '5s', false),
+  set_config('idle_in_transaction_session_timeout', $2, false),
   set_config('synchronous_commit', current_setting('synchronous_commit'), false)
 """
 
 
-async def connect(here: Place) -> Connection:
-    """A connection in autocommit that knows our types and our schema. Raises StoreUnavailable."""
+def milliseconds(seconds: float) -> str:
+    """Write a time as the server's settings take it."""
+    return f"{seconds * 1000:.0f}ms"
+
+
+def describe(error: BaseException) -> str:
+    """Return the driver's message without the line ends around it."""
+    return str(error).strip()
+
+
+def session_parameters(database: Database) -> list[object]:
+    """Return what `_SESSION` takes."""
+    return [database.path, milliseconds(database.timeouts.statement)]
+
+
+def hot_parameters(database: Database) -> list[object]:
+    """Return what `_HOT_SESSION` takes."""
+    return [milliseconds(database.timeouts.lock), milliseconds(database.timeouts.statement)]
+
+
+async def connect(database: Database) -> Connection:
+    """Open a connection in autocommit that knows our types and our schema. Raises StoreUnavailable."""
     try:
         connection = await psycopg.AsyncConnection.connect(
-            here.conninfo, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.AsyncRawCursor
+            database.conninfo, autocommit=True, prepare_threshold=None, cursor_factory=psycopg.AsyncRawCursor
         )
         async with _or_close(connection):
             adapt(connection)
-            await connection.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
+            await connection.execute(_SESSION, session_parameters(database))
     except psycopg.Error as error:
-        raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
+        raise StoreUnavailable(f"PostgreSQL cannot be reached: {describe(error)}") from error
     return connection
 
 
 @contextlib.asynccontextmanager
-async def session(here: Place) -> AsyncIterator[Connection]:
-    """A connection for a short while. What the driver says becomes StoreUnavailable."""
-    connection = await connect(here)
+async def session(database: Database) -> AsyncIterator[Connection]:
+    """Open a connection for a short while. Raises StoreUnavailable for the driver's errors."""
+    connection = await connect(database)
     try:
         async with connection:
             yield connection
     except psycopg.Error as error:
-        raise StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}") from error
+        raise unavailable(error) from error
 
 
 @contextlib.asynccontextmanager
@@ -325,46 +375,53 @@ async def _or_close(connection: Connection) -> AsyncIterator[None]:
 
 
 @contextlib.contextmanager
-def blocking_session(here: Place) -> Iterator[psycopg.RawCursor[tuple[Any, ...]]]:
-    """A blocking connection's cursor for a short while, whether the store is open or not. Raises StoreUnavailable."""
+def blocking_session(database: Database) -> Iterator[psycopg.RawCursor[tuple[Any, ...]]]:
+    """Open a blocking connection for a short while, whether the store is open or not. Raises StoreUnavailable."""
     try:
-        with psycopg.connect(here.conninfo, autocommit=True) as connection:
+        with psycopg.connect(database.conninfo, autocommit=True) as connection:
             cursor = psycopg.RawCursor(connection)
             adapt(cursor)
-            cursor.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
+            cursor.execute(_SESSION, session_parameters(database))
             yield cursor
     except psycopg.errors.UndefinedTable as error:
         raise MigrationNeeded("The inbox has no tables in this database yet.") from error
     except psycopg.Error as error:
-        raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
+        raise StoreUnavailable(f"PostgreSQL cannot be reached: {describe(error)}") from error
 
 
-async def connect_hot(here: Place, *, unsafe: bool) -> tuple[Connection, int]:
-    """Open a connection for intake or work, with the slot of the counters that it alone writes. The promises are proven
-    each time anew: after a failover it may be another server."""
-    connection = await connect(here)
-    async with _or_close(connection):
-        await prove(connection, here, unsafe=unsafe)
-        await connection.execute(_HEAT, [PATIENCE])
-        connection.prepare_threshold = 0
-        (slot,) = await one(connection, "SELECT nextval('counter_slot')")
-    return connection, slot
-
-
-def heat_blocking(connection: BlockingConnection, here: Place) -> None:
-    """The same settings for a blocking connection that changes nothing a promise hangs on: it was proven by others."""
-    cursor = psycopg.RawCursor(connection)
-    cursor.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
-    cursor.execute(_HEAT, [PATIENCE])
+def connect_heartbeat(database: Database, limit: float) -> BlockingConnection:
+    """Open a blocking connection for the queue. It does not prove the server's promises: others have. `limit`: seconds
+    to connect. Raises StoreUnavailable.
+    """
+    try:
+        connection = psycopg.Connection.connect(
+            database.conninfo, autocommit=True, connect_timeout=max(2, round(limit + 0.5))
+        )
+        try:
+            adapt(connection)
+            cursor = psycopg.RawCursor(connection)
+            cursor.execute(_SESSION, session_parameters(database))
+            cursor.execute(_HOT_SESSION, hot_parameters(database))
+        except psycopg.Error:
+            connection.close()
+            raise
+    except psycopg.Error as error:
+        raise StoreUnavailable(f"PostgreSQL cannot be reached: {describe(error)}") from error
+    return connection
 
 
 def is_alive(connection: Connection | BlockingConnection) -> bool:
-    """The server has not said farewell to this connection, which rests. Anything else it said is read and forgotten."""
+    """Tell whether the server has kept this idle connection open. What else it sent is read and dropped."""
     with contextlib.suppress(psycopg.Error):
-        for _ in range(2):  # its last words, and then the end of the line
+        for _ in range(2):  # its last message, and then the end of the stream
             connection.pgconn.consume_input()
             connection.pgconn.is_busy()
     return not connection.closed
+
+
+def is_idle(connection: Connection | BlockingConnection) -> bool:
+    """Tell whether a connection is open, with no transaction on it."""
+    return connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
 
 
 def cut(connection: Connection | BlockingConnection) -> None:
@@ -377,44 +434,257 @@ def cut(connection: Connection | BlockingConnection) -> None:
             wire.shutdown(socket.SHUT_RDWR)
 
 
-async def rows(connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
-    """All rows of a statement, ids as bytes."""
+async def fetch_all(connection: Connection, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
+    """Return all rows of a statement, ids as bytes."""
     cursor = await connection.execute(statement, parameters, binary=True)
     return await cursor.fetchall()
 
 
-async def one(connection: Connection, statement: str, parameters: Sequence[object] = ()) -> Any:
-    """The first row of a statement that has one."""
-    return (await rows(connection, statement, parameters))[0]
+async def fetch_one(connection: Connection, statement: str, parameters: Sequence[object] = ()) -> Any:
+    """Return the first row of a statement that has one."""
+    return (await fetch_all(connection, statement, parameters))[0]
+
+
+def unavailable(error: psycopg.Error) -> StoreUnavailable:
+    """Return the error for a statement that failed and may be tried again."""
+    return StoreUnavailable(f"PostgreSQL did not answer: {describe(error)}")
+
+
+def is_refused_data(error: psycopg.Error) -> bool:
+    """Tell whether the written values are to blame: 22 data exceptions, 23 constraints, 54 limits, such as an index row
+    that is too long.
+    """
+    return (error.sqlstate or "")[:2] in ("22", "23", "54")
+
+
+# -- pools -------------------------------------------------------------------------------------
+
+Parameters = Callable[[int], Sequence[object]]
+"""Makes the parameters of a statement for a connection with this slot of the counters."""
+
+Ask = Callable[[str, Parameters], Awaitable[list[Any]]]
+"""Runs a statement and returns its rows."""
+
+
+class Link:
+    """One connection in autocommit, its cursor, and the counters' slot that it alone writes."""
+
+    __slots__ = ("connection", "cursor", "slot")
+
+    def __init__(self, connection: Connection, slot: int = 0) -> None:
+        self.connection = connection
+        self.cursor = psycopg.AsyncRawCursor(connection)
+        self.slot = slot
+
+    async def fetch(self, statement: str, parameters: Sequence[object]) -> list[Any]:
+        """Return all rows of one statement, which is planned once per connection."""
+        await self.cursor.execute(statement, parameters, prepare=True, binary=True)
+        return await self.cursor.fetchall()
+
+    async def ask(self, statement: str, parameters: Parameters) -> list[Any]:
+        """Return all rows of one statement; its parameters contain the slot."""
+        return await self.fetch(statement, parameters(self.slot))
+
+    def drop(self) -> None:
+        """Close the connection without a message to the server, which may no longer answer."""
+        self.connection.pgconn.finish()
+
+
+Connect = Callable[[], Awaitable[Link]]
+
+
+async def connect_hot(database: Database) -> Link:
+    """Open a connection for intake or work. The promises are proven each time: after a failover it may be another
+    server. Raises StoreUnavailable, StoreError.
+    """
+    connection = await connect(database)
+    async with _or_close(connection):
+        await check_server(connection, database)
+        await connection.execute(_HOT_SESSION, hot_parameters(database))
+        connection.prepare_threshold = 0
+        (slot,) = await fetch_one(connection, "SELECT nextval('counter_slot')")
+    return Link(connection, slot)
+
+
+class Pool:
+    """A few connections, opened when first needed and again when one is lost. Lives on one event loop."""
+
+    def __init__(self, connect: Connect, size: int, timeouts: Timeouts, *, wait: float | None = None) -> None:
+        """`wait`: seconds that a caller waits for a free one; None: however long it takes."""
+        self._connect = connect
+        self._places = asyncio.Semaphore(size)
+        self._answer = timeouts.answer
+        self._wait = wait
+        self._free: list[Link] = []
+        self._opened = False
+
+    def open(self) -> None:
+        """Begin to lend connections."""
+        self._opened = True
+
+    def close(self) -> None:
+        """Close all connections that are not in use; the others follow when they come back."""
+        self._opened = False
+        while self._free:
+            self._free.pop().drop()
+
+    @contextlib.asynccontextmanager
+    async def link(self, answer: float | None = None) -> AsyncIterator[Link]:
+        """Lend a connection. A server that does not answer for `answer` seconds is left. Raises StoreUnavailable."""
+        if not self._opened:
+            raise StoreUnavailable("The store is not open.")
+        await self._acquire()
+        try:
+            link = await self._take()
+            guard = asyncio.get_running_loop().call_later(answer or self._answer, cut, link.connection)
+            try:
+                yield link
+            except psycopg.Error as error:
+                raise unavailable(error) from error
+            finally:
+                guard.cancel()
+                if self._opened and is_idle(link.connection):
+                    self._free.append(link)
+                else:
+                    link.drop()
+        finally:
+            self._places.release()
+
+    async def _acquire(self) -> None:
+        if self._wait is None or not self._places.locked():
+            await self._places.acquire()
+            return
+        try:
+            await asyncio.wait_for(self._places.acquire(), self._wait)
+        except TimeoutError as error:
+            raise StoreUnavailable("Too many questions wait for an answer already.") from error
+
+    async def _take(self) -> Link:
+        while self._free:
+            link = self._free.pop()
+            if is_alive(link.connection):  # not one that a restart of the server left behind
+                return link
+            link.drop()
+        try:
+            return await self._connect()
+        except (psycopg.Error, OSError) as error:
+            raise StoreUnavailable(f"PostgreSQL cannot be reached: {describe(error)}") from error
+
+
+class WorkPool(Pool):
+    """The connections of work, apart from intake's: leases and settlements run as one statement each."""
+
+    async def ask(self, statement: str, parameters: Parameters) -> list[Any]:
+        """Return all rows of one statement. Raises StoreUnavailable."""
+        async with self.link() as link:
+            return await link.ask(statement, parameters)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Ask]:
+        """Begin a short transaction, and give what runs its statements; what is raised inside rolls it back.
+
+        Raises StoreUnavailable, or StoreError for values that the database will never take.
+        """
+        async with self.link() as link:
+            try:
+                async with link.connection.transaction():
+                    yield link.ask
+            except psycopg.Error as error:
+                if is_refused_data(error):
+                    raise StoreError(f"PostgreSQL refused this write: {describe(error)}") from error
+                raise
+
+
+AUDIT: Final = "INSERT INTO audit (at, actor, act, target, detail) VALUES (now(), $1, $2, $3, $4)"
+
+
+def encode_detail(detail: Mapping[str, object]) -> str:
+    """Write the detail of a line of the audit log; JSON escapes what PostgreSQL does not take as text."""
+    return json.dumps(detail, default=str)
+
+
+# Prune decides on its snapshot, so a replay that commits meanwhile could lose its event: whoever makes a replay holds
+# this lock together with others who do, whoever prunes holds it alone, and both take it before the first look.
+REPLAYING: Final = """
+SELECT pg_advisory_xact_lock_shared(hashtext('oncehook.prune'), hashtext($1)),
+  set_config('idle_in_transaction_session_timeout', '5s', true)
+"""
+PRUNING: Final = """
+SELECT pg_advisory_xact_lock(hashtext('oncehook.prune'), hashtext($1)),
+  set_config('idle_in_transaction_session_timeout', '5s', true)
+"""
+
+
+class StorePart:
+    """The base of every part of `PostgresStore`: a pool for reads and for what people do.
+
+    A read never waits for an intake and never delays one. The server ends a slow one, because a long query keeps dead
+    rows of `heads` alive.
+    """
+
+    def __init__(self, database: Database, cipher: Cipher) -> None:
+        self.database = database
+        self.cipher = cipher
+        self.source_names: dict[int, str] = {}
+        self.reading = Pool(self._connect, READ_CONNECTIONS, database.timeouts, wait=database.timeouts.turn)
+
+    async def _connect(self) -> Link:
+        return Link(await connect(self.database))
+
+    @contextlib.asynccontextmanager
+    async def connection(self, answer: float | None = None) -> AsyncIterator[Connection]:
+        """Lend a connection with the planner's ordinary settings. Raises StoreUnavailable for the driver's errors."""
+        async with self.reading.link(answer) as link:
+            yield link.connection
+
+    async def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[Any]:
+        """Return all rows of one statement."""
+        async with self.connection() as connection:
+            return await fetch_all(connection, statement, parameters)
+
+    async def execute(self, statement: str, parameters: Sequence[object] = ()) -> None:
+        """Run one statement that returns nothing."""
+        async with self.connection() as connection:
+            await connection.execute(statement, parameters)
+
+    @contextlib.asynccontextmanager
+    async def locked(self, statement: str) -> AsyncIterator[Connection]:
+        """Begin a transaction under the lock between replay and prune: REPLAYING or PRUNING."""
+        async with self.connection(LONG) as connection, connection.transaction():
+            await connection.execute(statement, [self.database.schema])
+            yield connection
+
+    def notify_due(self, destination_ids: Collection[int] | None = None) -> None:
+        """Wake workers: something may have become due for these destinations; None: for any."""
 
 
 # -- promises ----------------------------------------------------------------------------------
 
 
-async def prove(connection: Connection, here: Place, *, unsafe: bool) -> None:
-    """Refuse a server that would confirm a commit before it is on disk, or that lost the judge of duplicates."""
+async def check_server(connection: Connection, database: Database) -> None:
+    """Refuse a server that would confirm a commit before it is on disk, or that lost the dedup index."""
     if connection.info.server_version < OLDEST_SERVER:
         raise StoreError(f"PostgreSQL 14 or newer is needed; this is {connection.info.server_version // 10000}.")
-    committed, synced = await one(
+    committed, synced = await fetch_one(
         connection, "SELECT current_setting('synchronous_commit'), current_setting('fsync')::boolean"
     )
-    if committed not in ("on", "remote_write", "remote_apply") and not unsafe:
+    if committed not in ("on", "remote_write", "remote_apply") and not database.unsafe:
         raise StoreError(
             f"synchronous_commit is {committed}: an acknowledged event could be lost.",
             hint="Set it to on for this role: ALTER ROLE … SET synchronous_commit = on",
         )
-    if not synced and not unsafe:
+    if not synced and not database.unsafe:
         raise StoreError("fsync is off: an acknowledged event could be lost.", hint="Set fsync = on in the server.")
-    if await version(connection, here) and not await dedup_index_stands(connection, here):
+    if await read_version(connection, database) and not await has_dedup_index(connection, database):
         raise StoreError(
             "The unique index on keys.hash is missing or invalid: duplicates could not be recognised.",
             hint="Build it again (REINDEX INDEX CONCURRENTLY keys_pkey), then start.",
         )
 
 
-async def dedup_index_stands(connection: Connection, here: Place) -> bool:
-    """There is an index that makes a key unique, it is complete, and ON CONFLICT can use it."""
-    (count,) = await one(
+async def has_dedup_index(connection: Connection, database: Database) -> bool:
+    """Tell whether an index makes keys unique, is complete, and serves ON CONFLICT."""
+    (count,) = await fetch_one(
         connection,
         """
         SELECT count(*) FROM pg_index x
@@ -423,75 +693,12 @@ async def dedup_index_stands(connection: Connection, here: Place) -> bool:
         WHERE n.nspname = $1 AND c.relname = 'keys' AND a.attname = 'hash' AND x.indnkeyatts = 1
           AND x.indisunique AND x.indimmediate AND x.indisvalid AND x.indisready AND x.indpred IS NULL
         """,
-        [here.schema],
+        [database.schema],
     )
     return bool(count)
 
 
-# -- schema ------------------------------------------------------------------------------------
-
-
-async def version(connection: Connection, here: Place) -> int:
-    """The schema's version; 0 when there is none yet."""
-    (known,) = await one(connection, "SELECT to_regclass(quote_ident($1) || '.migrations') IS NOT NULL", [here.schema])
-    if not known:
-        return 0
-    (number,) = await one(connection, "SELECT coalesce(max(version), 0) FROM migrations")
-    return int(number)
-
-
-async def migrate(connection: Connection, here: Place, *, migrate: bool) -> None:
-    """Bring the schema up to date, each step in one transaction with its row. Any number of processes may try."""
-    for step in steps_from(Engine.postgres, await version(connection, here), migrate=migrate):
-        try:
-            await _apply(connection, here, step)
-        except psycopg.errors.InsufficientPrivilege as error:
-            raise StoreError(
-                f"This role may not make the tables: {str(error).strip()}",
-                hint="Let an administrator make the schema for this role: CREATE SCHEMA … AUTHORIZATION …",
-            ) from error
-        except psycopg.DatabaseError as error:
-            raise StoreError(f"The migration {step.name} failed: {str(error).strip()}") from error
-
-
-async def _apply(connection: Connection, here: Place, step: Migration) -> None:
-    async with connection.transaction():
-        # One migrator at a time (R65). The lock comes in a statement of its own: the ones after it see what a
-        # rival committed while we waited.
-        await connection.execute(
-            "SELECT set_config('statement_timeout', '0', true), set_config('oncehook.schema', $1, true)", [here.schema]
-        )
-        await connection.execute(
-            "SELECT pg_advisory_xact_lock(hashtext('oncehook.migrate'), hashtext($1))", [here.schema]
-        )
-        await connection.execute(_MAKE_SCHEMA)
-        # New tables go to the first schema of the path, whatever the caller put in front of it.
-        await connection.execute(
-            "SELECT set_config('search_path', quote_ident($1) || ', ' || current_setting('search_path'), true)",
-            [here.schema],
-        )
-        await connection.execute(_MAKE_MIGRATIONS)
-        if await version(connection, here) < step.version:
-            await connection.execute(step.sql.encode())
-            await connection.execute(
-                "INSERT INTO migrations (version, name, applied_at) VALUES ($1, $2, now())", [step.version, step.name]
-            )
-            faults.point("before_migration_commit")
-
-
-# CREATE SCHEMA takes no parameters, and IF NOT EXISTS asks for a right on the database even where it exists.
-_MAKE_SCHEMA: Final = """
-DO $$ BEGIN
-  IF to_regnamespace(quote_ident(current_setting('oncehook.schema'))) IS NULL THEN
-    EXECUTE format('CREATE SCHEMA %I', current_setting('oncehook.schema'));
-  END IF;
-END $$
-"""
-
-_MAKE_MIGRATIONS: Final = """
-CREATE TABLE IF NOT EXISTS migrations (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL)
-"""
-
+# -- rights ------------------------------------------------------------------------------------
 
 _MADE: Final = re.compile(r"CREATE (?:OR REPLACE )?(?:TABLE|SEQUENCE|FUNCTION) (?:IF NOT EXISTS )?(\w+)", re.IGNORECASE)
 
@@ -523,20 +730,20 @@ GROUP BY kind, name ORDER BY array_position(ARRAY['schema', 'table', 'sequence',
 _SHOWN: Final = 5
 
 
-async def check_rights(connection: Connection, here: Place) -> None:
+async def check_rights(connection: Connection, database: Database) -> None:
     """Raise StoreError where this role may not do what a receiver or a worker does; names the rights that it lacks.
 
     Where there are no tables yet, nothing is missing: whoever makes them owns them.
     """
     made = {name for step in migrations(Engine.postgres) for name in _MADE.findall(step.sql)}
-    missing = await rows(connection, _MISSING, [here.schema, Texts(sorted(made))])
+    missing = await fetch_all(connection, _MISSING, [database.schema, Texts(sorted(made))])
     if missing:
-        raise _lacking(missing[0][0], here, [f"{rights} on {kind} {name}" for _, kind, name, rights in missing])
+        raise _lacking(missing[0][0], database, [f"{rights} on {kind} {name}" for _, kind, name, rights in missing])
 
 
-def _lacking(role: str, here: Place, missing: list[str]) -> StoreError:
+def _lacking(role: str, database: Database, missing: list[str]) -> StoreError:
     more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-    schema = f'"{here.schema}"'
+    schema = f'"{database.schema}"'
     return StoreError(
         f'The role "{role}" has not all rights that it needs: {"; ".join(missing[:_SHOWN])}{more}.',
         hint=f'As the owner of the tables, run: GRANT USAGE ON SCHEMA {schema} TO "{role}";'
@@ -546,132 +753,98 @@ def _lacking(role: str, here: Place, missing: list[str]) -> StoreError:
     )
 
 
+# -- schema ------------------------------------------------------------------------------------
+
+
+async def read_version(connection: Connection, database: Database) -> int:
+    """The schema's version; 0 when there is none yet."""
+    (known,) = await fetch_one(
+        connection, "SELECT to_regclass(quote_ident($1) || '.migrations') IS NOT NULL", [database.schema]
+    )
+    if not known:
+        return 0
+    (number,) = await fetch_one(connection, "SELECT coalesce(max(version), 0) FROM migrations")
+    return int(number)
+
+
+async def migrate_schema(connection: Connection, database: Database, *, migrate: bool) -> None:
+    """Bring the schema up to date, each step in one transaction with its row. Any number of processes may try."""
+    for step in steps_from(Engine.postgres, await read_version(connection, database), migrate=migrate):
+        try:
+            await _apply(connection, database, step)
+        except psycopg.errors.InsufficientPrivilege as error:
+            raise StoreError(
+                f"This role may not make the tables: {str(error).strip()}",
+                hint="Let an administrator make the schema for this role: CREATE SCHEMA … AUTHORIZATION …",
+            ) from error
+        except psycopg.DatabaseError as error:
+            raise StoreError(f"The migration {step.name} failed: {str(error).strip()}") from error
+
+
+async def _apply(connection: Connection, database: Database, step: Migration) -> None:
+    async with connection.transaction():
+        # One migrator at a time (R65). The lock comes in a statement of its own: the ones after it see what a
+        # rival committed while we waited.
+        await connection.execute(
+            "SELECT set_config('statement_timeout', '0', true), set_config('oncehook.schema', $1, true)",
+            [database.schema],
+        )
+        await connection.execute(
+            "SELECT pg_advisory_xact_lock(hashtext('oncehook.migrate'), hashtext($1))", [database.schema]
+        )
+        await connection.execute(_MAKE_SCHEMA)
+        # New tables go to the first schema of the path, whatever the caller put in front of it.
+        await connection.execute(
+            "SELECT set_config('search_path', quote_ident($1) || ', ' || current_setting('search_path'), true)",
+            [database.schema],
+        )
+        await connection.execute(_MAKE_MIGRATIONS)
+        if await read_version(connection, database) < step.version:
+            await connection.execute(step.sql.encode())
+            await connection.execute(
+                "INSERT INTO migrations (version, name, applied_at) VALUES ($1, $2, now())", [step.version, step.name]
+            )
+            faults.point("before_migration_commit")
+
+
+# CREATE SCHEMA takes no parameters, and IF NOT EXISTS asks for a right on the database even where it exists.
+_MAKE_SCHEMA: Final = """
+DO $$ BEGIN
+  IF to_regnamespace(quote_ident(current_setting('oncehook.schema'))) IS NULL THEN
+    EXECUTE format('CREATE SCHEMA %I', current_setting('oncehook.schema'));
+  END IF;
+END $$
+"""
+
+_MAKE_MIGRATIONS: Final = """
+CREATE TABLE IF NOT EXISTS migrations (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz NOT NULL)
+"""
+
+# -- throwaway schemas ---------------------------------------------------------------------------
+
 _DROP: Final = (
     "DO $$ BEGIN EXECUTE format('DROP SCHEMA IF EXISTS %I CASCADE', current_setting('oncehook.schema')); END $$"
 )
 
 
 @contextmanager
-def throw_away(url: str) -> Iterator[str]:
-    """The address of a store that nobody else knows, on the server of `url`. Raises StoreUnavailable, ConfigError."""
+def throwaway_schema(url: str) -> Iterator[str]:
+    """Give the address of a new schema on the server of `url`, for a measurement, and drop it with all that is in it.
+
+    Raises StoreUnavailable, ConfigError.
+    """
     schema = f"oncehook_bench_{clock.random_bytes(6).hex()}"
-    here = place(url, schema, None)
-    if here.schema != schema or here.keeps_path:
+    database = Database.parse(url, schema)
+    if database.schema != schema or database.path is None:
         raise ConfigError(
             "The address must name neither a schema nor a search_path.", hint="One is made for the measurement."
         )
     try:
-        with psycopg.connect(here.conninfo, autocommit=True) as connection:
+        with psycopg.connect(database.conninfo, autocommit=True) as connection:
             try:
                 yield f"{url}{'&' if '?' in url else '?'}schema={schema}"
             finally:
                 connection.execute("SELECT set_config('oncehook.schema', %s, false)", [schema])
                 connection.execute(_DROP)
     except psycopg.Error as error:
-        raise StoreUnavailable(f"PostgreSQL: {str(error).strip()}") from error
-
-
-WORK_CONNECTIONS: Final = 3
-
-Parameters = Callable[[int], Sequence[object]]
-"""Makes the parameters of a statement for a connection with this slot of the counters."""
-
-
-def unavailable(error: psycopg.Error) -> StoreUnavailable:
-    """A statement failed: try again."""
-    return StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}")
-
-
-def refusal(error: psycopg.Error) -> StoreError:
-    """What a failed transaction means: try again, unless its data are to blame (22, 23, 54: as in `commit`)."""
-    if (error.sqlstate or "")[:2] in ("22", "23", "54"):
-        return StoreError(f"PostgreSQL refused this write: {str(error).strip()}")
-    return unavailable(error)
-
-
-class _WorkLink:
-    """One connection in autocommit, its cursor, and the counters' slot that it alone writes."""
-
-    __slots__ = ("connection", "cursor", "slot")
-
-    def __init__(self, connection: Connection, slot: int) -> None:
-        self.connection = connection
-        self.cursor = psycopg.AsyncRawCursor(connection)
-        self.slot = slot
-
-    async def rows(self, statement: str, parameters: Parameters) -> list[Any]:
-        """All rows of one statement, which is planned once per connection."""
-        await self.cursor.execute(statement, parameters(self.slot), prepare=True, binary=True)
-        return await self.cursor.fetchall()
-
-    def is_fit(self) -> bool:
-        """Ready for the next statement."""
-        return not self.connection.closed and self.connection.pgconn.transaction_status == pq.TransactionStatus.IDLE
-
-
-class WorkPool:
-    """Lives on one event loop."""
-
-    def __init__(self, connect: Connect) -> None:
-        self._connect = connect
-        self._places = asyncio.Semaphore(WORK_CONNECTIONS)
-        self._free: list[_WorkLink] = []
-        self._closed = True
-
-    def start(self) -> None:
-        """Begin; connections are made when they are first needed."""
-        self._closed = False
-
-    async def close(self) -> None:
-        """Let go of all connections."""
-        self._closed = True
-        while self._free:
-            await self._free.pop().connection.close()
-
-    async def rows(self, statement: str, parameters: Parameters) -> list[Any]:
-        """All rows of one statement. Raises StoreUnavailable."""
-        try:
-            async with self._link() as link:
-                return await link.rows(statement, parameters)
-        except psycopg.Error as error:
-            raise unavailable(error) from error
-
-    @contextlib.asynccontextmanager
-    async def transaction(self) -> AsyncIterator[Ask]:
-        """A short transaction: gives what runs its statements, and is rolled back by what is raised inside.
-
-        Raises StoreUnavailable, or StoreError for what the database will never take.
-        """
-        try:
-            async with self._link() as link, link.connection.transaction():
-                yield link.rows
-        except psycopg.Error as error:
-            raise refusal(error) from error
-
-    @contextlib.asynccontextmanager
-    async def _link(self) -> AsyncIterator[_WorkLink]:
-        async with self._places:
-            link = await self._take()
-            guard = asyncio.get_running_loop().call_later(SILENCE, cut, link.connection)
-            try:
-                yield link
-            finally:
-                guard.cancel()
-                if link.is_fit() and not self._closed:
-                    self._free.append(link)
-                else:
-                    # without a word: it may no longer hear one
-                    link.connection.pgconn.finish()
-
-    async def _take(self) -> _WorkLink:
-        if self._closed:
-            raise StoreUnavailable("The store is not open.")
-        while self._free:
-            link = self._free.pop()
-            if is_alive(link.connection):  # not one that a restart of the server left behind
-                return link
-            link.connection.pgconn.finish()
-        try:
-            return _WorkLink(*await self._connect())
-        except (psycopg.Error, OSError) as error:
-            raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
+        raise StoreUnavailable(f"PostgreSQL: {describe(error)}") from error

@@ -1,22 +1,38 @@
-"""Intake on PostgreSQL: the parameters of its one call, and its answer.
+"""Intake on PostgreSQL: the parameters and the result of the one call that keeps a group of arrivals.
 
-A group of intakes goes in (`Rows`), one call keeps all of it in one commit (`INTAKE`), and one verdict per item comes
-out (`verdicts`). Locks are taken in the order keys, subjects, each sorted, and never held across a round trip: rivals
-wait for each other and cannot deadlock. `commit` calls it, and who settles what a handler emitted.
+A group goes in (`IntakeRows`), one call keeps all of it in one commit (`INTAKE`), and one verdict per item comes out
+(`verdicts`). Locks are taken in the order keys, subjects, each sorted, and never held across a round trip: rivals wait
+for each other and cannot deadlock. `writer` calls it, and so does whoever settles what a handler emitted.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from oncehook.model import EventId, Intake, Item, Outcome, Planned, Verdict
-from oncehook.store.base import UNSEEN, Reserved
+from oncehook.model import Intake, Item, Outcome, Planned, Rejection, Verdict, new_id
+from oncehook.store.base import KEPT_REJECTIONS, UNSEEN, NameIds, Reserved
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres.connection import Bigs, Blobs, Bools, Column, Floats, Ids, Integers, Smalls, Texts, Times
+from oncehook.store.postgres.connection import (
+    Bigs,
+    Blobs,
+    Bools,
+    Column,
+    Floats,
+    Ids,
+    Integers,
+    Smalls,
+    StorePart,
+    Texts,
+    Times,
+    blocking_session,
+    clean_text,
+    fetch_all,
+    fetch_one,
+)
 
 INTAKE: Final = (
     "SELECT * FROM intake($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20,"
@@ -221,6 +237,101 @@ def verdicts(batch: Sequence[Intake], answer: IntakeResult) -> list[list[Verdict
             return Verdict(Outcome.accepted, item.event_id)
         event_id, body_hash = stands
         is_copy = body_hash in (item.body_hash, UNSEEN)
-        return Verdict(Outcome.duplicate if is_copy else Outcome.conflict, EventId(event_id))
+        return Verdict(Outcome.duplicate if is_copy else Outcome.conflict, event_id)
 
     return [[judge(item) for item in intake.items] for intake in batch]
+
+
+# -- names and imported keys -------------------------------------------------------------------
+
+# Known names are left out first, because every row that meets a conflict burns an id. The conflict is for the race: it
+# waits for the rival's commit, and the SELECT then sees it.
+_REGISTER: Final = """
+WITH s AS (
+  INSERT INTO sources (name) SELECT DISTINCT name FROM unnest($1::text[]) AS i(name)
+  WHERE NOT EXISTS (SELECT FROM sources s WHERE s.name = i.name) ORDER BY name ON CONFLICT DO NOTHING
+)
+INSERT INTO destinations (name) SELECT DISTINCT name FROM unnest($2::text[]) AS i(name)
+WHERE NOT EXISTS (SELECT FROM destinations d WHERE d.name = i.name) ORDER BY name ON CONFLICT DO NOTHING
+"""
+_SOURCES: Final = "SELECT name, id FROM sources"
+_DESTINATIONS: Final = "SELECT name, id FROM destinations"
+
+# Sorted, as intake locks them; a key that has lapsed is taken over, any other is left alone.
+_IMPORT: Final = """
+WITH k AS (
+  INSERT INTO keys AS k (hash, event_id, body_hash, source_id, copies, first_seen, last_seen, expires_at)
+  SELECT hash, event_id, '00000000-0000-0000-0000-000000000000', $3, 0, now(), now(), now() + make_interval(secs => $4)
+  FROM unnest($1::uuid[], $2::uuid[]) AS i(hash, event_id) ORDER BY hash
+  ON CONFLICT (hash) DO UPDATE SET event_id = excluded.event_id, body_hash = excluded.body_hash,
+    source_id = excluded.source_id, copies = 0, first_seen = now(), last_seen = now(), expires_at = excluded.expires_at
+  WHERE k.expires_at <= now()
+  RETURNING 1
+), a AS (
+  INSERT INTO audit (at, actor, act, target, detail)
+  SELECT now(), $5, 'import', (SELECT name FROM sources WHERE id = $3),
+    json_build_object('keys', cardinality($1::uuid[]), 'new', (SELECT count(*) FROM k))::text
+)
+SELECT count(*) FROM k
+"""
+
+# The number decides which row stays: of two processes that meet in a slot, the one that drew the later number.
+_REJECT: Final = """
+WITH c AS (
+  INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
+  SELECT date_trunc('minute', now()), 0, source_id, 0, what, n
+  FROM unnest($1::integer[], $2::text[], $3::bigint[]) AS c(source_id, what, n)
+  ORDER BY source_id, what
+  ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n
+)
+INSERT INTO rejections AS r (slot, n, source, at, code, reason, peer, size)
+SELECT n % $4, n, source, at, code, reason, peer, size FROM (
+  SELECT nextval('rejection_seq') AS n, i.*
+  FROM unnest($5::text[], $6::timestamptz[], $7::text[], $8::text[], $9::text[], $10::bigint[])
+    AS i(source, at, code, reason, peer, size)
+) AS i
+ON CONFLICT (slot) DO UPDATE SET n = excluded.n, source = excluded.source, at = excluded.at,
+  code = excluded.code, reason = excluded.reason, peer = excluded.peer, size = excluded.size
+WHERE r.n < excluded.n
+"""
+
+
+class PostgresIntake(StorePart):
+    """Names, imported keys and rejections; `PostgresStore.record` takes arrivals in."""
+
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
+        async with self.connection() as connection:
+            await connection.execute(_REGISTER, [Texts(list(sources)), Texts(list(destinations))])
+            ids = NameIds(dict(await fetch_all(connection, _SOURCES)), dict(await fetch_all(connection, _DESTINATIONS)))
+        self.source_names.update({source_id: name for name, source_id in ids.sources.items()})
+        return ids
+
+    def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
+        with blocking_session(self.database) as cursor:
+            cursor.execute(_REGISTER, [Texts(list(sources)), Texts(list(destinations))])
+            return NameIds(dict(cursor.execute(_SOURCES).fetchall()), dict(cursor.execute(_DESTINATIONS).fetchall()))
+
+    async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
+        meant = list(dict.fromkeys(hashes))  # one statement may touch a row once
+        asked = [Ids(meant), Ids([new_id() for _ in meant]), source_id, keep, clean_text(actor)]
+        async with self.connection() as connection:
+            (added,) = await fetch_one(connection, _IMPORT, asked)
+        return int(added)
+
+    async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
+        latest = rejections[-KEPT_REJECTIONS:]  # one statement may touch a slot of the ring once
+        await self.execute(
+            _REJECT,
+            [
+                Integers([source_id for source_id, _ in counts]),
+                Texts([what for _, what in counts]),
+                Bigs(list(counts.values())),
+                KEPT_REJECTIONS,
+                Texts([clean_text(r.source) for r in latest]),
+                Times([r.at for r in latest]),
+                Texts([clean_text(r.code) for r in latest]),
+                Texts([clean_text(r.reason) for r in latest]),
+                Texts([clean_text(r.peer) for r in latest]),
+                Bigs([r.size for r in latest]),
+            ],
+        )

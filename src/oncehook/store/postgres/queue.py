@@ -1,9 +1,9 @@
-"""Wake-ups: whoever works on this database is told, soon after a commit, that something may have become due.
+"""The queue on PostgreSQL: leases, heartbeats, settlements, breakers, and the wake-ups of workers.
 
-`Bell.ring` is called on the loop after each such commit. It wakes this process at once and the others by NOTIFY, from a
-connection of its own and at most every 50 ms: inside the commits it would serialise them over the whole database. Where
-somebody works, LISTEN has a connection too. A notification that is lost costs nothing but time: workers also look by
-themselves, now and then.
+Each verb is one call of a function of the schema in autocommit, with columns as arrays: no lock is held across a round
+trip, and a process that is stopped between two packets blocks nobody. Workers lease rows of `heads`, never rows of
+`deliveries`, so a deep subject costs a lease nothing. A handler's own transaction ends with the same settle (R51),
+which is why that function uses `statement_timestamp()`; what it emitted is kept by the statement before (R54).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -24,8 +24,8 @@ from uuid import UUID
 
 import psycopg
 
-from oncehook import clock
-from oncehook.errors import StoreError, StoreUnavailable
+from oncehook import clock, faults
+from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
 from oncehook.model import (
     Expired,
     Intake,
@@ -36,6 +36,7 @@ from oncehook.model import (
     Outlook,
     Priority,
     Settle,
+    Settled,
     Settlement,
     Streak,
     is_crash,
@@ -43,30 +44,38 @@ from oncehook.model import (
     streaks,
     was_tried,
 )
-from oncehook.store.base import Wake
+from oncehook.store.base import Notice, Taker, Wake, unheeded, unnoticed
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres import connection, intake
 from oncehook.store.postgres.connection import (
-    SILENCE,
+    WORK_CONNECTIONS,
+    Ask,
     Bigs,
     Blobs,
     BlockingConnection,
     Bools,
     Column,
     Connection,
+    Database,
     Floats,
     Ids,
     Integers,
-    Place,
+    Link,
     Smalls,
+    StorePart,
     Texts,
-    adapt,
+    WorkPool,
+    clean_text,
     connect,
+    connect_heartbeat,
+    connect_hot,
     cut,
+    describe,
+    encode_detail,
     is_alive,
-    storable,
 )
-from oncehook.store.postgres.intake import IntakeRows, verdicts
+from oncehook.store.postgres.intake import INTAKE, IntakeRows, read_intake_result, verdicts
+
+log = logging.getLogger("oncehook.store")
 
 LEASE: Final = "SELECT * FROM lease($1, $2, $3, $4, $5, $6, $7, $8)"
 OUTLOOK: Final = "SELECT * FROM outlook($1, $2)"
@@ -138,7 +147,7 @@ def renew_parameters(leases: Sequence[Lease]) -> list[Column]:
 SETTLE: Final = f"SELECT * FROM settle({', '.join(f'${n}' for n in range(1, 32))})"
 JUDGE: Final = "SELECT judge($1, $2, $3, $4, $5, $6)"
 
-PAUSE: Final = """
+_PAUSE: Final = """
 WITH s AS (
   INSERT INTO destination_state AS s (destination_id, paused_at, paused_by, paused_why) VALUES ($1, now(), $2, $3)
   ON CONFLICT (destination_id) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by,
@@ -148,6 +157,15 @@ WITH s AS (
 INSERT INTO audit (at, actor, act, target, detail)
 SELECT now(), $2, 'pause', coalesce((SELECT d.name FROM destinations d WHERE d.id = s.destination_id), $1::text), $4
 FROM s
+"""
+_RESUME: Final = """
+WITH s AS (
+  UPDATE destination_state SET paused_at = NULL, paused_by = NULL, paused_why = NULL, failures = 0, last_failed = NULL,
+    open_until = NULL
+  WHERE destination_id = $1 RETURNING 1
+)
+INSERT INTO audit (at, actor, act, target, detail)
+SELECT now(), $2, 'resume', coalesce((SELECT name FROM destinations WHERE id = $1), $1::text), '{}'
 """
 
 
@@ -222,7 +240,7 @@ def settle_parameters(
         Floats([one.duration for one in ends]),
         Texts([one.category for one in rows]),
         Smalls([_small(one.status) for one in evidence]),
-        Texts([None if one.error is None else storable(one.error) for one in evidence]),
+        Texts([None if one.error is None else clean_text(one.error) for one in evidence]),
         Blobs(
             [
                 cipher.kept_answer(one.evidence.answer, end.attempted_id, one.lease.fence)
@@ -270,9 +288,7 @@ def emit_parameters(settlements: Sequence[Settlement], cipher: Cipher, slot: int
 def read_emitted(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> None:
     """Read what INTAKE said of it; it holds once it is committed."""
     emissions = [emission for one in settlements for emission in one.emits]
-    for emission, (verdict,) in zip(
-        emissions, verdicts(_intakes(settlements), intake.read_intake_result(rows)), strict=True
-    ):
+    for emission, (verdict,) in zip(emissions, verdicts(_intakes(settlements), read_intake_result(rows)), strict=True):
         emission.verdict = verdict
 
 
@@ -294,10 +310,6 @@ def _raises_rank(settlement: Settlement) -> bool:
 
 def _rank_scope(lease: Lease) -> str | None:
     return lease.subject if lease.rank_scope is None else lease.rank_scope
-
-
-Ask = Callable[[str, Callable[[int], Sequence[object]]], Awaitable[list[Any]]]
-"""Runs a statement with what makes its parameters for a slot of the counters, and gives its rows."""
 
 
 async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cipher: Cipher, ask: Ask) -> SettleResult:
@@ -322,7 +334,7 @@ def read_settle_result(settlements: Sequence[Settlement], rows: Sequence[tuple[A
     return SettleResult(set(ours), due, leased)
 
 
-def streaks_to_tell(
+def select_streaks(
     settlements: Sequence[Settlement], answer: SettleResult, failing: Collection[int]
 ) -> dict[int, Streak]:
     """Return what those that were ours say about their destinations, where that would change anything.
@@ -351,35 +363,39 @@ def judge_parameters(found: Mapping[int, Streak]) -> list[Column]:
     ]
 
 
-PER_LEASE: Final = 6
-SHORTEST: Final = 0.1
-"""Seconds that a try may take in any case."""
+# -- heartbeats --------------------------------------------------------------------------------
+
+BEATS_PER_LEASE: Final = 6
 
 
 class Heartbeat:
-    """Owns the connection; one thread at a time."""
+    """A blocking connection for the thread on which a worker renews its leases: a blocked loop must not delay it (R32).
 
-    def __init__(self, here: connection.Place) -> None:
-        self._here = here
+    No try takes longer than a sixth of the shortest lease; the next one opens a new connection.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
         self._connection: BlockingConnection | None = None
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
         """Prolong these; returns the fences that are still ours."""
         if not leases:
             return set()
-        limit = max(min(lease.seconds for lease in leases) / PER_LEASE, SHORTEST)
-        with self._turn:
-            connection = self._connection or self._connect(limit)
-            # The server's own limits come first; the cut is for a server that does not speak at all.
-            guard = threading.Timer(2 * limit, connection.cut, [connection])
+        limit = max(min(lease.seconds for lease in leases) / BEATS_PER_LEASE, self._database.timeouts.heartbeat)
+        with self._lock:
+            if self._connection is None:
+                self._connection = connect_heartbeat(self._database, limit)
+            # The server's own limits come first; the cut is for a server that does not answer at all.
+            guard = threading.Timer(2 * limit, cut, [self._connection])
             guard.daemon = True
             guard.start()
             try:
-                return self._beat(connection, leases, limit)
+                return self._beat(self._connection, leases, limit)
             except psycopg.Error as error:
                 self._drop()
-                raise StoreUnavailable(f"The heartbeat got no answer: {str(error).strip()}") from error
+                raise StoreUnavailable(f"The heartbeat got no answer: {describe(error)}") from error
             finally:
                 guard.cancel()
 
@@ -390,34 +406,17 @@ class Heartbeat:
         found: list[Any] = cursor.fetchall()
         return {row[0] for row in found}
 
-    def _connect(self, limit: float) -> BlockingConnection:
-        try:
-            connection = psycopg.Connection.connect(
-                self._here.conninfo, autocommit=True, connect_timeout=max(2, math.ceil(limit))
-            )
-        except psycopg.Error as error:
-            raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
-        try:
-            adapt(connection)
-            connection.heat_blocking(connection, self._here)
-        except psycopg.Error as error:
-            connection.close()
-            raise StoreUnavailable(f"PostgreSQL did not answer: {str(error).strip()}") from error
-        self._connection = connection
-        return connection
-
     def _drop(self) -> None:
         if self._connection is not None:
             self._connection.pgconn.finish()
             self._connection = None
 
     def close(self) -> None:
-        """Let go of the connection."""
-        with self._turn:
+        with self._lock:
             self._drop()
 
 
-log = logging.getLogger("oncehook.store")
+# -- wake-ups ----------------------------------------------------------------------------------
 
 NOTIFY_PAUSE: Final = 0.05
 """Seconds between two notifications."""
@@ -436,118 +435,118 @@ DO $$ BEGIN EXECUTE format('LISTEN %I', current_setting('oncehook.channel')); EN
 
 
 def notify_channel(schema: str) -> str:
-    """Where the stores of one schema call each other; short, whatever the schema is called."""
+    """Return the channel of all stores of one schema; short, whatever the schema is called."""
     return f"oncehook_{blake2b(schema.encode(), digest_size=12).hexdigest()}"
 
 
 def encode_payload(destination_ids: Collection[int] | None) -> str:
-    """Write whom a notification is about; nothing stands for any, as too many do."""
+    """Name the destinations of a notification. Empty: any, also where there are too many to name."""
     return "" if destination_ids is None or len(destination_ids) > MOST_NAMED else " ".join(map(str, destination_ids))
 
 
 def read_payload(text: str) -> set[int] | None:
-    """Read what `payload` wrote; what somebody else sent stands for any."""
+    """Read what `encode_payload` wrote; anything else means any destination."""
     try:
         return {int(word) for word in text.split()} or None
     except ValueError:
         return None
 
 
-class Bell:
-    """Lives on one event loop."""
+class Notifier:
+    """Wakes workers after a commit: this process at once, the others by NOTIFY.
 
-    def __init__(self, here: Place, wake: Wake) -> None:
-        self._here = here
-        self._channel = notify_channel(here.schema)
+    NOTIFY has a connection of its own and is sent at most every 50 ms, because inside the commits it would serialise
+    them over the whole database. A lost notification costs only time: workers also look by themselves. Lives on one
+    event loop.
+    """
+
+    def __init__(self, database: Database, wake: Wake) -> None:
+        self._database = database
+        self._channel = notify_channel(database.schema)
         self._wake = wake
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._caller: Connection | None = None
+        self._sender: Connection | None = None
         self._own_pid = 0
         """The server's process that sends our notifications: we need not hear those."""
-        self._calling = False
+        self.sending = False
         self._due: set[int] | None = set()
-        """Destinations that the others have not been told of; None: any."""
+        """Destinations that the others have not been notified of; None: any."""
 
     def start(self, *, listen: bool) -> None:
-        """Begin, on the running loop; `listen` where somebody works."""
+        """Begin, on the running loop; `listen` where there is a worker."""
         self._loop = asyncio.get_running_loop()
         if listen:
             self._spawn(self._listen())
 
     async def close(self) -> None:
-        """Be silent."""
         self._loop = None
         pending = set(self._tasks)
         while pending:  # more than once: inside the driver a cancellation can get lost
             for task in pending:
                 task.cancel()
             _, pending = await asyncio.wait(pending, timeout=0.5)
-        if self._caller is not None:
-            self._caller.pgconn.finish()
+        if self._sender is not None:
+            self._sender.pgconn.finish()
 
-    def ring(self, destination_ids: Collection[int] | None) -> None:
-        """Say that something may have become due for these destinations (None: for any): on the loop."""
+    def notify(self, destination_ids: Collection[int] | None) -> None:
+        """Wake workers of these destinations (None: of any). Called on the loop."""
         self._wake(destination_ids)
         if destination_ids is None:
             self._due = None
         elif self._due is not None:
             self._due.update(destination_ids)
-        if not self._calling and self._loop is not None:
-            self._calling = True
-            self._spawn(self._call())
+        if not self.sending and self._loop is not None:
+            self.sending = True
+            self._spawn(self._send_all())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work, name="oncehook-bell")
+        task = asyncio.get_running_loop().create_task(work, name="oncehook-notifier")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # -- calling -------------------------------------------------------------------------------
-
-    async def _call(self) -> None:
-        """Call the others now, and once more after the pause for all that came meanwhile."""
+    async def _send_all(self) -> None:
+        """Notify the others now, and once more after the pause for all that came meanwhile."""
         try:
             while self._due is None or self._due:
                 due, self._due = self._due, set()
-                await self._notify(encode_payload(due))
+                await self._send(encode_payload(due))
                 await asyncio.sleep(NOTIFY_PAUSE)
         finally:
-            self._calling = False
+            self.sending = False
 
-    async def _notify(self, due: str) -> None:
+    async def _send(self, payload: str) -> None:
         try:
-            connection = await self._open_caller()
-            guard = asyncio.get_running_loop().call_later(SILENCE, cut, connection)
+            connection = await self._open_sender()
+            guard = asyncio.get_running_loop().call_later(self._database.timeouts.answer, cut, connection)
             try:
-                await connection.execute("SELECT pg_notify($1, $2)", [self._channel, due])
+                await connection.execute("SELECT pg_notify($1, $2)", [self._channel, payload])
             finally:
                 guard.cancel()
         except (psycopg.Error, OSError, StoreError) as error:
             log.debug("store.notify_failed", extra={"fields": {"error": str(error)}})
-            if self._caller is not None:
-                self._caller.pgconn.finish()
-                self._caller = None
+            if self._sender is not None:
+                self._sender.pgconn.finish()
+                self._sender = None
             await asyncio.sleep(FIRST_WAIT)
 
-    async def _open_caller(self) -> Connection:
-        if self._caller is None or not is_alive(self._caller):
-            self._caller = await connect(self._here)
+    async def _open_sender(self) -> Connection:
+        if self._sender is None or not is_alive(self._sender):
+            self._sender = await connect(self._database)
             # A wake-up need not be on disk.
-            await self._caller.execute("SELECT set_config('synchronous_commit', 'off', false)")
-            self._own_pid = self._caller.info.backend_pid
-        return self._caller
-
-    # -- listening -----------------------------------------------------------------------------
+            await self._sender.execute("SELECT set_config('synchronous_commit', 'off', false)")
+            self._own_pid = self._sender.info.backend_pid
+        return self._sender
 
     async def _listen(self) -> None:
         wait = FIRST_WAIT
         while True:
             try:
-                async with await connect(self._here) as connection:
+                async with await connect(self._database) as connection:
                     await connection.execute("SELECT set_config('oncehook.channel', $1, false)", [self._channel])
                     await connection.execute(_LISTEN)
                     wait = FIRST_WAIT
-                    self._wake(None)  # for what was called while nobody listened
+                    self._wake(None)  # for notifications sent while nobody listened
                     async for notification in connection.notifies():
                         if notification.pid != self._own_pid:
                             self._wake(read_payload(notification.payload))
@@ -555,3 +554,111 @@ class Bell:
                 log.debug("store.listen_failed", extra={"fields": {"error": str(error)}})
             await asyncio.sleep(wait * clock.chance.uniform(0.5, 1.0))
             wait = min(wait * 2, LONGEST_WAIT)
+
+
+# -- the queue ---------------------------------------------------------------------------------
+
+
+class PostgresQueue(StorePart):
+    """Leases, settlements and wake-ups."""
+
+    def __init__(self, database: Database, cipher: Cipher) -> None:
+        super().__init__(database, cipher)
+        self.wake: Wake = unheeded
+        self.taker: Taker | None = None
+        self.expired: Notice[Expired] = unnoticed
+        self.work = WorkPool(self.connect_hot, WORK_CONNECTIONS, database.timeouts)
+        self.notifier = Notifier(database, lambda destination_ids: self.wake(destination_ids))
+        self.heartbeat = Heartbeat(database)
+        self._failing: set[int] = set()
+        """Destinations whose last outcome, as far as this process knows, was a failure."""
+
+    async def connect_hot(self) -> Link:
+        """Open a connection for intake or work."""
+        return await connect_hot(self.database)
+
+    def notify_due(self, destination_ids: Collection[int] | None = None) -> None:
+        self.notifier.notify(destination_ids)
+
+    async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
+        rows = await self.work.ask(LEASE, lambda slot: lease_parameters(wants, slot, worker))
+        leased = []
+        for former, *row in rows:
+            if former is None:
+                leased.append(row)
+            else:
+                self.expired(read_expired(former))
+        return await self._read_leases(leased)
+
+    async def _read_leases(self, rows: Sequence[Sequence[Any]]) -> list[Lease]:
+        if any(row[SOURCE_ID] not in self.source_names for row in rows):
+            self.source_names.update(await self.rows("SELECT id, name FROM sources"))
+        return [read_lease(row, self.source_names, self.cipher) for row in rows]
+
+    async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
+        return read_outlook(await self.work.ask(OUTLOOK, lambda _: [Integers(destination_ids), since]))
+
+    def renew(self, leases: Sequence[Lease]) -> set[int]:
+        return self.heartbeat.renew(leases)
+
+    async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
+        if not settlements:
+            return Settled()
+        faults.point("before_settle")
+        if any(one.emits for one in settlements):
+            answer = await self._settle_and_emit(settlements, worker)
+        else:
+            answer = await settle_ours(settlements, worker, self.cipher, self.work.ask)
+        faults.point("after_settle")
+        await self.follow_up(settlements, [answer])
+        return Settled(answer.fences, await self._read_leases(answer.next) if answer.next else ())
+
+    async def _settle_and_emit(self, settlements: Sequence[Settlement], worker: str | None) -> SettleResult:
+        """A short transaction: what handlers emitted, then the end of their leases under the fence, or neither."""
+        try:
+            async with self.work.transaction() as ask:
+                rows = await ask(INTAKE, lambda slot: emit_parameters(settlements, self.cipher, slot))
+                faults.point("after_emit")
+                answer = await settle_ours(settlements, worker, self.cipher, ask)
+                if any(one.emits and one.lease.fence not in answer.fences for one in settlements):
+                    raise LeaseLost
+                read_emitted(settlements, rows)
+                faults.point("before_transaction_commit")
+        except LeaseLost:
+            return SettleResult()
+        return answer
+
+    async def follow_up(self, settlements: Sequence[Settlement], answers: Sequence[SettleResult]) -> None:
+        """Do what a settle leaves to be done at once: breakers, pauses, and the wake-up.
+
+        It is settled whatever becomes of this; what fails here the next outcome makes good.
+        """
+        for answer in answers:
+            try:
+                await self._update_breakers(settlements, answer)
+            except StoreUnavailable as error:
+                log.warning("store.followed_up_late", extra={"fields": {"error": str(error)}})
+            due = set(answer.made_due)
+            due |= {d for one in settlements if one.lease.fence in answer.fences for d in one.reached}
+            if due:
+                self.notify_due(due)
+
+    async def _update_breakers(self, settlements: Sequence[Settlement], answer: SettleResult) -> None:
+        if streaks := select_streaks(settlements, answer, self._failing):
+            await self.work.ask(JUDGE, lambda _: judge_parameters(streaks))
+            for destination_id, streak in streaks.items():
+                if streak.failures:
+                    self._failing.add(destination_id)
+                else:  # its breaker may have been half open
+                    self._failing.discard(destination_id)
+                    self.notify_due([destination_id])
+        for one in settlements:
+            if one.pause is not None and one.lease.fence in answer.fences:
+                await self.pause(one.lease.destination_id, "oncehook", one.pause)
+
+    async def pause(self, destination_id: int, actor: str, why: str) -> None:
+        await self.execute(_PAUSE, [destination_id, actor, clean_text(why), encode_detail({"reason": why})])
+
+    async def resume(self, destination_id: int, actor: str) -> None:
+        await self.execute(_RESUME, [destination_id, actor])
+        self.notify_due()

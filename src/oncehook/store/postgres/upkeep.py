@@ -1,60 +1,36 @@
-"""Housekeeping on PostgreSQL: what has outlived its time, old counters, workers, watermarks.
+"""Upkeep on PostgreSQL: pruning, old counters, workers, watermarks, sessions, and the checks of `doctor`.
 
-Called by the sweep, by any process at any time; whoever comes second finds less to do. Only pruning takes more than a
-statement, because it must not meet a replay that is being made (`Reader.prudent`).
+Any process may call any of it at any time; whoever comes second finds less to do. Only pruning takes more than a
+statement, because it must not meet a replay that is being made (`StorePart.locked`).
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Final
 
-from oncehook.model import Pruned, StoredSession, StoredWorker
+from oncehook.model import Check, Pruned, StoredSession, StoredWorker
+from oncehook.store.audit import Ends, Line, check_chain
 from oncehook.store.base import TOKEN_USE_SECONDS
+from oncehook.store.checks import Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres.connection import Connection, Floats, Id, Ids, Integers, Place, one, rows, storable
-from oncehook.store.postgres.read import LAST_OF, PRUNING, Reader
-
-# `$6`: how many may be left beside the new one.
-_BEGIN: Final = """
-WITH old AS (
-  DELETE FROM sessions WHERE hash IN (SELECT hash FROM sessions ORDER BY begun_at DESC OFFSET $6::bigint)
+from oncehook.store.postgres.connection import (
+    PRUNING,
+    Connection,
+    Database,
+    Floats,
+    Id,
+    Ids,
+    Integers,
+    StorePart,
+    clean_text,
+    fetch_all,
+    fetch_one,
+    has_dedup_index,
 )
-INSERT INTO sessions (hash, actor, role, proof, begun_at, ends_at)
-VALUES ($1, $2, $3, $4, now(), now() + make_interval(secs => $5::float8))
-"""
-_GET: Final = "SELECT hash, actor, role, proof FROM sessions WHERE hash = $1 AND ends_at > now()"
-_NOTE_USE: Final = """
-INSERT INTO token_uses AS t (name, used_at) VALUES ($1, now())
-ON CONFLICT (name) DO UPDATE SET used_at = now() WHERE t.used_at <= now() - make_interval(secs => $2::float8)
-"""
-
-
-class Sessions(Reader):
-    """Who has come in."""
-
-    async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
-        kept = [session.hash, storable(session.actor), session.role, session.proof]
-        await self.execute(_BEGIN, [*kept, seconds, at_most - 1])
-
-    async def get_session(self, hash: bytes) -> StoredSession | None:
-        found = await self.rows(_GET, [hash])
-        return StoredSession(*found[0]) if found else None
-
-    async def end_session(self, hash: bytes) -> None:
-        await self.execute("DELETE FROM sessions WHERE hash = $1", [hash])
-
-    async def note_token_use(self, name: str) -> None:
-        await self.execute(_NOTE_USE, [storable(name), TOKEN_USE_SECONDS])
-
-    async def token_uses(self) -> dict[str, datetime]:
-        return dict(await self.rows("SELECT name, used_at FROM token_uses"))
-
-    async def inbox_number(self) -> int:
-        return int((await self.rows("SELECT value FROM marks WHERE name = 'inbox'"))[0][0])
-
+from oncehook.store.postgres.read import LAST_OF
 
 LOOKED_AT: Final = 5000
 """Split requests that one batch looks at."""
@@ -62,7 +38,7 @@ LOOKED_AT: Final = 5000
 FIRST: Final = bytes(16)
 
 # `$1`, `$2`: seconds per source, `$3` for the others; `$4`, `$5`: where each source was left; `$6`: how many.
-# Bounds on ids narrow the search, received_at decides; see ID_SINCE.
+# Bounds on ids narrow the search, received_at decides; see `ID_SINCE` in `read`.
 _PRUNE: Final = (
     """
 WITH v AS MATERIALIZED (
@@ -175,7 +151,7 @@ SELECT count(*) FROM d
 """
 
 # Fences that the original gave out after the backup was made are lower than any from here on.
-_VOID: Final = """
+_INVALIDATE: Final = """
 WITH s AS MATERIALIZED (
   SELECT setval('fences', nextval('fences') + 1000000)
 ), u AS (
@@ -188,22 +164,60 @@ WITH s AS MATERIALIZED (
 SELECT (SELECT count(*) FROM s), count(*) FROM u
 """
 
+# -- sessions ------------------------------------------------------------------------------------
 
-class Sweep(Reader):
-    """Looks after the store."""
+# `$6`: how many may be left beside the new one.
+_BEGIN: Final = """
+WITH old AS (
+  DELETE FROM sessions WHERE hash IN (SELECT hash FROM sessions ORDER BY begun_at DESC OFFSET $6::bigint)
+)
+INSERT INTO sessions (hash, actor, role, proof, begun_at, ends_at)
+VALUES ($1, $2, $3, $4, now(), now() + make_interval(secs => $5::float8))
+"""
+_GET: Final = "SELECT hash, actor, role, proof FROM sessions WHERE hash = $1 AND ends_at > now()"
+_NOTE_USE: Final = """
+INSERT INTO token_uses AS t (name, used_at) VALUES ($1, now())
+ON CONFLICT (name) DO UPDATE SET used_at = now() WHERE t.used_at <= now() - make_interval(secs => $2::float8)
+"""
 
-    def __init__(self, here: Place, cipher: Cipher) -> None:
-        super().__init__(here, cipher)
+# -- checks --------------------------------------------------------------------------------------
+
+_BAD_KEYS: Final = "SELECT count(*) FROM keys WHERE copies < 1 AND body_hash <> '00000000-0000-0000-0000-000000000000'"
+
+# The ids of the keys under which values are encrypted.
+_KEY_IDS: Final = """
+SELECT CASE WHEN substring(value FROM 1 FOR 5) = '\\xff4f484501'::bytea THEN substring(value FROM 6 FOR 4) END AS key,
+  count(*)
+FROM (
+  SELECT unnest(ARRAY[substring(body FROM 1 FOR 9), substring(head FROM 1 FOR 9)]) AS value FROM events
+  UNION ALL SELECT unnest(ARRAY[substring(body FROM 1 FOR 9), substring(head FROM 1 FOR 9)]) FROM arrivals
+  UNION ALL SELECT unnest(ARRAY[substring(body FROM 1 FOR 9), substring(head FROM 1 FOR 9)]) FROM batches
+  UNION ALL SELECT substring(answer FROM 1 FOR 9) FROM attempts
+) v WHERE length(value) > 0 GROUP BY key
+"""
+_CHAINED: Final = """
+SELECT n, (extract(epoch FROM at) * 1000000)::bigint, actor, act, target, detail, coalesce(hash, '') FROM audit
+WHERE n > $1 ORDER BY n LIMIT $2
+"""
+CHAINED: Final = 10_000
+"""Lines of the audit log that are read at once."""
+
+
+class PostgresUpkeep(StorePart):
+    """Pruning, workers, watermarks, sessions and checks."""
+
+    def __init__(self, database: Database, cipher: Cipher) -> None:
+        super().__init__(database, cipher)
         self._pruned_to: dict[int, bytes] = {}
         """Where each source was left: what stays is passed once, not with every batch."""
         self._batches_to = FIRST
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         spans = [otherwise, *keep_events.values()]
-        async with self.prudent(PRUNING) as connection:
+        async with self.locked(PRUNING) as connection:
             events = await self._prune_events(connection, keep_events, otherwise, limit)
             batches = await self._prune_batches(connection, min(spans))
-            (keys,) = await one(connection, _PRUNE_KEYS, [limit])
+            (keys,) = await fetch_one(connection, _PRUNE_KEYS, [limit])
             # Not with every batch: nothing there has an index by age.
             others = 0 if events or keys else await self._prune_others(connection, max(spans), limit)
         return Pruned(events, keys, batches, others)
@@ -213,7 +227,7 @@ class Sweep(Reader):
     ) -> int:
         left = self._pruned_to
         wanted = [Integers(list(keep_events)), Floats(list(keep_events.values())), otherwise]
-        gone = await rows(connection, _PRUNE, [*wanted, Integers(list(left)), Ids(list(left.values())), limit])
+        gone = await fetch_all(connection, _PRUNE, [*wanted, Integers(list(left)), Ids(list(left.values())), limit])
         if not gone:
             left.clear()
         for event_id, source_id in gone:
@@ -221,12 +235,12 @@ class Sweep(Reader):
         return len(gone)
 
     async def _prune_batches(self, connection: Connection, age: float) -> int:
-        gone, looked, last = await one(connection, _PRUNE_BATCHES, [Id(self._batches_to), age, LOOKED_AT])
+        gone, looked, last = await fetch_one(connection, _PRUNE_BATCHES, [Id(self._batches_to), age, LOOKED_AT])
         self._batches_to = last if looked == LOOKED_AT else FIRST
         return int(gone)
 
     async def _prune_others(self, connection: Connection, age: float, limit: int) -> int:
-        (others,) = await one(connection, _PRUNE_OTHERS, [age, limit])
+        (others,) = await fetch_one(connection, _PRUNE_OTHERS, [age, limit])
         await connection.execute(_MARK_AUDIT, [age, limit])
         return int(others) + (await connection.execute(_PRUNE_AUDIT)).rowcount
 
@@ -244,8 +258,8 @@ class Sweep(Reader):
             return done.rowcount > 0
 
     async def invalidate_leases(self) -> int:
-        ended = int((await self.rows(_VOID))[0][1])
-        self.made_due()
+        ended = int((await self.rows(_INVALIDATE))[0][1])
+        self.notify_due()
         return ended
 
     async def register_worker(self, worker: StoredWorker) -> None:
@@ -262,3 +276,146 @@ class Sweep(Reader):
 
     async def dismiss_worker(self, worker_id: str) -> None:
         await self.execute("DELETE FROM workers WHERE id = $1", [worker_id])
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
+        kept = [session.hash, clean_text(session.actor), session.role, session.proof]
+        await self.execute(_BEGIN, [*kept, seconds, at_most - 1])
+
+    async def get_session(self, hash: bytes) -> StoredSession | None:
+        found = await self.rows(_GET, [hash])
+        return StoredSession(*found[0]) if found else None
+
+    async def end_session(self, hash: bytes) -> None:
+        await self.execute("DELETE FROM sessions WHERE hash = $1", [hash])
+
+    async def note_token_use(self, name: str) -> None:
+        await self.execute(_NOTE_USE, [clean_text(name), TOKEN_USE_SECONDS])
+
+    async def inbox_number(self) -> int:
+        return int((await self.rows("SELECT value FROM marks WHERE name = 'inbox'"))[0][0])
+
+    # -- doctor --------------------------------------------------------------------------------
+
+    async def check(self) -> list[Check]:
+        """The conservation laws over one snapshot, and what the server promises."""
+        async with self.connection(math.inf) as connection, connection.transaction():
+            await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            await connection.execute("SELECT set_config('statement_timeout', '0', true)")
+            return [
+                await _durability(connection),
+                await _dedup_index(connection, self.database),
+                *conservation(await _tally(connection)),
+                await _copies(connection),
+                await _references(connection),
+                *encryption(await fetch_all(connection, _KEY_IDS), self.cipher),
+                await _audit_chain(connection),
+            ]
+
+    async def size(self) -> int:
+        found = await self.rows(
+            """
+            SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint
+            FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+            WHERE n.nspname = $1 AND c.relkind IN ('r', 'S')
+            """,
+            [self.database.schema],
+        )
+        return int(found[0][0])
+
+
+async def _tally(connection: Connection) -> Tally:
+    counted = await fetch_all(
+        connection, "SELECT source_id, destination_id, what, sum(n)::bigint FROM counters GROUP BY 1, 2, 3"
+    )
+    events = await fetch_all(connection, "SELECT source_id, count(*) FROM events GROUP BY 1")
+    statuses = await fetch_all(connection, "SELECT destination_id, status, count(*) FROM deliveries GROUP BY 1, 2")
+    (bad_keys,) = await fetch_one(connection, _BAD_KEYS)
+    # A head whose delivery is dead is held on purpose. One without delivery is looked up by the next lease.
+    lone, misplaced = await fetch_one(
+        connection,
+        """
+        SELECT coalesce(sum(p.n) FILTER (WHERE h.subject_key IS NULL), 0)::bigint,
+          count(*) FILTER (WHERE h.delivery_id IS NOT NULL
+            AND (h.seq IS DISTINCT FROM h.own_seq OR p.first < h.seq OR NOT h.is_pending AND h.due_at < 'infinity'))
+        FROM (
+          SELECT coalesce(subject_key, id) AS line, count(*) AS n, min(seq) AS first
+          FROM deliveries WHERE status = 'pending' GROUP BY 1
+        ) p
+        FULL JOIN (
+          SELECT h.subject_key, h.delivery_id, h.due_at, h.seq, d.seq AS own_seq, d.status = 'pending' AS is_pending
+          FROM heads h LEFT JOIN deliveries d ON d.id = h.delivery_id
+        ) h ON h.subject_key = p.line
+        """,
+    )
+    stand = {(destination_id, status): n for destination_id, status, n in statuses}
+    return Tally(counted, dict(events), stand, bad_keys, lone, misplaced)
+
+
+async def _audit_chain(connection: Connection) -> Check:
+    ends = Ends(*await fetch_one(connection, "SELECT n, hash, pruned, pruned_hash, since FROM audit_chain"))
+    lines: list[Line] = []
+    while found := await fetch_all(connection, _CHAINED, [lines[-1].n if lines else ends.before_first, CHAINED]):
+        lines += map(Line._make, found)
+    return check_chain(ends, lines)
+
+
+async def _copies(connection: Connection) -> Check:
+    """Every arrival is a copy of some key, or an event without key; told only of sources that never forgot anything."""
+    (wrong, looked) = await fetch_one(
+        connection,
+        """
+        SELECT count(*) FILTER (WHERE received <> copies + unkeyed), count(*) FROM (
+          SELECT s.id,
+            (SELECT coalesce(sum(n), 0) FROM counters c WHERE c.source_id = s.id AND c.what = 'received') AS received,
+            (SELECT coalesce(sum(copies), 0) FROM keys k WHERE k.source_id = s.id) AS copies,
+            (SELECT count(*) FROM events e WHERE e.source_id = s.id AND e.key_hash IS NULL) AS unkeyed
+          FROM sources s
+          WHERE NOT EXISTS (SELECT FROM counters c WHERE c.source_id = s.id AND c.what = 'purged')
+            AND NOT EXISTS (SELECT FROM events e LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
+              WHERE e.source_id = s.id AND e.key_hash IS NOT NULL AND k.hash IS NULL)
+        ) AS sources
+        """,
+    )
+    detail = f"received = copies of keys + events without key, for {looked} sources that forgot nothing yet"
+    return Check("copies", wrong == 0, detail if wrong == 0 else f"does not hold: {detail}")
+
+
+async def _references(connection: Connection) -> Check:
+    """What foreign keys would say, had we any."""
+    (deliveries, heads) = await fetch_one(
+        connection,
+        """
+        SELECT
+          (SELECT count(*) FROM deliveries d WHERE d.status = 'pending'
+            AND NOT EXISTS (SELECT FROM events e WHERE e.id = d.event_id)),
+          (SELECT count(*) FROM events e WHERE e.head IS NULL
+            AND NOT EXISTS (SELECT FROM batches b WHERE b.id = e.batch_id))
+        """,
+    )
+    if deliveries == heads == 0:
+        return Check("references", True, "every pending delivery has its event, every split event its request")
+    detail = f"{deliveries} pending deliveries without event, {heads} split events without their request"
+    return Check("references", False, detail, "Keep a copy of the store and open an issue.")
+
+
+async def _dedup_index(connection: Connection, database: Database) -> Check:
+    if await has_dedup_index(connection, database):
+        return Check("dedup index", True, "the index that makes keys unique exists and is valid")
+    return Check(
+        "dedup index",
+        False,
+        "the index that makes keys unique is missing or invalid",
+        "REINDEX INDEX CONCURRENTLY keys_pkey",
+    )
+
+
+async def _durability(connection: Connection) -> Check:
+    committed, synced, whole = await fetch_one(
+        connection,
+        "SELECT current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes')",
+    )
+    safe = committed in ("on", "remote_write", "remote_apply") and synced == "on" and whole == "on"
+    detail = f"synchronous_commit = {committed}, fsync = {synced}, full_page_writes = {whole}"
+    return Check("durability", safe, detail, "" if safe else "Set all three to on.")

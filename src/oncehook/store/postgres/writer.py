@@ -1,9 +1,9 @@
-"""Group commit on PostgreSQL: arrivals join a line, a few connections write them in groups, one statement each.
+"""Group commit on PostgreSQL: a few connections write the arrivals that wait in groups, one statement each.
 
-`GroupCommit.record` is called for every verified arrival; the verdicts come out through its future, after the
-commit. Nobody waits for a group to fill: a connection that is free takes what waits now, and while it writes the next
-group gathers, until it is worth a statement of its own. A connection that is lost is opened again; while none can be,
-new arrivals are refused at once.
+`GroupCommit.record` is called for every verified arrival; the verdicts come out through its future, after the commit.
+Nobody waits for a group to fill: a connection that is free takes what waits now, and while it writes the next group
+gathers, until it is worth a statement of its own. A connection that is lost is opened again; while none can be, new
+arrivals are refused at once.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from enum import Enum, auto
 from types import MappingProxyType
 from typing import Any, Final
@@ -24,21 +24,34 @@ from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Item, Mark, Outcome, Verdict
 from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, bind, refuse, unheeded
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres.connection import PATIENCE, SILENCE, Connection, Ids, cut, is_alive
+from oncehook.store.postgres.connection import (
+    Connect,
+    Ids,
+    Link,
+    Timeouts,
+    cut,
+    is_alive,
+    is_refused_data,
+    milliseconds,
+)
 from oncehook.store.postgres.intake import INTAKE, INTAKE_PROVEN, PROOFS, IntakeRows, read_intake_result, verdicts
 
 MOST: Final = 30_000
-"""Keys remembered: about 6 MB. Retries come within minutes; who comes later brings its body along, that is all."""
+"""Keys remembered: about 6 MB. Retries come within minutes; a later copy is sent with its body."""
 
 
 class RecentKeys:
-    """What one process has seen, latest last."""
+    """Keys that this process saw in the store a moment ago, latest last: a copy of one is sent without its body.
+
+    Nothing is decided here. When such a key is gone, or belongs to another body, a constraint refuses the statement (an
+    event has a body, and so has a conflict), nothing is written, and the group is sent again with everything.
+    """
 
     def __init__(self) -> None:
         self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
 
     def among(self, intakes: Sequence[Intake]) -> frozenset[bytes]:
-        """The items that are most likely copies, by the event id they offer."""
+        """Return the items that are most likely copies, by the event id they offer."""
         if not self._bodies:
             return frozenset()
         return frozenset(item.event_id for intake in intakes for item in intake.items if self._knows(item))
@@ -47,7 +60,7 @@ class RecentKeys:
         return item.key_hash is not None and self._bodies.get(item.key_hash) == item.body_hash
 
     def note(self, intakes: Sequence[Intake], verdicts: Sequence[Sequence[Verdict]]) -> None:
-        """These stand now."""
+        """Add the keys that these verdicts found or made."""
         bodies = self._bodies
         for intake, decided in zip(intakes, verdicts, strict=True):
             for item, verdict in zip(intake.items, decided, strict=True):
@@ -57,7 +70,7 @@ class RecentKeys:
             bodies.popitem(last=False)
 
     def forget(self) -> None:
-        """Something was not as it seemed."""
+        """Start anew: some key was not what it seemed."""
         self._bodies.clear()
 
 
@@ -70,29 +83,26 @@ FEW: Final = 16
 """Fewer arrivals wait for the group that is under way."""
 
 LATE: Final = 0.01
-"""Seconds after which nobody waits for a group that is being written: it may have met a lock, or a slow disk."""
+"""Seconds after which the next group waits no longer for the one under way, which may have met a lock."""
+
+_SET_LOCK_TIMEOUT: Final = "SELECT set_config('lock_timeout', $1, false)"
 
 FIRST_WAIT: Final = 0.05
 LONGEST_WAIT: Final = 2.0
 """Seconds between two tries to connect: doubled from the first to the longest."""
 
-HASTE: Final = "50ms"
-"""lock_timeout while the parts of a blocked group are tried one by one: the free ones are still in time (R9)."""
-
-CLOSE_SECONDS: Final = 5.0
-"""How long `close` waits for what was taken in."""
-
-Connect = Callable[[], Awaitable[tuple[Connection, int]]]
-"""Opens a connection for intake, and gives the counters' slot that is its own."""
+SHORT_LOCK: Final = 0.05
+"""Lock timeout while the parts of a blocked group are tried one by one: the free ones are still in time (R9)."""
 
 
 class GroupCommit:
-    """The line of arrivals that wait, and the writers that serve it. Lives on one event loop."""
+    """The queue of arrivals that wait, and the writers that serve it. Lives on one event loop."""
 
     def __init__(
         self,
         connect: Connect,
         cipher: Cipher,
+        timeouts: Timeouts,
         watch: Watch,
         made_due: Wake = unheeded,
         taker: Callable[[], Taker | None] = lambda: None,
@@ -105,12 +115,13 @@ class GroupCommit:
     ) -> None:
         self.connect = connect
         self.cipher = cipher
+        self.timeouts = timeouts
         self.watch = watch
         self.made_due = made_due
         self.taker = taker
         self.sources = sources
-        """Their names by number."""
-        self.familiar = RecentKeys()
+        """Their names by id."""
+        self.recent_keys = RecentKeys()
         self.closing = False
         self.stopped = False
         self._waiting: deque[Pending] = deque()
@@ -126,12 +137,12 @@ class GroupCommit:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begin to serve the line, on the running loop."""
+        """Begin to serve the queue, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self._tasks = [self._loop.create_task(writer.run(), name="oncehook-intake") for writer in self._writers]
 
     def record(self, intake: Intake) -> Pending:
-        """Join the line. Raises at once when it is too long, when nobody can serve it, or when it is closed."""
+        """Join the queue. Raises at once when it is too long, when no server can be reached, or when it is closed."""
         if self._loop is None or self.closing:
             raise StoreUnavailable("The store is not open.")
         if len(self._waiting) >= self._max_waiting or self._waiting_bytes > self._max_waiting_bytes:
@@ -148,12 +159,13 @@ class GroupCommit:
         return all(writer.unreachable for writer in self._writers)
 
     def _is_worthwhile(self) -> bool:
-        """A statement costs as much as some twenty of its rows, whatever is in it. So another one is begun beside those
-        under way only for as many arrivals as they hold, and not for a few."""
+        """Tell whether to begin another statement beside those under way: only for as many arrivals as they hold, and
+        not for a few, because a statement costs as much as some twenty of its rows.
+        """
         return not self._writing or len(self._waiting) >= max(self._writing, FEW) or self.closing
 
     def take(self) -> list[Pending]:
-        """The next group: what waits now, up to the limit, without those whose sender has gone."""
+        """Return the next group: what waits now, up to the limit, without those whose sender has gone."""
         batch: list[Pending] = []
         items = size = 0
         if not self._is_worthwhile():
@@ -169,7 +181,7 @@ class GroupCommit:
         return batch
 
     def wake(self) -> None:
-        """Let one resting writer look at the line, if anything waits in it that is worth it."""
+        """Wake one idle writer, if enough waits to be worth it."""
         while self._waiting and self._idle and self._is_worthwhile():
             rest = self._idle.pop()
             if not rest.done():
@@ -178,30 +190,30 @@ class GroupCommit:
 
     @contextlib.contextmanager
     def writing(self, batch: Sequence[Pending]) -> Iterator[None]:
-        """While inside, others gather, unless it takes too long."""
+        """Count a group as being written, so that others gather meanwhile; no longer once it takes too long."""
         counted = len(batch)
         self._writing += counted
 
-        def count_no_more() -> None:
+        def stop_counting() -> None:
             nonlocal counted
             self._writing -= counted
             counted = 0
 
-        def leave_behind() -> None:
-            count_no_more()
+        def go_on_without() -> None:
+            stop_counting()
             self.wake()
 
         assert self._loop is not None
-        timer = self._loop.call_later(LATE, leave_behind)
+        timer = self._loop.call_later(LATE, go_on_without)
         try:
             yield
         finally:
             timer.cancel()
-            count_no_more()
+            stop_counting()
 
     @contextlib.contextmanager
     def resting(self, rest: asyncio.Future[None]) -> Iterator[None]:
-        """While inside, `wake` may resolve this future."""
+        """Let `wake` resolve this future while inside."""
         self._idle.append(rest)
         try:
             yield
@@ -210,17 +222,17 @@ class GroupCommit:
                 self._idle.remove(rest)
 
     def is_over(self) -> bool:
-        """Nothing more will come, and nothing waits; or the time to finish it is over."""
+        """Tell whether nothing more comes and nothing waits, or the time to finish it is over."""
         return self.stopped or (self.closing and not self._waiting)
 
     async def close(self) -> None:
-        """Write what was taken in, for a few seconds; refuse the rest."""
+        """Write what waits, for a few seconds; refuse the rest."""
         self.closing = True
         for rest in self._idle:
             if not rest.done():
                 rest.set_result(None)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=0 if self._is_unreachable() else CLOSE_SECONDS)
+            await asyncio.wait(self._tasks, timeout=0 if self._is_unreachable() else self.timeouts.close)
             self.stopped = True
             for writer in self._writers:
                 writer.cut()
@@ -233,19 +245,19 @@ class GroupCommit:
 
 
 class _Writer:
-    """Serves the line through one connection after the other."""
+    """Serves the queue through one connection after the other."""
 
     def __init__(self, line: GroupCommit) -> None:
-        self._line = line
-        self._link: _Link | None = None
+        self._queue = line
+        self._link: _WriterLink | None = None
         self.unreachable: Exception | None = None
         """Why the last try to connect failed, until one succeeds."""
 
     async def run(self) -> None:
-        while not self._line.is_over():
+        while not self._queue.is_over():
             try:
                 await self._serve_through_one_connection()
-            except Exception:  # whatever it is, the line must be served
+            except Exception:  # whatever it is, the queue must be served
                 log.exception("store.writer_failed")
                 await asyncio.sleep(FIRST_WAIT)
 
@@ -258,12 +270,12 @@ class _Writer:
         finally:
             self._link.drop()
 
-    async def _connect(self) -> _Link | None:
+    async def _connect(self) -> _WriterLink | None:
         wait = FIRST_WAIT
-        while not self._line.is_over():
-            self._line.wake()  # what was left to this writer is for the others meanwhile
+        while not self._queue.is_over():
+            self._queue.wake()  # the others take over what was left to this writer
             try:
-                link = _Link(*await self._line.connect(), self._line)
+                link = _WriterLink(await self._queue.connect(), self._queue)
             except (psycopg.Error, OSError, StoreError) as error:
                 if self.unreachable is None:
                     log.error("store.unreachable", extra={"fields": {"error": str(error)}})
@@ -277,33 +289,33 @@ class _Writer:
                 return link
         return None
 
-    async def _serve(self, link: _Link) -> None:
-        while link.is_open() and not self._line.is_over():
-            if batch := self._line.take():
-                with self._line.writing(batch):
+    async def _serve(self, link: _WriterLink) -> None:
+        while link.is_open() and not self._queue.is_over():
+            if batch := self._queue.take():
+                with self._queue.writing(batch):
                     await self._commit_or_refuse(link, batch)
-            elif not self._line.closing:
+            elif not self._queue.closing:
                 await self._rest(link)
 
-    async def _rest(self, link: _Link) -> None:
-        """Wait to be woken. A server that goes away meanwhile is noticed now, not by the next arrival."""
+    async def _rest(self, link: _WriterLink) -> None:
+        """Wait until something waits, or the server goes away: that is noticed now, not by the next arrival."""
         rest: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        with self._line.resting(rest), link.listening(rest):
+        with self._queue.resting(rest), link.resolving(rest):
             await rest
 
-    async def _commit_or_refuse(self, link: _Link, batch: Sequence[Pending]) -> None:
+    async def _commit_or_refuse(self, link: _WriterLink, batch: Sequence[Pending]) -> None:
         try:
             await self._commit(link, batch)
         except BaseException as error:
             # Whether it was committed may be unknown. Nobody gets a 2xx; the sender's retry finds out (R4).
-            refuse(batch, _unavailable(error))
+            refuse(batch, _not_written(error))
             if not isinstance(error, Exception):
                 raise
             log.error("store.failed", extra={"fields": {"error": str(error), "group": len(batch)}})
             if not _is_passing(error):
                 link.drop()
 
-    async def _commit(self, link: _Link, batch: Sequence[Pending]) -> None:
+    async def _commit(self, link: _WriterLink, batch: Sequence[Pending]) -> None:
         """Write a group; when one of its rows is to blame, find it by halving, so that only its sender fails."""
         started = clock.perf()
         try:
@@ -315,13 +327,13 @@ class _Writer:
             if len(batch) == 1:
                 fields = {"error": str(error), "arrival": batch[0].intake.arrival_id.hex()}
                 log.error("store.refused", extra={"fields": fields})
-                refuse(batch, _unavailable(error))
+                refuse(batch, _not_written(error))
                 return
         else:
             answer(batch, outcome)
-            self._line.watch("commit", clock.perf() - started)
+            self._queue.watch("commit", clock.perf() - started)
             if due:
-                self._line.made_due(due)  # after the commit, never inside it: NOTIFY there would serialise all commits
+                self._queue.made_due(due)  # after the commit, never inside it: NOTIFY there would serialise all commits
             return
         middle = len(batch) // 2
         async with link.haste(needed=blame is _Blame.lock):
@@ -329,36 +341,31 @@ class _Writer:
             await self._commit(link, batch[middle:])
 
     def cut(self) -> None:
-        """End now what this writer waits for, whatever the server does."""
+        """End the statement that this writer waits for, whatever the server does."""
         if self._link is not None:
             self._link.cut()
 
 
-class _Link:
-    """One connection in autocommit, and the counters' slot that it alone writes."""
+class _WriterLink:
+    """A connection that writes groups."""
 
-    def __init__(self, connection: Connection, slot: int, line: GroupCommit) -> None:
-        self._connection = connection
-        self._cursor = psycopg.AsyncRawCursor(connection)
-        self._slot = slot
-        self._line = line
+    def __init__(self, link: Link, queue: GroupCommit) -> None:
+        self._link = link
+        self._connection = link.connection
+        self._queue = queue
         self._hasty = False
-
-    @property
-    def descriptor(self) -> int:
-        return self._connection.pgconn.socket
 
     def is_open(self) -> bool:
         return not self._connection.closed
 
     async def write(self, batch: Sequence[Pending]) -> tuple[list[list[Verdict]], Sequence[int]]:
-        """Commit a group: one call; the verdicts, and for which destinations something has become due.
+        """Commit a group in one call; returns the verdicts, and destinations for which something has become due.
 
         Raises without having written, unless the connection broke.
         """
         intakes = [pending.intake for pending in batch]
         faults.point("before_intake")
-        reserved = Reserved(self._line.taker(), self._line.sources, intakes)
+        reserved = Reserved(self._queue.taker(), self._queue.sources, intakes)
         try:
             answered = read_intake_result(await self._send(intakes, reserved))
         except BaseException:
@@ -368,22 +375,22 @@ class _Link:
         reserved.begin(answered.leased, answered.at)
         outcome = verdicts(intakes, answered)
         _mark_repeated(intakes, answered.same_as)
-        self._line.familiar.note(intakes, outcome)
+        self._queue.recent_keys.note(intakes, outcome)
         return outcome, answered.made_due
 
     async def _send(self, intakes: Sequence[Intake], reserved: Reserved) -> list[Any]:
         await self._bind(intakes)
-        bare = self._line.familiar.among(intakes)
+        bare = self._queue.recent_keys.among(intakes)
         try:
             return await self._keep(intakes, bare, reserved)
         except psycopg.IntegrityError:
             if not bare:
                 raise
-        self._line.familiar.forget()
+        self._queue.recent_keys.forget()
         return await self._keep(intakes, (), reserved)
 
     async def _keep(self, intakes: Sequence[Intake], bare: Collection[bytes], reserved: Reserved) -> list[Any]:
-        rows, parameters = _rows(intakes, self._line.cipher, bare, self._slot, reserved)
+        rows, parameters = _rows(intakes, self._queue.cipher, bare, self._link.slot, reserved)
         if rows.proven:
             return await self._execute(INTAKE_PROVEN, parameters)
         return await self._execute(INTAKE, parameters)
@@ -398,43 +405,41 @@ class _Link:
             bind(intakes, dict(await self._execute(PROOFS, [Ids(bound)])))
 
     async def _execute(self, statement: str, parameters: Sequence[object]) -> list[Any]:
-        guard = asyncio.get_running_loop().call_later(SILENCE, self.cut)
+        guard = asyncio.get_running_loop().call_later(self._queue.timeouts.answer, self.cut)
         try:
-            await self._cursor.execute(statement, parameters, prepare=True, binary=True)
-            return await self._cursor.fetchall()
+            return await self._link.fetch(statement, parameters)
         finally:
             guard.cancel()
 
     @contextlib.asynccontextmanager
     async def haste(self, *, needed: bool) -> AsyncIterator[None]:
-        """While the parts of a group that met a lock are tried, wait less for each."""
+        """Wait less for locks while the parts of a group that met one are tried."""
         if not needed or self._hasty:
             yield
             return
-        await self._connection.execute("SELECT set_config('lock_timeout', $1, false)", [HASTE])
+        await self._connection.execute(_SET_LOCK_TIMEOUT, [milliseconds(SHORT_LOCK)])
         self._hasty = True
         try:
             yield
         except BaseException:
-            self.drop()  # it would stay hasty
+            self.drop()  # it would keep the short timeout
             raise
         self._hasty = False
-        await self._connection.execute("SELECT set_config('lock_timeout', $1, false)", [PATIENCE])
+        await self._connection.execute(_SET_LOCK_TIMEOUT, [milliseconds(self._queue.timeouts.lock)])
 
     @contextlib.contextmanager
-    def listening(self, rest: asyncio.Future[None]) -> Iterator[None]:
-        """While inside, `rest` is resolved when the server goes away."""
-        loop, descriptor = asyncio.get_running_loop(), self.descriptor
-        listens = True
+    def resolving(self, rest: asyncio.Future[None]) -> Iterator[None]:
+        """Resolve `rest` when the server goes away while inside."""
+        loop, descriptor = asyncio.get_running_loop(), self._connection.pgconn.socket
+        listening = True
 
         def hear() -> None:
-            """The server spoke without being asked."""
-            nonlocal listens
+            nonlocal listening
             # libpq closes a socket that it finds dead, and a moment later its number may be that of an arrival's
             # connection, which nobody may stop watching but its owner: so let go of it first.
             loop.remove_reader(descriptor)
-            listens = is_alive(self._connection)
-            if listens:
+            listening = is_alive(self._connection)
+            if listening:
                 loop.add_reader(descriptor, hear)
             elif not rest.done():
                 rest.set_result(None)
@@ -443,20 +448,19 @@ class _Link:
         try:
             yield
         finally:
-            if listens:
+            if listening:
                 loop.remove_reader(descriptor)
 
     def cut(self) -> None:
-        """End a statement that waits for its answer."""
+        """End a statement that waits for its result."""
         cut(self._connection)
 
     def drop(self) -> None:
-        """Let go of the connection without a word: it may no longer hear one."""
-        self._connection.pgconn.finish()
+        self._link.drop()
 
 
 class _UnfitError(Exception):
-    """An intake that cannot even be sent: a lone surrogate, an id of the wrong length."""
+    """An intake that cannot be sent: a lone surrogate, an id of the wrong length."""
 
 
 class _Blame(Enum):
@@ -466,27 +470,27 @@ class _Blame(Enum):
 
 
 def _blame(error: Exception) -> _Blame:
-    """Who is to blame: one of the rows, a foreign transaction that holds one, or the store as a whole."""
-    state = error.sqlstate or "" if isinstance(error, psycopg.Error) else "22"
-    if state == "55P03":
+    """Tell what is to blame: one of the rows, another transaction that locks one, or the store as a whole."""
+    if not isinstance(error, psycopg.Error):
+        return _Blame.row
+    if error.sqlstate == "55P03":
         return _Blame.lock
-    # 22: data exceptions, 23: constraints, 54: limits, such as an index row that is too long
-    return _Blame.row if state[:2] in ("22", "23", "54") else _Blame.store
+    return _Blame.row if is_refused_data(error) else _Blame.store
 
 
 def _is_passing(error: Exception) -> bool:
-    """The connection is as good as before: 40 deadlock, serialisation; 53 resources; 55 locks. Else open a new one."""
+    """Tell whether the connection is still good: 40 deadlock, serialisation; 53 resources; 55 locks."""
     return isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in ("40", "53", "55")
 
 
-def _unavailable(error: BaseException) -> StoreUnavailable:
+def _not_written(error: BaseException) -> StoreUnavailable:
     failure = StoreUnavailable(f"The store could not write: {error}")
     failure.__cause__ = error
     return failure
 
 
 def _mark_repeated(intakes: Sequence[Intake], same_as: Mapping[bytes, bytes]) -> None:
-    """Mark the items of which the store has said so."""
+    """Mark the items whose signed body came before under another key."""
     for item in [item for intake in intakes for item in intake.items] if same_as else ():
         if item.event_id in same_as:
             item.same_as = same_as[item.event_id]
