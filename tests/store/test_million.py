@@ -14,7 +14,7 @@ import pytest
 from oncehook.model import DeliveryStatus, Filter, Id, LeaseRequest, new_id
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import read
-from oncehook.store.postgres.connection import Database, Id, session
+from oncehook.store.postgres.connection import Database, session
 from oncehook.store.postgres.queue import LEASE, lease_parameters
 from oncehook.store.postgres.read import read_parameters
 from tests.store.making import deliver

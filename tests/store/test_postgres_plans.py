@@ -30,7 +30,7 @@ from oncehook.model import (
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore
 from oncehook.store.postgres.admin import GO_ON, REPLAY
-from oncehook.store.postgres.connection import Connection, Database, Id, Ids, Integers, connect
+from oncehook.store.postgres.connection import Connection, Database, Ids, Integers, connect
 from oncehook.store.postgres.intake import INTAKE, IntakeRows
 from oncehook.store.postgres.queue import (
     JUDGE,

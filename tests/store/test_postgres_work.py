@@ -31,7 +31,7 @@ from oncehook.model import (
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, queue, read
-from oncehook.store.postgres.connection import Database, Id, session
+from oncehook.store.postgres.connection import Database, session
 from oncehook.store.postgres.read import read_parameters
 from oncehook.worker import BEATS
 from tests.store.conftest import failed_checks

@@ -2,9 +2,9 @@
 
 A replay is a new run of the same delivery, one at once or many behind live traffic (R46-R49). The items of a bulk
 replay are fixed when it is made; any process feeds them to workers, batch by batch, each in a transaction of its own.
-Making and feeding hold the lock that keeps prune away. An erasure takes one short batch of a subject's events (S37). What is
-open is closed first: its queue is locked and goes on without it, so a worker that holds it can settle nothing any more.
-Locks are taken in the order keys, heads, deliveries, as everywhere.
+Making and feeding hold the lock that keeps prune away. An erasure takes one short batch of a subject's events (S37).
+What is open is closed first: its queue is locked and goes on without it, so a worker that holds it can settle nothing
+any more. Locks are taken in the order keys, heads, deliveries, as everywhere.
 """
 
 from __future__ import annotations
@@ -20,21 +20,22 @@ from oncehook.model import (
     NOTHING_TO_REPLAY,
     NOTHING_TO_REPLAY_HINT,
     REPLAY_PAUSE,
+    DeliveryId,
     DeliveryStatus,
     EraseOrder,
     Erasure,
     Filter,
-    Kind,
+    Id,
     Options,
     Page,
     PlanSnapshot,
     Priority,
     ReplayCommand,
+    ReplayId,
     ReplayPlan,
     ReplayState,
     StoredReplay,
     needle,
-    show_id,
     subject_hash,
     without_mention,
 )
@@ -49,7 +50,6 @@ from oncehook.store.postgres.connection import (
     Bools,
     Connection,
     Database,
-    Id,
     Ids,
     Integers,
     StorePart,
@@ -214,7 +214,7 @@ _STATE_ACTS: Final = {
 async def _refuse_replay(connection: Connection, delivery_id: bytes, force: bool) -> None:
     found = await fetch_all(connection, _LATEST, [Id(delivery_id), REPLAY_PAUSE])
     if not found:
-        raise NotFound(f"There is no delivery {show_id(Kind.delivery, delivery_id)}.")
+        raise NotFound(f"There is no delivery {DeliveryId(delivery_id)}.")
     [(status, left, note)] = found
     if note == ERASED:
         raise Erased
@@ -242,7 +242,7 @@ def _replay_options(order: ReplayCommand) -> int:
 
 
 def _read_replay(row: Sequence[Any]) -> StoredReplay:
-    return StoredReplay(row[0], ReplayState(row[1]), json.loads(row[2]), *row[3:])
+    return StoredReplay(ReplayId(row[0]), ReplayState(row[1]), json.loads(row[2]), *row[3:])
 
 
 _OF_SUBJECT: Final = " FROM events WHERE subject = $1 AND ($2::integer IS NULL OR source_id = $2) "
@@ -384,7 +384,7 @@ class PostgresAdmin(StorePart):
         self.finished: Notice[StoredReplay] = unnoticed
 
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
-        target = show_id(Kind.delivery, delivery_id)
+        target = str(DeliveryId(delivery_id))
         async with self.connection() as connection:
             made_due, known = await fetch_one(connection, _RETRY, [Id(delivery_id), actor, target])
         if not known:
@@ -410,7 +410,7 @@ class PostgresAdmin(StorePart):
             ids, queue_keys = zip(*closed, strict=True)
             if held := await fetch_all(connection, _HELD, [Ids(queue_keys), Ids(ids)]):
                 await connection.execute(GO_ON, [Ids([key for (key,) in held])])
-            target = show_id(Kind.delivery, ids[0]) if len(ids) == 1 else f"{len(ids)} deliveries"
+            target = str(DeliveryId(ids[0])) if len(ids) == 1 else f"{len(ids)} deliveries"
             detail = encode_detail({"count": len(ids), "reason": reason})
             await connection.execute(AUDIT, [actor, "discard", target, detail])
         self.notify_due()
@@ -508,7 +508,7 @@ class PostgresAdmin(StorePart):
         ]
         await connection.execute(_MAKE, [*kept, planned])
         detail = encode_detail(order.audited(planned))
-        await connection.execute(AUDIT, [order.actor, "replay", show_id(Kind.replay, replay_id), detail])
+        await connection.execute(AUDIT, [order.actor, "replay", str(ReplayId(replay_id)), detail])
         return _read_replay(await fetch_one(connection, _GET, [Id(replay_id)]))
 
     # -- feeding -------------------------------------------------------------------------------
@@ -553,7 +553,7 @@ class PostgresAdmin(StorePart):
         return len(fed)
 
     async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
-        target = show_id(Kind.replay, replay_id)
+        target = str(ReplayId(replay_id))
         async with self.locked(REPLAYING) as connection:
             found = await fetch_all(connection, "SELECT state FROM replays WHERE id = $1 FOR UPDATE", [Id(replay_id)])
             if not found:

@@ -32,7 +32,7 @@ from psycopg.types.string import ByteaBinaryLoader
 
 from oncehook import clock, faults
 from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
-from oncehook.model import Engine
+from oncehook.model import Engine, Id
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import Migration, migrations, steps_from
 
@@ -83,12 +83,6 @@ _BIG = struct.Struct("!iq")
 _TRUE, _FALSE = _LENGTH.pack(1) + b"\x01", _LENGTH.pack(1) + b"\x00"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
-
-
-class Id(bytes):
-    """16 bytes that PostgreSQL is to take as a `uuid`."""
-
-    __slots__ = ()
 
 
 class Column:

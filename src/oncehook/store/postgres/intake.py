@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from oncehook.model import Intake, Item, Outcome, Planned, Rejection, Verdict, new_id
+from oncehook.model import EventId, Intake, Item, Outcome, Planned, Rejection, Verdict, new_id
 from oncehook.store.base import KEPT_REJECTIONS, UNSEEN, NameIds, Reserved
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
@@ -237,7 +237,7 @@ def verdicts(batch: Sequence[Intake], answer: IntakeResult) -> list[list[Verdict
             return Verdict(Outcome.accepted, item.event_id)
         event_id, body_hash = stands
         is_copy = body_hash in (item.body_hash, UNSEEN)
-        return Verdict(Outcome.duplicate if is_copy else Outcome.conflict, event_id)
+        return Verdict(Outcome.duplicate if is_copy else Outcome.conflict, EventId(event_id))
 
     return [[judge(item) for item in intake.items] for intake in batch]
 

@@ -27,17 +27,23 @@ import psycopg
 from oncehook import clock, faults
 from oncehook.errors import LeaseLost, StoreError, StoreUnavailable
 from oncehook.model import (
+    MARKS,
+    OPTIONS,
+    DeliveryId,
+    EventId,
     Expired,
     Intake,
     Lease,
+    LeasedDelivery,
     LeaseRequest,
-    Mark,
     Options,
     Outlook,
     Priority,
+    ReplayId,
     Settle,
     Settled,
     Settlement,
+    StoredEvent,
     Streak,
     is_crash,
     is_over,
@@ -84,9 +90,7 @@ RENEW: Final = "SELECT * FROM renew($1, $2, $3, $4)"
 SOURCE_ID: Final = 13
 """Its place among the columns of `leased`."""
 
-_TURNS: Final = tuple(Priority)
-_OPTIONS: Final = tuple(Options(number) for number in range(32))
-_MARKS: Final = tuple(Mark(number) for number in range(16))
+_PRIORITIES: Final = tuple(Priority)
 
 
 def lease_parameters(
@@ -106,16 +110,21 @@ def lease_parameters(
 
 
 def read_lease(row: Sequence[Any], sources: Mapping[int, str], cipher: Cipher) -> Lease:
-    """Make a lease of the columns of `leased`; `sources` are their names by number."""
-    priority, options, source, marks = _TURNS[row[8]], _OPTIONS[row[9]], sources[row[SOURCE_ID]], _MARKS[row[19]]
-    lease = Lease(*(*row[:8], priority, options, *row[10:14], source, *row[14:19], marks, *row[20:27]))
-    return cipher.read_lease(lease)
+    """Make a lease of the columns of `leased`; `sources` are their names by id."""
+    priority, options, source, marks = _PRIORITIES[row[8]], OPTIONS[row[9]], sources[row[SOURCE_ID]], MARKS[row[19]]
+    delivery = LeasedDelivery(DeliveryId(row[1]), row[3], row[5], row[6], options, row[10] and ReplayId(row[10]))
+    columns = (EventId(row[12]), row[13], source, *row[14:19], marks, *row[20:22], *row[23:25])
+    event = StoredEvent(*columns)
+    more, failing = row[25:27]
+    return cipher.read_lease(
+        Lease(delivery, event, row[0], DeliveryId(row[2]), row[4], row[7], priority, row[11], row[22], more, failing)
+    )
 
 
 def read_expired(former: str) -> Expired:
     """Make what is told of a lease that had run out when LEASE came upon it."""
     held, event_id, *rest = json.loads(former)
-    return Expired(UUID(held).bytes, UUID(event_id).bytes, *rest)
+    return Expired(DeliveryId(UUID(held).bytes), EventId(UUID(event_id).bytes), *rest)
 
 
 def read_outlook(rows: Sequence[tuple[Any, ...]]) -> Outlook:
@@ -125,7 +134,7 @@ def read_outlook(rows: Sequence[tuple[Any, ...]]) -> Outlook:
     looked_at: datetime | None = None
     for destination_id, priority, seconds, moment in rows:
         if destination_id is not None:
-            due[_TURNS[priority]].add(destination_id)
+            due[_PRIORITIES[priority]].add(destination_id)
         elif moment is not None:
             looked_at = moment
         else:
@@ -135,10 +144,10 @@ def read_outlook(rows: Sequence[tuple[Any, ...]]) -> Outlook:
 
 def renew_parameters(leases: Sequence[Lease]) -> list[Column]:
     """Return what RENEW takes, `$1` to `$4`; sorted, so that rows are locked in the order everybody locks them in."""
-    ordered = sorted(leases, key=lambda lease: lease.line)
+    ordered = sorted(leases, key=lambda lease: lease.queue_key)
     return [
-        Ids([lease.line for lease in ordered]),
-        Ids([lease.head_id for lease in ordered]),
+        Ids([lease.queue_key for lease in ordered]),
+        Ids([lease.front_id for lease in ordered]),
         Bigs([lease.fence for lease in ordered]),
         Floats([lease.seconds for lease in ordered]),
     ]
@@ -208,9 +217,9 @@ class _Ending:
             settlement,
             lease,
             over,
-            attempted_id=lease.head_id if is_held else lease.delivery_id,
-            run=None if is_held and lease.head_id != lease.delivery_id else lease.run,
-            attempt=lease.attempt if tried else lease.attempt - 1,
+            attempted_id=lease.front_id if is_held else lease.delivery.id,
+            run=None if is_held and lease.front_id != lease.delivery.id else lease.delivery.run,
+            attempt=lease.delivery.attempt if tried else lease.delivery.attempt - 1,
             duration=settlement.duration if tried else None,
         )
 
@@ -219,7 +228,7 @@ def settle_parameters(
     settlements: Sequence[Settlement], cipher: Cipher, slot: int, worker: str | None = None
 ) -> list[Column | int | str | bool | None]:
     """Return what SETTLE takes, `$1` to `$31`. A lease that is named twice ends once."""
-    rows = sorted({one.lease.fence: one for one in reversed(settlements)}.values(), key=lambda one: one.lease.line)
+    rows = sorted({one.lease.fence: one for one in reversed(settlements)}.values(), key=lambda one: one.lease.queue_key)
     ends = [_Ending.of(one) for one in rows]
     leases = [one.lease for one in rows]
     evidence = [one.evidence for one in rows]
@@ -228,8 +237,8 @@ def settle_parameters(
     ranked = [one.lease for one in rows if _raises_rank(one)]
     counts = _counts(rows)
     return [
-        Ids([lease.line for lease in leases]),
-        Ids([lease.head_id for lease in leases]),
+        Ids([lease.queue_key for lease in leases]),
+        Ids([lease.front_id for lease in leases]),
         Bigs([lease.fence for lease in leases]),
         Texts([one.what for one in rows]),
         Texts([one.note for one in rows]),
@@ -248,22 +257,22 @@ def settle_parameters(
             ]
         ),
         Texts(["crash" if is_crash(one) else None for one in rows]),
-        Ids([lease.line for lease in over if lease.line == lease.head_id]),
-        Ids([lease.line for lease in over if lease.line != lease.head_id and not lease.more]),
-        Ids([one.lease.line for one in followed]),
+        Ids([lease.queue_key for lease in over if lease.queue_key == lease.front_id]),
+        Ids([lease.queue_key for lease in over if lease.queue_key != lease.front_id and not lease.more]),
+        Ids([one.lease.queue_key for one in followed]),
         Floats([one.take_next for one in followed]),
         Integers([destination_id for destination_id, _ in counts]),
         Texts([what for _, what in counts]),
         Bigs(list(counts.values())),
         slot,
         worker,
-        Integers([lease.destination_id for lease in ranked]),
-        Integers([lease.source_id for lease in ranked]),
+        Integers([lease.delivery.destination_id for lease in ranked]),
+        Integers([lease.event.source_id for lease in ranked]),
         Texts([_rank_scope(lease) for lease in ranked]),
-        Integers([lease.rank for lease in ranked]),
+        Integers([lease.event.rank for lease in ranked]),
         None if len(over) == len(ends) else Bools([not one.is_over for one in ends]),
-        any(lease.delivery_id != lease.head_id for lease in leases),
-        any(lease.replay_id is not None for lease in leases),
+        any(lease.delivery.id != lease.front_id for lease in leases),
+        any(lease.delivery.replay_id is not None for lease in leases),
     ]
 
 
@@ -273,10 +282,10 @@ def _counts(settlements: Sequence[Settlement]) -> Counter[tuple[int, str]]:
     for one in settlements:
         if one.what is Settle.release:
             continue
-        counts[one.lease.destination_id, one.what.value] += 1
+        counts[one.lease.delivery.destination_id, one.what.value] += 1
         if one.what is not Settle.retry:
-            counts[one.lease.destination_id, "succeeded" if one.what is Settle.done else "died"] += 1
-            counts[one.lease.destination_id, "pending"] -= 1
+            counts[one.lease.delivery.destination_id, "succeeded" if one.what is Settle.done else "died"] += 1
+            counts[one.lease.delivery.destination_id, "pending"] -= 1
     return counts
 
 
@@ -303,13 +312,13 @@ def _small(status: int | None) -> int | None:
 
 def _raises_rank(settlement: Settlement) -> bool:
     lease = settlement.lease
-    if lease.rank is None or settlement.what is not Settle.done or settlement.note == "stale":
+    if lease.event.rank is None or settlement.what is not Settle.done or settlement.note == "stale":
         return False
-    return bool(lease.options & Options.latest_wins) and _rank_scope(lease) is not None
+    return bool(lease.delivery.options & Options.latest_wins) and _rank_scope(lease) is not None
 
 
 def _rank_scope(lease: Lease) -> str | None:
-    return lease.subject if lease.rank_scope is None else lease.rank_scope
+    return lease.event.subject if lease.event.rank_scope is None else lease.event.rank_scope
 
 
 async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cipher: Cipher, ask: Ask) -> SettleResult:
@@ -326,11 +335,11 @@ async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cip
 def read_settle_result(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> SettleResult:
     """Read what SETTLE said of these."""
     (ours, made_due, *_), *taken = rows
-    by_line = {one.lease.line: one for one in settlements}
-    due = {by_line[line].lease.destination_id for line in made_due or ()}
+    by_queue_key = {one.lease.queue_key: one for one in settlements}
+    due = {by_queue_key[line].lease.delivery.destination_id for line in made_due or ()}
     put_back = [one for one in settlements if one.what in (Settle.retry, Settle.release)]
-    due |= {one.lease.destination_id for one in put_back if not one.wait}
-    leased = [(*row[2:13], by_line[row[2]].take_next, *row[14:]) for row in taken]
+    due |= {one.lease.delivery.destination_id for one in put_back if not one.wait}
+    leased = [(*row[2:13], by_queue_key[row[2]].take_next, *row[14:]) for row in taken]
     return SettleResult(set(ours), due, leased)
 
 
@@ -342,7 +351,7 @@ def select_streaks(
     `failing`: destinations with failures on their account, as far as this process knows.
     """
     ours = [one for one in settlements if one.lease.fence in answer.fences and one.breaker is not None]
-    known = {*failing, *(one.lease.destination_id for one in ours if one.lease.failing)}
+    known = {*failing, *(one.lease.delivery.destination_id for one in ours if one.lease.failing)}
     return {
         destination_id: streak
         for destination_id, streak in sorted(streaks(ours).items())
@@ -654,7 +663,7 @@ class PostgresQueue(StorePart):
                     self.notify_due([destination_id])
         for one in settlements:
             if one.pause is not None and one.lease.fence in answer.fences:
-                await self.pause(one.lease.destination_id, "oncehook", one.pause)
+                await self.pause(one.lease.delivery.destination_id, "oncehook", one.pause)
 
     async def pause(self, destination_id: int, actor: str, why: str) -> None:
         await self.execute(_PAUSE, [destination_id, actor, clean_text(why), encode_detail({"reason": why})])

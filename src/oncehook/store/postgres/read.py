@@ -16,34 +16,39 @@ from typing import Any, Final
 
 from oncehook.errors import QueryTooWide, Undecryptable
 from oncehook.model import (
+    MARKS,
+    ArrivalId,
     Asked,
     AttemptOutcome,
     Audited,
     Category,
     Cause,
     Clause,
+    DeliveryId,
     DeliveryStatus,
+    EventDetails,
+    EventId,
     Evidence,
     Figures,
     Filter,
+    Id,
     Level,
     ListedDelivery,
     ListedEvent,
-    Mark,
     Outcome,
     Page,
     Rejection,
+    ReplayId,
     StoredArrival,
     StoredAttempt,
     StoredDelivery,
-    StoredEvent,
     StoredWorker,
     prepare,
     says,
 )
 from oncehook.store.base import MOST_DECRYPTED, MOST_DECRYPTED_BYTES
 from oncehook.store.cipher import Cipher
-from oncehook.store.postgres.connection import Connection, Id, Ids, Integers, StorePart, Texts, clean_text, fetch_all
+from oncehook.store.postgres.connection import Connection, Ids, Integers, StorePart, Texts, clean_text, fetch_all
 
 LOOKED_AT: Final = 20_000
 """Rows that one page of a list looks at, at most."""
@@ -437,14 +442,23 @@ def has_delivery_conditions(filter: Filter) -> bool:
 
 def read_delivery(row: Sequence[Any]) -> StoredDelivery:
     """Make a delivery of a row of COLUMNS."""
-    return StoredDelivery(*(*row[:7], DeliveryStatus(row[7]), *row[8:11], row[11] and Category(row[11]), *row[12:]))
+    fields = list(row)
+    fields[0], fields[1] = DeliveryId(row[0]), EventId(row[1])
+    fields[7], fields[11] = DeliveryStatus(row[7]), row[11] and Category(row[11])
+    fields[18], fields[20] = row[18] and ReplayId(row[18]), row[20] and DeliveryId(row[20])
+    return StoredDelivery(*fields)
+
+
+def _read_listed(row: Sequence[Any]) -> ListedDelivery:
+    id_, name, status, note, run, replay_id = row
+    return ListedDelivery(DeliveryId(id_), name, DeliveryStatus(status), note, run, replay_id and ReplayId(replay_id))
 
 
 # -- single rows ---------------------------------------------------------------------------------
 
 _GET_EVENT: Final = """
-SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head, ''), e.body,
-  e.batch_id, coalesce(k.copies, 1), e.rank, e.rank_scope, e.same_as
+SELECT e.id, e.source_id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, e.rank, e.rank_scope,
+  coalesce(e.head, b.head, ''), e.body, e.batch_id, coalesce(k.copies, 1), e.same_as
 FROM events e JOIN sources s ON s.id = e.source_id
 LEFT JOIN batches b ON b.id = e.batch_id
 LEFT JOIN keys k ON k.hash = e.key_hash AND k.event_id = e.id
@@ -558,13 +572,22 @@ _REJECTIONS: Final = "SELECT source, at, code, reason, peer, size FROM rejection
 class PostgresRead(StorePart):
     """Events, deliveries, lists and numbers, as they are shown."""
 
-    async def get_event(self, event_id: bytes) -> StoredEvent | None:
+    async def get_event(self, event_id: bytes) -> EventDetails | None:
         found = await self.rows(_GET_EVENT, [Id(event_id)])
-        return self.cipher.read_event(StoredEvent(*(*r[:7], Mark(r[7]), *r[8:]))) if found and (r := found[0]) else None
+        if not found:
+            return None
+        *columns, batch_id, copies, same_as = found[0]
+        columns[0], columns[8] = EventId(columns[0]), MARKS[columns[8]]
+        batch_id, same_as = batch_id and ArrivalId(batch_id), same_as and EventId(same_as)
+        return self.cipher.read_event(EventDetails(*columns, batch_id=batch_id, copies=copies, same_as=same_as))
 
     async def arrivals_of(self, event_id: bytes) -> list[StoredArrival]:
         found = await self.rows(_ARRIVALS, [Id(event_id)])
-        return [self.cipher.read_arrival(StoredArrival(*(*row[:2], Outcome(row[2]), *row[3:]))) for row in found]
+        kept = [
+            StoredArrival(ArrivalId(id_), EventId(of), Outcome(outcome), at, head, body, batch and ArrivalId(batch))
+            for id_, of, outcome, at, head, body, batch in found
+        ]
+        return [self.cipher.read_arrival(arrival) for arrival in kept]
 
     async def batch_body(self, batch_id: bytes) -> tuple[bytes, bytes] | None:
         found = await self.rows("SELECT head, body FROM batches WHERE id = $1", [Id(batch_id)])
@@ -575,12 +598,14 @@ class PostgresRead(StorePart):
         return read_delivery(found[0]) if found else None
 
     async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
-        return [
-            self.cipher.read_attempt(
-                StoredAttempt(*(*row[:6], AttemptOutcome(row[6]), row[7] and Category(row[7]), Evidence(*row[8:])))
+        kept = [
+            StoredAttempt(
+                DeliveryId(row[0]),
+                *(*row[1:6], AttemptOutcome(row[6]), row[7] and Category(row[7]), Evidence(*row[8:])),
             )
             for row in await self.rows(_ATTEMPTS, [Id(delivery_id)])
         ]
+        return [self.cipher.read_attempt(attempt) for attempt in kept]
 
     async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
         async with self.connection() as connection:
@@ -613,9 +638,12 @@ class PostgresRead(StorePart):
             found, further = await self._find(connection, way_to_events(filter), filter, before, limit, conditions)
             deliveries: dict[bytes, list[ListedDelivery]] = {row[0]: [] for row in found}
             if found:
-                for row in await fetch_all(connection, _DELIVERIES_OF_EVENTS, [Ids(list(deliveries))]):
-                    deliveries[row[0]].append(ListedDelivery(row[1], row[2], DeliveryStatus(row[3]), *row[4:]))
-        listed = [ListedEvent(*(*row[:7], Mark(row[7]), row[8], row[9], deliveries[row[0]])) for row in found]
+                for event_id, *row in await fetch_all(connection, _DELIVERIES_OF_EVENTS, [Ids(list(deliveries))]):
+                    deliveries[event_id].append(_read_listed(row))
+        listed = [
+            ListedEvent(*(EventId(row[0]), *row[1:7], MARKS[row[7]], row[8], row[9], deliveries[row[0]]))
+            for row in found
+        ]
         return Page(listed, further)
 
     async def _find(
@@ -642,7 +670,9 @@ class PostgresRead(StorePart):
 
     async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
         names = None if sources is None else Texts([clean_text(name) for name in sources])
-        return [Cause(*row) for row in await self.rows(_CAUSES, [destination, names])]
+        return [
+            Cause(*(*cause, DeliveryId(sample))) for *cause, sample in await self.rows(_CAUSES, [destination, names])
+        ]
 
     async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
         return [Rejection(*row) for row in await self.rows(_REJECTIONS, [limit])]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from oncehook.model import Check, Pruned, StoredSession, StoredWorker
+from oncehook.model import Check, Id, Pruned, StoredSession, StoredWorker
 from oncehook.store.audit import Ends, Line, check_chain
 from oncehook.store.base import TOKEN_USE_SECONDS
 from oncehook.store.checks import Tally, conservation, encryption
@@ -21,7 +21,6 @@ from oncehook.store.postgres.connection import (
     Connection,
     Database,
     Floats,
-    Id,
     Ids,
     Integers,
     StorePart,

@@ -21,7 +21,7 @@ import psycopg
 
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
-from oncehook.model import Intake, Item, Mark, Outcome, Verdict
+from oncehook.model import EventId, Intake, Item, Mark, Outcome, Verdict
 from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, bind, refuse, unheeded
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
@@ -493,7 +493,7 @@ def _mark_repeated(intakes: Sequence[Intake], same_as: Mapping[bytes, bytes]) ->
     """Mark the items whose signed body came before under another key."""
     for item in [item for intake in intakes for item in intake.items] if same_as else ():
         if item.event_id in same_as:
-            item.same_as = same_as[item.event_id]
+            item.same_as = EventId(same_as[item.event_id])
             item.marks |= Mark.same_body
 
 
