@@ -175,11 +175,11 @@ class PostgresTransactions(PostgresQueue):
     def stop_transactions(self) -> None:
         """Close the connections that are not in use."""
         self._loop = None
-        while self._free:
-            self._free.pop().pgconn.finish()
         with self._lock:
-            while self._free_blocking:
-                self._free_blocking.pop().close()
+            for connection in (*self._free, *self._free_blocking):
+                connection.pgconn.finish()
+            self._free.clear()
+            self._free_blocking.clear()
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[HandlerTransaction]:
