@@ -29,16 +29,16 @@ from oncehook.model import (
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore
-from oncehook.store.postgres.admin import GO_ON, REPLAY
+from oncehook.store.postgres.admin import CONTINUE_QUEUES, RUN_AGAIN
 from oncehook.store.postgres.connection import Connection, Database, Ids, Integers, connect
 from oncehook.store.postgres.intake import INTAKE, IntakeRows
 from oncehook.store.postgres.queue import (
-    JUDGE,
     LEASE,
-    OUTLOOK,
+    NEXT_DUE,
     RENEW,
     SETTLE,
-    judge_parameters,
+    UPDATE_BREAKERS,
+    breaker_parameters,
     lease_parameters,
     renew_parameters,
     settle_parameters,
@@ -195,16 +195,16 @@ CALLS: dict[str, tuple[str, Callable[[Scene], list[object]]]] = {
         lambda s: lease_parameters([LeaseRequest(1, 10, 30.0), LeaseRequest(1, 3, 30.0, Priority.replay)], 1, "w"),
     ),
     "renew": (RENEW, lambda s: list(renew_parameters([*s.plain, *s.followed]))),
-    "outlook": (OUTLOOK, lambda s: [Integers([1, 2]), None]),
+    "outlook": (NEXT_DUE, lambda s: [Integers([1, 2]), None]),
     "settle, plain": (SETTLE, lambda s: ends(s.plain, Settle.done)),
     "settle, next": (SETTLE, lambda s: ends(s.followed, Settle.done, take_next=30.0)),
     "settle, covering": (SETTLE, lambda s: ends(s.covering, Settle.done)),
     "settle, retry": (SETTLE, lambda s: ends(s.failing, Settle.retry, wait=5.0)),
     "settle, dead": (SETTLE, lambda s: ends(s.failing, Settle.dead)),
     "settle, ranked": (SETTLE, lambda s: ends(s.failing, Settle.done)),
-    "replay": (REPLAY, lambda s: [Ids(s.dead), 0, Id(new_id()), False, 0, 0.0]),
-    "judge": (JUDGE, lambda s: list(judge_parameters(streaks(fails(s.failing))))),
-    "go on": (GO_ON, lambda s: [Ids([lease.queue_key for lease in s.followed])]),
+    "replay": (RUN_AGAIN, lambda s: [Ids(s.dead), 0, Id(new_id()), False, 0, 0.0]),
+    "judge": (UPDATE_BREAKERS, lambda s: list(breaker_parameters(streaks(fails(s.failing))))),
+    "go on": (CONTINUE_QUEUES, lambda s: [Ids([lease.queue_key for lease in s.followed])]),
 }
 
 
@@ -305,7 +305,7 @@ async def test_a_lease_costs_the_same_with_many_destinations(
     await deliver(store, *[f"s{n}" for n in range(20)])
     asked = lease_parameters([LeaseRequest(1, 10, 30.0)], 1)
     [(now,)] = place.sql("SELECT now()")
-    few = await pages(connection, LEASE, asked), await pages(connection, OUTLOOK, [Integers([1, 2]), now])
+    few = await pages(connection, LEASE, asked), await pages(connection, NEXT_DUE, [Integers([1, 2]), now])
     place.sql(
         """
         INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id)
@@ -313,7 +313,7 @@ async def test_a_lease_costs_the_same_with_many_destinations(
         FROM generate_series(1, 100000) n
         """
     )
-    many = await pages(connection, LEASE, asked), await pages(connection, OUTLOOK, [Integers([1, 2]), now])
+    many = await pages(connection, LEASE, asked), await pages(connection, NEXT_DUE, [Integers([1, 2]), now])
     assert many[0] <= few[0] + 10
     assert many[1] <= few[1] + 10
 

@@ -126,7 +126,7 @@ _HELD: Final = """
 SELECT subject_key FROM heads WHERE subject_key = ANY($1::uuid[]) AND delivery_id = ANY($2::uuid[])
 ORDER BY subject_key FOR UPDATE
 """
-GO_ON: Final = "SELECT go_on($1)"
+CONTINUE_QUEUES: Final = "SELECT continue_queues($1)"
 
 _PLACE: Final = "INSERT INTO settings_seen (place, digests) VALUES ($1, '') ON CONFLICT DO NOTHING"
 _DIGESTS: Final = "SELECT digests FROM settings_seen WHERE place = $1 FOR UPDATE"
@@ -135,7 +135,7 @@ _KEEP_DIGESTS: Final = "UPDATE settings_seen SET digests = $2 WHERE place = $1"
 
 # Deliveries in the order in which they are to join, their turn, the replay, whether done ones too, options of the new
 # run, seconds since the last replay.
-REPLAY: Final = "SELECT * FROM run_again($1, $2, $3, $4, $5, $6)"
+RUN_AGAIN: Final = "SELECT * FROM run_again($1, $2, $3, $4, $5, $6)"
 
 # The deliveries that a filter and a replay select. `$18`: done ones, too.
 _REPLAYED: Final = (
@@ -351,7 +351,7 @@ async def _close(connection: Connection, events: Ids, reason: str) -> int:
     closed = {row[0] for row in found}
     # A head that is to be looked up may have waited for one of these.
     if ended := [key for key, head_id, _, _ in heads if head_id is None or head_id in closed]:
-        await connection.execute(GO_ON, [Ids(ended)])
+        await connection.execute(CONTINUE_QUEUES, [Ids(ended)])
     void = [key for key, _, covered, leased in heads if key not in ended and leased and covered in closed]
     if void:
         await connection.execute(_INVALIDATE, [Ids(void)])
@@ -409,7 +409,7 @@ class PostgresAdmin(StorePart):
                 return 0
             ids, queue_keys = zip(*closed, strict=True)
             if held := await fetch_all(connection, _HELD, [Ids(queue_keys), Ids(ids)]):
-                await connection.execute(GO_ON, [Ids([key for (key,) in held])])
+                await connection.execute(CONTINUE_QUEUES, [Ids([key for (key,) in held])])
             target = str(DeliveryId(ids[0])) if len(ids) == 1 else f"{len(ids)} deliveries"
             detail = encode_detail({"count": len(ids), "reason": reason})
             await connection.execute(AUDIT, [actor, "discard", target, detail])
@@ -484,7 +484,7 @@ class PostgresAdmin(StorePart):
             _replay_options(order),
             REPLAY_PAUSE,
         ]
-        if not await fetch_all(connection, REPLAY, asked):
+        if not await fetch_all(connection, RUN_AGAIN, asked):
             await _refuse_replay(connection, delivery_id, order.force)
         await connection.execute(
             "INSERT INTO replay_items (replay_id, n, delivery_id, fed_at) VALUES ($1, 1, $2, now())",
@@ -547,7 +547,7 @@ class PostgresAdmin(StorePart):
         self, connection: Connection, replay_id: bytes, batch: Sequence[bytes], options: int, force: bool
     ) -> int:
         asked = [Ids(batch), Priority.replay.value, Id(replay_id), force, options, REPLAY_PAUSE]
-        fed = [row[0] for row in await fetch_all(connection, REPLAY, asked)]
+        fed = [row[0] for row in await fetch_all(connection, RUN_AGAIN, asked)]
         # NULL stands for no array at all: then all of them are left out
         await connection.execute(_FED, [Id(replay_id), Ids(batch), Ids(fed)])
         return len(fed)

@@ -84,7 +84,7 @@ from oncehook.store.postgres.intake import INTAKE, IntakeRows, read_intake_resul
 log = logging.getLogger("oncehook.store")
 
 LEASE: Final = "SELECT * FROM lease($1, $2, $3, $4, $5, $6, $7, $8)"
-OUTLOOK: Final = "SELECT * FROM outlook($1, $2)"
+NEXT_DUE: Final = "SELECT * FROM next_due($1, $2)"
 RENEW: Final = "SELECT * FROM renew($1, $2, $3, $4)"
 
 SOURCE_ID: Final = 13
@@ -128,7 +128,7 @@ def read_expired(former: str) -> Expired:
 
 
 def read_outlook(rows: Sequence[tuple[Any, ...]]) -> Outlook:
-    """Read what OUTLOOK said."""
+    """Read what NEXT_DUE said."""
     due: dict[Priority, set[int]] = {priority: set() for priority in Priority}
     due_in: float | None = None
     looked_at: datetime | None = None
@@ -154,7 +154,7 @@ def renew_parameters(leases: Sequence[Lease]) -> list[Column]:
 
 
 SETTLE: Final = f"SELECT * FROM settle({', '.join(f'${n}' for n in range(1, 32))})"
-JUDGE: Final = "SELECT judge($1, $2, $3, $4, $5, $6)"
+UPDATE_BREAKERS: Final = "SELECT update_breakers($1, $2, $3, $4, $5, $6)"
 
 _PAUSE: Final = """
 WITH s AS (
@@ -359,8 +359,8 @@ def select_streaks(
     }
 
 
-def judge_parameters(found: Mapping[int, Streak]) -> list[Column]:
-    """Return what JUDGE takes, `$1` to `$6`."""
+def breaker_parameters(found: Mapping[int, Streak]) -> list[Column]:
+    """Return what UPDATE_BREAKERS takes, `$1` to `$6`."""
     streaks = list(found.values())
     return [
         Integers(list(found)),
@@ -605,7 +605,7 @@ class PostgresQueue(StorePart):
         return [read_lease(row, self.source_names, self.cipher) for row in rows]
 
     async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
-        return read_outlook(await self.work.ask(OUTLOOK, lambda _: [Integers(destination_ids), since]))
+        return read_outlook(await self.work.ask(NEXT_DUE, lambda _: [Integers(destination_ids), since]))
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
         return self.heartbeat.renew(leases)
@@ -654,7 +654,7 @@ class PostgresQueue(StorePart):
 
     async def _update_breakers(self, settlements: Sequence[Settlement], answer: SettleResult) -> None:
         if streaks := select_streaks(settlements, answer, self._failing):
-            await self.work.ask(JUDGE, lambda _: judge_parameters(streaks))
+            await self.work.ask(UPDATE_BREAKERS, lambda _: breaker_parameters(streaks))
             for destination_id, streak in streaks.items():
                 if streak.failures:
                     self._failing.add(destination_id)

@@ -338,10 +338,10 @@ EXECUTE FUNCTION audit_refuse('its chain stays');
 
 -- -- bodies -----------------------------------------------------------------------------------
 
--- Whether a body says what a query asks for (`body.amount:>1000`): each clause has a path, a sign, a value as text, and
--- that value as a number where it is one. What is no JSON says nothing. PostgreSQL tells that only by an error, so the
--- error is caught here; a function that catches may not run beside a parallel plan, hence only queries that ask for
--- bodies name it. Dear, so that the planner asks it last.
+-- Tells whether a body matches the clauses of a query (`body.amount:>1000`). A clause has a path, a sign, a value as text,
+-- and that value as a number where it is one. What is no JSON matches nothing; PostgreSQL reports that as an error, which
+-- is caught here. A function that catches errors may not run in a parallel plan, so only queries with conditions on bodies
+-- name it. Its cost is high, so that the planner calls it last.
 CREATE FUNCTION body_says(body bytea, clauses jsonb) RETURNS boolean
 LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE COST 10000 AS $$
 DECLARE
@@ -399,10 +399,10 @@ $$;
 
 -- -- the queue --------------------------------------------------------------------------------
 
--- Functions, each with its own settings. Statistics of a queue are always wrong (made while it was empty,
--- used while a million wait), so every statement here can be executed in one way only: a table is reached by key, from
--- an array, through LATERAL … LIMIT 1 or through `key = ANY(ARRAY[…])`, which no plan can turn round; what else the
--- planner might think of is switched off. Plans do not depend on settings of the session, which a pooler may lose.
+-- Functions, each with its own settings. Statistics of a queue are always wrong (made while it was empty, used while a
+-- million wait), so every statement here can be executed in one way only: a table is reached by key, from an array,
+-- through LATERAL … LIMIT 1 or through `key = ANY(ARRAY[…])`, which no plan can turn round; all other plans are switched
+-- off. Plans do not depend on settings of the session, which a pooler may lose.
 --
 -- Statement by statement a function sees what was committed before it (READ COMMITTED). So once one statement has taken
 -- a lock, the next sees everything that the lock's former holder did.
@@ -411,10 +411,10 @@ $$;
 
 -- An arrival locks its subject until its commit: so `seq`, which is drawn under the lock, follows the order of commit
 -- (R42), and whoever finds nothing behind a head can tell whether something is about to come. The lock is no row:
--- nothing is rewritten, and a settlement that goes on to the next delivery does not wait for it. Lines whose keys begin
+-- nothing is rewritten, and a settlement that goes on to the next delivery does not wait for it. Queues whose keys begin
 -- alike share it.
-CREATE FUNCTION subject_lock(line uuid) RETURNS integer LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
-  SELECT ('x' || left(line::text, 8))::bit(32)::integer
+CREATE FUNCTION subject_lock(queue_key uuid) RETURNS integer LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
+  SELECT ('x' || left(queue_key::text, 8))::bit(32)::integer
 $$;
 
 -- Two classes of locks: one for subjects, one for those who lock more of them than the server's table of locks may have
@@ -427,37 +427,37 @@ DO $$ BEGIN
 END $$;
 
 -- Sorted, so that rivals cannot deadlock.
-CREATE FUNCTION lock_subjects(lines uuid[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION lock_subjects(queue_keys uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  IF cardinality(lines) > 1000 THEN
+  IF cardinality(queue_keys) > 1000 THEN
     PERFORM pg_advisory_xact_lock(lock_class_of_all(), 0);
   ELSE
     PERFORM pg_advisory_xact_lock_shared(lock_class_of_all(), 0);
     PERFORM pg_advisory_xact_lock(lock_class(), l.lock)
-    FROM (SELECT DISTINCT subject_lock(line) AS lock FROM unnest(lines) AS line WHERE line IS NOT NULL ORDER BY 1) l;
+    FROM (SELECT DISTINCT subject_lock(queue_key) AS lock FROM unnest(queue_keys) AS queue_key WHERE queue_key IS NOT NULL ORDER BY 1) l;
   END IF;
 END
 $$;
 
--- Returns the lines whose locks we got: nobody adds to them until we commit.
-CREATE FUNCTION try_lock_subjects(lines uuid[]) RETURNS uuid[] LANGUAGE plpgsql AS $$
+-- Returns the queues whose locks we got: nobody adds to them until we commit.
+CREATE FUNCTION try_lock_subjects(queue_keys uuid[]) RETURNS uuid[] LANGUAGE plpgsql AS $$
 BEGIN
   IF NOT pg_try_advisory_xact_lock_shared(lock_class_of_all(), 0) THEN
     RETURN NULL;
   END IF;
-  RETURN (SELECT array_agg(line) FROM unnest(lines) AS line
-    WHERE pg_try_advisory_xact_lock(lock_class(), subject_lock(line)));
+  RETURN (SELECT array_agg(queue_key) FROM unnest(queue_keys) AS queue_key
+    WHERE pg_try_advisory_xact_lock(lock_class(), subject_lock(queue_key)));
 END
 $$;
 
 -- Coalesced: the newest that waits, of the same type or of any, carries the attempt. What comes later has a higher seq.
-CREATE FUNCTION cover(lines uuid[]) RETURNS void LANGUAGE plpgsql AS $$
+CREATE FUNCTION coalesce_waiting(queue_keys uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   UPDATE heads h SET carries = c.id, upto = c.seq
   FROM (
-    SELECT i.line, c.id, c.seq
-    FROM unnest(lines) AS i(line)
-      CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.subject_key = i.line LIMIT 1) h
+    SELECT i.queue_key, c.id, c.seq
+    FROM unnest(queue_keys) AS i(queue_key)
+      CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1) h
       CROSS JOIN LATERAL (
         SELECT n.id, n.seq FROM (
           SELECT f.* FROM (
@@ -473,30 +473,30 @@ BEGIN
     WHERE h.options & 3 <> 0
     OFFSET 0
   ) c
-  WHERE h.subject_key = ANY(ARRAY[c.line]);
+  WHERE h.subject_key = ANY(ARRAY[c.queue_key]);
 END
 $$;
 
 -- The next that waits becomes the head, where something waits. `seconds`: it is leased at once, for so long, unless its
--- destination is paused, failing or its breaker open, or it belongs to another turn. The lease that its line has
+-- destination is paused, failing or its breaker open, or it has another priority. The lease that its queue has
 -- already is prolonged only when a sixth of it is over: until then no column changes that stands in an index, and the
 -- row stays on its page (HOT).
-CREATE FUNCTION promote(lines uuid[], seconds float8[], who text, OUT promoted uuid[], OUT taken uuid[])
+CREATE FUNCTION promote(queue_keys uuid[], seconds float8[], who text, OUT promoted uuid[], OUT taken uuid[])
 LANGUAGE plpgsql AS $$
 DECLARE
   covering uuid[];
 BEGIN
   WITH n AS MATERIALIZED (
-    SELECT i.line, i.seconds, n.*, b.turn, i.seconds IS NOT NULL AND b.turn = h.turn AND (
+    SELECT i.queue_key, i.seconds, n.*, b.turn, i.seconds IS NOT NULL AND b.turn = h.turn AND (
         SELECT true FROM destination_state s WHERE s.destination_id = h.destination_id
           AND (s.paused_at IS NOT NULL OR s.open_until IS NOT NULL OR s.failures <> 0)) IS NULL AS taken
-    FROM unnest(lines, seconds) AS i(line, seconds)
+    FROM unnest(queue_keys, seconds) AS i(queue_key, seconds)
       CROSS JOIN LATERAL (
-        SELECT h.seq, h.turn, h.destination_id FROM heads h WHERE h.subject_key = i.line LIMIT 1
+        SELECT h.seq, h.turn, h.destination_id FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1
       ) h
       CROSS JOIN LATERAL (
         SELECT d.id, d.event_id, d.seq, d.run, d.options, d.replay_id FROM deliveries d
-        WHERE d.subject_key = i.line AND d.behind AND d.status = 'pending' AND d.seq > h.seq ORDER BY d.seq LIMIT 1
+        WHERE d.subject_key = i.queue_key AND d.behind AND d.status = 'pending' AND d.seq > h.seq ORDER BY d.seq LIMIT 1
       ) n
       CROSS JOIN LATERAL (
         SELECT CASE WHEN (SELECT b.bulk FROM replays b WHERE b.id = n.replay_id) THEN 1 ELSE 0 END AS turn
@@ -511,25 +511,25 @@ BEGIN
         WHEN h.due_at < statement_timestamp() + make_interval(secs => n.seconds * 5 / 6)
         THEN statement_timestamp() + make_interval(secs => n.seconds)
         ELSE h.due_at END
-    FROM n WHERE h.subject_key = ANY(ARRAY[n.line])
+    FROM n WHERE h.subject_key = ANY(ARRAY[n.queue_key])
     RETURNING h.subject_key, h.leased, h.options
   )
   SELECT array_agg(u.subject_key), array_agg(u.subject_key) FILTER (WHERE u.leased),
     array_agg(u.subject_key) FILTER (WHERE u.leased AND u.options & 3 <> 0)
   INTO promoted, taken, covering FROM u;
   IF covering IS NOT NULL THEN
-    PERFORM cover(covering);
+    PERFORM coalesce_waiting(covering);
   END IF;
 END
 $$;
 
--- The heads of these lines are finished, and their rows locked: each line goes on to the next that waits (`promote`), or
+-- The heads of these queues are finished, and their rows locked: each goes on to the next that waits (`promote`), or
 -- its row goes. While an arrival is under way that may have found the row, it must stay: we wait for that a little, and
 -- then leave it to who leases next to look again (`delivery_id` is NULL). Where the transaction sees the past, that is
 -- all that can be done.
-CREATE FUNCTION advance(lines uuid[], OUT made_due uuid[]) LANGUAGE plpgsql AS $$
+CREATE FUNCTION advance(queue_keys uuid[], OUT made_due uuid[]) LANGUAGE plpgsql AS $$
 DECLARE
-  rest   uuid[] := lines;
+  rest   uuid[] := queue_keys;
   locked uuid[];
   gone   uuid[];
   ready   uuid[];
@@ -548,14 +548,14 @@ BEGIN
       IF cardinality(gone) = cardinality(rest) THEN
         RETURN;
       END IF;
-      rest := ARRAY(SELECT line FROM unnest(rest) AS line WHERE gone IS NULL OR line <> ALL(gone));
+      rest := ARRAY(SELECT queue_key FROM unnest(rest) AS queue_key WHERE gone IS NULL OR queue_key <> ALL(gone));
     END IF;
     SELECT p.promoted INTO ready FROM promote(rest, NULL, NULL) p;
     made_due := made_due || ready;
     IF cardinality(ready) = cardinality(rest) THEN
       RETURN;
     END IF;
-    rest := ARRAY(SELECT line FROM unnest(rest) AS line WHERE ready IS NULL OR line <> ALL(ready));
+    rest := ARRAY(SELECT queue_key FROM unnest(rest) AS queue_key WHERE ready IS NULL OR queue_key <> ALL(ready));
     PERFORM pg_sleep(0.0005);
   END LOOP;
   UPDATE heads SET delivery_id = NULL, event_id = NULL, leased = false, alone = false, upto = 0, carries = NULL, run = 1,
@@ -567,9 +567,9 @@ $$;
 
 -- -- arrivals ---------------------------------------------------------------------------------
 
--- Join a line, or begin it: makes the rows of deliveries, in the given order, and of heads where there is none.
--- `firsts`: the first of each line among them. `seconds`: whoever keeps them works too, and leases those that begin a
--- line at once, for so long, unless their destination is paused, failing or its breaker open. Where the transaction
+-- Joins a queue, or begins it: makes the rows of deliveries, in the given order, and of heads where there is none.
+-- `firsts`: the first of each queue among them. `seconds`: whoever keeps them works too, and leases those that begin a
+-- queue at once, for so long, unless their destination is paused, failing or its breaker open. Where the transaction
 -- sees the past (REPEATABLE READ), whether a head is there is asked of the index alone.
 CREATE FUNCTION enqueue(
   ids uuid[], event_ids uuid[], destination_ids integer[], subject_keys uuid[], options smallint[], firsts boolean[],
@@ -577,15 +577,15 @@ CREATE FUNCTION enqueue(
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-  met       uuid[];                  -- lines that have a head
+  met       uuid[];                  -- queues that have a head
   overtaken uuid[];
   closed    integer[];
 BEGIN
   IF subject_keys IS NOT NULL THEN
     PERFORM lock_subjects(subject_keys);
     SELECT array_agg(h.subject_key), array_agg(h.subject_key) FILTER (WHERE h.turn = 1) INTO met, overtaken
-    FROM unnest($4, $6) AS i(line, first) CROSS JOIN LATERAL (
-      SELECT h.subject_key, h.turn FROM heads h WHERE h.subject_key = i.line LIMIT 1
+    FROM unnest($4, $6) AS i(queue_key, first) CROSS JOIN LATERAL (
+      SELECT h.subject_key, h.turn FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1
     ) h
     WHERE i.first AND current_setting('transaction_isolation') = 'read committed';
   END IF;
@@ -626,9 +626,9 @@ BEGIN
 END
 $$;
 
--- One group of arrivals: keys, events, deliveries, later arrivals. Arrays 1-17 are the candidates, each key once; then
+-- Keeps one group of arrivals: keys, events, deliveries, later arrivals. Arrays 1-17 are the candidates, each key once; then
 -- the split requests, the copies inside this group, the deliveries that candidates cause, and signed changes of counters
--- for the case that all candidates are new. Answers of the others what stood before, and which deliveries are leased.
+-- for the case that all candidates are new. Returns, of the others, the keys that were there before, and which deliveries are leased.
 CREATE FUNCTION intake(
   ids uuid[], source_ids integer[], types text[], keys text[], subjects text[], event_ats timestamptz[],
   marks smallint[], ranks integer[], rank_scopes text[], body_hashes uuid[], hashes uuid[], arrival_ids uuid[],
@@ -643,7 +643,7 @@ CREATE FUNCTION intake(
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-  stood        uuid[];               -- keys that stood before, with what they stand for
+  stood        uuid[];               -- keys that were there before, with their events
   stood_events uuid[];
   stood_bodies uuid[];
   stood_copies integer[];
@@ -726,7 +726,7 @@ BEGIN
     ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n;
   END IF;
 
-  -- Later arrivals: of keys that stood before (zeros: an imported one, whose body nobody knows), then of candidates of
+  -- Later arrivals: of keys that were there before (zeros: an imported one, whose body nobody knows), then of candidates of
   -- this very group. A ring per event: slots 0-19 for duplicates, 20-39 for conflicts.
   IF stood IS NOT NULL OR copy_hashes IS NOT NULL THEN
     WITH k AS MATERIALIZED (
@@ -783,8 +783,8 @@ BEGIN
 END
 $$;
 
--- `intake`, and then what its candidates ($1) have proven: who came first with a proof is noted, who comes with it under
--- another key is marked (16: Mark.same_body), and told as (NULL, event, the first one, NULL, NULL, NULL). Locks are taken
+-- Calls `intake`, and then notes which event came first with a proof; one that comes with it under another key is marked
+-- (16: Mark.same_body), and returned as (NULL, event, the first one, NULL, NULL, NULL). Locks are taken
 -- in the order keys, subjects, proofs.
 CREATE FUNCTION intake_proven(
   ids uuid[], source_ids integer[], types text[], keys text[], subjects text[], event_ats timestamptz[],
@@ -830,17 +830,17 @@ $$;
 
 -- -- leases -----------------------------------------------------------------------------------
 
--- What a worker gets to know of a delivery that it leases. `more`: something waits behind it. `failing`: failures are
+-- The delivery that a worker leases. `more`: something waits behind it. `failing`: failures are
 -- counted against its destination, which a success takes off.
 CREATE TYPE leased AS (
-  line uuid, delivery_id uuid, head_id uuid, destination_id integer, fence bigint, run smallint, attempt smallint,
+  queue_key uuid, delivery_id uuid, front_id uuid, destination_id integer, fence bigint, run smallint, attempt smallint,
   deaths smallint, turn smallint, options smallint, replay_id uuid, seconds float8, event_id uuid, source_id integer,
   type text, key text, subject text, received_at timestamptz, event_at timestamptz, marks smallint, rank integer,
   rank_scope text, highest_rank integer, head bytea, body bytea, more boolean, failing boolean
 );
 
--- Of a coalesced line the newest delivery carries the attempt.
-CREATE FUNCTION show_leased(lines uuid[], seconds float8[]) RETURNS SETOF leased LANGUAGE sql STABLE AS $$
+-- Of a coalesced queue the newest delivery carries the attempt.
+CREATE FUNCTION read_leased(queue_keys uuid[], seconds float8[]) RETURNS SETOF leased LANGUAGE sql STABLE AS $$
   SELECT h.subject_key, coalesce(h.carries, h.delivery_id), h.delivery_id, h.destination_id, h.fence,
     coalesce(c.run, h.run), h.attempts, h.deaths, h.turn, h.options,
     CASE WHEN h.carries IS NULL THEN h.replay_id ELSE c.replay_id END, i.seconds, e.id, e.source_id, e.type, e.key,
@@ -854,17 +854,17 @@ CREATE FUNCTION show_leased(lines uuid[], seconds float8[]) RETURNS SETOF leased
         AND d.seq > greatest(h.seq, h.upto) ORDER BY d.seq LIMIT 1), false) END,
     coalesce((SELECT s.failures <> 0 OR s.open_until IS NOT NULL FROM destination_state s
       WHERE s.destination_id = h.destination_id), false)
-  FROM unnest(lines, seconds) AS i(line, seconds)
-    CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.subject_key = i.line LIMIT 1) h
+  FROM unnest(queue_keys, seconds) AS i(queue_key, seconds)
+    CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1) h
     LEFT JOIN LATERAL (SELECT * FROM deliveries d WHERE d.id = h.carries LIMIT 1) c ON true
     CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.id = coalesce(c.event_id, h.event_id) LIMIT 1) e
 $$;
 
 -- The holders of these are gone. The attempt is given back, and only a crash while it ran alone is held against it; what
--- crashed more often in company than its destination is trusted with is set aside, to be run alone. Answers what was
--- under way, as JSON, and the lines that were set aside.
+-- crashed more often than its destination tolerates is quarantined, to be run alone. Returns what was
+-- under way, as JSON, and the queues that were set aside.
 CREATE FUNCTION take_over(
-  lines uuid[], trust_ids integer[], trusts integer[], slot smallint, OUT former text[], OUT aside uuid[]
+  queue_keys uuid[], tolerance_ids integer[], crash_tolerances integer[], slot smallint, OUT former text[], OUT aside uuid[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
@@ -873,9 +873,9 @@ BEGIN
       coalesce(h.carries, h.delivery_id) AS held, coalesce(c.event_id, h.event_id) AS event_id,
       coalesce(c.run, h.run) AS run,
       h.turn <> 2 AND h.crashes + 1 > (
-        SELECT t.trust FROM unnest($2, $3) AS t(id, trust) WHERE t.id = h.destination_id LIMIT 1) AS aside
-    FROM unnest($1) AS i(line) CROSS JOIN LATERAL (
-      SELECT * FROM heads h WHERE h.subject_key = i.line AND h.leased LIMIT 1
+        SELECT t.tolerance FROM unnest($2, $3) AS t(id, tolerance) WHERE t.id = h.destination_id LIMIT 1) AS aside
+    FROM unnest($1) AS i(queue_key) CROSS JOIN LATERAL (
+      SELECT * FROM heads h WHERE h.subject_key = i.queue_key AND h.leased LIMIT 1
     ) h LEFT JOIN LATERAL (SELECT d.run, d.event_id FROM deliveries d WHERE d.id = h.carries LIMIT 1) c ON true
   ), a AS (
     INSERT INTO attempts (delivery_id, fence, run, n, started_at, ended_at, outcome)
@@ -896,14 +896,14 @@ BEGIN
 END
 $$;
 
--- At most so many of each destination and turn as may be taken now. `due_at` is the next moment a worker may take a row:
+-- Leases at most so many of each destination and priority as may be taken now. `due_at` is the next moment a worker may take a row:
 -- its due time, the end of its lease, or infinity while it is held. So a lease that has run out is due like anything
 -- else (R29), and a row that is still leased when it is picked has lost its holder: `former` tells of it.
 CREATE FUNCTION lease(
-  destination_ids integer[], turns smallint[], limits integer[], seconds float8[], trusts integer[], probes float8[],
+  destination_ids integer[], turns smallint[], limits integer[], seconds float8[], crash_tolerances integer[], probes float8[],
   slot smallint, who text
 ) RETURNS TABLE (
-  former text, line uuid, delivery_id uuid, head_id uuid, destination_id integer, fence bigint, run smallint,
+  former text, queue_key uuid, delivery_id uuid, front_id uuid, destination_id integer, fence bigint, run smallint,
   attempt smallint, deaths smallint, turn smallint, options smallint, replay_id uuid, lasts float8, event_id uuid,
   source_id integer, type text, key text, subject text, received_at timestamptz, event_at timestamptz, marks smallint,
   rank integer, rank_scope text, highest_rank integer, head bytea, body bytea, more boolean, failing boolean
@@ -912,7 +912,7 @@ CREATE FUNCTION lease(
 DECLARE
   closed  integer[];                 -- paused, or the breaker is open
   half    integer[];                 -- half open
-  lines   uuid[];
+  queue_keys   uuid[];
   lasting float8[];
   special boolean;
   crashed uuid[];
@@ -937,7 +937,7 @@ BEGIN
 
   SELECT array_agg(h.subject_key), array_agg(w.seconds),
     bool_or(h.leased OR h.delivery_id IS NULL OR h.options & 3 <> 0)
-  INTO lines, lasting, special
+  INTO queue_keys, lasting, special
   FROM unnest($1, $2, $3, $4) AS w(destination_id, turn, n, seconds) CROSS JOIN LATERAL (
       SELECT h.subject_key, h.leased, h.delivery_id, h.options FROM heads h
       WHERE h.destination_id = w.destination_id AND h.turn = w.turn AND h.due_at <= now()
@@ -945,24 +945,24 @@ BEGIN
       FOR UPDATE SKIP LOCKED         -- one atomic pick; rivals take other rows (R23, R24)
     ) h
   WHERE closed IS NULL OR w.destination_id <> ALL(closed);
-  IF lines IS NULL THEN
+  IF queue_keys IS NULL THEN
     RETURN;
   END IF;
 
   IF special OR half IS NOT NULL THEN
-    IF half IS NOT NULL THEN         -- one probe in all, whatever its turn
-      lines := ARRAY(
-        SELECT q.line FROM (
-          SELECT i.line, h.destination_id, row_number() OVER (PARTITION BY h.destination_id ORDER BY i.n) AS nth
-          FROM unnest(lines) WITH ORDINALITY AS i(line, n) CROSS JOIN LATERAL (
-            SELECT h.destination_id FROM heads h WHERE h.subject_key = i.line LIMIT 1
+    IF half IS NOT NULL THEN         -- one probe in all, whatever its priority
+      queue_keys := ARRAY(
+        SELECT q.queue_key FROM (
+          SELECT i.queue_key, h.destination_id, row_number() OVER (PARTITION BY h.destination_id ORDER BY i.n) AS nth
+          FROM unnest(queue_keys) WITH ORDINALITY AS i(queue_key, n) CROSS JOIN LATERAL (
+            SELECT h.destination_id FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1
           ) h
         ) q WHERE q.nth = 1 OR q.destination_id <> ALL(half));
     END IF;
-    SELECT array_agg(i.line) FILTER (WHERE h.leased), array_agg(i.line) FILTER (WHERE h.delivery_id IS NULL)
+    SELECT array_agg(i.queue_key) FILTER (WHERE h.leased), array_agg(i.queue_key) FILTER (WHERE h.delivery_id IS NULL)
     INTO crashed, lost
-    FROM unnest(lines) AS i(line) CROSS JOIN LATERAL (
-      SELECT h.leased, h.delivery_id FROM heads h WHERE h.subject_key = i.line LIMIT 1
+    FROM unnest(queue_keys) AS i(queue_key) CROSS JOIN LATERAL (
+      SELECT h.leased, h.delivery_id FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1
     ) h;
     IF crashed IS NOT NULL THEN
       SELECT t.former, t.aside INTO expired, aside FROM take_over(crashed, $1, $5, $7) t;
@@ -972,20 +972,20 @@ BEGIN
       PERFORM advance(lost);
       UPDATE heads h SET due_at = now() + interval '50 ms' WHERE h.subject_key = ANY(lost) AND h.delivery_id IS NULL;
     END IF;
-    SELECT array_agg(i.line), array_agg(w.seconds) INTO lines, lasting
-    FROM unnest(lines) AS i(line)
+    SELECT array_agg(i.queue_key), array_agg(w.seconds) INTO queue_keys, lasting
+    FROM unnest(queue_keys) AS i(queue_key)
       CROSS JOIN LATERAL (
-        SELECT h.destination_id FROM heads h WHERE h.subject_key = i.line AND h.delivery_id IS NOT NULL LIMIT 1
+        SELECT h.destination_id FROM heads h WHERE h.subject_key = i.queue_key AND h.delivery_id IS NOT NULL LIMIT 1
       ) h
       CROSS JOIN LATERAL (
         SELECT w.seconds, w.probe FROM unnest($1, $4, $6) AS w(id, seconds, probe) WHERE w.id = h.destination_id LIMIT 1
       ) w
-    WHERE aside IS NULL OR i.line <> ALL(aside);
-    PERFORM cover(lines);
+    WHERE aside IS NULL OR i.queue_key <> ALL(aside);
+    PERFORM coalesce_waiting(queue_keys);
     UPDATE destination_state s SET open_until = now() + make_interval(secs => w.probe)
     FROM (
-      SELECT h.destination_id, w.probe FROM unnest(lines) AS i(line)
-        CROSS JOIN LATERAL (SELECT h.destination_id FROM heads h WHERE h.subject_key = i.line LIMIT 1) h
+      SELECT h.destination_id, w.probe FROM unnest(queue_keys) AS i(queue_key)
+        CROSS JOIN LATERAL (SELECT h.destination_id FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1) h
         CROSS JOIN LATERAL (SELECT w.probe FROM unnest($1, $6) AS w(id, probe) WHERE w.id = h.destination_id LIMIT 1) w
     ) w
     WHERE w.destination_id = ANY(half) AND s.destination_id = ANY(ARRAY[w.destination_id]);
@@ -993,30 +993,30 @@ BEGIN
 
   UPDATE heads h SET leased = true, alone = h.turn = 2, leased_at = now(), worker = $8, fence = nextval('fences'),
     due_at = now() + make_interval(secs => i.seconds), attempts = h.attempts + 1 -- counted now (R35)
-  FROM unnest(lines, lasting) AS i(line, seconds) WHERE h.subject_key = ANY(ARRAY[i.line]);
-  RETURN QUERY SELECT NULL::text, l.* FROM show_leased(lines, lasting) l;
+  FROM unnest(queue_keys, lasting) AS i(queue_key, seconds) WHERE h.subject_key = ANY(ARRAY[i.queue_key]);
+  RETURN QUERY SELECT NULL::text, l.* FROM read_leased(queue_keys, lasting) l;
 END
 $$;
 
--- A row that is locked is passed by: whoever locks it is about to settle it, and one such row must not hold up the
+-- Prolongs leases. A row that is locked is passed by: whoever locks it is about to settle it, and one such row must not hold up the
 -- heartbeats of all others. It is still ours as far as can be seen.
-CREATE FUNCTION renew(lines uuid[], head_ids uuid[], fences bigint[], seconds float8[]) RETURNS SETOF bigint
+CREATE FUNCTION renew(queue_keys uuid[], front_ids uuid[], fences bigint[], seconds float8[]) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
   ours  uuid[];
   lasts float8[];
 BEGIN
   SELECT array_agg(h.subject_key), array_agg(i.seconds) INTO ours, lasts
-  FROM unnest($1, $2, $3, $4) AS i(line, head, fence, seconds) CROSS JOIN LATERAL (
+  FROM unnest($1, $2, $3, $4) AS i(queue_key, head, fence, seconds) CROSS JOIN LATERAL (
     SELECT h.subject_key FROM heads h
-    WHERE h.subject_key = i.line AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased
+    WHERE h.subject_key = i.queue_key AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased
     LIMIT 1 FOR UPDATE SKIP LOCKED
   ) h;
   UPDATE heads h SET due_at = now() + make_interval(secs => i.seconds)
-  FROM unnest(ours, lasts) AS i(line, seconds) WHERE h.subject_key = ANY(ARRAY[i.line]);
-  RETURN QUERY SELECT h.fence FROM unnest($1, $2, $3) AS i(line, head, fence) CROSS JOIN LATERAL (
+  FROM unnest(ours, lasts) AS i(queue_key, seconds) WHERE h.subject_key = ANY(ARRAY[i.queue_key]);
+  RETURN QUERY SELECT h.fence FROM unnest($1, $2, $3) AS i(queue_key, head, fence) CROSS JOIN LATERAL (
     SELECT h.fence FROM heads h
-    WHERE h.subject_key = i.line AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased LIMIT 1
+    WHERE h.subject_key = i.queue_key AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased LIMIT 1
   ) h;
 END
 $$;
@@ -1025,22 +1025,22 @@ $$;
 
 CREATE TYPE covered AS (id uuid, destination_id integer, replay_id uuid, status text);
 
--- Arrays 1-15 are the settlements, sorted by line. First every lease is held against its head, under lock. Is one no
--- longer ours, nothing at all is changed (R25-R27), and the answer is only which are: who asks leaves the others out and
--- asks again. `attempted_ids` and what follows is the attempt that is written down, where there was one. Then come the
--- lines whose heads are finished: those without subject, where nothing can wait; those that go on; and those where
+-- Ends leases. Arrays 1-15 are the settlements, sorted by queue. First every lease is compared with its head, under
+-- lock. If one is no longer ours, nothing at all is changed (R25-R27), and the result is only which are: the caller leaves
+-- the others out and calls again. `attempted_ids` and what follows is the attempt that is written down, where there was one. Then come the
+-- queues whose heads are finished: those without subject, where nothing can wait; those that go on; and those where
 -- something is known to wait, of which the next is wanted, for so many seconds. At last signed changes of counters,
 -- ranks, and what makes parts of this needless: which heads stay, whether any lease covered others, or belonged to a
 -- replay.
 CREATE FUNCTION settle(
-  lines uuid[], head_ids uuid[], fences bigint[], whats text[], notes text[], waits float8[], attempted_ids uuid[],
+  queue_keys uuid[], front_ids uuid[], fences bigint[], whats text[], notes text[], waits float8[], attempted_ids uuid[],
   runs smallint[], attempts smallint[], durations float8[], categories text[], statuses smallint[], errors text[],
   answers bytea[], reasons text[], singles uuid[], onward uuid[], followed uuid[], seconds float8[],
   counted_ids integer[], counted text[], counts bigint[], slot smallint, who text,
   rank_ids integer[], rank_source_ids integer[], rank_scopes text[], ranks integer[],
   stays boolean[], coalesced boolean, replayed boolean
 ) RETURNS TABLE (
-  ours bigint[], made_due uuid[], line uuid, delivery_id uuid, head_id uuid,
+  ours bigint[], made_due uuid[], queue_key uuid, delivery_id uuid, front_id uuid,
   destination_id integer, fence bigint, run smallint, attempt smallint, deaths smallint, turn smallint,
   options smallint, replay_id uuid, lasts float8, event_id uuid, source_id integer, type text, key text, subject text,
   received_at timestamptz, event_at timestamptz, marks smallint, rank integer, rank_scope text, highest_rank integer,
@@ -1053,9 +1053,9 @@ DECLARE
   taken    uuid[];
 BEGIN
   ours := ARRAY(
-    SELECT h.fence FROM unnest($1, $2, $3) AS i(line, head, fence) CROSS JOIN LATERAL (
+    SELECT h.fence FROM unnest($1, $2, $3) AS i(queue_key, head, fence) CROSS JOIN LATERAL (
       SELECT h.fence FROM heads h
-      WHERE h.subject_key = i.line AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased LIMIT 1 FOR UPDATE
+      WHERE h.subject_key = i.queue_key AND h.delivery_id = i.head AND h.fence = i.fence AND h.leased LIMIT 1 FOR UPDATE
     ) h);
   IF cardinality(ours) < cardinality($1) THEN
     RETURN NEXT;
@@ -1067,13 +1067,13 @@ BEGIN
       SELECT i.*, h.upto, h.seq, h.options,
         CASE WHEN h.options & 2 = 0 THEN (SELECT e.type FROM events e WHERE e.id = h.event_id) END AS type
       FROM unnest($1, $3, $4, $5, $7, $9, $11, $12, $13, $15, $29)
-          AS i(line, fence, what, note, attempted_id, attempt, category, status, error, reason, stays)
-        CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.subject_key = i.line LIMIT 1) h
+          AS i(queue_key, fence, what, note, attempted_id, attempt, category, status, error, reason, stays)
+        CROSS JOIN LATERAL (SELECT * FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1) h
       WHERE h.upto > 0 AND i.stays IS NOT TRUE
     ), w AS MATERIALIZED (
       SELECT l.*, d.id FROM l CROSS JOIN LATERAL (
         SELECT d.id, d.event_id FROM deliveries d
-        WHERE d.subject_key = l.line AND d.behind AND d.status = 'pending' AND d.seq > l.seq AND d.seq <= l.upto
+        WHERE d.subject_key = l.queue_key AND d.behind AND d.status = 'pending' AND d.seq > l.seq AND d.seq <= l.upto
         ORDER BY d.seq OFFSET 0
       ) d
       WHERE l.type IS NULL OR l.type = (SELECT e.type FROM events e WHERE e.id = d.event_id)
@@ -1088,13 +1088,13 @@ BEGIN
     )
     SELECT array_agg(ROW(u.*)::covered) INTO co FROM u;
     runs := ARRAY(                   -- a held head's attempt is its own, whatever it carried
-      SELECT coalesce(i.run, (SELECT h.run FROM heads h WHERE h.subject_key = i.line))
-      FROM unnest($1, $8) AS i(line, run));
+      SELECT coalesce(i.run, (SELECT h.run FROM heads h WHERE h.subject_key = i.queue_key))
+      FROM unnest($1, $8) AS i(queue_key, run));
     UPDATE deliveries d SET attempts = i.attempt, fence = i.fence, category = i.category, last_status = i.status,
       last_error = i.error
     FROM unnest($2, $3, $4, $7, $9, $11, $12, $13)
-      AS i(head_id, fence, what, attempted_id, attempt, category, status, error)
-    WHERE i.what = 'retry' AND i.attempted_id <> i.head_id AND d.id = ANY(ARRAY[i.attempted_id]);
+      AS i(front_id, fence, what, attempted_id, attempt, category, status, error)
+    WHERE i.what = 'retry' AND i.attempted_id <> i.front_id AND d.id = ANY(ARRAY[i.attempted_id]);
     INSERT INTO counters AS c (minute, slot, source_id, destination_id, what, n)
     SELECT date_trunc('minute', now()), $23, 0, n.destination_id, n.what, sum(n.n)
     FROM (
@@ -1140,8 +1140,8 @@ BEGIN
     UPDATE replay_items v SET outcome = coalesce(v.outcome, z.status)
     FROM (
       SELECT h.replay_id, h.delivery_id AS id, i.what AS status
-      FROM unnest($1, $4) AS i(line, what) CROSS JOIN LATERAL (
-        SELECT h.replay_id, h.delivery_id FROM heads h WHERE h.subject_key = i.line LIMIT 1
+      FROM unnest($1, $4) AS i(queue_key, what) CROSS JOIN LATERAL (
+        SELECT h.replay_id, h.delivery_id FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1
       ) h
       WHERE i.what IN ('done', 'dead') AND h.replay_id IS NOT NULL
       UNION ALL
@@ -1156,31 +1156,31 @@ BEGIN
       turn = CASE WHEN h.turn < 2 OR i.what = 'release' THEN h.turn
         WHEN (SELECT b.bulk FROM replays b WHERE b.id = h.replay_id) THEN 1 ELSE 0 END,
       attempts = i.attempt
-    FROM unnest($1, $4, $6, $9, $29) AS i(line, what, wait, attempt, stays)
-    WHERE i.stays AND h.subject_key = ANY(ARRAY[i.line]);
+    FROM unnest($1, $4, $6, $9, $29) AS i(queue_key, what, wait, attempt, stays)
+    WHERE i.stays AND h.subject_key = ANY(ARRAY[i.queue_key]);
   END IF;
   IF singles IS NOT NULL THEN
     DELETE FROM heads h WHERE h.subject_key = ANY($16);
   END IF;
   IF followed IS NOT NULL THEN
     SELECT p.promoted, p.taken INTO promoted, taken FROM promote($18, $19, $24) p;
-    made_due := ARRAY(SELECT i.line FROM unnest(promoted) AS i(line) WHERE taken IS NULL OR i.line <> ALL(taken));
+    made_due := ARRAY(SELECT i.queue_key FROM unnest(promoted) AS i(queue_key) WHERE taken IS NULL OR i.queue_key <> ALL(taken));
     onward := onward || ARRAY(
-      SELECT i.line FROM unnest($18) AS i(line) WHERE promoted IS NULL OR i.line <> ALL(promoted));
+      SELECT i.queue_key FROM unnest($18) AS i(queue_key) WHERE promoted IS NULL OR i.queue_key <> ALL(promoted));
   END IF;
   IF cardinality(onward) > 0 THEN
     made_due := made_due || advance(onward);
   END IF;
   RETURN NEXT;
   IF taken IS NOT NULL THEN
-    RETURN QUERY SELECT NULL::bigint[], NULL::uuid[], n.* FROM show_leased(taken, NULL) n;
+    RETURN QUERY SELECT NULL::bigint[], NULL::uuid[], n.* FROM read_leased(taken, NULL) n;
   END IF;
 END
 $$;
 
--- What a group of settlements says about the breakers of its destinations, each once. The same delivery failing again
+-- Updates the breakers of the destinations of a group of settlements, each once. The same delivery failing again
 -- is no further failure.
-CREATE FUNCTION judge(
+CREATE FUNCTION update_breakers(
   destination_ids integer[], resets boolean[], failures integer[], last_failed uuid[], enough integer[], opens float8[]
 ) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -1213,23 +1213,23 @@ BEGIN
 END
 $$;
 
--- -- acts -------------------------------------------------------------------------------------
+-- -- acts of people -------------------------------------------------------------------------------
 
--- The heads of these lines are finished by a person; their rows are locked.
-CREATE FUNCTION go_on(lines uuid[]) RETURNS void LANGUAGE plpgsql AS $$
+-- Lets queues go on whose heads were closed by a person; their rows are locked.
+CREATE FUNCTION continue_queues(queue_keys uuid[]) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM advance(lines);
+  PERFORM advance(queue_keys);
 END
 $$;
 
 CREATE TYPE rerun AS (
-  id uuid, event_id uuid, destination_id integer, subject_key uuid, line uuid, run smallint, status text, seq bigint,
+  id uuid, event_id uuid, destination_id integer, subject_key uuid, queue_key uuid, run smallint, status text, seq bigint,
   options smallint
 );
 
--- A new run of each of these, in the order given; answers which. `pause`: seconds since the last replay. Only rows that
--- no settlement touches are locked before their lines, in the order of their ids; a second click finds them pending and
--- gets nothing. A held head keeps its place, everything else joins the tail of its line.
+-- Begins a new run of each of these, in the order given; returns which. `pause`: seconds since the last replay. Only rows that
+-- no settlement touches are locked before their heads, in the order of their ids; a second click finds them pending and
+-- gets nothing. A held head keeps its place, everything else joins the tail of its queue.
 CREATE FUNCTION run_again(
   ids uuid[], turns smallint, replay uuid, force boolean, added smallint, pause float8
 ) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
@@ -1257,22 +1257,22 @@ BEGIN
     SELECT i.*, h.turn AS met, coalesce(h.delivery_id = i.id, false) AS keeps,
       CASE WHEN h.delivery_id = i.id THEN i.seq ELSE nextval('delivery_seq') END AS place
     FROM unnest(r) i LEFT JOIN LATERAL (
-      SELECT h.turn, h.delivery_id FROM heads h WHERE h.subject_key = i.line LIMIT 1
+      SELECT h.turn, h.delivery_id FROM heads h WHERE h.subject_key = i.queue_key LIMIT 1
     ) h ON true
   ), h AS (
     INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, seq, run, options, replay_id)
-    SELECT DISTINCT ON (i.line) i.line, i.destination_id, $2, now(), i.id, i.event_id, i.place, i.run + 1, i.options, $3
-    FROM i WHERE i.met IS NULL ORDER BY i.line, i.place
+    SELECT DISTINCT ON (i.queue_key) i.queue_key, i.destination_id, $2, now(), i.id, i.event_id, i.place, i.run + 1, i.options, $3
+    FROM i WHERE i.met IS NULL ORDER BY i.queue_key, i.place
     RETURNING delivery_id
   ), k AS (
     UPDATE heads h SET due_at = now(), run = h.run + 1, options = i.options, replay_id = $3, attempts = 0, crashes = 0,
       deaths = 0, turn = CASE WHEN h.turn = 2 THEN 2 ELSE least(h.turn, $2) END
-    FROM i WHERE i.keeps AND h.subject_key = ANY(ARRAY[i.line])
+    FROM i WHERE i.keeps AND h.subject_key = ANY(ARRAY[i.queue_key])
   ), t AS (
     UPDATE heads h SET turn = $2
-    FROM (SELECT DISTINCT i.line FROM i WHERE i.met < 2 AND i.met > $2 AND NOT i.keeps
-      AND i.line NOT IN (SELECT line FROM i WHERE keeps)) j
-    WHERE h.subject_key = ANY(ARRAY[j.line]) AND h.turn = 1
+    FROM (SELECT DISTINCT i.queue_key FROM i WHERE i.met < 2 AND i.met > $2 AND NOT i.keeps
+      AND i.queue_key NOT IN (SELECT queue_key FROM i WHERE keeps)) j
+    WHERE h.subject_key = ANY(ARRAY[j.queue_key]) AND h.turn = 1
   ), u AS (
     UPDATE deliveries d SET status = 'pending', note = NULL, run = d.run + 1, attempts = 0, replay_id = $3,
       finished_by = NULL, settled_at = NULL, reason = NULL, last_replay_at = now(), options = i.options, seq = i.place,
@@ -1293,12 +1293,12 @@ BEGIN
 END
 $$;
 
--- -- outlook ----------------------------------------------------------------------------------
+-- -- next due ---------------------------------------------------------------------------------
 
--- Which of these destinations have something that may be leased now, by turn, and (without destination) in how many
+-- Returns which of these destinations have something that may be leased now, by priority, and (without destination) in how many
 -- seconds the next comes. Paused ones do not count. `since`: also those of any destination for which something has
--- become due after that moment; a row without turn tells the moment to ask from next time.
-CREATE FUNCTION outlook(destination_ids integer[], since timestamptz)
+-- become due after that moment; a row without priority has the moment to ask from next time.
+CREATE FUNCTION next_due(destination_ids integer[], since timestamptz)
 RETURNS TABLE (destination_id integer, turn smallint, due_in float8, looked_at timestamptz) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
@@ -1347,7 +1347,7 @@ DECLARE
 BEGIN
   FOR f IN SELECT p.oid FROM pg_proc p
     WHERE p.pronamespace = quote_ident(current_schema())::regnamespace
-      AND p.proname IN ('intake', 'lease', 'renew', 'settle', 'judge', 'outlook', 'go_on', 'run_again',
+      AND p.proname IN ('intake', 'lease', 'renew', 'settle', 'update_breakers', 'next_due', 'continue_queues', 'run_again',
         'intake_proven')
   LOOP
     EXECUTE format('ALTER FUNCTION %s SET search_path TO %I, pg_catalog, pg_temp', f, current_schema());
