@@ -1,7 +1,7 @@
-"""The inbox in PostgreSQL: `engine` is the whole; `commit` writes what `intake` says, `look` reads.
+"""The inbox in PostgreSQL: `PostgresStore` in `engine` is made of one part per noun.
 
-Work: `lease` and `settle` are statements, run on connections of `hot`, `heartbeat` and `transactions`; `notify` wakes.
-People: `acts` and `replay` do what they ask, `show` and `gauges` tell what there is. `sweep` looks after the house.
+`connection` opens and lends connections; `writer` commits groups of arrivals by the statement of `intake`; `queue`
+leases and settles, `transactions` does so inside transactions of others; `admin`, `read` and `upkeep` do the rest.
 """
 
 from oncehook.store.postgres.engine import PostgresStore

@@ -155,7 +155,7 @@ _ITEMS: Final = (
     + MATCHES
 )
 
-# Items not fed yet come behind those that are, so the first of the open ones tell how many are under way.
+# Items that were not fed come after those that were, so the first of the open ones show how many are under way.
 _OPEN_ITEMS: Final = """
 SELECT delivery_id, fed_at IS NOT NULL FROM replay_items WHERE replay_id = $1 AND outcome IS NULL ORDER BY n LIMIT $2
 """
@@ -285,7 +285,7 @@ UPDATE heads h SET leased = false, attempts = h.attempts - 1, alone = false, due
   fence = nextval('fences')
 WHERE h.subject_key = ANY($1::uuid[])
 """
-# Empties everything that tells about these events. `$1` the events, `$2` their keys.
+# Empties everything that is kept about these events. `$1` the events, `$2` their keys.
 _EMPTY: Final = (
     """
 WITH d AS MATERIALIZED (
@@ -548,7 +548,7 @@ class PostgresAdmin(StorePart):
     ) -> int:
         asked = [Ids(batch), Priority.replay.value, Id(replay_id), force, options, REPLAY_PAUSE]
         fed = [row[0] for row in await fetch_all(connection, RUN_AGAIN, asked)]
-        # NULL stands for no array at all: then all of them are left out
+        # An array of none is sent as NULL: then all of them are skipped
         await connection.execute(_FED, [Id(replay_id), Ids(batch), Ids(fed)])
         return len(fed)
 

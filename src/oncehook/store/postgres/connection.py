@@ -53,15 +53,15 @@ class Timeouts:
     connect: float = 5.0
     statement: float = 5.0
     lock: float = 0.3
-    """How long a group of arrivals waits for a row that another transaction holds."""
+    """For a row that another transaction holds, when a group of arrivals meets it."""
     answer: float = 10.0
     """Silence after which a connection is cut: its statement timeout should have ended the statement long before."""
     turn: float = 2.0
-    """How long a read waits for a free connection."""
+    """For a free connection to read with."""
     heartbeat: float = 0.1
-    """How long a heartbeat may take in any case, however short the leases are."""
+    """For a heartbeat in any case, however short the leases are."""
     close: float = 5.0
-    """How long `close` waits for arrivals that were accepted for writing."""
+    """For arrivals that wait to be written when the store is closed."""
 
 
 DEFAULTS: Final = {
@@ -751,7 +751,7 @@ def _lacking(role: str, database: Database, missing: list[str]) -> StoreError:
 
 
 async def read_version(connection: Connection, database: Database) -> int:
-    """The schema's version; 0 when there is none yet."""
+    """Return the schema's version; 0 where there is none yet."""
     (known,) = await fetch_one(
         connection, "SELECT to_regclass(quote_ident($1) || '.migrations') IS NOT NULL", [database.schema]
     )

@@ -178,15 +178,15 @@ class IntakeRows:
     def _deliveries(self) -> list[Column | str | None]:
         rows = self._planned()
         seconds = {} if self._reserved is None else self._reserved.seconds
-        lines = [planned.subject_key or planned.id for _, planned in rows]
-        firsts = {line: place for place, line in reversed(list(enumerate(lines)))}
+        queue_keys = [planned.subject_key or planned.id for _, planned in rows]
+        firsts = {key: place for place, key in reversed(list(enumerate(queue_keys)))}
         return [
             Ids([planned.id for _, planned in rows]),
             Ids([event_id for event_id, _ in rows]),
             Integers([planned.destination_id for _, planned in rows]),
             Ids([planned.subject_key for _, planned in rows]),
             Smalls([planned.options for _, planned in rows]),
-            Bools([firsts[line] == place for place, line in enumerate(lines)]),
+            Bools([firsts[key] == place for place, key in enumerate(queue_keys)]),
             Floats([seconds.get(planned.id) for _, planned in rows]),
             None if self._reserved is None else self._reserved.who,
         ]
@@ -196,8 +196,8 @@ class IntakeRows:
 class IntakeResult:
     """Result of INTAKE."""
 
-    stood: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
-    """Keys that stood before: the event and the body hash that they stand for."""
+    known: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
+    """Keys that were there before, with the event and the body hash of each."""
     leased: dict[bytes, int] = field(default_factory=dict)
     """Fences of the deliveries that were leased at once."""
     at: datetime | None = None
@@ -209,11 +209,11 @@ class IntakeResult:
 
 
 def read_intake_result(rows: Sequence[tuple[Any, ...]]) -> IntakeResult:
-    """Read what INTAKE said."""
+    """Read the rows of INTAKE."""
     answer = IntakeResult()
     for key_hash, id_, body_hash, fence, at, made_due in rows:
         if key_hash is not None:
-            answer.stood[key_hash] = (id_, body_hash)
+            answer.known[key_hash] = (id_, body_hash)
         elif fence is not None:
             answer.leased[id_] = fence
             answer.at = at
@@ -225,17 +225,17 @@ def read_intake_result(rows: Sequence[tuple[Any, ...]]) -> IntakeResult:
 
 
 def verdicts(batch: Sequence[Intake], answer: IntakeResult) -> list[list[Verdict]]:
-    """Tell what became of every item, by the keys that stood before."""
-    first = dict(answer.stood)
+    """Return the verdict on every item, by the keys that were there before."""
+    first = dict(answer.known)
 
     def judge(item: Item) -> Verdict:
         if item.key_hash is None:
             return Verdict(Outcome.accepted, item.event_id)
-        stands = first.get(item.key_hash)
-        if stands is None:
+        known = first.get(item.key_hash)
+        if known is None:
             first[item.key_hash] = (item.event_id, item.body_hash)
             return Verdict(Outcome.accepted, item.event_id)
-        event_id, body_hash = stands
+        event_id, body_hash = known
         is_copy = body_hash in (item.body_hash, UNSEEN)
         return Verdict(Outcome.duplicate if is_copy else Outcome.conflict, EventId(event_id))
 

@@ -122,13 +122,13 @@ def read_lease(row: Sequence[Any], sources: Mapping[int, str], cipher: Cipher) -
 
 
 def read_expired(former: str) -> Expired:
-    """Make what is told of a lease that had run out when LEASE came upon it."""
+    """Make the notice of a lease that had run out when LEASE found it."""
     held, event_id, *rest = json.loads(former)
     return Expired(DeliveryId(UUID(held).bytes), EventId(UUID(event_id).bytes), *rest)
 
 
-def read_outlook(rows: Sequence[tuple[Any, ...]]) -> Outlook:
-    """Read what NEXT_DUE said."""
+def read_next_due(rows: Sequence[tuple[Any, ...]]) -> Outlook:
+    """Read the rows of NEXT_DUE."""
     due: dict[Priority, set[int]] = {priority: set() for priority in Priority}
     due_in: float | None = None
     looked_at: datetime | None = None
@@ -153,7 +153,10 @@ def renew_parameters(leases: Sequence[Lease]) -> list[Column]:
     ]
 
 
-SETTLE: Final = f"SELECT * FROM settle({', '.join(f'${n}' for n in range(1, 32))})"
+SETTLE: Final = (
+    "SELECT * FROM settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,"
+    " $22, $23, $24, $25, $26, $27, $28, $29, $30, $31)"
+)
 UPDATE_BREAKERS: Final = "SELECT update_breakers($1, $2, $3, $4, $5, $6)"
 
 _PAUSE: Final = """
@@ -202,7 +205,7 @@ class _Ending:
     lease: Lease
     is_over: bool
     attempted_id: bytes
-    """The delivery that the attempt is recorded for: the head, if that is held, whatever it carried."""
+    """The delivery whose attempt is recorded: the front one, if that is held, whatever newer one was covered."""
     run: int | None
     """None: the head's, where that is not the lease's."""
     attempt: int
@@ -295,7 +298,7 @@ def emit_parameters(settlements: Sequence[Settlement], cipher: Cipher, slot: int
 
 
 def read_emitted(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> None:
-    """Read what INTAKE said of it; it holds once it is committed."""
+    """Give every emission its verdict, of the rows of INTAKE; it holds once it is committed."""
     emissions = [emission for one in settlements for emission in one.emits]
     for emission, (verdict,) in zip(emissions, verdicts(_intakes(settlements), read_intake_result(rows)), strict=True):
         emission.verdict = verdict
@@ -306,7 +309,7 @@ def _intakes(settlements: Sequence[Settlement]) -> list[Intake]:
 
 
 def _small(status: int | None) -> int | None:
-    """A status code, unless it is none."""
+    """Return a status code that fits into `smallint`, None for any other number."""
     return status if status is None or 0 <= status < 1 << 15 else None
 
 
@@ -333,10 +336,10 @@ async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cip
 
 
 def read_settle_result(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> SettleResult:
-    """Read what SETTLE said of these."""
+    """Read the rows of SETTLE."""
     (ours, made_due, *_), *taken = rows
     by_queue_key = {one.lease.queue_key: one for one in settlements}
-    due = {by_queue_key[line].lease.delivery.destination_id for line in made_due or ()}
+    due = {by_queue_key[key].lease.delivery.destination_id for key in made_due or ()}
     put_back = [one for one in settlements if one.what in (Settle.retry, Settle.release)]
     due |= {one.lease.delivery.destination_id for one in put_back if not one.wait}
     leased = [(*row[2:13], by_queue_key[row[2]].take_next, *row[14:]) for row in taken]
@@ -605,7 +608,7 @@ class PostgresQueue(StorePart):
         return [read_lease(row, self.source_names, self.cipher) for row in rows]
 
     async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
-        return read_outlook(await self.work.ask(NEXT_DUE, lambda _: [Integers(destination_ids), since]))
+        return read_next_due(await self.work.ask(NEXT_DUE, lambda _: [Integers(destination_ids), since]))
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
         return self.heartbeat.renew(leases)
@@ -623,7 +626,7 @@ class PostgresQueue(StorePart):
         return Settled(answer.fences, await self._read_leases(answer.next) if answer.next else ())
 
     async def _settle_and_emit(self, settlements: Sequence[Settlement], worker: str | None) -> SettleResult:
-        """A short transaction: what handlers emitted, then the end of their leases under the fence, or neither."""
+        """Keep what handlers emitted, then end their leases under the fence, in one transaction: both or neither."""
         try:
             async with self.work.transaction() as ask:
                 rows = await ask(INTAKE, lambda slot: emit_parameters(settlements, self.cipher, slot))

@@ -298,7 +298,7 @@ class PostgresUpkeep(StorePart):
     # -- doctor --------------------------------------------------------------------------------
 
     async def check(self) -> list[Check]:
-        """The conservation laws over one snapshot, and what the server promises."""
+        """Check the conservation laws over one snapshot, and what the server promises."""
         async with self.connection(math.inf) as connection, connection.transaction():
             await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
             await connection.execute("SELECT set_config('statement_timeout', '0', true)")
@@ -339,17 +339,17 @@ async def _tally(connection: Connection) -> Tally:
           count(*) FILTER (WHERE h.delivery_id IS NOT NULL
             AND (h.seq IS DISTINCT FROM h.own_seq OR p.first < h.seq OR NOT h.is_pending AND h.due_at < 'infinity'))
         FROM (
-          SELECT coalesce(subject_key, id) AS line, count(*) AS n, min(seq) AS first
+          SELECT coalesce(subject_key, id) AS queue_key, count(*) AS n, min(seq) AS first
           FROM deliveries WHERE status = 'pending' GROUP BY 1
         ) p
         FULL JOIN (
           SELECT h.subject_key, h.delivery_id, h.due_at, h.seq, d.seq AS own_seq, d.status = 'pending' AS is_pending
           FROM heads h LEFT JOIN deliveries d ON d.id = h.delivery_id
-        ) h ON h.subject_key = p.line
+        ) h ON h.subject_key = p.queue_key
         """,
     )
-    stand = {(destination_id, status): n for destination_id, status, n in statuses}
-    return Tally(counted, dict(events), stand, bad_keys, lone, misplaced)
+    counts = {(destination_id, status): n for destination_id, status, n in statuses}
+    return Tally(counted, dict(events), counts, bad_keys, lone, misplaced)
 
 
 async def _audit_chain(connection: Connection) -> Check:
@@ -361,7 +361,7 @@ async def _audit_chain(connection: Connection) -> Check:
 
 
 async def _copies(connection: Connection) -> Check:
-    """Every arrival is a copy of some key, or an event without key; told only of sources that never forgot anything."""
+    """Check that every arrival is a copy of some key, or an event without key, for sources that forgot nothing yet."""
     (wrong, looked) = await fetch_one(
         connection,
         """
@@ -382,7 +382,7 @@ async def _copies(connection: Connection) -> Check:
 
 
 async def _references(connection: Connection) -> Check:
-    """What foreign keys would say, had we any."""
+    """Check what foreign keys would."""
     (deliveries, heads) = await fetch_one(
         connection,
         """

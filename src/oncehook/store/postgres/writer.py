@@ -247,8 +247,8 @@ class GroupCommit:
 class _Writer:
     """Serves the queue through one connection after the other."""
 
-    def __init__(self, line: GroupCommit) -> None:
-        self._queue = line
+    def __init__(self, queue: GroupCommit) -> None:
+        self._queue = queue
         self._link: _WriterLink | None = None
         self.unreachable: Exception | None = None
         """Why the last try to connect failed, until one succeeds."""
