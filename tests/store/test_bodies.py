@@ -257,10 +257,13 @@ def postgres_says() -> Iterator[Callable[[bytes, Clause], bool]]:
     schema = fresh_schema()
     with psycopg.connect(shared_postgres().url, autocommit=True) as connection:
         connection.execute(f"CREATE SCHEMA {schema}; SET search_path = {schema}")
-        connection.execute(next(step.sql for step in migrations(Engine.postgres) if step.name == "bodies").encode())
+        for step in migrations(Engine.postgres):
+            connection.execute(step.sql.encode())
 
         def says(body: bytes, *asked: Clause) -> bool:
-            row = connection.execute("SELECT body_says(%s, %s::jsonb)", [body, postgres_read.encode_clauses(asked)]).fetchone()
+            row = connection.execute(
+                "SELECT body_says(%s, %s::jsonb)", [body, postgres_read.encode_clauses(asked)]
+            ).fetchone()
             assert row is not None
             return bool(row[0])
 

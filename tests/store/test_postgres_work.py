@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from msgspec import structs
 
 from oncehook.errors import StoreUnavailable
 from oncehook.model import (
@@ -535,7 +536,7 @@ async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place) -> None
         with pytest.raises(StoreUnavailable):
             await asyncio.to_thread(store.renew, [lease])
         other.rollback()
-    longer = replace(lease, seconds=360.0)  # the next one has time
+    longer = structs.replace(lease, seconds=360.0)  # the next one has time
     assert await asyncio.to_thread(store.renew, [longer]) == {lease.fence}
 
 

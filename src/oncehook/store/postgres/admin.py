@@ -334,8 +334,6 @@ _COUNTED: Final = (
 )
 _COUNT_ARRIVALS: Final = "SELECT count(*) FROM arrivals WHERE event_id = ANY($1::uuid[])"
 _MENTIONING_REPLAYS: Final = "SELECT id, about FROM replays WHERE position($1::text IN about) > 0"
-# Lines of the chain name no subject (`ReplayCommand.noted`).
-_MENTIONING_AUDIT: Final = "SELECT n, detail FROM audit WHERE hash IS NULL AND position($1::text IN detail) > 0"
 
 
 async def _close(connection: Connection, events: Ids, reason: str) -> int:
@@ -367,13 +365,11 @@ async def _empty_batches(connection: Connection, events: Ids, subject: str) -> l
 
 
 async def _forget_mentions(connection: Connection, order: EraseOrder) -> None:
-    """Remove the subject from queries that replays and old lines of the audit log have kept."""
+    """Remove the subject from queries that replays have kept; the audit log names no subject."""
     asked = [clean_text(needle(order))]
     for replay_id, about in await fetch_all(connection, _MENTIONING_REPLAYS, asked):
         cleaned = [without_mention(about, order), Id(replay_id)]
         await connection.execute("UPDATE replays SET about = $1 WHERE id = $2", cleaned)
-    for n, detail in await fetch_all(connection, _MENTIONING_AUDIT, asked):
-        await connection.execute("UPDATE audit SET detail = $1 WHERE n = $2", [without_mention(detail, order), n])
 
 
 class PostgresAdmin(StorePart):
