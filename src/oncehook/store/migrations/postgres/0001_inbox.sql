@@ -147,7 +147,10 @@ CREATE TABLE heads (
   deaths         smallint    NOT NULL DEFAULT 0, -- crashes while it ran alone; `crashes` counts all
   worker         text,                   -- the last one that leased it
   seq            bigint      NOT NULL DEFAULT 0
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+) WITH (
+  fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500,
+  autovacuum_vacuum_cost_delay = 0
+);
 CREATE INDEX heads_due ON heads (destination_id, turn, due_at);
 -- What has become due since a moment, for any destination. Partial, so that no lease can mistake it for `heads_due`.
 CREATE INDEX heads_next ON heads (due_at) WHERE due_at < 'infinity';
@@ -338,10 +341,10 @@ EXECUTE FUNCTION audit_refuse('its chain stays');
 
 -- -- bodies -----------------------------------------------------------------------------------
 
--- Tells whether a body matches the clauses of a query (`body.amount:>1000`). A clause has a path, a sign, a value as text,
--- and that value as a number where it is one. What is no JSON matches nothing; PostgreSQL reports that as an error, which
--- is caught here. A function that catches errors may not run in a parallel plan, so only queries with conditions on bodies
--- name it. Its cost is high, so that the planner calls it last.
+-- Tells whether a body matches the clauses of a query (`body.amount:>1000`). A clause has a path, a sign, a value as
+-- text, and that value as a number where it is one. What is no JSON matches nothing; PostgreSQL reports that as an
+-- error, which is caught here. A function that catches errors may not run in a parallel plan, so only queries with
+-- conditions on bodies name it. Its cost is high, so that the planner calls it last.
 CREATE FUNCTION body_says(body bytea, clauses jsonb) RETURNS boolean
 LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE COST 10000 AS $$
 DECLARE
@@ -401,8 +404,7 @@ $$;
 
 -- Functions, each with its own settings. Statistics of a queue are always wrong (made while it was empty, used while a
 -- million wait), so every statement here can be executed in one way only: a table is reached by key, from an array,
--- through LATERAL … LIMIT 1 or through `key = ANY(ARRAY[…])`, which no plan can turn round; all other plans are switched
--- off. Plans do not depend on settings of the session, which a pooler may lose.
+-- through LATERAL … LIMIT 1 or through `key = ANY(ARRAY[…])`, which no plan can turn round; all others are switched off. Plans do not depend on settings of the session, which a pooler may lose.
 --
 -- Statement by statement a function sees what was committed before it (READ COMMITTED). So once one statement has taken
 -- a lock, the next sees everything that the lock's former holder did.
@@ -434,7 +436,10 @@ BEGIN
   ELSE
     PERFORM pg_advisory_xact_lock_shared(lock_class_of_all(), 0);
     PERFORM pg_advisory_xact_lock(lock_class(), l.lock)
-    FROM (SELECT DISTINCT subject_lock(queue_key) AS lock FROM unnest(queue_keys) AS queue_key WHERE queue_key IS NOT NULL ORDER BY 1) l;
+    FROM (
+      SELECT DISTINCT subject_lock(queue_key) AS lock FROM unnest(queue_keys) AS queue_key
+      WHERE queue_key IS NOT NULL ORDER BY 1
+    ) l;
   END IF;
 END
 $$;
@@ -626,9 +631,10 @@ BEGIN
 END
 $$;
 
--- Keeps one group of arrivals: keys, events, deliveries, later arrivals. Arrays 1-17 are the candidates, each key once; then
--- the split requests, the copies inside this group, the deliveries that candidates cause, and signed changes of counters
--- for the case that all candidates are new. Returns, of the others, the keys that were there before, and which deliveries are leased.
+-- Keeps one group of arrivals: keys, events, deliveries, later arrivals. Arrays 1-17 are the candidates, each key once;
+-- then the split requests, the copies inside this group, the deliveries that candidates cause, and signed changes of counters
+-- for the case that all candidates are new. Returns, of the others, the keys that were there before, and which
+-- deliveries are leased.
 CREATE FUNCTION intake(
   ids uuid[], source_ids integer[], types text[], keys text[], subjects text[], event_ats timestamptz[],
   marks smallint[], ranks integer[], rank_scopes text[], body_hashes uuid[], hashes uuid[], arrival_ids uuid[],
@@ -795,13 +801,14 @@ CREATE FUNCTION intake_proven(
   copy_batch_ids uuid[], copy_heads bytea[], copy_bodies bytea[], copy_laters integer[],
   delivery_ids uuid[], delivery_event_ids uuid[], destination_ids integer[], subject_keys uuid[], options smallint[],
   firsts boolean[], seconds float8[], who text, counted_source_ids integer[], counted_destination_ids integer[],
-  counted text[], counts bigint[], slot smallint, proven_ids uuid[], proofs uuid[], proof_keys uuid[], proof_keeps float8[]
+  counted text[], counts bigint[], slot smallint, proven_ids uuid[], proofs uuid[], proof_keys uuid[],
+  proof_keeps float8[]
 ) RETURNS TABLE (hash uuid, event_id uuid, body_hash uuid, fence bigint, at timestamptz, due integer[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-  RETURN QUERY SELECT * FROM intake($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
-    $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42);
+  RETURN QUERY SELECT * FROM intake($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
+    $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42);
 
   INSERT INTO proofs AS p (hash, event_id, key_hash, expires_at)
   SELECT DISTINCT ON (i.hash) i.hash, coalesce(
