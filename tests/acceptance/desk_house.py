@@ -44,7 +44,7 @@ class Place:
     """A destination that nobody works here."""
 
     name: str
-    number: int
+    id: int
     address: str
     kind: str = "http"
     terms: Terms = field(default_factory=Terms)

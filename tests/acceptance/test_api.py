@@ -82,7 +82,7 @@ def dlv(value: bytes) -> str:
 
 
 def evt(value: bytes) -> str:
-    return str(value[:14] + b"\0\0")
+    return str(DeliveryId(value).event_id)
 
 
 # -- events and deliveries ---------------------------------------------------------------------

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from oncehook.model import Engine, Outcome
+from oncehook.model import Outcome
 from oncehook.store.base import KEPT_ARRIVALS, Store
-from oncehook.store.migrate import migrations
-from oncehook.store.sqlite import SqliteStore
 from tests.store.conftest import SqliteGround
 from tests.store.making import CRM, DAY, enrolled, event_of, finish, intake, item, keep, record
 
@@ -102,50 +98,3 @@ async def test_what_outlives_its_event_goes_with_its_key(ground: SqliteGround, s
     else:
         await prune(store)
     assert (rows(ground, "copies"), rows(ground, "arrivals")) == (0, 0)
-
-
-async def test_a_store_of_before_keeps_its_arrivals(ground: SqliteGround) -> None:
-    """The ring by slot becomes chains: the same arrivals in the same order, the same counts, and so on."""
-    old = [step for step in migrations(Engine.sqlite) if step.version <= 2]
-    with closing(sqlite3.connect(ground.path, isolation_level=None)) as connection:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute(
-            "CREATE TABLE migrations (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER NOT NULL)"
-        )
-        for step in old:
-            connection.executescript(step.sql)
-            connection.execute("INSERT INTO migrations VALUES (?, ?, 0)", (step.version, step.name))
-        event = bytes(range(14)) + bytes(2)
-        thing = item("k", body=b"a", event_id=event)
-        connection.execute("INSERT INTO sources (name) VALUES ('orders'), ('payments')")
-        connection.execute(
-            "INSERT INTO events (source_id, id, type, key, received_at, marks, body_hash, key_hash, head, body)"
-            " VALUES (1, ?, 't', 'k', 5, 0, ?, ?, x'00', ?)",
-            (event, thing.body_hash, thing.key_hash, thing.body),
-        )
-        connection.execute(
-            "INSERT INTO keys VALUES (?, ?, ?, 1, 4, 5, 9, 1 << 60)", (thing.key_hash, event, thing.body_hash)
-        )
-        connection.executemany(
-            "INSERT INTO arrivals (event_id, slot, id, outcome, at, head, body) VALUES (?, ?, ?, ?, ?, x'00', ?)",
-            [
-                (event, 2, b"1" * 16, "duplicate", 6, None),
-                (event, 23, b"2" * 16, "conflict", 7, b"b"),
-                (event, 4, b"3" * 16, "duplicate", 9, None),
-            ],
-        )
-        connection.execute(
-            "INSERT INTO counters VALUES (0, 1, 0, 'received', 4), (0, 1, 0, 'accepted', 1), (0, 1, 0, 'duplicate', 2),"
-            " (0, 1, 0, 'conflict', 1)"
-        )
-    store = SqliteStore(ground.path)
-    await store.open()
-    await enrolled(store)
-    assert [arrival.id[:1] for arrival in await store.arrivals_of(event)] == [b"1", b"2", b"3"]
-    [again] = await keep(store, item("k", body=b"a"))
-    assert (again.outcome, again.event_id) == (Outcome.duplicate, event)
-    assert (await event_of(store, again)).copies == 5
-    assert [a.outcome for a in await store.arrivals_of(event)] == ["duplicate", "conflict", "duplicate", "duplicate"]
-    assert [check.name for check in await store.check() if not check.ok] == []
-    await store.close()
-    ground.remove()

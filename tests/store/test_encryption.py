@@ -306,7 +306,7 @@ async def test_every_way_to_a_list_looks_into_encrypted_bodies(ground: Ground) -
 async def test_a_replay_and_a_discard_mean_what_encrypted_bodies_say(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(read, "_AT_ONCE", 1)
+    monkeypatch.setattr(postgres_read, "_AT_ONCE", 1)
     async with opened(ground, NEW) as store:
         [one] = await dead_letters(store, None, body=body(1))
         [two] = await dead_letters(store, None, body=body(2))

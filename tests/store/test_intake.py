@@ -384,7 +384,7 @@ async def test_every_item_is_counted_once(store: Store) -> None:
 async def test_whoever_watches_is_told_of_every_commit(ground: Ground) -> None:
     told: list[tuple[str, float]] = []
     store = ground.make()
-    store.watch = lambda operation, seconds: told.append((operation, seconds))
+    store.observer.note_commit = lambda operation, seconds: told.append((operation, seconds))
     await store.open()
     await enrolled(store)
     await keep(store, item("a"), item("b"))

@@ -499,7 +499,7 @@ async def test_a_breaker_whose_time_has_passed_is_noticed(ground: Ground, store:
 async def test_somebody_is_woken_when_something_may_be_due(ground: Ground) -> None:
     store = ground.make()
     woken = asyncio.Event()
-    store.wake = lambda _: woken.set()
+    store.observer.wake, store.observer.works = (lambda _: woken.set()), True
     await store.open()
     try:
         await store.register_names(["orders", "payments"], ["crm", "mail"])

@@ -61,7 +61,7 @@ class Admin:
         self.kept = 0
         self.given_up: list[int] = []
         self.begun: list[Lease] = []
-        store.taker = self
+        store.observer.taker = self
 
     def reserve(self, destination_id: int) -> float | None:
         if not self.places or self.only not in (None, destination_id):
@@ -124,7 +124,7 @@ async def test_of_a_split_request_only_the_first_of_each_subject_is_leased(store
 async def test_every_destination_has_its_own_place(store: Store) -> None:
     """What nobody here has room for is due for anybody, who is told so."""
     woken: list[set[int]] = []
-    store.wake = lambda due: woken.append(set(due or ()))
+    store.observer.wake = lambda due: woken.append(set(due or ()))
     admin = Admin(store, only=1)
     sent = item("k", subject="s", to=[CRM, MAIL])
     await record(store, intake(sent))
@@ -136,7 +136,7 @@ async def test_every_destination_has_its_own_place(store: Store) -> None:
 
 async def test_who_has_no_room_leases_nothing(store: Store) -> None:
     woken: list[set[int]] = []
-    store.wake = lambda due: woken.append(set(due or ()))
+    store.observer.wake = lambda due: woken.append(set(due or ()))
     admin = Admin(store, places=2)
     made = await deliver(store, None, None, None, None)
     assert ids(admin.begun) == made[:2]
@@ -148,7 +148,7 @@ async def test_who_has_no_room_leases_nothing(store: Store) -> None:
 async def test_without_a_worker_nothing_is_leased(store: Store) -> None:
     admin = Admin(store)
     first = await deliver_one(store)
-    store.taker = None
+    store.observer.taker = None
     made = await deliver_one(store)
     assert ids(admin.begun) == [first]
     assert await is_untouched(store, made)
@@ -175,7 +175,7 @@ async def test_live_work_that_joins_a_bulk_replay_is_not_leased(store: Store) ->
     await replay_all(store, Filter(status=DeliveryStatus.dead))
     assert await store.feed_replays() == 1
     woken: list[set[int]] = []
-    store.wake = lambda due: woken.append(set(due or ()))
+    store.observer.wake = lambda due: woken.append(set(due or ()))
     admin = Admin(store)
     late = await deliver_one(store, "s")
     assert (admin.begun, admin.kept) == ([], 0)
@@ -332,11 +332,11 @@ async def test_fences_rise_whoever_leases(store: Store) -> None:
 async def test_a_process_that_dies_before_it_begins_is_followed_after_the_lease(ground: Ground, store: Store) -> None:
     """R29, R35, R36: judged like any other lease that ran out; what waits behind it has nothing to its name."""
     expired: list[Expired] = []
-    store.expired = expired.append
+    store.observer.note_expired = expired.append
     admin = Admin(store, seconds=10.0)
     made = await deliver(store, "s", "s")
     [lost] = admin.begun
-    store.taker = None
+    store.observer.taker = None
     assert await take(store) == []
     ground.forward(11)
     assert await take(store) == []
@@ -578,13 +578,13 @@ async def test_a_suspect_waits_for_what_follows_too(ground: Ground, store: Store
 async def _crashed_elsewhere(ground: Ground, store: Store, worker: Worker) -> bytes:
     """A delivery that somebody was working on when his process died; this worker has heard of it."""
     table = f"{getattr(ground, 'schema', 'main')}.heads"
-    store.wake, store.taker = (lambda due: None), None
+    store.observer.wake, store.observer.taker = (lambda due: None), None
     made = await deliver_one(store)
     if ground.engine == "postgres":
         ground.sql(f"UPDATE {table} SET turn = 2, crashes = 1 WHERE subject_key = $1::text::uuid", made.hex())
     else:
         ground.sql(f"UPDATE {table} SET turn = 2, crashes = 1 WHERE subject_key = ?", made)
-    store.wake, store.taker = worker.wake, worker
+    store.observer.wake, store.observer.taker = worker.wake, worker
     worker.wake()
     return made
 
@@ -593,7 +593,7 @@ async def test_who_stops_before_it_begins_gives_back_uncounted(store: Store) -> 
     """R37: the commit that keeps an arrival was under way already; another worker begins it at once."""
     crm = Scripted()
     async with working(store, crm) as worker:
-        store.taker = Stopping(worker)
+        store.observer.taker = Stopping(worker)
         made = await deliver(store, "s", "s")
         await worker.stop(0.0)
         assert crm.begun == []
@@ -627,9 +627,9 @@ async def test_a_process_that_slept_does_not_begin(store: Store) -> None:
                 slept.append(lease)
                 worker.begin_reserved(lease, asked_at - 55.0)
 
-        store.taker = Asleep(worker)
+        store.observer.taker = Asleep(worker)
         made = await deliver_one(store)
-        store.taker = None
+        store.observer.taker = None
         await crm.until_begun(made)
         assert ids(slept) == [made]
         [lease] = crm.begun
@@ -656,7 +656,7 @@ async def test_a_worker_asks_only_for_whom_it_was_woken(store: Store, monkeypatc
 
     async with working(store, crm, mail) as worker:
         await is_idle(worker)
-        store.taker = None
+        store.observer.taker = None
         monkeypatch.setattr(store, "lease", noted)
         worker.wake([3, 4])
         await is_idle(worker)
@@ -671,7 +671,7 @@ async def test_a_notification_names_the_destinations(place: Place) -> None:
     store = await place.open()
     heard: list[set[int] | None] = []
     other = PostgresStore(place.url, schema=place.schema)
-    other.wake = lambda due: heard.append(None if due is None else set(due))
+    other.observer.wake, other.observer.works = (lambda due: heard.append(None if due is None else set(due))), True
     place.stores.append(other)
     await other.open()
     await until(lambda: heard)
@@ -696,7 +696,7 @@ async def test_another_process_begins_what_this_one_has_no_place_for(place: Plac
     here, there = await place.open(), PostgresStore(place.url, schema=place.schema)
     place.stores.append(there)
     mine, theirs = Scripted(concurrency=1), Scripted()
-    there.wake = lambda due: None
+    there.observer.wake, there.observer.works = (lambda due: None), True
     await there.open()
     await enrolled(there)
     async with working(here, mine) as worker, working(there, theirs):
@@ -716,7 +716,7 @@ async def test_another_process_takes_over_what_this_one_was_given(place: Place) 
     made = await deliver_one(here)
     assert ids(admin.begun) == [made]
     crm, observer = Scripted(), Noted()
-    there.wake = lambda due: None
+    there.observer.wake, there.observer.works = (lambda due: None), True
     await there.open()
     await enrolled(there)
     async with working(there, crm, observer=observer):

@@ -11,7 +11,6 @@ import pytest
 from oncehook.model import (
     Category,
     DeliveryStatus,
-    EraseOrder,
     Evidence,
     Filter,
     Mark,
@@ -449,20 +448,3 @@ async def test_an_event_of_a_split_request_is_listed_like_any_other(store: Store
     split = [item(f"k{n}", to=[CRM], body=b"%d" % n) for n in range(3)]
     await record(store, intake(*split, raw=b"raw"))
     assert len(await found_events(store, destination="crm")) == 3
-
-
-async def test_a_destination_may_have_a_large_id(ground: Ground, store: Store) -> None:
-    """An id of a delivery has three bytes for its destination: an inbox may have a million of them."""
-    overriding = "" if ground.engine == "sqlite" else "OVERRIDING SYSTEM VALUE "
-    ground.sql(f"INSERT INTO destinations (id, name) {overriding}VALUES (1000000, 'far')")
-    events = [item(subject="cus_1", to=[CRM, ("far", 1_000_000)]) for _ in range(2)]
-    await keep(store, *events)
-    for event in events:
-        crm, far = [one.id for one in event.deliveries]
-        assert [one.id for one in (await store.find_events(Filter(ids=[far]))).items] == [event.event_id]
-        (listed,) = (await store.find_events(Filter(event_id=event.event_id))).items
-        assert [one.destination for one in listed.deliveries] == ["crm", "far"]
-        assert {one.id for one in (await store.find_deliveries(Filter(event_id=event.event_id))).items} == {crm, far}
-    fars = [event.deliveries[1].id for event in events]
-    assert [one.id for one in await store.subject_of(fars[0])] == fars
-    assert (await store.erasable(EraseOrder("cus_1"))).deliveries == 4

@@ -27,14 +27,14 @@ from tests.store.place import Place
 @pytest.fixture
 def expired(store: Store) -> list[Expired]:
     told: list[Expired] = []
-    store.expired = told.append
+    store.observer.note_expired = told.append
     return told
 
 
 @pytest.fixture
 def finished(store: Store) -> list[StoredReplay]:
     told: list[StoredReplay] = []
-    store.finished = told.append
+    store.observer.note_finished = told.append
     return told
 
 
@@ -114,7 +114,7 @@ async def test_of_many_who_look_one_tells(place: Place) -> None:
     stores = [await place.open() for _ in range(4)]
     told: list[Expired] = []
     for store in stores:
-        store.expired = told.append
+        store.observer.note_expired = told.append
     made = await deliver(stores[0], *[None] * 40)
     assert len(await stores[0].lease([LeaseRequest(1, 100, 30.0)], "gone")) == 40
     place.sql("UPDATE heads SET due_at = now() - interval '1 second'")
@@ -168,7 +168,7 @@ async def test_of_many_who_feed_one_tells(place: Place) -> None:
     stores = [await place.open() for _ in range(3)]
     told: list[StoredReplay] = []
     for store in stores:
-        store.finished = told.append
+        store.observer.note_finished = told.append
     await dead_letters(stores[0], *[None] * 5)
     await replay_all(stores[0])
     await stores[0].feed_replays()

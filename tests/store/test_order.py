@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from oncehook.model import DeliveryStatus, Filter, Lease, Options, Priority
+from oncehook.model import DeliveryId, DeliveryStatus, Filter, Lease, Options, Priority
 from oncehook.store.base import Store
 from tests.store.conftest import Ground
 from tests.store.making import (
@@ -281,3 +281,26 @@ async def test_who_has_no_subject_has_no_neighbours(store: Store) -> None:
 async def take_one_of(store: Store, delivery: bytes) -> Lease:
     [lease] = [lease for lease in await take(store) if lease.delivery.id == delivery]
     return lease
+
+
+async def test_a_million_destinations_fit_into_an_id(ground: Ground, store: Store) -> None:
+    """A delivery's id holds the id of its destination: neighbours, lists and replays find it by that."""
+    wide = 1_000_003
+    table = f"{getattr(ground, 'schema', 'main')}.destinations"
+    override = "OVERRIDING SYSTEM VALUE " if ground.engine == "postgres" else ""
+    ground.sql(f"INSERT INTO {table} (id, name) {override}VALUES ({wide}, 'wide'), ({wide + 1}, 'wider')")
+    others = await deliver(store, "s", to=("wider", wide + 1))
+    made = await deliver(store, "s", "s", "s", to=("wide", wide))
+    assert [(DeliveryId(one).destination_id, DeliveryId(one).event_id[-3:]) for one in made] == [(wide, bytes(3))] * 3
+    assert [one.id for one in await store.subject_of(made[1])] == made
+    assert {one.id for one in (await store.find_deliveries(Filter(status=DeliveryStatus.pending))).items} == {
+        *made,
+        *others,
+    }
+    assert len((await store.find_events(Filter(status=DeliveryStatus.pending, destination="wide"))).items) == 3
+    for one in made:
+        lease = await take_one(store, to=wide)
+        assert lease.delivery.id == one
+        await settle(store, dead(lease))
+    assert (await store.plan_replay(Filter(destination="wide"), force=False)).total == 3
+    assert len((await store.find_events(Filter(status=DeliveryStatus.dead))).items) == 3

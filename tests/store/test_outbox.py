@@ -151,7 +151,7 @@ async def test_workers_are_woken(store: Store) -> None:
     await deliver_one(store)
     lease = await take_one(store)
     woken = asyncio.Event()
-    store.wake = lambda _: woken.set()
+    store.observer.wake = lambda _: woken.set()
     await settle(store, done(lease, emits=[emitted()]))
     await woken.wait()
 
@@ -243,7 +243,7 @@ async def test_a_handlers_transaction_keeps_what_it_emits(place: Place, handle: 
         await handle(store, done(lost, emits=[one, own]))
     assert place.sql("SELECT count(*) FROM events") == [(1,)]
     woken = asyncio.Event()
-    store.wake = lambda _: woken.set()
+    store.observer.wake = lambda _: woken.set()
     await handle(store, done(held, emits=[one, own]))
     await woken.wait()
     assert decided(one, own) == [ACCEPTED, ACCEPTED]
@@ -337,7 +337,7 @@ async def test_the_callers_commit_wakes_workers_elsewhere(place: Place) -> None:
     store = PostgresStore(place.url, schema=place.schema)
     place.stores.append(store)
     woken = asyncio.Event()
-    store.wake = lambda _: woken.set()
+    store.observer.wake = lambda _: woken.set()
     await store.open()
     writer = await place.open()
     await woken.wait()  # as soon as it listens: for what was called before

@@ -11,11 +11,11 @@ from urllib.parse import quote
 
 import pytest
 
-from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
-from oncehook.model import Filter, Outcome
-from oncehook.store.migrate import steps_from
-from oncehook.store.postgres import PostgresStore
-from oncehook.store.postgres import connection as postgres_connection
+from oncehook.errors import ConfigError, MigrationNeeded, SchemaTooNew, StoreError, StoreUnavailable
+from oncehook.model import Engine, Filter, Outcome
+from oncehook.store import migrate
+from oncehook.store.migrate import Migration, migrations, steps_from
+from oncehook.store.postgres import PostgresStore, connection as postgres_connection
 from oncehook.store.postgres.connection import Database, connect_hot, fetch_all, session
 from tests.servers import Postgres, fresh_schema
 from tests.store.conftest import failed_checks
@@ -240,6 +240,28 @@ async def test_a_migration_that_fails_leaves_nothing_behind(place: Place, monkey
     monkeypatch.undo()
     assert place.sql(f"SELECT count(*) FROM pg_tables WHERE schemaname = '{place.schema}'") == [(0,)]
     await place.open()
+
+
+async def test_a_later_step_brings_an_older_store_along(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R65: what is kept stays, and an old program refuses the newer schema."""
+    store = await place.open()
+    await keep(store, item("k"))
+    await store.close()
+    later = [
+        Migration(2, "tags", "ALTER TABLE events ADD COLUMN tag text;"),
+        Migration(3, "tagged", "UPDATE events SET tag = 'old'; CREATE INDEX events_tag ON events (tag);"),
+    ]
+    known = migrations(Engine.postgres)
+    monkeypatch.setattr(migrate, "migrations", lambda engine: [*known, *later])
+    with pytest.raises(MigrationNeeded):
+        await PostgresStore(place.url, schema=place.schema).open(migrate=False)
+    newer = await place.open()
+    assert place.sql("SELECT key, tag FROM events") == [("k", "old")]
+    assert outcomes(await keep(newer, item("k"), item("k2"))) == [Outcome.duplicate, ACCEPTED]
+    assert place.sql("SELECT version, name FROM migrations ORDER BY 1")[1:] == [(2, "tags"), (3, "tagged")]
+    monkeypatch.undo()
+    with pytest.raises(SchemaTooNew):
+        await place.open()
 
 
 async def test_a_reader_does_not_migrate(place: Place) -> None:

@@ -250,7 +250,7 @@ async def test_commit_by_the_drivers_method_is_refused(place: Place) -> None:
 async def test_the_next_of_the_subject_is_due_after_the_commit(place: Place, ledger: Ledger, handle: Handler) -> None:
     store = await place.open()
     woken = asyncio.Event()
-    store.wake = lambda _: woken.set()
+    store.observer.wake = lambda _: woken.set()
     made = await deliver(store, "s", "s")
     lease = await take_one(store)
     woken.clear()

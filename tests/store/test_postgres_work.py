@@ -34,7 +34,7 @@ from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, queue, read
 from oncehook.store.postgres.connection import Database, session
 from oncehook.store.postgres.read import read_parameters
-from oncehook.worker import TIMEOUTS
+from oncehook.worker import BEATS
 from tests.store.conftest import failed_checks
 from tests.store.making import (
     CRM,
@@ -349,7 +349,7 @@ def test_the_functions_and_the_program_mean_the_same_numbers() -> None:
     """A migration cannot read our constants: what a lease may cover, and what is left of it when it is prolonged."""
     [schema] = [step.sql for step in migrations(Engine.postgres)]
     assert f"LIMIT {COVERED} -- COVERED" in schema
-    assert f"n.seconds * {TIMEOUTS.beats - 1} / {TIMEOUTS.beats}" in schema
+    assert f"n.seconds * {BEATS - 1} / {BEATS}" in schema
 
 
 async def test_a_replay_leaves_a_head_alone_that_runs_already(place: Place) -> None:
@@ -391,7 +391,7 @@ async def listening(place: Place) -> tuple[PostgresStore, asyncio.Event]:
     """A worker's store, and what it is woken by."""
     woken = asyncio.Event()
     store = PostgresStore(place.url, schema=place.schema)
-    store.wake = lambda _: woken.set()
+    store.observer.wake, store.observer.works = (lambda _: woken.set()), True
     place.stores.append(store)
     await store.open()
     await woken.wait()  # as soon as it listens: for what was called before

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from oncehook.errors import ConfigError, StoreUnavailable
+from oncehook.errors import ConfigError, MigrationNeeded, StoreUnavailable
 from oncehook.model import (
     DeliveryId,
     DeliveryStatus,
@@ -31,9 +31,7 @@ from oncehook.model import (
     new_id,
 )
 from oncehook.store import migrate
-from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import SqliteStore, connection, read
-from oncehook.store.sqlite.connection import connect
 from tests.store.conftest import SqliteGround, failed_checks
 from tests.store.making import (
     CRM,
@@ -196,35 +194,30 @@ async def test_leases_outlive_a_database_that_had_to_be_reopened(inbox: SqliteSt
     await settle_all(inbox, done(lease))
 
 
-async def test_a_store_of_the_first_version_is_brought_along(tmp_path: Path) -> None:
-    """R65: what waited before the second step of the schema is worked off after it."""
+async def test_an_older_store_is_brought_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """R65: what waited before a later step of the schema is worked off after it; steps run once, in order."""
     path = tmp_path / "inbox.db"
-    first = migrate.migrations(SqliteStore.engine)[0]
-    event_id = new_id()
-    mine = DeliveryId.of(event_id, 1)
-    with closing(connect(path, Cipher())) as connection:
-        connection.execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY, name TEXT, applied_at INTEGER)")
-        connection.executescript(first.sql)
-        connection.execute("INSERT INTO migrations VALUES (1, ?, 0)", (first.name,))
-        connection.execute("INSERT INTO sources VALUES (1, 'orders'), (2, 'payments')")
-        connection.execute("INSERT INTO destinations VALUES (1, 'crm'), (2, 'mail')")
-        connection.execute(
-            "INSERT INTO events (id, source_id, type, received_at, marks, body_hash, body) VALUES (?,1,'t',1,1,?,?)",
-            (event_id, event_id, b"{}"),
-        )
-        connection.execute(
-            "INSERT INTO deliveries (id, event_id, destination_id, seq) VALUES (?,?,1,1)", (mine, event_id)
-        )
-        connection.execute(
-            "INSERT INTO heads (subject_key, destination_id, due_at, delivery_id, event_id) VALUES (?,1,1,?,?)",
-            (mine, mine, event_id),
-        )
-        connection.execute("INSERT INTO counters VALUES (0, 1, 0, 'received', 1), (0, 1, 0, 'accepted', 1)")
-        connection.execute("INSERT INTO counters VALUES (0, 0, 1, 'pending', 1)")
-        connection.execute("UPDATE marks SET value = 1 WHERE name = 'seq'")
     store = SqliteStore(path)
     await store.open()
+    await enrolled(store)
+    mine = await deliver_one(store)
+    await store.close()
+    steps = [
+        *migrate.migrations(SqliteStore.engine),
+        migrate.Migration(2, "tags", "ALTER TABLE events ADD COLUMN tag TEXT;\nCREATE TABLE tags (name TEXT);\n"),
+        migrate.Migration(
+            3, "tagged", "INSERT INTO tags SELECT hex(id) FROM events;\nUPDATE events SET tag = 'old';\n"
+        ),
+    ]
+    monkeypatch.setattr(migrate, "migrations", lambda engine: steps)
+    store = SqliteStore(path)
+    with pytest.raises(MigrationNeeded):
+        await store.open(migrate=False)
+    await store.open()
     try:
+        assert (await store.schema_state()).current == 3
+        assert rows(store, "SELECT tag FROM events") == [("old",)]
+        assert len(rows(store, "SELECT name FROM tags")) == 1
         lease = await take_one(store)
         assert (lease.delivery.id, lease.delivery.options) == (mine, Options.none)
         await settle_all(store, done(lease))
@@ -294,7 +287,7 @@ async def test_the_highest_rank_stands_whoever_is_settled_last(inbox: SqliteStor
 
 async def test_what_may_be_due_wakes(inbox: SqliteStore) -> None:
     woken: list[object] = []
-    inbox.wake = woken.append
+    inbox.observer.wake = woken.append
 
     async def wakes(act: Any) -> bool:
         woken.clear()
@@ -544,7 +537,7 @@ async def test_a_subject_that_goes_on_waits_for_one_commit_and_not_for_two(inbox
     [lease] = await take(inbox)
     is_over, pending = False, []
     arrivals = asyncio.create_task(keep_arriving())
-    inbox.watch = count
+    inbox.observer.note_commit = count
     for _ in range(40):
         [lease] = (await inbox.settle([Settlement(lease, Settle.done, take_next=30.0)], "w")).next
     assert 40 <= commits <= 50

@@ -308,7 +308,7 @@ async def test_what_is_emitted_to_the_own_subject_comes_last(store: Store) -> No
 async def test_a_crash_is_of_the_one_under_way_alone(ground: Ground, store: Store) -> None:
     """R36: what was settled stays so, and what waits has no attempt and no death to its name."""
     expired: list[Expired] = []
-    store.expired = expired.append
+    store.observer.note_expired = expired.append
     made = await deliver(store, *["s"] * 4)
     lost = await following(store, await take_one(store, lease=10.0), 10.0)
     ground.forward(11)
@@ -427,7 +427,7 @@ async def test_a_breaker_that_opens_in_the_same_group_gives_no_next(ground: Grou
 async def test_a_worker_hears_of_what_it_could_not_take(store: Store) -> None:
     """What was not given is due, or will be when the breaker may close: nobody else would ask for it soon."""
     woken: list[set[int]] = []
-    store.wake = lambda due: woken.append(set(due or ()))
+    store.observer.wake = lambda due: woken.append(set(due or ()))
     await deliver(store, "s", "s", None)
     leases = {lease.event.subject: lease for lease in await take(store)}
     woken.clear()
@@ -440,7 +440,7 @@ async def test_a_worker_hears_of_what_it_could_not_take(store: Store) -> None:
 async def test_what_is_taken_wakes_nobody(store: Store) -> None:
     """Whoever has it need not look for it."""
     woken: list[set[int]] = []
-    store.wake = lambda due: woken.append(set(due or ()))
+    store.observer.wake = lambda due: woken.append(set(due or ()))
     await deliver(store, "s", "s", "s")
     lease = await following(store, await take_one(store))
     woken.clear()

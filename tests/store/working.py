@@ -100,7 +100,8 @@ async def working(
 ) -> AsyncIterator[Worker]:
     """A worker for these destinations on this store; when it is left, it stops."""
     worker = Worker(store, destinations, observer or Noted(), concurrency=concurrency)
-    store.wake = worker.wake
+    store.observer.wake, store.observer.taker = worker.wake, worker
+    store.observer.note_expired = worker.note_expired
     await worker.start()
     try:
         yield worker

@@ -289,16 +289,16 @@ def client_error_on_storage_error() -> None:
 @mistake("completion by id only")
 def completion_by_id_only() -> None:
     """UPDATE … WHERE id = ?"""
-    look = queue.SettlementBatcher._heads
+    look = queue.SettlementRound._heads
 
-    def trusting(self: queue.SettlementBatcher, settlements: Sequence[Settlement]) -> dict[bytes, queue.Head]:
+    def trusting(self: queue.SettlementRound, settlements: Sequence[Settlement]) -> dict[bytes, queue.Head]:
         heads = look(self, settlements)
         for settlement in settlements:
             if (head := heads.get(settlement.lease.queue_key)) is not None:
                 settlement.lease.fence = head.fence
         return heads
 
-    queue.SettlementBatcher._heads = trusting  # type: ignore[method-assign]
+    queue.SettlementRound._heads = trusting  # type: ignore[method-assign]
     reword_function("settle", ("SELECT h.fence FROM", "SELECT i.fence FROM"), (" AND h.fence = i.fence AND", " AND"))
 
 

@@ -1,7 +1,7 @@
-"""T10: an old store is brought up to date under load, by migrations that are interrupted; then a next version comes.
+"""T10: a store with orders in it is brought to the next version under load, by migrations that are interrupted.
 
-The store is made by the first migration alone, with orders in it. The next version is this program with one migration
-more: on PostgreSQL it migrates and works beside the present one; on SQLite, where one process writes, after it.
+The next version is this program with one migration more: on PostgreSQL it migrates and works beside the present one; on
+SQLite, where one process writes, after it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import psycopg
 
@@ -34,20 +34,20 @@ NEXT = {
 
 
 class Upgrade(Component):
-    """Old schema, interrupted migrations, two versions at once."""
+    """Interrupted migrations, two versions at once."""
 
     id = "T10"
-    what = "an old store migrated under load, migrations interrupted, two versions on one store"
+    what = "a store migrated under load, migrations interrupted, two versions on one store"
     needs: ClassVar = {
         "sqlite": ("migration_interrupted", "newer_schema_refused"),
         "postgres": ("migration_interrupted", "newer_schema_refused", "two_versions_at_work"),
     }
 
     async def prepare(self, world: World) -> None:
-        self.inherited = await _old_store(world)
         for _ in range(2):
-            await asyncio.to_thread(self._interrupt, world, world.fleet.server("migrator"), 1)
+            await asyncio.to_thread(self._interrupt, world, world.fleet.server("migrator"), 0)
         world.fleet.processes.clear()
+        self.inherited = await _old_orders(world)
 
     def _interrupt(self, world: World, process: Process, stays: int) -> None:
         """A migration that dies just before its commit leaves nothing behind."""
@@ -111,12 +111,10 @@ class Upgrade(Component):
 # -- stores of another age ---------------------------------------------------------------------
 
 
-async def _old_store(world: World) -> dict[str, Order]:
-    """Orders in a store that only the first migration made: taken in by this version elsewhere, and copied."""
-    donor = dict(world.fleet.settings)
-    donor["SHOP_STORE"] = _donor(world)
+async def _old_orders(world: World) -> dict[str, Order]:
+    """Take in orders that nobody works on before the fleet starts."""
     orders: dict[str, Order] = {}
-    shop = make(donor)
+    shop = make(world.fleet.settings)
     async with shop.running(work=False):
         for n in range(INHERITED):
             order = {"id": f"old-{n}", "subject": f"s{n % 4}", "sleep": 0.01}
@@ -124,83 +122,7 @@ async def _old_store(world: World) -> dict[str, Order]:
             receipt = await shop.receive("orders", signed(body), body)
             assert receipt.outcome == "accepted"
             orders[order["id"]] = order
-    await asyncio.to_thread(_copy, world, donor["SHOP_STORE"])
     return orders
-
-
-def _donor(world: World) -> str:
-    if world.is_sqlite:
-        return f"sqlite:{world.engine.folder / 'donor.db'}"
-    return world.engine.url + "_donor"
-
-
-def _first(name: str) -> Any:
-    return migrations(EngineName[name])[0]
-
-
-def _copy(world: World, donor: str) -> None:
-    if world.is_sqlite:
-        _copy_sqlite(world.engine.folder / "inbox.db", donor.removeprefix("sqlite:"))
-    else:
-        url, _, schema = world.engine.url.partition("?schema=")
-        _copy_postgres(url, schema)
-
-
-def _known(table: str) -> str:
-    """What the first migration did not have yet is left behind, as far as it would be in the way of a later one."""
-    return " WHERE name <> 'inbox'" if table == "marks" else ""
-
-
-def _copy_sqlite(path: Path, donor: str) -> None:
-    step = _first("sqlite")
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("PRAGMA page_size = 8192")
-        db.execute("PRAGMA journal_mode = wal")
-        db.execute("CREATE TABLE migrations (version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at INTEGER)")
-        db.executescript(step.sql)
-        db.execute("INSERT INTO migrations VALUES (?, ?, 0)", (step.version, step.name))
-        db.execute("ATTACH ? AS donor", (donor,))
-        tables = db.execute("SELECT name FROM main.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-        for (table,) in tables.fetchall():
-            if table != "migrations":
-                columns = ", ".join(f'"{name}"' for name in _shared_sqlite(db, table))
-                db.execute(f"DELETE FROM main.{table}")
-                db.execute(f"INSERT INTO main.{table} ({columns}) SELECT {columns} FROM donor.{table}{_known(table)}")
-
-
-def _shared_sqlite(db: sqlite3.Connection, table: str) -> list[str]:
-    """The columns that the table has had from the first migration to the last."""
-    first, last = ([row[1] for row in db.execute(f"PRAGMA {where}.table_info({table})")] for where in ("main", "donor"))
-    return [name for name in first if name in last]
-
-
-def _copy_postgres(url: str, schema: str) -> None:
-    step = _first("postgres")
-    with psycopg.connect(url, autocommit=True) as db:
-        db.execute(f"CREATE SCHEMA {schema}")
-        db.execute(f"SET search_path = {schema}")
-        db.execute("CREATE TABLE migrations (version integer PRIMARY KEY, name text NOT NULL, applied_at timestamptz)")
-        db.execute(step.sql)
-        db.execute("INSERT INTO migrations VALUES (%s, %s, now())", [step.version, step.name])
-        columns = db.execute(
-            "SELECT table_name, string_agg(quote_ident(column_name), ', ') FROM information_schema.columns"
-            " JOIN information_schema.columns last USING (table_name, column_name)"
-            " WHERE columns.table_schema = %s AND last.table_schema = %s AND table_name <> 'migrations' GROUP BY 1",
-            [schema, f"{schema}_donor"],
-        )  # fmt: skip
-        for table, names in columns.fetchall():
-            db.execute(f"DELETE FROM {table}")
-            db.execute(
-                f"INSERT INTO {table} ({names}) OVERRIDING SYSTEM VALUE"
-                f" SELECT {names} FROM {schema}_donor.{table}{_known(table)}"
-            )
-        for (sequence,) in db.execute(
-            "SELECT sequencename FROM pg_sequences WHERE schemaname = %s AND last_value IS NOT NULL",
-            [f"{schema}_donor"],
-        ).fetchall():
-            known = db.execute("SELECT to_regclass(%s) IS NOT NULL", [f"{schema}.{sequence}"]).fetchone()
-            if known == (True,):
-                db.execute(f"SELECT setval('{sequence}', (SELECT last_value FROM {schema}_donor.{sequence}))")
 
 
 def _next_version(world: World) -> str:
@@ -215,7 +137,10 @@ def _next_version(world: World) -> str:
 
 
 def _version(world: World) -> int:
-    ((version,),) = world.engine.rows("SELECT coalesce(max(version), 0) FROM migrations")
+    try:
+        ((version,),) = world.engine.rows("SELECT coalesce(max(version), 0) FROM migrations")
+    except (psycopg.errors.UndefinedTable, sqlite3.OperationalError):
+        return 0
     return int(version)
 
 

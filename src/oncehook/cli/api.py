@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # transports import nearly everything: a command's --help mus
     from oncehook.cli.transport import ApiResponse, Headers, HttpTransport, ReadOnlyTransport, Transport
     from oncehook.inbox import Inbox
     from oncehook.settings import Loaded
-    from oncehook.store.sqlite.connection import Holder
+    from oncehook.store.sqlite.connection import FileHolder
 
 T = TypeVar("T")
 PREFIX: Final = "/api/v1/"
@@ -170,12 +170,12 @@ class Where:
             return self._read_file(path, inbox, held)
         raise Unreachable(f"Process {held.pid} writes {path}, and has no address to listen at.")
 
-    def _ask_holder(self, held: Holder) -> HttpTransport:
+    def _ask_holder(self, held: FileHolder) -> HttpTransport:
         from oncehook.cli.transport import HttpTransport
 
         return HttpTransport(loopback(held.address), self._token() if self.token_env else held.token)
 
-    def _read_file(self, path: Path, inbox: Inbox | None, held: Holder | None) -> ReadOnlyTransport:
+    def _read_file(self, path: Path, inbox: Inbox | None, held: FileHolder | None) -> ReadOnlyTransport:
         from oncehook.cli.transport import ReadOnlyTransport
         from oncehook.inbox import Inbox
         from oncehook.settings import load
@@ -187,7 +187,7 @@ class Where:
         return ReadOnlyTransport(inbox, pid, path)
 
 
-def _holder(path: Path) -> Holder | None:
+def _holder(path: Path) -> FileHolder | None:
     """Return the process that writes the file. Wait for one that has just begun: a command ends, a server listens."""
     from oncehook.store.sqlite.connection import holder
 

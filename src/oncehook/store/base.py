@@ -1,18 +1,16 @@
-"""The store, told in the verbs of the domain.
+"""The store in the verbs of the domain: five protocols by reader, and `Store`, their sum.
 
-An engine implements `Store`; nothing above this file knows which one it talks to. Each verb is one
-transaction. The verbs follow the way of the data: intake (an arrival is kept), work (it is leased and settled), acts
-(a person replays, discards, pauses), look (somebody reads), house (the store looks after itself).
+An engine implements `Store`; nothing above this file knows which one it uses.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from oncehook import clock
 from oncehook.model import (
@@ -60,10 +58,8 @@ from oncehook.model import (
 )
 from oncehook.store.cipher import Cipher
 
-T = TypeVar("T", contravariant=True)
-
 KEPT_ARRIVALS = 20
-"""Later arrivals kept per event, the latest ones; `copies` counts them all (DESIGN.md 8.1)."""
+"""Later arrivals kept per event, the latest ones; `copies` counts them all."""
 
 TOKEN_USE_SECONDS = 60.0
 """A token's last use is written at most this often, however many requests it makes."""
@@ -85,14 +81,6 @@ class NameIds:
 
     sources: Mapping[str, int]
     destinations: Mapping[str, int]
-
-
-Watch = Callable[[str, float], None]
-"""Is told the name of an operation and its seconds."""
-
-
-def unwatched(operation: str, seconds: float) -> None:
-    """Nobody looks."""
 
 
 def bind(intakes: Iterable[Intake], known: Mapping[bytes, bytes | None]) -> None:
@@ -123,22 +111,6 @@ class Pending:
         """Its sender was told 503 meanwhile: do not start writing it."""
 
 
-Wake = Callable[[Collection[int] | None], None]
-"""Callback on the loop that opened the store: destinations for which something may have become due; None: any."""
-
-
-def unheeded(destination_ids: Collection[int] | None) -> None:
-    """Nobody works here."""
-
-
-Notice = Callable[[T], None]
-"""Is told, on the loop that opened the store, of what the store has just brought to its end."""
-
-
-def unnoticed(what: object) -> None:
-    """Nobody wants to know."""
-
-
 class Taker(Protocol):
     """A worker in the process that takes arrivals in: what it has room for is leased in the commit that keeps it."""
 
@@ -152,6 +124,27 @@ class Taker(Protocol):
 
     def give_up_reserved(self, destination_id: int) -> None:
         """Free a place that was kept in vain."""
+
+
+class StoreObserver:
+    """Callbacks of a store, called on the loop that opened it. Here each does nothing; override what matters."""
+
+    taker: Taker | None = None
+    """The worker in this process, while it takes work."""
+    works: bool = False
+    """Whether anybody here works: then the store listens for what other processes make due."""
+
+    def note_commit(self, operation: str, seconds: float) -> None:
+        """Note how long a commit took."""
+
+    def wake(self, destination_ids: Collection[int] | None) -> None:
+        """Look for work: something may have become due for these destinations; None: for any."""
+
+    def note_expired(self, expired: Expired) -> None:
+        """Note a lease that was taken over because its holder let it run out; called once for each."""
+
+    def note_finished(self, replay: StoredReplay) -> None:
+        """Note a replay that has ended here, done or aborted; called once for each."""
 
 
 class Reserved:
@@ -250,109 +243,66 @@ def refuse(batch: Sequence[Pending], error: BaseException) -> None:
             pending.future.exception()  # seen: its sender may have gone, and that is nothing to log
 
 
-class Store(Protocol):
-    """What oncehook asks of a database."""
-
-    engine: Engine
-    shared: bool
-    """Whether several processes write it at once, so that it has a clock and a list of workers of its own."""
-    lends_transactions: bool
-    """Whether a handler may write in a transaction of the store (`tx`); where not, it hands in an effect to commit."""
-    cipher: Cipher
-    """Encrypts what is kept of payloads; may be given other keys before `open`."""
-    watch: Watch
-    """Told on the loop how long each commit took; may be replaced before `open`."""
-
-    # -- house: opening --------------------------------------------------------------------
-
-    async def open(self, *, migrate: bool = True, write: bool = True) -> None:
-        """Connect, check that the engine keeps its promises (R2, R61, R66), bring the schema up to date.
-
-        `write=False` opens for reading only, beside a process that writes.
-        Raises MigrationNeeded, SchemaTooNew, StoreHeld or StoreUnavailable.
-        """
-
-    async def close(self) -> None:
-        """Commit what was taken in, refuse what was not, and let go of the database."""
-
-    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
-        """Give every name its number, once and for ever."""
-
-    def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
-        """The same on a thread, also where the store was never opened (PostgreSQL). Raises StoreUnavailable."""
-
-    async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
-        """Note whom destinations reach now, by their numbers, as hashes; so that a replay can say that this changed."""
-
-    # -- intake ----------------------------------------------------------------------------
+class IntakeStore(Protocol):
+    """Keeps arrivals."""
 
     def record(self, intake: Intake) -> Pending:
         """Join the next group commit: keys, events and deliveries of this arrival, all or nothing.
 
         `pending.future` resolves after the commit, with one verdict per item in their order; it fails with
-        StoreUnavailable when the store cannot tell, in which case the sender's retry finds out (R4).
+        StoreUnavailable when the outcome is unknown, in which case the sender's retry finds out (R4).
         Raises Overloaded at once when too much waits already. Must be called on the loop that opened the store.
         """
 
     async def record_in(self, tx: Any, intake: Intake) -> list[Verdict]:
-        """Record in a transaction that the caller owns (PostgreSQL): it is kept if, and when, that commits.
+        """Record in a transaction that the caller owns (`lends_transactions`): it is kept if, and when, that commits.
 
-        `tx` is psycopg's `AsyncConnection`, or what stands for one in SQLAlchemy. Workers are woken by its commit. What
-        the driver raises comes out as it is. Raises ConfigError when no transaction is open on it, or on SQLite.
+        `tx` is psycopg's `AsyncConnection`, or SQLAlchemy's. Workers are woken by its commit. What the driver raises
+        passes through. Raises ConfigError when no transaction is open on it, or where none is lent.
         """
 
     def record_in_blocking(self, tx: Any, intake: Intake) -> list[Verdict]:
-        """The same on a thread, with psycopg's `Connection`, or what stands for one in Django and SQLAlchemy."""
+        """Do what `record_in` does on a thread, with psycopg's `Connection`, or Django's or SQLAlchemy's."""
 
     async def record_rejections(self, rejections: Sequence[Rejection], counts: Mapping[tuple[int, str], int]) -> None:
-        """Add to the bounded ring of rejections, and to the counters: (source number, what) -> how many."""
+        """Add to the bounded ring of rejections, and to the counters: (source id, what) -> how many."""
 
     async def import_keys(self, source_id: int, hashes: Sequence[bytes], keep: float, actor: str) -> int:
-        """Take keys as seen elsewhere, for `keep` seconds from now: what arrives with one is a duplicate, whatever its
+        """Take keys as seen elsewhere, for `keep` seconds from now: an arrival with one is a duplicate, whatever its
         body (`UNSEEN`). Returns how many were not known; a known one is left alone. Audited as `import`.
         """
 
-    # -- work ------------------------------------------------------------------------------
 
-    wake: Wake
-    """Called on the loop after each commit that may have made something due; may be replaced before `open`."""
-
-    taker: Taker | None
-    """The worker in this process, if any; may be replaced at any time."""
-
-    expired: Notice[Expired]
-    """Told of each lease that was taken over from a holder who let it run out, once; may be replaced at any time."""
-
-    finished: Notice[StoredReplay]
-    """Told of each replay that has come to its end here, done or aborted, once; may be replaced at any time."""
+class QueueStore(Protocol):
+    """Leases deliveries to workers and settles them."""
 
     async def lease(self, wants: Sequence[LeaseRequest], worker: str | None = None) -> list[Lease]:
-        """Take what may be taken now: at most one delivery per subject, in order of commit, each with a new fence.
+        """Lease what may be leased now: at most one delivery per subject, in order of commit, each with a new fence.
 
         Nothing of a paused destination or one whose breaker is open; one delivery, as a probe, when the breaker is half
         open (its time has passed), and then the breaker stays closed to others for `want.probe` seconds.
         A row whose lease has run out is taken over, after a `crashed` attempt is written and the attempt given back. A
         row that crashed more often than `want.crash_tolerance` is set aside for `Priority.quarantined`, due at once;
-        leased with that priority it runs alone, and a crash then is a death of its own (DESIGN.md 8.3).
-        `worker`: who asks, to be named in case it lets a lease run out.
+        leased with that priority it runs alone, and a crash then is a death of its own.
+        `worker` is named by `note_expired` in case it lets a lease run out.
         """
 
     async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
-        """Tell which of these destinations have something to be leased now, and when the next of them will have.
+        """Return which of these destinations have something to be leased now, and when the next of them will have.
 
-        `since`: also any other destination for which something has become due after that moment, however many there
-        are. Take `looked_at` of the last answer, or the beginning of time.
+        With `since`, also any other destination for which something has become due after that moment, however many
+        there are. Take `looked_at` of the last result, or the beginning of time.
         """
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
-        """Heartbeat: prolong these leases by their `seconds`, from now; returns the fences that are still ours.
+        """Prolong these leases by their `seconds`, from now; returns the fences that are still ours.
 
         Called on a thread of its own, never on the loop: a blocked handler or loop must not delay it (R32). May block
-        for a short while. Raises StoreUnavailable when the store cannot tell.
+        for a short while. Raises StoreUnavailable when the outcome is unknown.
         """
 
     async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
-        """End these leases, all in one commit; tells which were still ours. For the others nothing was changed at all:
+        """End these leases, all in one commit; returns which were still ours. For the others nothing is changed at all:
         not state, attempts, time or order (R25-R27), and nothing that they emit is kept (R54). A `commit` that raises,
         raises here for its own settlement alone, and so do `emits` that cannot be kept: such a settlement must be given
         in a call of its own.
@@ -362,25 +312,32 @@ class Store(Protocol):
         """
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """A transaction for a handler (PostgreSQL); committed when left in peace, rolled back otherwise.
+        """Open a transaction for a handler; committed when left without an error, rolled back otherwise.
 
         SQLite has one writer and lends it to nobody: raises ConfigError, with the advice to use `event.commit`.
         """
 
     def blocking_transaction(self) -> AbstractContextManager[BlockingTransaction]:
-        """The same, to be used on a thread."""
+        """Do what `transaction` does, on a thread."""
 
-    # -- acts ------------------------------------------------------------------------------
-    # Each writes its line into the audit log in the same transaction.
+    async def register_worker(self, worker: StoredWorker) -> None:
+        """Note that a worker is there (the store sets its times), and forget those not heard of for a day."""
+
+    async def dismiss_worker(self, worker_id: str) -> None:
+        """Forget a worker."""
+
+
+class AdminStore(Protocol):
+    """Does what people ask for. Each act writes its line into the audit log in the same transaction."""
 
     async def make_replay(self, replay_id: ReplayId, order: ReplayCommand) -> StoredReplay:
-        """A new run for each delivery that the order means; never a new event, never touching a key (R46).
+        """Make a new run for each delivery that the order means; never a new event, never touching a key (R46).
 
         Dead and discarded ones, done ones with `force`; never pending or leased ones. Not bulk: exactly one delivery
         is meant, and it is made due at once; raises NotFound, NotReplayable, or ReplayTooSoon within REPLAY_PAUSE of
         its last replay. Bulk: its items are fixed now, in order of commit, and fed later (`feed_replays`). Raises
         PlanChanged when `expected` is not their number, NotReplayable when there are none. A known
-        `request_key` gives the replay it made, whatever else is asked.
+        `request_key` returns the replay it made, whatever else is asked.
         """
 
     async def feed_replays(self, open_at_most: int = 500) -> int:
@@ -407,7 +364,7 @@ class Store(Protocol):
         """
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
-        """Erase one short batch of a subject's events (S37); call again while it says it found some.
+        """Erase one short batch of a subject's events (S37); call again while it finds some.
 
         Of each go body, head, key text and subject, the errors and answers of its attempts, heads and bodies of later
         arrivals, and the raw bytes of the split requests it came in. Open deliveries and dead letters are discarded
@@ -415,164 +372,190 @@ class Store(Protocol):
         window, and no copy of it is a conflict any more (`UNSEEN`). Audited as `erase`, without the subject's text.
         """
 
+    async def erasable(self, order: EraseOrder) -> Erasure:
+        """Return what `erase` would find now."""
+
     async def empty_log(self) -> None:
         """Leave nothing of what was erased in a log of our own: fold it into the database and cut it off.
 
         Where the log is the server's (PostgreSQL), nothing happens. Raises StoreUnavailable while a reader needs it.
         """
 
-    async def erasable(self, order: EraseOrder) -> Erasure:
-        """What `erase` would find now. Nothing happens."""
-
     async def pause(self, destination_id: int, actor: str, why: str) -> None:
         """Hold a destination back: nothing of it is leased until it is resumed; nothing is lost."""
 
     async def resume(self, destination_id: int, actor: str) -> None:
-        """Let it go on; its breaker starts anew."""
+        """Let a destination go on; its breaker starts anew."""
 
     async def audit(self, actor: str, act: str, target: str, detail: Mapping[str, object]) -> None:
-        """Write down something that was done elsewhere."""
+        """Write a line about something that was done elsewhere."""
 
     async def note_settings(self, place: str, digests: Mapping[str, str]) -> None:
         """Keep a digest for each setting of this start; where some differ from those of the last start at the same
         place, write a line `settings` with their names. The first start at a place is the one to compare with.
         """
 
-    # -- look ------------------------------------------------------------------------------
+    async def invalidate_leases(self) -> int:
+        """Raise all fences, end all leases (R69) and all sessions: after a restore from a backup, they may have been
+        ended since. Returns how many leases ended.
+        """
+
+
+class ReadStore(Protocol):
+    """Reads for people."""
 
     async def get_event(self, event_id: EventId) -> EventDetails | None:
-        """One event, whole."""
+        """Return one event, whole."""
 
     async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
-        """Events that match, newest first, older than the cursor `before`.
+        """Return events that match, newest first, older than the cursor `before`.
 
         Of the filter's conditions on deliveries (`destination`, `status`, `category`, `note`, `code`, `attempts_…`,
         `replay_id`, `ids`), an event matches when one delivery of it meets them all.
         """
 
     async def arrivals_of(self, event_id: EventId) -> list[StoredArrival]:
-        """Later arrivals of an event, oldest first; at most KEPT_ARRIVALS duplicates and as many conflicts."""
+        """Return later arrivals of an event, oldest first; at most KEPT_ARRIVALS duplicates and as many conflicts."""
 
     async def batch_body(self, batch_id: ArrivalId) -> tuple[bytes, bytes] | None:
-        """Head and raw body of the request that a split event came in."""
+        """Return head and raw body of the request that a split event came in."""
 
     async def recent_rejections(self, limit: int = 50) -> list[Rejection]:
-        """The latest rejections, newest first."""
+        """Return the latest rejections, newest first."""
 
     async def figures(self, since: datetime | None = None) -> Figures:
-        """Sums of the counters since a moment: received, accepted, duplicate, conflict, rejected per source."""
+        """Sum the counters since a moment: received, accepted, duplicate, conflict, rejected per source."""
 
-    async def get_delivery(self, delivery_id: DeliveryId) -> StoredDelivery | None:
-        """One delivery."""
+    async def get_delivery(self, delivery_id: DeliveryId) -> StoredDelivery | None: ...
 
     async def find_deliveries(
         self, filter: Filter, *, before: bytes | None = None, limit: int = 50
     ) -> Page[StoredDelivery]:
-        """Deliveries that match, newest first, older than the cursor `before`."""
+        """Return deliveries that match, newest first, older than the cursor `before`."""
 
     async def attempts_of(self, delivery_id: DeliveryId) -> list[StoredAttempt]:
-        """Every attempt of a delivery, oldest first."""
+        """Return every attempt of a delivery, oldest first."""
 
     async def subject_of(self, delivery_id: DeliveryId, around: int = 10) -> list[StoredDelivery]:
-        """The delivery's neighbours: same destination, source and subject, in order of commit, itself among them."""
+        """Return a delivery and its neighbours: same destination, source and subject, in order of commit."""
 
     async def causes(self, destination: str | None = None, sources: Collection[str] | None = None) -> list[Cause]:
-        """Dead letters by destination and cause, the most frequent first; with `sources`, of their events only. Looks
-        at the latest 10,000.
+        """Group dead letters by destination and cause, the most frequent first; with `sources`, of their events only.
+        Looks at the latest 10,000.
         """
 
     async def plan_replay(self, filter: Filter, *, force: bool) -> ReplayPlan:
-        """What a replay of these would do."""
+        """Return what a replay of these would do."""
 
-    async def get_replay(self, replay_id: ReplayId) -> StoredReplay | None:
-        """One replay and how far it is."""
+    async def get_replay(self, replay_id: ReplayId) -> StoredReplay | None: ...
 
     async def find_replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
-        """Replays, newest first."""
+        """Return replays, newest first."""
 
     async def levels(self) -> dict[str, Level]:
-        """How every destination stands, by name."""
+        """Return the level of every destination, by name."""
 
     async def count_since(self, since: datetime) -> dict[DeliveryStatus, int]:
-        """Deliveries of events received since, by how they stand now (`leased` apart from `pending`)."""
+        """Count deliveries of events received since, by their status now (`leased` apart from `pending`)."""
 
     async def count_of(
         self, sources: Collection[str], since: datetime | None = None
     ) -> dict[str, dict[DeliveryStatus, int]]:
-        """Deliveries of these sources' events, by destination and by how they stand now; with `since`, of events
-        received since. Counted row by row: counters do not know a source and a destination together.
+        """Count deliveries of these sources' events, by destination and status; with `since`, of events received since.
+        Counted row by row: counters do not know a source and a destination together.
         """
 
     async def series(
         self, since: datetime, step: float, *, source: str | None = None, destination: str | None = None
     ) -> dict[str, list[tuple[datetime, int]]]:
-        """Flows for charts: what was counted, by name, in steps of so many seconds."""
+        """Return what was counted, by name, in steps of so many seconds: for charts."""
 
     async def audit_log(self, *, before: int | None = None, limit: int = 50, actor: str | None = None) -> list[Audited]:
-        """What was done, newest first; with `actor`, by this one only. Lines are only ever added: the database refuses
-        to change one, and to remove one otherwise than by `prune`; `check` follows their chain (S34).
+        """Return what was done, newest first; with `actor`, by this one only. Lines are only ever added: the database
+        refuses to change one, and to remove one otherwise than by `prune`; `check` follows their chain (S34).
         """
 
     async def token_uses(self) -> dict[str, datetime]:
-        """When each token was last used, by name, to the minute."""
+        """Return when each token was last used, by name, to the minute."""
 
     async def workers(self) -> list[StoredWorker]:
-        """Workers heard of in the last minute."""
+        """Return workers heard of in the last minute."""
 
     async def crossings(self) -> dict[str, datetime]:
-        """Watermarks that are crossed now, and since when."""
+        """Return watermarks that are crossed now, and since when."""
 
-    # -- house -----------------------------------------------------------------------------
+    async def check(self) -> list[Check]:
+        """Look for what must never be: the conservation laws (R68), by scanning. For `doctor`; may take a while."""
 
-    async def register_worker(self, worker: StoredWorker) -> None:
-        """Say that a worker is there (its times are set by the store), and forget those not heard of for a day."""
+    async def size(self) -> int:
+        """Return bytes on disk."""
 
-    async def dismiss_worker(self, worker_id: str) -> None:
-        """It has gone."""
+
+class UpkeepStore(Protocol):
+    """Looks after the store itself, and after sessions of the dashboard."""
+
+    async def register_names(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
+        """Give every name its id, once and for ever."""
+
+    def register_names_blocking(self, sources: Iterable[str], destinations: Iterable[str]) -> NameIds:
+        """Do what `register_names` does on a thread, even before `open` (PostgreSQL). Raises StoreUnavailable."""
+
+    async def note_recipients(self, addresses: Mapping[int, bytes]) -> None:
+        """Note the addresses of destinations now, by their ids, as hashes; so that a replay can report a change."""
 
     async def prune(self, keep_events: Mapping[int, float], otherwise: float, limit: int = 500) -> Pruned:
         """Remove one short batch of what has outlived its time: events with everything about them, keys past their
-        window, orphaned batches, old ranks, replays and audit lines, sessions that are over. Call again while it says
-        it found something.
+        window, orphaned batches, old ranks, replays and audit lines, sessions that are over. Call again while it finds
+        something.
 
-        `keep_events` is seconds per source number, `otherwise` for the others. Only events whose deliveries are all
-        done or discarded go; pending ones and dead letters stay (R67). Keys stay for their window (R20).
+        `keep_events` is seconds per source id, `otherwise` for the others. Only events whose deliveries are all done or
+        discarded go; pending ones and dead letters stay (R67). Keys stay for their window (R20).
         """
 
     async def roll_up(self) -> int:
         """Fold counters older than two days from minutes into days; sums never change. Returns rows removed."""
 
     async def mark_watermark(self, name: str, crossed: bool) -> bool:
-        """Note that a watermark is crossed, or back; says whether that is news, to exactly one caller."""
-
-    async def invalidate_leases(self) -> int:
-        """After a restore from a backup: raise all fences, end all leases (R69) and all sessions, which may have been
-        ended since. Returns how many leases ended.
-        """
+        """Note that a watermark is crossed, or back; returns whether that is news, True to exactly one caller."""
 
     async def begin_session(self, session: StoredSession, seconds: float, at_most: int = 1000) -> None:
-        """Somebody has come in, for so long; when there are too many, the oldest ones end."""
+        """Begin a session for so long; when there are too many, the oldest ones end."""
 
     async def get_session(self, hash: bytes) -> StoredSession | None:
-        """A session that lasts; None when there is none, or no longer. Writes nothing."""
+        """Return a session that lasts; None when there is none, or no longer. Writes nothing."""
 
-    async def end_session(self, hash: bytes) -> None:
-        """Somebody has gone."""
+    async def end_session(self, hash: bytes) -> None: ...
 
     async def note_token_use(self, name: str) -> None:
         """Note that a token is used now, unless that was noted within the last TOKEN_USE_SECONDS."""
 
     async def inbox_number(self) -> int:
-        """A number that tells this store from others, drawn when it was made."""
+        """Return a number that tells this store from others, drawn when it was made."""
 
     async def ping(self) -> None:
         """Prove that the store can commit a write right now; raises StoreUnavailable."""
 
-    async def schema_state(self) -> SchemaState:
-        """How far the schema is."""
+    async def schema_state(self) -> SchemaState: ...
 
-    async def check(self) -> list[Check]:
-        """Look for what must never be: the conservation laws (R68), by scanning. For `doctor`; may take a while."""
 
-    async def size(self) -> int:
-        """Bytes on disk."""
+class Store(IntakeStore, QueueStore, AdminStore, ReadStore, UpkeepStore, Protocol):
+    """Everything that oncehook asks of a database. Each verb is one transaction."""
+
+    engine: Engine
+    shared: bool
+    """Whether several processes may write at once; else one process holds it, and does all the work."""
+    lends_transactions: bool
+    """Whether handlers and programs may write in a transaction of the store; else effects go through `event.commit`."""
+    cipher: Cipher
+    """Encrypts what is kept of payloads; may be given other keys before `open`."""
+    observer: StoreObserver
+
+    async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
+        """Connect, check that the engine keeps its promises (R2, R61, R66), bring the schema up to date.
+
+        `write=False` opens for reading only, beside a process that writes.
+        Raises MigrationNeeded, SchemaTooNew, StoreHeld or StoreUnavailable.
+        """
+
+    async def close(self) -> None:
+        """Commit what was taken in, refuse what was not, and let go of the database."""

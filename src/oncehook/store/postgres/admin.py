@@ -40,8 +40,6 @@ from oncehook.model import (
     without_mention,
 )
 from oncehook.store.audit import changed_settings
-from oncehook.store.base import Notice, unnoticed
-from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
     AUDIT,
     LONG,
@@ -49,7 +47,6 @@ from oncehook.store.postgres.connection import (
     REPLAYING,
     Bools,
     Connection,
-    Database,
     Ids,
     Integers,
     StorePart,
@@ -375,10 +372,6 @@ async def _forget_mentions(connection: Connection, order: EraseOrder) -> None:
 class PostgresAdmin(StorePart):
     """Retries, discards, replays, erasures, and their audit lines."""
 
-    def __init__(self, database: Database, cipher: Cipher) -> None:
-        super().__init__(database, cipher)
-        self.finished: Notice[StoredReplay] = unnoticed
-
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
         target = str(DeliveryId(delivery_id))
         async with self.connection() as connection:
@@ -536,7 +529,7 @@ class PostgresAdmin(StorePart):
                     await connection.execute(_WAIT, [Id(replay_id), len(waiting) / rate])
                 fed = await self._feed_batch(connection, replay_id, waiting, options, force)
         if ended is not None:
-            self.finished(ended)
+            self.observer.note_finished(ended)
         return fed
 
     async def _feed_batch(
@@ -560,7 +553,7 @@ class PostgresAdmin(StorePart):
             await connection.execute(AUDIT, [actor, _STATE_ACTS[state], target, "{}"])
             changed = _read_replay(await fetch_one(connection, _GET, [Id(replay_id)]))
         if state is ReplayState.aborted:
-            self.finished(changed)
+            self.observer.note_finished(changed)
         return changed
 
     # -- plans ---------------------------------------------------------------------------------

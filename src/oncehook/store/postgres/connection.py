@@ -33,6 +33,7 @@ from psycopg.types.string import ByteaBinaryLoader
 from oncehook import clock, faults
 from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
 from oncehook.model import Engine, Id
+from oncehook.store.base import StoreObserver
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import Migration, migrations, steps_from
 
@@ -619,6 +620,7 @@ class StorePart:
     def __init__(self, database: Database, cipher: Cipher) -> None:
         self.database = database
         self.cipher = cipher
+        self.observer = StoreObserver()
         self.source_names: dict[int, str] = {}
         self.reading = Pool(self._connect, READ_CONNECTIONS, database.timeouts, wait=database.timeouts.turn)
 

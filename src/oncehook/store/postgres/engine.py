@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncehook.errors import ConfigError
 from oncehook.model import Engine, Intake, SchemaState
 from oncehook.store import migrate as migrations
-from oncehook.store.base import Pending, Watch, unheeded, unwatched
+from oncehook.store.base import Pending, StoreObserver
 from oncehook.store.cipher import Cipher
 
 try:
@@ -63,22 +63,16 @@ class PostgresStore(PostgresTransactions, PostgresIntake, PostgresAdmin, Postgre
     ) -> None:
         database = Database.parse(url, schema, search_path=search_path, timeouts=timeouts, unsafe=unsafe)
         super().__init__(database, cipher or Cipher())
-        self.watch: Watch = unwatched
         self._writer = GroupCommit(
-            self.connect_hot,
-            self.cipher,
-            database.timeouts,
-            lambda operation, seconds: self.watch(operation, seconds),
-            self.notify_due,
-            lambda: self.taker,
-            self.source_names,
+            self,
             connections=intake_connections,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
             batch=batch,
         )
 
-    async def open(self, *, migrate: bool = True, write: bool = True) -> None:
+    async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
+        self.observer = observer or self.observer
         async with session(self.database) as connection:
             if write:
                 await check_rights(connection, self.database)
@@ -90,7 +84,7 @@ class PostgresStore(PostgresTransactions, PostgresIntake, PostgresAdmin, Postgre
             self._writer.start()
             self.work.open()
             self.start_transactions()
-            self.notifier.start(listen=self.wake is not unheeded)
+            self.notifier.start(listen=self.observer.works)
 
     async def close(self) -> None:
         await self._writer.close()

@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -50,7 +50,6 @@ from oncehook.model import (
     streaks,
     was_tried,
 )
-from oncehook.store.base import Notice, Taker, Wake, unheeded, unnoticed
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
     WORK_CONNECTIONS,
@@ -472,7 +471,7 @@ class Notifier:
     event loop.
     """
 
-    def __init__(self, database: Database, wake: Wake) -> None:
+    def __init__(self, database: Database, wake: Callable[[Collection[int] | None], None]) -> None:
         self._database = database
         self._channel = notify_channel(database.schema)
         self._wake = wake
@@ -576,11 +575,8 @@ class PostgresQueue(StorePart):
 
     def __init__(self, database: Database, cipher: Cipher) -> None:
         super().__init__(database, cipher)
-        self.wake: Wake = unheeded
-        self.taker: Taker | None = None
-        self.expired: Notice[Expired] = unnoticed
         self.work = WorkPool(self.connect_hot, WORK_CONNECTIONS, database.timeouts)
-        self.notifier = Notifier(database, lambda destination_ids: self.wake(destination_ids))
+        self.notifier = Notifier(database, lambda destination_ids: self.observer.wake(destination_ids))
         self.heartbeat = Heartbeat(database)
         self._failing: set[int] = set()
         """Destinations whose last outcome, as far as this process knows, was a failure."""
@@ -599,7 +595,7 @@ class PostgresQueue(StorePart):
             if former is None:
                 leased.append(row)
             else:
-                self.expired(read_expired(former))
+                self.observer.note_expired(read_expired(former))
         return await self._read_leases(leased)
 
     async def _read_leases(self, rows: Sequence[Sequence[Any]]) -> list[Lease]:

@@ -12,9 +12,8 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from enum import Enum, auto
-from types import MappingProxyType
 from typing import Any, Final
 
 import psycopg
@@ -22,19 +21,18 @@ import psycopg
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import EventId, Intake, Item, Mark, Outcome, Verdict
-from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, bind, refuse, unheeded
+from oncehook.store.base import Pending, Reserved, answer, bind, refuse
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.connection import (
-    Connect,
     Ids,
     Link,
-    Timeouts,
     cut,
     is_alive,
     is_refused_data,
     milliseconds,
 )
 from oncehook.store.postgres.intake import INTAKE, INTAKE_PROVEN, PROOFS, IntakeRows, read_intake_result, verdicts
+from oncehook.store.postgres.queue import PostgresQueue
 
 MOST: Final = 30_000
 """Keys remembered: about 6 MB. Retries come within minutes; a later copy is sent with its body."""
@@ -99,28 +97,10 @@ class GroupCommit:
     """The queue of arrivals that wait, and the writers that serve it. Lives on one event loop."""
 
     def __init__(
-        self,
-        connect: Connect,
-        cipher: Cipher,
-        timeouts: Timeouts,
-        watch: Watch,
-        made_due: Wake = unheeded,
-        taker: Callable[[], Taker | None] = lambda: None,
-        sources: Mapping[int, str] = MappingProxyType({}),
-        *,
-        connections: int,
-        max_waiting: int,
-        max_waiting_bytes: int,
-        batch: int,
+        self, store: PostgresQueue, *, connections: int, max_waiting: int, max_waiting_bytes: int, batch: int
     ) -> None:
-        self.connect = connect
-        self.cipher = cipher
-        self.timeouts = timeouts
-        self.watch = watch
-        self.made_due = made_due
-        self.taker = taker
-        self.sources = sources
-        """Their names by id."""
+        self.store = store
+        self.timeouts = store.database.timeouts
         self.recent_keys = RecentKeys()
         self.closing = False
         self.stopped = False
@@ -275,7 +255,7 @@ class _Writer:
         while not self._queue.is_over():
             self._queue.wake()  # the others take over what was left to this writer
             try:
-                link = _WriterLink(await self._queue.connect(), self._queue)
+                link = _WriterLink(await self._queue.store.connect_hot(), self._queue)
             except (psycopg.Error, OSError, StoreError) as error:
                 if self.unreachable is None:
                     log.error("store.unreachable", extra={"fields": {"error": str(error)}})
@@ -331,9 +311,9 @@ class _Writer:
                 return
         else:
             answer(batch, outcome)
-            self._queue.watch("commit", clock.perf() - started)
+            self._queue.store.observer.note_commit("commit", clock.perf() - started)
             if due:
-                self._queue.made_due(due)  # after the commit, never inside it: NOTIFY there would serialise all commits
+                self._queue.store.notify_due(due)  # never inside the commit: NOTIFY would serialise all
             return
         middle = len(batch) // 2
         async with link.haste(needed=blame is _Blame.lock):
@@ -365,7 +345,7 @@ class _WriterLink:
         """
         intakes = [pending.intake for pending in batch]
         faults.point("before_intake")
-        reserved = Reserved(self._queue.taker(), self._queue.sources, intakes)
+        reserved = Reserved(self._queue.store.observer.taker, self._queue.store.source_names, intakes)
         try:
             answered = read_intake_result(await self._send(intakes, reserved))
         except BaseException:
@@ -390,7 +370,7 @@ class _WriterLink:
         return await self._keep(intakes, (), reserved)
 
     async def _keep(self, intakes: Sequence[Intake], bare: Collection[bytes], reserved: Reserved) -> list[Any]:
-        rows, parameters = _rows(intakes, self._queue.cipher, bare, self._link.slot, reserved)
+        rows, parameters = _rows(intakes, self._queue.store.cipher, bare, self._link.slot, reserved)
         if rows.proven:
             return await self._execute(INTAKE_PROVEN, parameters)
         return await self._execute(INTAKE, parameters)

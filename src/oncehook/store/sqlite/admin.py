@@ -409,7 +409,7 @@ class Batch:
     """Replays of which nothing is left."""
 
 
-class Erasing:
+class ErasureRound:
     """One batch, inside one transaction."""
 
     def __init__(self, connection: sqlite3.Connection, now: Micros, order: EraseOrder) -> None:

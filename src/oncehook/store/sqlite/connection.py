@@ -399,7 +399,7 @@ def primary_code(error: Exception) -> int | None:
 
 
 @dataclass(slots=True, frozen=True)
-class Holder:
+class FileHolder:
     """The process that writes now. Its address and token are empty while it serves nothing."""
 
     pid: int
@@ -447,7 +447,7 @@ class Hold:
         os.close(self._descriptor)
 
 
-def holder(database: Path) -> Holder | None:
+def holder(database: Path) -> FileHolder | None:
     """Return the process that writes this database now, or None. Raises FileUnsafe.
 
     Somebody else's lock file could send commands, and what they carry, to any address. Root may look at all of them.
@@ -466,17 +466,17 @@ def holder(database: Path) -> Holder | None:
         os.close(descriptor)
 
 
-def _read(descriptor: int) -> Holder:
+def _read(descriptor: int) -> FileHolder:
     try:
         status = os.fstat(descriptor)
         fields = json.loads(os.pread(descriptor, status.st_size, 0) or b"{}")
         age = clock.now() - status.st_mtime
-        return Holder(int(fields["pid"]), str(fields["address"]), str(fields["token"]), age)
+        return FileHolder(int(fields["pid"]), str(fields["address"]), str(fields["token"]), age)
     except (OSError, ValueError, KeyError):
-        return Holder(0)
+        return FileHolder(0)
 
 
-def _refusal(database: Path, other: Holder) -> StoreHeld:
+def _refusal(database: Path, other: FileHolder) -> StoreHeld:
     where = f" and serves {other.address}" if other.address else ""
     return StoreHeld(
         f"Process {other.pid} writes {database}{where}; SQLite takes one writing process.",

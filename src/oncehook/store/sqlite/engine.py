@@ -42,16 +42,10 @@ from oncehook.store.base import (
     KEPT_REJECTIONS,
     BlockingTransaction,
     NameIds,
-    Notice,
     Pending,
     Reserved,
-    Taker,
+    StoreObserver,
     Transaction,
-    Wake,
-    Watch,
-    unheeded,
-    unnoticed,
-    unwatched,
 )
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import admin, queue, upkeep
@@ -97,18 +91,13 @@ class SqliteStore(WorkReader):
         max_waiting_bytes: int = 64 << 20,
     ) -> None:
         super().__init__(Path(path), cipher or Cipher())
-        self.watch: Watch = unwatched
-        self.wake: Wake = unheeded
-        self.taker: Taker | None = None
-        self.expired: Notice[Expired] = unnoticed
-        self.finished: Notice[StoredReplay] = unnoticed
+        self.observer = StoreObserver()
         self.hold: Hold | None = None
         self._writer = Writer(
             self.path,
             self.cipher,
-            lambda operation, seconds: self.watch(operation, seconds),
-            lambda destination_ids: self.wake(destination_ids),
-            lambda intakes: Reserved(self.taker, self._source_names, intakes),
+            lambda: self.observer,
+            lambda intakes: Reserved(self.observer.taker, self._source_names, intakes),
             self._begin_leased,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
@@ -120,7 +109,8 @@ class SqliteStore(WorkReader):
 
     # -- opening and closing -------------------------------------------------------------------
 
-    async def open(self, *, migrate: bool = True, write: bool = True) -> None:
+    async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
+        self.observer = observer or self.observer
         if write:
             with telling(self.path):
                 await asyncio.to_thread(self._prepare, migrate)
@@ -210,7 +200,7 @@ class SqliteStore(WorkReader):
 
         leases, taken_over = await self._writer.call(write)
         for expired in taken_over:
-            self.expired(expired)
+            self.observer.note_expired(expired)
         return leases
 
     def _give_back(self, leasing: asyncio.Future[list[Lease]]) -> None:
@@ -232,11 +222,11 @@ class SqliteStore(WorkReader):
         return self._heartbeats.renew(leases, self._writer.now())
 
     async def settle(self, settlements: Sequence[Settlement], worker: str | None = None) -> Settled:
-        settling: queue.SettlementBatcher | None = None
+        settling: queue.SettlementRound | None = None
 
         def write(connection: sqlite3.Connection, now: Micros) -> Settled:
             nonlocal settling
-            settling = queue.SettlementBatcher(connection, now, self._heartbeats, self.cipher, worker)
+            settling = queue.SettlementRound(connection, now, self._heartbeats, self.cipher, worker)
             return settling.settle(settlements)
 
         goes_on = any(one.take_next is not None for one in settlements)
@@ -244,7 +234,7 @@ class SqliteStore(WorkReader):
         assert settling is not None
         self._heartbeats.end(settlement.lease.fence for settlement in settlements)
         if settling.made_due:
-            self.wake(settling.made_due)
+            self.observer.wake(settling.made_due)
         await self._tell_finished(settling.replays_done)
         return settled
 
@@ -253,7 +243,7 @@ class SqliteStore(WorkReader):
             # They are finished whatever becomes of this: nobody hears of it then.
             with suppress(StoreUnavailable):
                 if (finished := await self.get_replay(replay_id)) is not None:
-                    self.finished(finished)
+                    self.observer.note_finished(finished)
 
     async def record_in(self, tx: object, intake: Intake) -> list[Verdict]:
         raise _no_transaction()
@@ -288,7 +278,7 @@ class SqliteStore(WorkReader):
     async def set_replay_state(self, replay_id: bytes, state: ReplayState, actor: str) -> StoredReplay:
         steered = await self._writer.call(lambda c, now: admin.steer(c, now, replay_id, state, actor), wakes=True)
         if state is ReplayState.aborted:
-            self.finished(steered)
+            self.observer.note_finished(steered)
         return steered
 
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
@@ -299,7 +289,7 @@ class SqliteStore(WorkReader):
         return await self._writer.call(lambda c, now: admin.discard(c, now, ids, actor, reason, seen), wakes=True)
 
     async def erase(self, order: EraseOrder, limit: int = 100) -> Erasure:
-        batch = await self._writer.call(lambda c, now: admin.Erasing(c, now, order).erase(limit), wakes=True)
+        batch = await self._writer.call(lambda c, now: admin.ErasureRound(c, now, order).erase(limit), wakes=True)
         self._heartbeats.end(batch.fences)
         await self._tell_finished(batch.finished)
         return batch.erased
@@ -411,7 +401,7 @@ class _Onlooker(Writer):
     """In the writer's place where the store is opened for reading: it writes nothing."""
 
     def __init__(self, path: Path, cipher: Cipher) -> None:
-        super().__init__(path, cipher, unwatched, unheeded, max_waiting=0, max_waiting_bytes=0)
+        super().__init__(path, cipher, StoreObserver, max_waiting=0, max_waiting_bytes=0)
 
     def _check(self) -> None:
         raise StoreHeld("The store is open for reading only.")

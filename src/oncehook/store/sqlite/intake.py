@@ -166,7 +166,7 @@ def fold(batch: Sequence[Intake]) -> list[Fold]:
     return list(folds.values())
 
 
-class Group:
+class IntakeGroup:
     """The intakes of one transaction: which are new, which are copies, and the rows they make."""
 
     def __init__(

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
     COVERED,
@@ -54,7 +56,7 @@ from oncehook.store.sqlite.connection import (
     primary_code,
     write_audit,
 )
-from oncehook.store.sqlite.intake import EVENT_COLUMNS, Group, convert_event
+from oncehook.store.sqlite.intake import EVENT_COLUMNS, IntakeGroup, convert_event
 from oncehook.store.sqlite.writer import EffectFailed
 
 _EVENT_TABLES: Final = """
@@ -419,40 +421,27 @@ RANKS: Final = Insert(
 )
 
 
-class Head:
+class Head(msgspec.Struct, gc=False):
     """A leased row of `heads`, as it stands."""
 
-    __slots__ = ("attempts", "carries", "fence", "id", "options", "priority", "replay_id", "row", "run", "seq", "upto")
+    row: int
+    id: bytes
+    fence: int
+    run: int
+    seq: int
+    attempts: int
+    upto: int
+    priority: int
+    replay_id: bytes | None
+    options: int
+    carries: bytes | None
 
-    def __init__(
-        self,
-        row: int,
-        id: bytes,
-        fence: int,
-        run: int,
-        seq: int,
-        attempts: int,
-        upto: int,
-        priority: int,
-        replay_id: bytes | None,
-        options: int,
-        carries: bytes | None,
-    ) -> None:
-        self.row = row
-        self.id = id
-        self.fence = fence
-        self.run = run
-        self.seq = seq
-        self.attempts = attempts
-        self.upto = upto
-        # What ran alone and lived is no longer suspect.
-        self.priority = int(Priority.live) if priority == Priority.quarantined else priority
-        self.replay_id = replay_id
-        self.options = options
-        self.carries = carries
+    def __post_init__(self) -> None:
+        if self.priority == Priority.quarantined:  # what ran alone and lived is released from quarantine
+            self.priority = int(Priority.live)
 
 
-class SettlementBatcher:
+class SettlementRound:
     """One round of settlements, inside one transaction."""
 
     def __init__(
@@ -679,7 +668,7 @@ def keep_emitted(connection: sqlite3.Connection, now: Micros, emits: Sequence[Em
     if not emits:
         return
     (seq,) = connection.execute("SELECT value FROM marks WHERE name = 'seq'").fetchone()
-    group = Group(connection, now, seq, [emission.intake for emission in emits], cipher)
+    group = IntakeGroup(connection, now, seq, [emission.intake for emission in emits], cipher)
     for emission, (verdict,) in zip(emits, group.write(), strict=True):
         emission.verdict = verdict
     connection.execute("UPDATE marks SET value = ? WHERE name = 'seq'", (group.seq,))

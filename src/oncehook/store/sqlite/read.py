@@ -151,7 +151,7 @@ SELECT CASE WHEN substr(value, 1, 5) = x'ff4f484501' THEN substr(value, 6, 4) EN
 """
 
 
-class Reader:
+class SqliteReader:
     """A few threads, each with a read-only connection, opened when first needed."""
 
     def __init__(self, path: Path, cipher: Cipher, *, threads: int = 2) -> None:
@@ -345,9 +345,9 @@ _EVENTS: Final = {
     "source": "SELECT id FROM events WHERE source_id = :source_id AND id >= :low AND id < :high ORDER BY id DESC"
     + _LOOK,
     "subject": "SELECT id FROM events WHERE subject = :subject AND id >= :low AND id < :high ORDER BY id DESC" + _LOOK,
-    "unfinished": "SELECT CAST(substr(id, 1, 14) || x'0000' AS BLOB) AS id FROM (" + _UNFINISHED_ONES + _LOOK + ")",
-    "leased": "SELECT CAST(substr(id, 1, 14) || x'0000' AS BLOB) AS id FROM (" + _LEASED_ONES + _LOOK + ")",
-    "replay": "SELECT CAST(substr(id, 1, 14) || x'0000' AS BLOB) AS id FROM (" + _REPLAYED_ONES + _LOOK + ")",
+    "unfinished": "SELECT CAST(substr(id, 1, 13) || x'000000' AS BLOB) AS id FROM (" + _UNFINISHED_ONES + _LOOK + ")",
+    "leased": "SELECT CAST(substr(id, 1, 13) || x'000000' AS BLOB) AS id FROM (" + _LEASED_ONES + _LOOK + ")",
+    "replay": "SELECT CAST(substr(id, 1, 13) || x'000000' AS BLOB) AS id FROM (" + _REPLAYED_ONES + _LOOK + ")",
 }
 _FAR: Final = " OFFSET :looked_at - 1"
 """Behind the LIMIT of a way: the last row that it looks at, when it looks at that many."""
@@ -480,7 +480,7 @@ _WEIGH: Final = """
 SELECT count(*), count(*) FILTER (WHERE upto <= :looked_into)
 FROM (SELECT sum(length(e.body)) OVER (ORDER BY f.id DESC ROWS UNBOUNDED PRECEDING) AS upto FROM (
 """
-_WEIGHED: Final = ") f CROSS JOIN events e ON e.id = CAST(substr(f.id, 1, 14) || x'0000' AS BLOB))"
+_WEIGHED: Final = ") f CROSS JOIN events e ON e.id = CAST(substr(f.id, 1, 13) || x'000000' AS BLOB))"
 WEIGH_DELIVERIES: Final = {
     "all": _WEIGH + _DELIVERIES["all"] + _WEIGHED,
     "unfinished": _WEIGH + _DELIVERIES["unfinished"] + _WEIGHED,
@@ -709,11 +709,11 @@ WHERE d.id > ? AND d.id <= ? ORDER BY d.id
 """
 # The same subject of the same source at the same destination: before it, after it, and what waits now.
 EARLIER: Final = """
-SELECT d.id, d.seq FROM events e CROSS JOIN deliveries d ON d.id = CAST(substr(e.id, 1, 14) || substr(?1, 15) AS BLOB)
+SELECT d.id, d.seq FROM events e CROSS JOIN deliveries d ON d.id = CAST(substr(e.id, 1, 13) || substr(?1, 14) AS BLOB)
 WHERE e.subject = ?2 AND e.id <= ?3 AND e.source_id = ?4 ORDER BY e.id DESC LIMIT ?5
 """
 LATER: Final = """
-SELECT d.id, d.seq FROM events e CROSS JOIN deliveries d ON d.id = CAST(substr(e.id, 1, 14) || substr(?1, 15) AS BLOB)
+SELECT d.id, d.seq FROM events e CROSS JOIN deliveries d ON d.id = CAST(substr(e.id, 1, 13) || substr(?1, 14) AS BLOB)
 WHERE e.subject = ?2 AND e.id > ?3 AND e.source_id = ?4 ORDER BY e.id LIMIT ?5
 """
 DEAD: Final = """
@@ -771,7 +771,7 @@ GROUP BY 1, 2 ORDER BY 1, 2
 """
 
 
-class WorkReader(Reader):
+class WorkReader(SqliteReader):
     """The verbs of `Store` that only look at the work."""
 
     async def find_events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
@@ -787,7 +787,7 @@ class WorkReader(Reader):
 
     async def attempts_of(self, delivery_id: bytes) -> list[StoredAttempt]:
         rows = await self.read(lambda c: c.execute(ATTEMPTS, (delivery_id,)).fetchall())
-        return [self.cipher.read_attempt(_attempt(*row)) for row in rows]
+        return [self.cipher.read_attempt(_attempt(row)) for row in rows]
 
     async def subject_of(self, delivery_id: bytes, around: int = 10) -> list[StoredDelivery]:
         return await self.read(lambda c: _subject_of(c, delivery_id, around))
@@ -813,7 +813,7 @@ class WorkReader(Reader):
                 REPLAY + "WHERE ?1 IS NULL OR r.id < ?1 ORDER BY r.id DESC LIMIT ?2", (before, limit + 1)
             ).fetchall()
         )
-        return _page([_replay(*row) for row in rows], limit)
+        return _page([_replay(row) for row in rows], limit)
 
     async def next_due(self, destination_ids: Sequence[int], since: datetime | None = None) -> Outlook:
         now = self.now()
@@ -988,29 +988,13 @@ def _page(found: Sequence[Any], limit: int, far: bytes | None = None) -> Page[An
     return Page(found, far)
 
 
-def _attempt(
-    delivery_id: bytes,
-    fence: int,
-    run: int,
-    n: int,
-    started_at: Micros,
-    ended_at: Micros,
-    outcome: str,
-    category: str | None,
-    status: int | None,
-    error: str | None,
-    answer: bytes | None,
-) -> StoredAttempt:
+def _attempt(row: tuple[Any, ...]) -> StoredAttempt:
+    delivery_id, fence, run, n, started_at, ended_at, outcome, category, *evidence = row
     return StoredAttempt(
         DeliveryId(delivery_id),
-        fence,
-        run,
-        n,
-        moment(started_at),
-        moment(ended_at),
-        AttemptOutcome(outcome),
+        *(fence, run, n, moment(started_at), moment(ended_at), AttemptOutcome(outcome)),
         None if category is None else Category(category),
-        Evidence(status, error, answer),
+        Evidence(*evidence),
     )
 
 
@@ -1092,25 +1076,11 @@ def is_replayable(status: str, force: bool, note: str | None) -> bool:
 def get_replay(connection: sqlite3.Connection, replay_id: bytes) -> StoredReplay | None:
     """One replay and how far it is."""
     row = connection.execute(REPLAY + "WHERE r.id = ?", (replay_id,)).fetchone()
-    return None if row is None else _replay(*row)
+    return None if row is None else _replay(row)
 
 
-def _replay(
-    id_: bytes,
-    state: str,
-    about: str,
-    actor: str,
-    reason: str,
-    bulk: int,
-    rate: float | None,
-    planned: int,
-    created_at: Micros,
-    finished_at: Micros | None,
-    open_: int,
-    unfed: int,
-    dead: int,
-    skipped: int,
-) -> StoredReplay:
+def _replay(row: tuple[Any, ...]) -> StoredReplay:
+    id_, state, about, actor, reason, bulk, rate, planned, created_at, finished_at, open_, unfed, dead, skipped = row
     return StoredReplay(
         id=ReplayId(id_),
         state=ReplayState(state),

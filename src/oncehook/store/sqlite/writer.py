@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from oncehook import clock, faults
 from oncehook.errors import OncehookError, Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Verdict
-from oncehook.store.base import Pending, Reserved, Wake, Watch, answer, refuse
+from oncehook.store.base import Pending, Reserved, StoreObserver, answer, refuse
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite.connection import (
     SIZE,
@@ -39,7 +39,7 @@ from oncehook.store.sqlite.connection import (
     transaction,
     verify,
 )
-from oncehook.store.sqlite.intake import Group
+from oncehook.store.sqlite.intake import IntakeGroup
 
 log = logging.getLogger("oncehook.store")
 T = TypeVar("T")
@@ -130,8 +130,7 @@ class Writer:
         self,
         path: Path,
         cipher: Cipher,
-        watch: Watch,
-        wake: Wake,
+        observer: Callable[[], StoreObserver],
         reserve: ReservePlaces = lambda intakes: Reserved(None, {}, intakes),
         begin: Begin = lambda reserved, leased, now: None,
         *,
@@ -140,8 +139,7 @@ class Writer:
     ) -> None:
         self._path = path
         self._cipher = cipher
-        self._watch = watch
-        self._wake = wake
+        self._observer = observer
         self._reserve_places = reserve
         self._begin = begin
         self._max_waiting = max_waiting
@@ -315,7 +313,7 @@ class Writer:
     def _write(self, work: _Work, batch: Sequence[Intake]) -> None:
         if batch:
             expects = self._expects_copies
-            group = Group(
+            group = IntakeGroup(
                 *(self._connection, work.now, work.seq, batch, self._cipher),
                 expects_copies=expects,
                 reserved=work.reserved,
@@ -379,7 +377,7 @@ class Writer:
             self._go_on()
             return
         self._seq = work.seq
-        self._watch("commit", clock.perf() - work.started)
+        self._observer().note_commit("commit", clock.perf() - work.started)
         # The next group first: while the disk works on it, the loop answers this one. But a subject that goes on would
         # miss that group each time, and wait for two commits.
         if any(call.is_followed for call in work.calls):
@@ -392,7 +390,7 @@ class Writer:
         if work.reserved is not None:
             self._begin(work.reserved, work.leased, work.now)
         if work.wakes or work.made_due:
-            self._wake(None if work.wakes else work.made_due)
+            self._observer().wake(None if work.wakes else work.made_due)
 
     def _await_call(self, turns: int) -> None:
         """Begin the next group when somebody calls, but after so many turns of the loop at the latest."""

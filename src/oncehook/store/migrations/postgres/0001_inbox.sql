@@ -62,9 +62,9 @@ CREATE TABLE batches (
   body        bytea       NOT NULL
 );
 
--- Later arrivals of an event that was already there: a small ring per event. A copy of a key that a process saw a moment
--- ago is sent without its body (`RecentKeys`). Should it turn out to be a conflict after all, the check refuses the
--- statement, and it is sent again with everything.
+-- Later arrivals of an event that was already there: a small ring per event. A copy of a key that a process saw a
+-- moment ago is sent without its body (`RecentKeys`). Should it turn out to be a conflict after all, the check refuses
+-- the statement, and it is sent again with everything.
 CREATE TABLE arrivals (
   event_id uuid        NOT NULL,
   slot     smallint    NOT NULL,         -- 0-19 duplicates, 20-39 conflicts
@@ -92,8 +92,8 @@ CREATE TABLE rejections (
   size   bigint      NOT NULL
 );
 
--- One per event and destination: the record of the work. CACHE 1 is part of the correctness: a cached sequence hands out
--- old numbers late, and `seq` must follow the order of commit within a subject (R42).
+-- One per event and destination: the record of the work. CACHE 1 is part of the correctness: a cached sequence hands
+-- out old numbers late, and `seq` must follow the order of commit within a subject (R42).
 CREATE SEQUENCE delivery_seq CACHE 1;
 CREATE TABLE deliveries (
   id             uuid     PRIMARY KEY,   -- event id with the destination's id in the last three bytes
@@ -121,10 +121,10 @@ CREATE INDEX deliveries_waiting ON deliveries (subject_key, seq) WHERE status = 
 -- One index for the lists of what is pending, dead or discarded, newest first.
 CREATE INDEX deliveries_unfinished ON deliveries (status, id) WHERE status <> 'done';
 
--- The work itself: one row for each (destination, source, subject) that has open deliveries, naming the one at its head.
--- Workers lease these rows, never deliveries, so a deep subject costs nothing. How many wait behind a head is counted
--- nowhere: each arrival would make a new version of the row that workers look up. `seq` is the head's own: what waits
--- comes after it, so a look-up passes nothing that is finished already.
+-- The work itself: one row for each (destination, source, subject) that has open deliveries, naming the one at its
+-- head. Workers lease these rows, never deliveries, so a deep subject costs nothing. How many wait behind a head is
+-- counted nowhere: each arrival would make a new version of the row that workers look up. `seq` is the head's own: what
+-- waits comes after it, so a look-up passes nothing that is finished already.
 CREATE SEQUENCE fences;
 CREATE TABLE heads (
   subject_key    uuid        PRIMARY KEY, -- deliveries without subject: their own id
@@ -147,7 +147,10 @@ CREATE TABLE heads (
   deaths         smallint    NOT NULL DEFAULT 0, -- crashes while it ran alone; `crashes` counts all
   worker         text,                   -- the last one that leased it
   seq            bigint      NOT NULL DEFAULT 0
-) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
+) WITH (
+  fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500,
+  autovacuum_vacuum_cost_delay = 0
+);
 CREATE INDEX heads_due ON heads (destination_id, turn, due_at);
 -- What has become due since a moment, for any destination. Partial, so that no lease can mistake it for `heads_due`.
 CREATE INDEX heads_next ON heads (due_at) WHERE due_at < 'infinity';
@@ -189,8 +192,8 @@ CREATE TABLE destination_state (
 );
 CREATE INDEX destination_state_open ON destination_state (open_until) WHERE open_until IS NOT NULL;
 
--- Whom a destination reached, and since when: a row each time its address changes, so that a replay can tell that it goes
--- elsewhere than the first time. Kept as a hash: an address may hold a secret.
+-- Whom a destination reached, and since when: a row each time its address changes, so that a replay can tell that it
+-- goes elsewhere than the first time. Kept as a hash: an address may hold a secret.
 CREATE TABLE recipients (
   destination_id integer     NOT NULL,
   since          timestamptz NOT NULL DEFAULT now(),
@@ -338,10 +341,10 @@ EXECUTE FUNCTION audit_refuse('its chain stays');
 
 -- -- bodies -----------------------------------------------------------------------------------
 
--- Tells whether a body matches the clauses of a query (`body.amount:>1000`). A clause has a path, a sign, a value as text,
--- and that value as a number where it is one. What is no JSON matches nothing; PostgreSQL reports that as an error, which
--- is caught here. A function that catches errors may not run in a parallel plan, so only queries with conditions on bodies
--- name it. Its cost is high, so that the planner calls it last.
+-- Tells whether a body matches the clauses of a query (`body.amount:>1000`). A clause has a path, a sign, a value as
+-- text, and that value as a number where it is one. What is no JSON matches nothing; PostgreSQL reports that as an
+-- error, which is caught here. A function that catches errors may not run in a parallel plan, so only queries with
+-- conditions on bodies name it. Its cost is high, so that the planner calls it last.
 CREATE FUNCTION body_says(body bytea, clauses jsonb) RETURNS boolean
 LANGUAGE plpgsql STABLE STRICT PARALLEL UNSAFE COST 10000 AS $$
 DECLARE
@@ -401,7 +404,7 @@ $$;
 
 -- Functions, each with its own settings. Statistics of a queue are always wrong (made while it was empty, used while a
 -- million wait), so every statement here can be executed in one way only: a table is reached by key, from an array,
--- through LATERAL … LIMIT 1 or through `key = ANY(ARRAY[…])`, which no plan can turn round; all other plans are switched
+-- through LATERAL … LIMIT 1 or through `key = ANY(ARRAY[…])`, which no plan can turn round; all others are switched
 -- off. Plans do not depend on settings of the session, which a pooler may lose.
 --
 -- Statement by statement a function sees what was committed before it (READ COMMITTED). So once one statement has taken
@@ -411,8 +414,8 @@ $$;
 
 -- An arrival locks its subject until its commit: so `seq`, which is drawn under the lock, follows the order of commit
 -- (R42), and whoever finds nothing behind a head can tell whether something is about to come. The lock is no row:
--- nothing is rewritten, and a settlement that goes on to the next delivery does not wait for it. Queues whose keys begin
--- alike share it.
+-- nothing is rewritten, and a settlement that goes on to the next delivery does not wait for it. Queues whose keys
+-- begin alike share it.
 CREATE FUNCTION subject_lock(queue_key uuid) RETURNS integer LANGUAGE sql IMMUTABLE STRICT PARALLEL SAFE AS $$
   SELECT ('x' || left(queue_key::text, 8))::bit(32)::integer
 $$;
@@ -434,7 +437,10 @@ BEGIN
   ELSE
     PERFORM pg_advisory_xact_lock_shared(lock_class_of_all(), 0);
     PERFORM pg_advisory_xact_lock(lock_class(), l.lock)
-    FROM (SELECT DISTINCT subject_lock(queue_key) AS lock FROM unnest(queue_keys) AS queue_key WHERE queue_key IS NOT NULL ORDER BY 1) l;
+    FROM (
+      SELECT DISTINCT subject_lock(queue_key) AS lock FROM unnest(queue_keys) AS queue_key
+      WHERE queue_key IS NOT NULL ORDER BY 1
+    ) l;
   END IF;
 END
 $$;
@@ -626,9 +632,10 @@ BEGIN
 END
 $$;
 
--- Keeps one group of arrivals: keys, events, deliveries, later arrivals. Arrays 1-17 are the candidates, each key once; then
--- the split requests, the copies inside this group, the deliveries that candidates cause, and signed changes of counters
--- for the case that all candidates are new. Returns, of the others, the keys that were there before, and which deliveries are leased.
+-- Keeps one group of arrivals: keys, events, deliveries, later arrivals. Arrays 1-17 are the candidates, each key once;
+-- then the split requests, the copies inside this group, the deliveries that candidates cause, and signed changes of
+-- counters for the case that all candidates are new. Returns, of the others, the keys that were there before, and which
+-- deliveries are leased.
 CREATE FUNCTION intake(
   ids uuid[], source_ids integer[], types text[], keys text[], subjects text[], event_ats timestamptz[],
   marks smallint[], ranks integer[], rank_scopes text[], body_hashes uuid[], hashes uuid[], arrival_ids uuid[],
@@ -726,8 +733,8 @@ BEGIN
     ON CONFLICT (minute, slot, source_id, destination_id, what) DO UPDATE SET n = c.n + excluded.n;
   END IF;
 
-  -- Later arrivals: of keys that were there before (zeros: an imported one, whose body nobody knows), then of candidates of
-  -- this very group. A ring per event: slots 0-19 for duplicates, 20-39 for conflicts.
+  -- Later arrivals: of keys that were there before (zeros: an imported one, whose body nobody knows), then of
+  -- candidates of this very group. A ring per event: slots 0-19 for duplicates, 20-39 for conflicts.
   IF stood IS NOT NULL OR copy_hashes IS NOT NULL THEN
     WITH k AS MATERIALIZED (
       SELECT i.hash, coalesce(s.event_id, i.id) AS event_id, coalesce(s.body_hash, i.body_hash) AS body_hash,
@@ -783,9 +790,9 @@ BEGIN
 END
 $$;
 
--- Calls `intake`, and then notes which event came first with a proof; one that comes with it under another key is marked
--- (16: Mark.same_body), and returned as (NULL, event, the first one, NULL, NULL, NULL). Locks are taken
--- in the order keys, subjects, proofs.
+-- Calls `intake`, and then notes which event came first with a proof; one that comes with it under another key is
+-- marked (16: Mark.same_body), and returned as (NULL, event, the first one, NULL, NULL, NULL). Locks are taken in the
+-- order keys, subjects, proofs.
 CREATE FUNCTION intake_proven(
   ids uuid[], source_ids integer[], types text[], keys text[], subjects text[], event_ats timestamptz[],
   marks smallint[], ranks integer[], rank_scopes text[], body_hashes uuid[], hashes uuid[], arrival_ids uuid[],
@@ -795,13 +802,15 @@ CREATE FUNCTION intake_proven(
   copy_batch_ids uuid[], copy_heads bytea[], copy_bodies bytea[], copy_laters integer[],
   delivery_ids uuid[], delivery_event_ids uuid[], destination_ids integer[], subject_keys uuid[], options smallint[],
   firsts boolean[], seconds float8[], who text, counted_source_ids integer[], counted_destination_ids integer[],
-  counted text[], counts bigint[], slot smallint, proven_ids uuid[], proofs uuid[], proof_keys uuid[], proof_keeps float8[]
+  counted text[], counts bigint[], slot smallint, proven_ids uuid[], proofs uuid[], proof_keys uuid[],
+  proof_keeps float8[]
 ) RETURNS TABLE (hash uuid, event_id uuid, body_hash uuid, fence bigint, at timestamptz, due integer[])
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-  RETURN QUERY SELECT * FROM intake($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23, $24,
-    $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41, $42);
+  RETURN QUERY SELECT * FROM intake($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18,
+    $19, $20, $21, $22, $23, $24, $25, $26, $27, $28, $29, $30, $31, $32, $33, $34, $35, $36, $37, $38, $39, $40, $41,
+    $42);
 
   INSERT INTO proofs AS p (hash, event_id, key_hash, expires_at)
   SELECT DISTINCT ON (i.hash) i.hash, coalesce(
@@ -860,11 +869,12 @@ CREATE FUNCTION read_leased(queue_keys uuid[], seconds float8[]) RETURNS SETOF l
     CROSS JOIN LATERAL (SELECT * FROM events e WHERE e.id = coalesce(c.event_id, h.event_id) LIMIT 1) e
 $$;
 
--- The holders of these are gone. The attempt is given back, and only a crash while it ran alone is held against it; what
--- crashed more often than its destination tolerates is quarantined, to be run alone. Returns what was
--- under way, as JSON, and the queues that were set aside.
+-- The holders of these are gone. The attempt is given back, and only a crash while it ran alone is held against it;
+-- what crashed more often than its destination tolerates is quarantined, to be run alone. Returns what was under way,
+-- as JSON, and the queues that were set aside.
 CREATE FUNCTION take_over(
-  queue_keys uuid[], tolerance_ids integer[], crash_tolerances integer[], slot smallint, OUT former text[], OUT aside uuid[]
+  queue_keys uuid[], tolerance_ids integer[], crash_tolerances integer[], slot smallint, OUT former text[],
+  OUT aside uuid[]
 ) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
@@ -896,11 +906,12 @@ BEGIN
 END
 $$;
 
--- Leases at most so many of each destination and priority as may be taken now. `due_at` is the next moment a worker may take a row:
--- its due time, the end of its lease, or infinity while it is held. So a lease that has run out is due like anything
--- else (R29), and a row that is still leased when it is picked has lost its holder: `former` tells of it.
+-- Leases at most so many of each destination and priority as may be taken now. `due_at` is the next moment a worker may
+-- take a row: its due time, the end of its lease, or infinity while it is held. So a lease that has run out is due like
+-- anything else (R29), and a row that is still leased when it is picked has lost its holder: `former` tells of it.
 CREATE FUNCTION lease(
-  destination_ids integer[], turns smallint[], limits integer[], seconds float8[], crash_tolerances integer[], probes float8[],
+  destination_ids integer[], priorities smallint[], limits integer[], seconds float8[], crash_tolerances integer[],
+  probes float8[],
   slot smallint, who text
 ) RETURNS TABLE (
   former text, queue_key uuid, delivery_id uuid, front_id uuid, destination_id integer, fence bigint, run smallint,
@@ -998,8 +1009,8 @@ BEGIN
 END
 $$;
 
--- Prolongs leases. A row that is locked is passed by: whoever locks it is about to settle it, and one such row must not hold up the
--- heartbeats of all others. It is still ours as far as can be seen.
+-- Prolongs leases. A row that is locked is passed by: whoever locks it is about to settle it, and one such row must not
+-- hold up the heartbeats of all others. It is still ours as far as can be seen.
 CREATE FUNCTION renew(queue_keys uuid[], front_ids uuid[], fences bigint[], seconds float8[]) RETURNS SETOF bigint
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -1026,12 +1037,12 @@ $$;
 CREATE TYPE covered AS (id uuid, destination_id integer, replay_id uuid, status text);
 
 -- Ends leases. Arrays 1-15 are the settlements, sorted by queue. First every lease is compared with its head, under
--- lock. If one is no longer ours, nothing at all is changed (R25-R27), and the result is only which are: the caller leaves
--- the others out and calls again. `attempted_ids` and what follows is the attempt that is written down, where there was one. Then come the
--- queues whose heads are finished: those without subject, where nothing can wait; those that go on; and those where
--- something is known to wait, of which the next is wanted, for so many seconds. At last signed changes of counters,
--- ranks, and what makes parts of this needless: which heads stay, whether any lease covered others, or belonged to a
--- replay.
+-- lock. If one is no longer ours, nothing at all is changed (R25-R27), and the result is only which are: the caller
+-- leaves the others out and calls again. `attempted_ids` and what follows is the attempt that is written down, where
+-- there was one. Then come the queues whose heads are finished: those without subject, where nothing can wait; those
+-- that go on; and those where something is known to wait, of which the next is wanted, for so many seconds. At last
+-- signed changes of counters, ranks, and what makes parts of this needless: which heads stay, whether any lease covered
+-- others, or belonged to a replay.
 CREATE FUNCTION settle(
   queue_keys uuid[], front_ids uuid[], fences bigint[], whats text[], notes text[], waits float8[], attempted_ids uuid[],
   runs smallint[], attempts smallint[], durations float8[], categories text[], statuses smallint[], errors text[],
@@ -1164,7 +1175,8 @@ BEGIN
   END IF;
   IF followed IS NOT NULL THEN
     SELECT p.promoted, p.taken INTO promoted, taken FROM promote($18, $19, $24) p;
-    made_due := ARRAY(SELECT i.queue_key FROM unnest(promoted) AS i(queue_key) WHERE taken IS NULL OR i.queue_key <> ALL(taken));
+    made_due := ARRAY(
+      SELECT i.queue_key FROM unnest(promoted) AS i(queue_key) WHERE taken IS NULL OR i.queue_key <> ALL(taken));
     onward := onward || ARRAY(
       SELECT i.queue_key FROM unnest($18) AS i(queue_key) WHERE promoted IS NULL OR i.queue_key <> ALL(promoted));
   END IF;
@@ -1223,13 +1235,14 @@ END
 $$;
 
 CREATE TYPE rerun AS (
-  id uuid, event_id uuid, destination_id integer, subject_key uuid, queue_key uuid, run smallint, status text, seq bigint,
+  id uuid, event_id uuid, destination_id integer, subject_key uuid, queue_key uuid, run smallint, status text,
+  seq bigint,
   options smallint
 );
 
--- Begins a new run of each of these, in the order given; returns which. `pause`: seconds since the last replay. Only rows that
--- no settlement touches are locked before their heads, in the order of their ids; a second click finds them pending and
--- gets nothing. A held head keeps its place, everything else joins the tail of its queue.
+-- Begins a new run of each of these, in the order given; returns which. `pause`: seconds since the last replay. Only
+-- rows that no settlement touches are locked before their heads, in the order of their ids; a second click finds them
+-- pending and gets nothing. A held head keeps its place, everything else joins the tail of its queue.
 CREATE FUNCTION run_again(
   ids uuid[], turns smallint, replay uuid, force boolean, added smallint, pause float8
 ) RETURNS SETOF uuid LANGUAGE plpgsql AS $$
@@ -1261,7 +1274,8 @@ BEGIN
     ) h ON true
   ), h AS (
     INSERT INTO heads (subject_key, destination_id, turn, due_at, delivery_id, event_id, seq, run, options, replay_id)
-    SELECT DISTINCT ON (i.queue_key) i.queue_key, i.destination_id, $2, now(), i.id, i.event_id, i.place, i.run + 1, i.options, $3
+    SELECT DISTINCT ON (i.queue_key) i.queue_key, i.destination_id, $2, now(), i.id, i.event_id, i.place, i.run + 1,
+      i.options, $3
     FROM i WHERE i.met IS NULL ORDER BY i.queue_key, i.place
     RETURNING delivery_id
   ), k AS (
@@ -1295,9 +1309,9 @@ $$;
 
 -- -- next due ---------------------------------------------------------------------------------
 
--- Returns which of these destinations have something that may be leased now, by priority, and (without destination) in how many
--- seconds the next comes. Paused ones do not count. `since`: also those of any destination for which something has
--- become due after that moment; a row without priority has the moment to ask from next time.
+-- Returns which of these destinations have something that may be leased now, by priority, and (without destination) in
+-- how many seconds the next comes. Paused ones do not count. `since`: also those of any destination for which something
+-- has become due after that moment; a row without priority has the moment to ask from next time.
 CREATE FUNCTION next_due(destination_ids integer[], since timestamptz)
 RETURNS TABLE (destination_id integer, turn smallint, due_in float8, looked_at timestamptz) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -1347,8 +1361,8 @@ DECLARE
 BEGIN
   FOR f IN SELECT p.oid FROM pg_proc p
     WHERE p.pronamespace = quote_ident(current_schema())::regnamespace
-      AND p.proname IN ('intake', 'lease', 'renew', 'settle', 'update_breakers', 'next_due', 'continue_queues', 'run_again',
-        'intake_proven')
+      AND p.proname IN ('intake', 'lease', 'renew', 'settle', 'update_breakers', 'next_due', 'continue_queues',
+        'run_again', 'intake_proven')
   LOOP
     EXECUTE format('ALTER FUNCTION %s SET search_path TO %I, pg_catalog, pg_temp', f, current_schema());
     EXECUTE format('ALTER FUNCTION %s SET plan_cache_mode TO force_generic_plan', f);
