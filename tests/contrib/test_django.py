@@ -355,7 +355,7 @@ def test_the_inbox_follows_djangos_test_database(database: str) -> None:
     assembly.the_bridge().start()
     inbox = assembly.the_inbox()
     assert database in str(inbox.store_url)
-    assert inbox.store._here.conninfo.count(f"dbname={database}") == 1  # type: ignore[attr-defined]
+    assert inbox.store.database.conninfo.count(f"dbname={database}") == 1  # type: ignore[attr-defined]
 
 
 def test_a_hook_is_taken_in_once(database: str, number: str) -> None:
