@@ -363,9 +363,7 @@ class Inbox:
             if at_work:
                 await store.note_recipients({d.id: digest(d.address.encode()) for d in at_work})
                 at_work = at_work if self.traces is None else [self.traces.destination(d) for d in at_work]
-                parts.worker = Worker(store, at_work, self.observer, concurrency=concurrency)
-                self.observer.worker = parts.worker.id
-                await parts.worker.start()
+                await self._start_worker(Worker(store, at_work, self.observer, concurrency=concurrency))
         except BaseException:
             await store.close()
             raise
@@ -375,10 +373,34 @@ class Inbox:
                 log.warning("source.secret", extra={"fields": {"warning": warning, "hint": hint}})
 
     async def _open_store(self, *, works: bool) -> None:
-        self.store.watch = self.observer.operation
+        store = self.store
+        store.watch, store.finished = self.observer.operation, self.observer.replay_over
         if works:
-            self.store.wake = self._wake
-        await self.store.open(migrate=self._migrate)
+            store.wake = self._wake
+        await store.open(migrate=self._migrate)
+
+    async def _start_worker(self, worker: Worker) -> None:
+        """Start the worker of this process: from now on the store reports to it, and leases arrivals for it."""
+        self._parts.worker = worker
+        self.observer.worker = worker.id
+        self.store.taker, self.store.expired = worker, worker.note_expired
+        await worker.start()
+
+    async def _stop_worker(self, patience: float) -> None:
+        worker = self._parts.worker
+        if worker is None:
+            return
+        worker.quiesce()
+        self.store.taker = None
+        await worker.stop(patience)
+        self._parts.left_behind = worker.left_behind
+        with contextlib.suppress(StoreUnavailable):
+            await self.store.dismiss_worker(worker.id)
+        self._parts.worker = None
+
+    def _wake(self, destination_ids: Collection[int] | None) -> None:
+        if self._parts.worker is not None:
+            self._parts.worker.wake(destination_ids)
 
     def _build_sweep(self, *, works: bool) -> Sweep:
         return Sweep(
@@ -402,12 +424,7 @@ class Inbox:
         """Take nothing more, let attempts under way end, commit what was taken in, and let go of the store."""
         parts = self._parts
         parts.draining = True
-        if parts.worker is not None:
-            await parts.worker.stop(patience)
-            parts.left_behind = parts.worker.left_behind
-            with contextlib.suppress(StoreUnavailable):
-                await self.store.dismiss_worker(parts.worker.id)
-            parts.worker = None
+        await self._stop_worker(patience)
         if parts.sweep is not None:
             await parts.sweep.stop()
             parts.sweep = None
@@ -462,10 +479,6 @@ class Inbox:
         if self._parts.worker is None:
             raise ConfigError("Nothing works here.", hint="Start the inbox with its worker, and with a destination.")
         await self._parts.worker.drained()
-
-    def _wake(self, destination_ids: Collection[int] | None) -> None:
-        if self._parts.worker is not None:
-            self._parts.worker.wake(destination_ids)
 
     def nudge(self) -> None:
         """Feed bulk replays now: one was made or goes on."""

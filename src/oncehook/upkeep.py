@@ -16,7 +16,7 @@ from typing import Final, Protocol
 
 from oncehook import clock
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Level, StoredReplay, StoredWorker
+from oncehook.model import Level, StoredWorker
 from oncehook.store.base import Store
 
 
@@ -98,8 +98,6 @@ class UpkeepObserver(Protocol):
 
     def watermarks(self, marks: Sequence[Watermark]) -> None: ...
 
-    def replay_over(self, replay: StoredReplay) -> None: ...
-
     def sum_up(self) -> None:
         """Log how much went well; called once a second."""
 
@@ -132,7 +130,6 @@ class Sweep:
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
-        self._store.finished = self._observer.replay_over
         duties = (
             (1.0, self._sum_up), (1.0, self._write_counts), (10.0, self._register_worker),
             (10.0, self._check_watermarks), (60.0, self._prune), (3600.0, self._roll_up),

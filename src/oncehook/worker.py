@@ -156,8 +156,6 @@ class Worker:
     async def start(self) -> None:
         """Begin to work, on the running loop."""
         self._loop = asyncio.get_running_loop()
-        self._store.expired = self._note_expired
-        self._store.taker = self
         for slots in self._slots.values():
             await slots.destination.open()
         self.heartbeat.start()
@@ -531,7 +529,8 @@ class Worker:
         """Return the destination of a lease."""
         return self._slots[lease.delivery.destination_id].destination
 
-    def _note_expired(self, expired: Expired) -> None:
+    def note_expired(self, expired: Expired) -> None:
+        """Note a lease that was taken over from a holder who let it run out."""
         self._look_at = 0.0  # it may have been set aside
         self._observer.lease_expired(self._slots[expired.destination_id].destination, expired)
 

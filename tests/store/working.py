@@ -100,13 +100,13 @@ async def working(
 ) -> AsyncIterator[Worker]:
     """A worker for these destinations on this store; when it is left, it stops."""
     worker = Worker(store, destinations, observer or Noted(), concurrency=concurrency)
-    store.observer.wake, store.observer.taker = worker.wake, worker
-    store.observer.note_expired = worker.note_expired
+    store.wake, store.taker, store.expired = worker.wake, worker, worker.note_expired
     await worker.start()
     try:
         yield worker
     finally:
         await worker.stop(0.0)
+        store.taker = None
 
 
 async def is_idle(worker: Worker) -> None:

@@ -12,7 +12,7 @@ import pytest
 from tests.torture.virtual import VirtualLoop, on_virtual_time
 
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Level, Pruned, StoredReplay, StoredWorker
+from oncehook.model import Level, Pruned, StoredWorker
 from oncehook.store.base import Store
 from oncehook.upkeep import Limits, Sweep, Watermark, measure, strays
 
@@ -88,8 +88,6 @@ class Heard:
 
     def watermarks(self, marks: Sequence[Watermark]) -> None:
         self.levels.append(marks)
-
-    def replay_over(self, replay: StoredReplay) -> None: ...
 
     def sum_up(self) -> None:
         self.summed += 1

@@ -38,9 +38,10 @@ class Bench:
         self.worker = Worker(
             self.store, destinations, self.observer, concurrency=concurrency, heartbeat=VirtualHeartbeat
         )
-        self.store.wake = self.worker.wake
-        await self.worker.start()
-        return self.worker
+        worker = self.worker
+        self.store.wake, self.store.taker, self.store.expired = worker.wake, worker, worker.note_expired
+        await worker.start()
+        return worker
 
 
 @pytest.fixture

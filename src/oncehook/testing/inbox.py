@@ -313,13 +313,12 @@ class TestInbox(Inbox):
         if self.worker is not None:  # a host application has started it, with a worker of its own
             await self._caught_up(self.worker, numbers)
             return
-        self._parts.worker = worker = Worker(self.store, self.destinations.values(), self.observer)
-        await worker.start()
+        worker = Worker(self.store, self.destinations.values(), self.observer)
+        await self._start_worker(worker)
         try:
             await self._caught_up(worker, numbers)
         finally:
-            await worker.stop(UNLIMITED)
-            self._parts.worker = None
+            await self._stop_worker(UNLIMITED)
 
     async def _caught_up(self, worker: Worker, numbers: Sequence[int]) -> None:
         """Return when nothing is under way and nothing is due."""
