@@ -47,7 +47,7 @@ OUR_OWN: Final = re.compile(r" \((?:[RS]\d+(?:[-, ]+[RS]?\d+)*|DESIGN\.md [\d.]+
 
 FOR_ITS_PARTS: Final = {
     "Inbox": {
-        *("draining", "free_disk", "left_behind", "move_store", "nudge", "plan_deliveries", "store"),
+        *("draining", "left_behind", "move_store", "nudge", "plan_deliveries", "store"),
         *("takes_settings", "worker", "write_counts"),
     }
 }

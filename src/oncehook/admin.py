@@ -123,8 +123,6 @@ class AdminHost(Protocol):
     @property
     def receiver(self) -> Receiver: ...
 
-    def free_disk(self) -> float | None: ...
-
     def nudge(self) -> None: ...
 
     async def write_counts(self) -> None: ...
@@ -785,7 +783,7 @@ class Admin:
     def _measure(self, levels: Mapping[str, Level], today: Mapping[str, int]) -> list[Watermark]:
         presets = {name: source.preset for name, source in self._sources.items()}
         usual = {name: preset.daily_volume for name, preset in presets.items() if preset and preset.daily_volume}
-        marks = upkeep.measure(self._inbox.limits.with_usual(usual), levels, today, self._inbox.free_disk())
+        marks = upkeep.measure(self._inbox.limits.with_usual(usual), levels, today, self._store.free_disk())
         return [mark for mark in marks if self._sees_watermark(mark.name)]
 
     def _sees_watermark(self, name: str) -> bool:

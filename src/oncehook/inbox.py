@@ -468,9 +468,7 @@ class Inbox:
 
     def announce(self, address: str) -> None:
         """Let commands on this machine find the process that writes a SQLite store."""
-        hold = getattr(self.store, "hold", None)
-        if hold is not None:
-            hold.announce(address, self.local_token)
+        self.store.announce(address, self.local_token)
 
     # -- working -------------------------------------------------------------------------------
 
@@ -484,10 +482,6 @@ class Inbox:
         """Feed bulk replays now: one was made or goes on."""
         if self._parts.sweep is not None:
             self._parts.sweep.nudge()
-
-    def free_disk(self) -> float | None:
-        """Return the free part of the disk that the store is on, from 0 to 1; None: unknown."""
-        return build.free_disk(self.store)
 
     def _describe_worker(self) -> StoredWorker | None:
         return None if self._parts.worker is None else self._parts.worker.describe(self._created_at)

@@ -68,15 +68,12 @@ class AdminOnly:
         self.store, self.limits = store, limits or Limits()
         self.sources, self.destinations, self.routes = sources or {}, dict(destinations or {}), list(routes)
         self.nudges: list[int] = []
-        self._free = free
+        store.free_disk = lambda: free  # type: ignore[method-assign]
         self.admin = Admin(self)
 
     @property
     def receiver(self) -> Receiver:
         return ClosedReceiver(self.sources, self.store, lambda *_: (), Observer("sqlite"))
-
-    def free_disk(self) -> float | None:
-        return self._free
 
     def nudge(self) -> None:
         self.nudges.append(1)

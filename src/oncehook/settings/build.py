@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, Unpack
@@ -276,15 +275,6 @@ def assign_ids(
         route.fix_options(known.base.coalesce if known else False)
         by_source.setdefault(route.source, []).append(route)
     return by_source
-
-
-def free_disk(store: Store) -> float | None:
-    """Return the free part of the disk under a SQLite store; None where it is somebody else's disk."""
-    path: Path | None = getattr(store, "path", None)
-    if path is None:
-        return None
-    usage = shutil.disk_usage(path.parent)
-    return usage.free / usage.total
 
 
 def as_headers(headers: Headers | Mapping[str, str]) -> Headers:

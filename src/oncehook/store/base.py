@@ -550,6 +550,12 @@ class Store(IntakeStore, QueueStore, AdminStore, ReadStore, UpkeepStore, Protoco
     """Encrypts what is kept of payloads; may be given other keys before `open`."""
     observer: StoreObserver
 
+    def announce(self, address: str, token: str) -> None:
+        """Let commands on this machine find the process that writes the store, where only one can."""
+
+    def free_disk(self) -> float | None:
+        """Return the free part of the disk that the store is on, from 0 to 1; None: it is a server's."""
+
     async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
         """Connect, check that the engine keeps its promises (R2, R61, R66), bring the schema up to date.
 

@@ -71,6 +71,12 @@ class PostgresStore(PostgresTransactions, PostgresIntake, PostgresAdmin, Postgre
             batch=batch,
         )
 
+    def announce(self, address: str, token: str) -> None:
+        """Do nothing: commands reach the server themselves."""
+
+    def free_disk(self) -> float | None:
+        return None
+
     async def open(self, observer: StoreObserver | None = None, *, migrate: bool = True, write: bool = True) -> None:
         self.observer = observer or self.observer
         async with session(self.database) as connection:

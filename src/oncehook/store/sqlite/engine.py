@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
@@ -131,6 +132,14 @@ class SqliteStore(WorkReader):
         except BaseException:
             self._let_go()
             raise
+
+    def announce(self, address: str, token: str) -> None:
+        if self.hold is not None:
+            self.hold.announce(address, token)
+
+    def free_disk(self) -> float | None:
+        usage = shutil.disk_usage(self.path.parent)
+        return usage.free / usage.total
 
     def _let_go(self) -> None:
         if self.hold is not None:
