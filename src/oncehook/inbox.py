@@ -70,7 +70,7 @@ DRAIN_SECONDS: Final = 25.0
 
 @dataclass(slots=True)
 class RunningParts:
-    """RunningParts of an inbox that are built when they are needed, and ended by `stop`."""
+    """Parts of an inbox that are built when they are needed, and ended by `stop`."""
 
     store: Store | None = None
     routes: Mapping[str, list[routes.Route]] = field(default_factory=dict)
@@ -82,6 +82,34 @@ class RunningParts:
     sweep: Sweep | None = None
     draining: bool = False
     left_behind: int = 0
+
+
+class StoreReports(StoreObserver):
+    """Reports of a store to the observer of its inbox and, while there is one, to its worker."""
+
+    def __init__(self, observer: Observer, parts: RunningParts, *, works: bool) -> None:
+        self._observer = observer
+        self._parts = parts
+        self.works = works
+
+    @property
+    def taker(self) -> Taker | None:  # type: ignore[override]
+        worker = self._parts.worker
+        return worker if worker is not None and worker.takes else None
+
+    def wake(self, destination_ids: Collection[int] | None) -> None:
+        if self._parts.worker is not None:
+            self._parts.worker.wake(destination_ids)
+
+    def note_commit(self, operation: str, seconds: float) -> None:
+        self._observer.operation(operation, seconds)
+
+    def note_finished(self, replay: StoredReplay) -> None:
+        self._observer.replay_over(replay)
+
+    def note_expired(self, expired: Expired) -> None:
+        if self._parts.worker is not None:
+            self._parts.worker.note_expired(expired)
 
 
 class Inbox:
@@ -363,7 +391,9 @@ class Inbox:
             if at_work:
                 await store.note_recipients({d.id: digest(d.address.encode()) for d in at_work})
                 at_work = at_work if self.traces is None else [self.traces.destination(d) for d in at_work]
-                await self._start_worker(Worker(store, at_work, self.observer, concurrency=concurrency))
+                parts.worker = Worker(store, at_work, self.observer, concurrency=concurrency)
+                self.observer.worker = parts.worker.id
+                await parts.worker.start()
         except BaseException:
             await store.close()
             raise
@@ -373,34 +403,7 @@ class Inbox:
                 log.warning("source.secret", extra={"fields": {"warning": warning, "hint": hint}})
 
     async def _open_store(self, *, works: bool) -> None:
-        store = self.store
-        store.watch, store.finished = self.observer.operation, self.observer.replay_over
-        if works:
-            store.wake = self._wake
-        await store.open(migrate=self._migrate)
-
-    async def _start_worker(self, worker: Worker) -> None:
-        """Start the worker of this process: from now on the store reports to it, and leases arrivals for it."""
-        self._parts.worker = worker
-        self.observer.worker = worker.id
-        self.store.taker, self.store.expired = worker, worker.note_expired
-        await worker.start()
-
-    async def _stop_worker(self, patience: float) -> None:
-        worker = self._parts.worker
-        if worker is None:
-            return
-        worker.quiesce()
-        self.store.taker = None
-        await worker.stop(patience)
-        self._parts.left_behind = worker.left_behind
-        with contextlib.suppress(StoreUnavailable):
-            await self.store.dismiss_worker(worker.id)
-        self._parts.worker = None
-
-    def _wake(self, destination_ids: Collection[int] | None) -> None:
-        if self._parts.worker is not None:
-            self._parts.worker.wake(destination_ids)
+        await self.store.open(StoreReports(self.observer, self._parts, works=works), migrate=self._migrate)
 
     def _build_sweep(self, *, works: bool) -> Sweep:
         return Sweep(
@@ -424,7 +427,12 @@ class Inbox:
         """Take nothing more, let attempts under way end, commit what was taken in, and let go of the store."""
         parts = self._parts
         parts.draining = True
-        await self._stop_worker(patience)
+        if parts.worker is not None:
+            await parts.worker.stop(patience)
+            parts.left_behind = parts.worker.left_behind
+            with contextlib.suppress(StoreUnavailable):
+                await self.store.dismiss_worker(parts.worker.id)
+            parts.worker = None
         if parts.sweep is not None:
             await parts.sweep.stop()
             parts.sweep = None

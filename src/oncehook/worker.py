@@ -529,6 +529,11 @@ class Worker:
         """Return the destination of a lease."""
         return self._slots[lease.delivery.destination_id].destination
 
+    @property
+    def takes(self) -> bool:
+        """Whether arrivals may be leased to it in the commit that keeps them."""
+        return self._main is not None and not self._stopping
+
     def note_expired(self, expired: Expired) -> None:
         """Note a lease that was taken over from a holder who let it run out."""
         self._look_at = 0.0  # it may have been set aside

@@ -230,7 +230,7 @@ async def test_a_thread_that_takes_long_keeps_its_lease(
         calls += 1
         end = engine.rows("SELECT due_at FROM heads WHERE leased")
         outlive_lease(inbox, later)
-        loop.call_soon_threadsafe(inbox.store.wake)  # somebody looks for work, and for leases that have run out
+        loop.call_soon_threadsafe(inbox.worker.wake)  # somebody looks for work, and for leases that have run out
         block_until(lambda: engine.rows("SELECT due_at FROM heads WHERE leased") != end, "the lease prolonged")
 
     inbox.on("elsewhere", name="idle", lease=0.1)(print)

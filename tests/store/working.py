@@ -100,13 +100,14 @@ async def working(
 ) -> AsyncIterator[Worker]:
     """A worker for these destinations on this store; when it is left, it stops."""
     worker = Worker(store, destinations, observer or Noted(), concurrency=concurrency)
-    store.wake, store.taker, store.expired = worker.wake, worker, worker.note_expired
+    store.observer.wake, store.observer.taker = worker.wake, worker  # type: ignore[method-assign]
+    store.observer.note_expired = worker.note_expired  # type: ignore[method-assign]
     await worker.start()
     try:
         yield worker
     finally:
         await worker.stop(0.0)
-        store.taker = None
+        store.observer.taker = None
 
 
 async def is_idle(worker: Worker) -> None:

@@ -127,9 +127,8 @@ class VirtualStore(SqliteStore):
         self._writer = _LoopWriter(
             self.path,
             self.cipher,
-            lambda *_: None,
-            lambda due: self.wake(due),
-            lambda intakes: Reserved(self.taker, self._source_names, intakes),
+            lambda: self.observer,
+            lambda intakes: Reserved(self.observer.taker, self._source_names, intakes),
             self._begin_leased,
             max_waiting=5000,
             max_waiting_bytes=64 << 20,

@@ -256,9 +256,8 @@ class World:
         worker = Worker(self.store, [place.destination for place in self.places], self, concurrency=self.most)
         shortest = min(place.destination.terms.lease for place in self.places)
         worker._round = self._counted(worker._round)  # type: ignore[method-assign]
-        worker.heartbeat = VirtualHeartbeat(self.store, worker._lost_by_thread, shortest)
-        self.store.observer.wake, self.store.observer.taker = worker.wake, worker
-        self.store.observer.note_expired = worker.note_expired
+        self.store.observer.wake, self.store.observer.taker = worker.wake, worker  # type: ignore[method-assign]
+        self.store.observer.note_expired = worker.note_expired  # type: ignore[method-assign]
         self.resting = False
         for place in self.places:
             place.begun.append([])

@@ -39,7 +39,8 @@ class Bench:
             self.store, destinations, self.observer, concurrency=concurrency, heartbeat=VirtualHeartbeat
         )
         worker = self.worker
-        self.store.wake, self.store.taker, self.store.expired = worker.wake, worker, worker.note_expired
+        self.store.observer.wake, self.store.observer.taker = worker.wake, worker  # type: ignore[method-assign]
+        self.store.observer.note_expired = worker.note_expired  # type: ignore[method-assign]
         await worker.start()
         return worker
 

@@ -313,12 +313,13 @@ class TestInbox(Inbox):
         if self.worker is not None:  # a host application has started it, with a worker of its own
             await self._caught_up(self.worker, numbers)
             return
-        worker = Worker(self.store, self.destinations.values(), self.observer)
-        await self._start_worker(worker)
+        self._parts.worker = worker = Worker(self.store, self.destinations.values(), self.observer)
+        await worker.start()
         try:
             await self._caught_up(worker, numbers)
         finally:
-            await self._stop_worker(UNLIMITED)
+            await worker.stop(UNLIMITED)
+            self._parts.worker = None
 
     async def _caught_up(self, worker: Worker, numbers: Sequence[int]) -> None:
         """Return when nothing is under way and nothing is due."""
