@@ -583,7 +583,7 @@ class Inbox:
     # -- looking after itself ------------------------------------------------------------------
 
     async def write_counts(self) -> None:
-        """Store counts of what was rejected and of volume: outside every commit, so a flood of forgeries costs no fsync
+        """Write counts of what was rejected and of volume: outside every commit, so a flood of forgeries costs no fsync
         each."""
         rejections, counts = self.observer.take_counts()
         if not counts:
