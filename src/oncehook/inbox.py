@@ -23,7 +23,7 @@ from oncehook.destinations.base import Destination
 from oncehook.destinations.handler import Handler, HandlerDestination
 from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
-from oncehook.model import Arrival, Check, EventId, Headers, Item, Planned, StoredWorker, digest
+from oncehook.model import Arrival, Check, EventId, Expired, Headers, Item, Planned, StoredReplay, StoredWorker, digest
 from oncehook.observe import Observer
 from oncehook.settings import Config, Loaded, Names, RetentionConfig, build, load
 from oncehook.settings.build import Comparison, Encrypt
@@ -39,7 +39,7 @@ from oncehook.settings.tables import (
 )
 from oncehook.sources import Source, compile_source
 from oncehook.sources import build as build_source
-from oncehook.store.base import NameIds, Store
+from oncehook.store.base import NameIds, Store, StoreObserver, Taker
 from oncehook.upkeep import Sweep
 from oncehook.whatsapp.destination import SenderDestination, Unsure
 from oncehook.whatsapp.messages import type_of

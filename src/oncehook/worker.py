@@ -165,7 +165,6 @@ class Worker:
     def quiesce(self) -> None:
         """Take no more work."""
         self._stopping = True
-        self._store.taker = None
         self._woken.set()
 
     async def stop(self, patience: float) -> None:

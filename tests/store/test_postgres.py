@@ -15,7 +15,8 @@ from oncehook.errors import ConfigError, MigrationNeeded, SchemaTooNew, StoreErr
 from oncehook.model import Engine, Filter, Outcome
 from oncehook.store import migrate
 from oncehook.store.migrate import Migration, migrations, steps_from
-from oncehook.store.postgres import PostgresStore, connection as postgres_connection
+from oncehook.store.postgres import PostgresStore
+from oncehook.store.postgres import connection as postgres_connection
 from oncehook.store.postgres.connection import Database, connect_hot, fetch_all, session
 from tests.servers import Postgres, fresh_schema
 from tests.store.conftest import failed_checks

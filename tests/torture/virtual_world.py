@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, cast
 
 from oncehook import Event, GiveUp, RetryLater
@@ -18,7 +19,7 @@ from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.handler import HandlerDestination
 from oncehook.model import Breaker, DeliveryId, Expired, Lease, Settle, Settlement
 from oncehook.retry import Policy
-from oncehook.worker import GRACE, POLL, Worker
+from oncehook.worker import TIMEOUTS, Worker
 from tests.store.making import intake, item
 from tests.torture.virtual import VirtualHeartbeat, VirtualLoop, VirtualStore
 
@@ -105,7 +106,7 @@ class World:
             rate=dice.choice((None, None, 0.7, 4.0, 30.0)),
             breaker=Breaker(failures=dice.choice((2, 5, 1000)), open=dice.choice((1.0, 7.0))),
         )
-        return HandlerDestination(f"d{number}", self._handle, terms, self.store, cast("Any", None))
+        return HandlerDestination(f"d{number}", self._handle, terms, cast("Any", SimpleNamespace(store=self.store)))
 
     def complain(self, sentence: str) -> None:
         self.complaints.append(f"{self.loop.moment:.4f} {sentence}")
@@ -253,8 +254,8 @@ class World:
         return self
 
     async def _hire(self) -> None:
-        worker = Worker(self.store, [place.destination for place in self.places], self, concurrency=self.most)
-        shortest = min(place.destination.terms.lease for place in self.places)
+        destinations = [place.destination for place in self.places]
+        worker = Worker(self.store, destinations, self, concurrency=self.most, heartbeat=VirtualHeartbeat)
         worker._round = self._counted(worker._round)  # type: ignore[method-assign]
         self.store.observer.wake, self.store.observer.taker = worker.wake, worker  # type: ignore[method-assign]
         self.store.observer.note_expired = worker.note_expired  # type: ignore[method-assign]
@@ -280,7 +281,7 @@ class World:
         await self.worker.stop(patience)
         self.resting = True
         self.note("stop", str(patience))
-        if self.loop.moment - started > patience + GRACE + DELAYS * 4:
+        if self.loop.moment - started > patience + TIMEOUTS.grace + DELAYS * 4:
             self.complain(f"stopping took {self.loop.moment - started:.2f} s (R56)")
         if self.worker.left_behind or any(place.running for place in self.places):
             self.complain("something goes on after the worker has stopped (R56)")
@@ -335,7 +336,7 @@ class World:
             for place in self.places:
                 late = await self._is_due(place)
                 place.due_since = (place.due_since or self.loop.moment) if late else None
-                if place.due_since is not None and self.loop.moment - place.due_since > POLL + DELAYS:
+                if place.due_since is not None and self.loop.moment - place.due_since > TIMEOUTS.poll + DELAYS:
                     self.complain(
                         f"{place.destination.name} has work that is due, and room, since {place.due_since:.2f}"
                     )
@@ -345,7 +346,7 @@ class World:
         worker, number = self.worker, place.destination.id
         if worker is None or worker._stopping or worker._room() < 1:
             return False
-        if worker._places[number].room(1) < 1:
+        if worker._slots[number].room(1) < 1:
             return False
         return number in (await self.store.next_due([number])).live
 

@@ -19,8 +19,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from oncehook.errors import ConfigError
-from oncehook.human import nearest, suggest_clause
 from oncehook.http_client.urls import read_url, with_path
+from oncehook.human import nearest, suggest_clause
 from oncehook.payload import descents
 from oncehook.secret import SHORTEST_SECRET, SHORTEST_TOKEN, Secret, reveal_text, weakness
 from oncehook.settings.origin import SettingPath
