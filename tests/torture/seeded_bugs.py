@@ -33,7 +33,8 @@ from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import queue as postgres_queue
 from oncehook.store.postgres import upkeep as postgres_upkeep
 from oncehook.store.sqlite import SqliteStore, admin, connection, queue, upkeep
-from oncehook.store.sqlite.intake import Group, Update
+from oncehook.store.sqlite.connection import Update
+from oncehook.store.sqlite.intake import IntakeGroup
 from oncehook.store.sqlite.writer import Writer
 
 DAY: Final = 86400.0
@@ -114,7 +115,7 @@ def is_committed(path: Path, key_hash: bytes) -> bool:
 
 def look_first(is_known: Callable[[Path, bytes], bool], let_go: Callable[[bytes], None]) -> None:
     """Whether an event is new is decided by a look before it is written; the unique index has no say any more."""
-    record, write = Writer.record, Group.write
+    record, write = Writer.record, IntakeGroup.write
     believed_new: dict[bytes, bytes] = {}
 
     def looking(self: Writer, intake: Intake) -> Pending:
@@ -123,7 +124,7 @@ def look_first(is_known: Callable[[Path, bytes], bool], let_go: Callable[[bytes]
                 believed_new[item.event_id], item.key_hash = item.key_hash, None
         return record(self, intake)
 
-    def setting(self: Group) -> list[list[Verdict]]:
+    def setting(self: IntakeGroup) -> list[list[Verdict]]:
         new = [(i, item) for i in self.batch for item in i.items if item.event_id in believed_new]
         self.connection.executemany(
             "INSERT OR REPLACE INTO keys VALUES (?,?,?,?,?,?,?,?)",
@@ -140,7 +141,7 @@ def look_first(is_known: Callable[[Path, bytes], bool], let_go: Callable[[bytes]
             let_go(believed_new.pop(item.event_id))
         return verdicts
 
-    Writer.record, Group.write = looking, setting  # type: ignore[method-assign]
+    Writer.record, IntakeGroup.write = looking, setting  # type: ignore[method-assign]
 
 
 @mistake("GET-then-SET")
@@ -334,13 +335,13 @@ def attempt_counted_at_completion() -> None:
             " carries = v.carries, upto = v.upto FROM v WHERE heads.rowid = v.line",
         ),
     )
-    make = queue.Head.__init__
+    make = queue.Head.__post_init__
 
-    def counting(self: queue.Head, *columns: Any) -> None:
-        make(self, *columns)
+    def counting(self: queue.Head) -> None:
+        make(self)
         self.attempts += 1
 
-    queue.Head.__init__ = counting  # type: ignore[method-assign]
+    queue.Head.__post_init__ = counting  # type: ignore[method-assign]
     reword_function("lease", ("attempts = h.attempts + 1", "attempts = h.attempts"))
     reword_function(
         "take_over",
@@ -397,7 +398,7 @@ def replay_by_insert() -> None:
         item = Item(event_id, kind, key, key_hash, 30 * DAY, subject, body, body_hash)
         item.deliveries = [Planned(model.DeliveryId.of(event_id, d.destination_id), d.destination_id, d.subject_key)]
         again = Intake(event_id, source_id, head, [item], None)
-        group = Group(self.connection, self.now, self.seq, [again], Cipher())
+        group = IntakeGroup(self.connection, self.now, self.seq, [again], Cipher())
         group.write()
         self.seq = group.seq
 
