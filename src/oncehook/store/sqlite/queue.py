@@ -12,9 +12,8 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
-
-import msgspec
 
 from oncehook.errors import ConfigError, StoreUnavailable
 from oncehook.model import (
@@ -421,7 +420,8 @@ RANKS: Final = Insert(
 )
 
 
-class Head(msgspec.Struct, gc=False):
+@dataclass(slots=True)
+class Head:
     """A leased row of `heads`, as it stands."""
 
     row: int
