@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -176,3 +177,38 @@ def _number_or_sentence(read: Callable[[Any], float], text: str | float) -> floa
         return read(text)
     except ConfigError as error:
         return str(error)
+
+
+@pytest.mark.parametrize(
+    ("number", "noun", "expected"),
+    [
+        (0, "route", "0 routes"),
+        (1, "delivery", "1 delivery"),
+        (1_204, "delivery", "1,204 deliveries"),
+        (2, "open or dead delivery", "2 open or dead deliveries"),
+        (2, "batch", "2 batches"),
+        (3, "key", "3 keys"),
+    ],
+)
+def test_counts_have_the_right_plural(number: int, noun: str, expected: str) -> None:
+    assert human.count(number, noun) == expected
+
+
+def test_the_nearest_word_is_suggested_and_otherwise_all() -> None:
+    known = ("stripe", "github")
+    assert (human.nearest("strip", known), human.nearest("xyz", known)) == ("stripe", None)
+    assert human.suggest("strip", known) == 'Did you mean "stripe"?'
+    assert human.suggest("xyz", known) == "There are: stripe, github."
+    assert human.suggest("xyz", ()) == ""
+
+
+def test_spans_and_sizes_are_shown_in_one_unit() -> None:
+    assert [human.show_elapsed(one) for one in (0.084, 1.25, 90, 200_000)] == ["84 ms", "1.2 s", "1.5 min", "2 days"]
+    assert [human.show_bytes(one) for one in (1, 689, 2_100, 4_200_000)] == ["1 byte", "689 bytes", "2.1 kB", "4.20 MB"]
+
+
+def test_a_moment_is_shown_in_utc() -> None:
+    at = datetime(2026, 11, 17, 12, 0, 0, 250_000, tzinfo=timezone(timedelta(hours=2)))
+    assert human.show_moment(at) == "2026-11-17T10:00:00.250000Z"
+    assert human.show_moment(at, "seconds") == "2026-11-17T10:00:00Z"
+    assert human.moment(human.show_moment(at), at) == at

@@ -23,6 +23,7 @@ import msgspec
 from oncehook.cli.options import config_option, voice
 from oncehook.cli.output import json_line, say
 from oncehook.errors import ConfigError, OncehookError
+from oncehook.human import suggest
 from oncehook.logs import plain, set_up_logging
 from oncehook.model import Category
 from oncehook.outbound.proxies import named_proxy
@@ -30,7 +31,6 @@ from oncehook.retry import NAMED
 from oncehook.secret import Secret
 from oncehook.settings import load
 from oncehook.settings.checks import UNKNOWN_TO, lacking
-from oncehook.settings.forms import suggest
 from oncehook.settings.tables import WhatsAppConfig
 from oncehook.whatsapp import messages
 from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message
@@ -169,7 +169,7 @@ def _from_destination(config_file: Path | None, name: str) -> Sender:
     config = load(config_file, whole=False).config
     senders = {known: one for known, one in config.destination.items() if one.whatsapp is not None}
     if name not in senders:
-        raise ConfigError(f'There is no whatsapp destination "{name}";', hint=suggest(name, list(senders)))
+        raise ConfigError(f'There is no whatsapp destination "{name}".', hint=suggest(name, senders))
     found = senders[name]
     assert found.whatsapp is not None
     return sender_from(found.whatsapp, timeout=found.timeout, allow_private=found.allow_private, ca=found.ca)

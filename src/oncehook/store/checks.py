@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from oncehook.human import count
 from oncehook.model import Check
 from oncehook.store.cipher import Cipher
 
@@ -55,12 +56,12 @@ def conservation(tally: Tally) -> list[Check]:
     }
     return [
         _law("arrivals", not lost, f"{received} received = accepted + duplicate + conflict, for every source"),
-        _law("events", not astray, f"{kept} events kept = accepted - purged, for every source"),
+        _law("events", not astray, f"{count(kept, 'event')} kept = accepted - purged, for every source"),
         _law("keys", tally.bad_keys == 0, "every key stands for at least one arrival, or was imported"),
         _law(
             "deliveries",
             not drifted,
-            f"{deliveries} deliveries pending, done, dead or discarded, each as many as counted, for every destination",
+            f"{count(deliveries, 'delivery')} pending, done, dead or discarded, as counted for every destination",
         ),
         _law(
             "subjects", tally.lone_pending == 0, "every pending delivery is the head of its subject or waits behind one"
