@@ -112,8 +112,8 @@ def _in_chat(command: Callable[..., Draft]) -> Callable[..., Draft]:
 
     @click.option("--reply-to", metavar="ID", help="The message that this one answers.")
     @click.option("--delay", type=click.IntRange(0), metavar="MS", default=0, help="Show us writing first (Evolution).")
-    @click.option("--mention", "mentions", metavar="NUMBER", multiple=True, help="Whom the text names (Evolution).")
-    @click.option("--mention-all", is_flag=True, help="Name everybody in the group (Evolution).")
+    @click.option("--mention", "mentions", metavar="NUMBER", multiple=True, help="Mention this number (Evolution).")
+    @click.option("--mention-all", is_flag=True, help="Mention everybody in the group (Evolution).")
     @functools.wraps(command)
     def in_chat(mentions: tuple[str, ...], **options: Any) -> Draft:
         return command(mentions=list(mentions), **options)
