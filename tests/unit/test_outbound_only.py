@@ -32,7 +32,7 @@ CLIENTS = (
 ALLOWED = {
     "outbound/direct.py": {"aiohappyeyeballs"},  # the guarded client itself
     "outbound/proxied.py": {"aiohttp", "aiohttp_socks"},  # the same, through a proxy that was named
-    "cli/lines.py": {"http.client"},  # the commands' own server, which a person at a terminal names
+    "cli/transport.py": {"http.client"},  # the commands' own server, which a person at a terminal names
     "samples.py": {"http.client"},  # `oncehook send` and the demo: a person at a terminal names the address
 }
 
