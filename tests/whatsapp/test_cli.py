@@ -98,7 +98,7 @@ def test_a_text_by_a_destination_of_the_settings(run: Run, meta: MetaStandIn, tm
     assert (ran.code, ran.err, meta.sent[0].to) == (0, "", "5511999990001")
     lost = run("send-text", NUMBER, "x", "--destination", "answer", META_TOKEN=meta.token)
     assert (lost.code, lost.out) == (2, "")
-    assert 'did you mean "answers"?' in lost.err
+    assert 'Did you mean "answers"?' in lost.err
 
 
 def test_every_kind_of_message(run: Run, meta: MetaStandIn) -> None:

@@ -92,11 +92,13 @@ class Where:
     def connect_live(self, *, or_read: bool = False) -> Transport:
         """Return the transport for a command that stays, which must not keep a SQLite file from a server.
 
-        With `or_read` a program that has no address is read; otherwise there is nothing to listen to.
+        With `or_read` a store without a server is read; otherwise there is nothing to listen to.
         """
-        return self._connect(functools.partial(self._follow_file, or_read=or_read))
+        return self._connect(functools.partial(self._follow_file, or_read=or_read), needs_server=not or_read)
 
-    def _connect(self, open_file: Callable[[Path, Inbox | None, bool], Transport]) -> Transport:
+    def _connect(
+        self, open_file: Callable[[Path, Inbox | None, bool], Transport], *, needs_server: bool = False
+    ) -> Transport:
         from oncehook.cli.transport import LocalTransport
         from oncehook.settings.build import open_store
         from oncehook.store.sqlite import SqliteStore
@@ -110,6 +112,8 @@ class Where:
             settings = self._settings()
             store, is_named = open_store(settings.config.store), settings.where("store") != "default"
         if not isinstance(store, SqliteStore):
+            if needs_server:
+                raise Unreachable("No server is named to listen to.", hint="Name it with --server URL.")
             return LocalTransport(inbox or self._inbox())
         if not store.path.exists():
             also = "" if is_named else f" {OTHER_STORE}"

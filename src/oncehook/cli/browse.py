@@ -6,7 +6,7 @@ The lines of events, deliveries and destinations are printed here for `operate` 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -95,12 +95,22 @@ def _chip(delivery: Mapping[str, Any]) -> str:
 @asks_api
 def sources(api: Api, as_json: bool) -> int:
     """Show every source: its address, its verifier and what that covers, and what came in the last 24 hours."""
-    found = api.get("sources")
-    if not (found["items"] or as_json):
-        say(["no sources: add a [source.NAME]"], err=True)
     names = ("name", "preset", "address", "verifier", "covers", "secrets", "to")
     head = (*names, "last arrival", "24 h", "duplicates", "rejected")
-    return answer(found, found["items"] and table(head, map(_source_row, found["items"])), as_json=as_json)
+    return _list(api.get("sources"), head, _source_row, "no sources: add a [source.NAME]", as_json)
+
+
+def _list(
+    found: Mapping[str, Any],
+    head: Sequence[str],
+    row: Callable[[Mapping[str, Any]], list[str]],
+    if_empty: str,
+    as_json: bool,
+) -> int:
+    if not (found["items"] or as_json):
+        say([if_empty], err=True)
+        return 0
+    return answer(found, table(head, map(row, found["items"])), as_json=as_json)
 
 
 def _source_row(found: Mapping[str, Any]) -> list[str]:
@@ -125,11 +135,9 @@ def _source_row(found: Mapping[str, Any]) -> list[str]:
 @asks_api
 def destinations(api: Api, as_json: bool) -> int:
     """Show every destination: its address, its state, and when it is tried again."""
-    found = api.get("destinations")
-    if not (found["items"] or as_json):
-        say(["no destinations: add a [destination.NAME] and a [[route]] to it"], err=True)
     head = ("name", "kind", "address", "state", "pending", "leased", "dead", "oldest due", "retry")
-    return answer(found, found["items"] and table(head, map(_destination_row, found["items"])), as_json=as_json)
+    if_empty = "no destinations: add a [destination.NAME] and a [[route]] to it"
+    return _list(api.get("destinations"), head, _destination_row, if_empty, as_json)
 
 
 def _destination_row(found: Mapping[str, Any]) -> list[str]:
@@ -155,11 +163,8 @@ def destination_state(found: Mapping[str, Any]) -> str:
 
 def list_dead(api: Api, destination: str | None, as_json: bool) -> int:
     """Print dead letters, by destination and cause."""
-    found = api.get("dead", destination=destination)
-    if not (found["items"] or as_json):
-        say(["no dead letters"], err=True)
     head = ("count", "destination", "cause", "first", "last", "sample")
-    return answer(found, found["items"] and table(head, map(_cause_row, found["items"])), as_json=as_json)
+    return _list(api.get("dead", destination=destination), head, _cause_row, "no dead letters", as_json)
 
 
 def _cause_row(cause: Mapping[str, Any]) -> list[str]:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @click.group("db")
 def db() -> None:
-    """The store: bring its schema up to date, look at it, print it; prune; make a backup, take up a restored one."""
+    """Manage the store: its schema, what it keeps, a backup, and what to do after a restore."""
 
 
 def _config(config_file: Path | None) -> Config:

@@ -349,7 +349,7 @@ def pause(api: Api, names: Sequence[str], reason: str, as_json: bool) -> int:
 @json_option
 @asks_api
 def resume(api: Api, names: Sequence[str], as_json: bool) -> int:
-    """Let a destination go on."""
+    """Resume a destination."""
     return _print_changed([api.post(at("destinations", name, "resume")) for name in names], as_json)
 
 
@@ -431,7 +431,7 @@ Row = tuple[int, Sequence[str]]
 
 @click.group("import")
 def import_() -> None:
-    """Take over what was processed elsewhere, so that the first day has no duplicates."""
+    """Import keys that were processed elsewhere, so that the first day has no duplicates."""
 
 
 @import_.command("keys")

@@ -66,7 +66,7 @@ def serve(
     open_: bool,
     log_level: str | None,
 ) -> int:
-    """Receive hooks, keep them, and work them off: as oncehook.toml says, and APP (module:inbox) beside it."""
+    """Receive hooks, keep them, and deliver them, as oncehook.toml and APP (module:inbox) define it."""
     level = log_level or voice.log_level
     if reload:
         values = {"--config": config_file, "--host": host, "--port": port, "--log-level": level}
@@ -152,7 +152,7 @@ def _greet(setup: Setup, address: str, link: str | None) -> None:
 def worker(
     app: str | None, config_file: Path | None, only: Sequence[str], log_level: str | None, **options: Any
 ) -> None:
-    """Work off what waits, for the destinations of oncehook.toml and of APP (module:inbox)."""
+    """Deliver what waits, for the destinations of oncehook.toml and of APP (module:inbox)."""
     settings = {"server.log_level": log_level or voice.log_level}
     setup = _build(app, config_file, settings)
     known = setup.inbox.destinations

@@ -17,7 +17,7 @@ from oncehook import clock
 from oncehook.cli.api import Api, Failed, asks_api, at, check_known, no_answer
 from oncehook.cli.options import address_of, app_option, build_setup, config_option, json_lines_option
 from oncehook.cli.output import joined, json_line, say, text
-from oncehook.cli.tail import Feed, Moment, first_id, moment_line, open_feed
+from oncehook.cli.tail import CONNECTION, Feed, Moment, first_id, moment_line, open_feed
 from oncehook.errors import ConfigError
 from oncehook.human import show_elapsed
 
@@ -175,7 +175,7 @@ def forward(api: Api, source: str, url: str, types: tuple[str, ...], timeout: fl
 def _follow(feed: Feed, relay: Relay, as_json: bool) -> None:
     while True:
         for kind, fields in feed.take(3600):
-            if kind in ("lost", "back", "dropped"):
+            if kind in CONNECTION:
                 say([moment_line(kind, fields, clock.now_utc())], err=True)
             for sent in relay.send((kind, fields)):
                 say([json_line(sent) if as_json else _sent_line(sent)])

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 Moment = tuple[str, dict[str, Any]]
 """Its kind (arrival, attempt, watermark, dropped; lost and back: the connection itself), and its fields."""
 
+CONNECTION: Final = ("lost", "back", "dropped")
+"""Kinds of moments that are about the connection, and always shown."""
+
 RECONNECT_AFTER: Final = (0.5, 1.0, 2.0, 5.0)
 """Seconds before each try to connect again; the last one holds from then on."""
 
@@ -61,7 +64,7 @@ class MomentFilter:
 
     def __call__(self, moment: Moment) -> bool:
         kind, fields = moment
-        if kind in ("lost", "back", "dropped"):
+        if kind in CONNECTION:
             return True
         named = {"source": self.sources, "outcome": self.statuses, "subject": self.subjects}
         return all(not values or fields.get(name) in values for name, values in named.items())
@@ -103,7 +106,7 @@ def _print(feed: Feed, is_wanted: MomentFilter, as_json: bool) -> None:
             if as_json and kind not in ("lost", "back"):
                 say([json_line({"moment": kind, "at": clock.now_utc().isoformat(), **fields})])
             else:
-                say([moment_line(kind, fields, clock.now_utc())], err=kind in ("lost", "back", "dropped"))
+                say([moment_line(kind, fields, clock.now_utc())], err=kind in CONNECTION)
             sys.stdout.flush()
 
 
@@ -112,7 +115,11 @@ def _print(feed: Feed, is_wanted: MomentFilter, as_json: bool) -> None:
 
 def moment_line(kind: str, fields: Mapping[str, Any], at: datetime) -> str:
     """Print a moment in a line, by this machine's clock."""
-    return joined(at.astimezone().strftime("%H:%M:%S"), *_COLUMNS.get(kind, _other)(fields))
+    if kind in CONNECTION:
+        columns = [_connection(kind, fields)]
+    else:
+        columns = _COLUMNS[kind](fields) if kind in _COLUMNS else [text(json_line(fields), 200)]
+    return joined(at.astimezone().strftime("%H:%M:%S"), *columns)
 
 
 def _arrival(fields: Mapping[str, Any]) -> list[str]:
@@ -164,30 +171,16 @@ def _watermark(fields: Mapping[str, Any]) -> list[str]:
     return [f"watermark {text(fields['watermark'])}", word, f"level {fields['level']:,g}, limit {fields['limit']:,g}"]
 
 
-def _lost(fields: Mapping[str, Any]) -> list[str]:
-    return [click.style(f"the connection is lost ({text(fields['error'], 80)}); trying again", fg="yellow")]
+def _connection(kind: str, fields: Mapping[str, Any]) -> str:
+    if kind == "back":
+        return click.style("connected again; what happened meanwhile is in `oncehook events`", fg="green")
+    lost = f"the connection is lost ({text(fields.get('error'), 80)}); trying again"
+    return click.style(
+        lost if kind == "lost" else f"{count(fields['count'], 'moment')} left out: too many", fg="yellow"
+    )
 
 
-def _back(fields: Mapping[str, Any]) -> list[str]:
-    return [click.style("connected again; what happened meanwhile is in `oncehook events`", fg="green")]
-
-
-def _dropped(fields: Mapping[str, Any]) -> list[str]:
-    return [click.style(f"{count(fields['count'], 'moment')} left out: too many at once", fg="yellow")]
-
-
-def _other(fields: Mapping[str, Any]) -> list[str]:
-    return [text(json_line(fields), 200)]
-
-
-_COLUMNS: Final = {
-    "arrival": _arrival,
-    "attempt": _attempt,
-    "watermark": _watermark,
-    "lost": _lost,
-    "back": _back,
-    "dropped": _dropped,
-}
+_COLUMNS: Final = {"arrival": _arrival, "attempt": _attempt, "watermark": _watermark}
 
 
 # -- feeds -------------------------------------------------------------------------------------

@@ -112,8 +112,8 @@ def _in_chat(command: Callable[..., Draft]) -> Callable[..., Draft]:
 
     @click.option("--reply-to", metavar="ID", help="The message that this one answers.")
     @click.option("--delay", type=click.IntRange(0), metavar="MS", default=0, help="Show us writing first (Evolution).")
-    @click.option("--mention", "mentions", metavar="NUMBER", multiple=True, help="Whom the text names (Evolution).")
-    @click.option("--mention-all", is_flag=True, help="Name everybody in the group (Evolution).")
+    @click.option("--mention", "mentions", metavar="NUMBER", multiple=True, help="Mention this number (Evolution).")
+    @click.option("--mention-all", is_flag=True, help="Mention everybody in the group (Evolution).")
     @functools.wraps(command)
     def in_chat(mentions: tuple[str, ...], **options: Any) -> Draft:
         return command(mentions=list(mentions), **options)
@@ -169,7 +169,7 @@ def _from_destination(config_file: Path | None, name: str) -> Sender:
     config = load(config_file, whole=False).config
     senders = {known: one for known, one in config.destination.items() if one.whatsapp is not None}
     if name not in senders:
-        raise ConfigError(f'There is no whatsapp destination "{name}";', hint=suggest(name, list(senders)))
+        raise ConfigError(f'There is no whatsapp destination "{name}".', hint=suggest(name, senders))
     found = senders[name]
     assert found.whatsapp is not None
     return sender_from(found.whatsapp, timeout=found.timeout, allow_private=found.allow_private, ca=found.ca)

@@ -61,8 +61,7 @@ def conservation(tally: Tally) -> list[Check]:
         _law(
             "deliveries",
             not drifted,
-            f"{count(deliveries, 'delivery')} pending, done, dead or discarded, "
-            "as many as counted for every destination",
+            f"{count(deliveries, 'delivery')} pending, done, dead or discarded, as counted for every destination",
         ),
         _law(
             "subjects", tally.lone_pending == 0, "every pending delivery is the head of its subject or waits behind one"

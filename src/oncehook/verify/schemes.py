@@ -23,7 +23,7 @@ from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.human import suggest
 from oncehook.model import Arrival
 from oncehook.verify import readers
-from oncehook.verify.template import Address, Template
+from oncehook.verify.template import Address, SignedTemplate
 
 Verifier = Callable[[Arrival], None]
 """Returns None for a genuine arrival and raises SignatureInvalid for any other; never anything else (S2)."""
@@ -188,7 +188,7 @@ class Signature(Scheme, ABC):
     tolerance: float = DEFAULT_TOLERANCE
     key: str = "text"
     """The form of the secret: text is used as it is, base64 and hex are decoded."""
-    _templates: tuple[Template, ...] = field(init=False, repr=False, compare=False)
+    _templates: tuple[SignedTemplate, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         readers.header_name(self.header)
@@ -197,7 +197,7 @@ class Signature(Scheme, ABC):
         one_of(self.key, KEYS, "form of a key")
         check_tolerance(self.tolerance)
         texts = (self.signed,) if isinstance(self.signed, str) else self.signed
-        object.__setattr__(self, "_templates", tuple(Template(text) for text in texts))
+        object.__setattr__(self, "_templates", tuple(SignedTemplate(text) for text in texts))
         if not texts or not all(template.always for template in self._templates):
             raise ConfigError("`signed` may name nothing of the arrival, so any arrival would do.")
         self._check_timestamp()

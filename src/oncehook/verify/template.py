@@ -72,7 +72,7 @@ _FILTERS: Final[dict[str, Callable[[bytes], bytes]]] = {
 }
 
 
-class Template:
+class SignedTemplate:
     """A compiled template."""
 
     __slots__ = ("_segments", "always", "only_body", "text", "uses")
