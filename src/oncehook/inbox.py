@@ -38,7 +38,7 @@ from oncehook.settings.tables import (
     SourceArguments,
     TermSettings,
 )
-from oncehook.sources import Source, compile_source
+from oncehook.sources import Source
 from oncehook.sources import build as build_source
 from oncehook.store.base import Numbers, Store
 from oncehook.upkeep import Sweep
@@ -139,7 +139,7 @@ class Layout:
 
     def _define(self, config: Config) -> None:
         for name, settings in config.source.items():
-            self.add(compile_source(name, settings))
+            self.add(Source(name, settings))
         for name, destination in config.destination.items():
             self.add_destination(build.destination_from(name, destination))
         for one in config.route:
