@@ -159,9 +159,10 @@ class Layout:
     def source(self, name: str, **settings: Unpack[SourceArguments]) -> Source:
         """Add a source. Settings are those of `[source.NAME]`; durations and sizes may be words.
 
-        A secret is given itself, or named by `secret_env`. Functions may stand for settings: `verify` is then given the
-        arrival and a secret and returns True for a genuine one, `split` is given the parsed body and the arrival and
-        makes its parts, and `key`, `subject`, `type`, `event_time` and `preview` are given a `RuleContext`.
+        `secret` and `verify_token` are given themselves, or `secret_env` and `verify_token_env` name their variables.
+        Functions may stand for settings: `verify` is then given the arrival and a secret and returns True for a genuine
+        one, `split` is given the parsed body and the arrival and makes its parts, and `key`, `subject`, `type`,
+        `event_time` and `preview` are given a `RuleContext`.
 
         >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
         """
@@ -236,7 +237,7 @@ class Layout:
         """Add an HTTP destination. Settings are those of `[destination.NAME]`; durations and rates may be words.
 
         An address that is a secret is named by `url_env`, or by `url` and `path_env`: of such a one only the host is
-        ever shown.
+        ever shown. `sign_env` names the variable of a key to sign with.
 
         >>> inbox.destination("n8n", url="https://n8n.example/webhook/abc", preset="n8n", permanent=[409])
         """

@@ -94,7 +94,7 @@ class Sample:
 
 
 class Preset:
-    """A ready-made source for one provider: a part of the table of a source's settings, and functions beside it.
+    """A ready-made source for one provider: some settings of `[source.NAME]`, and what only a provider's source has.
 
     `facts` gives, for each claim made here, the page or code it was read in.
     """
