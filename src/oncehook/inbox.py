@@ -26,7 +26,7 @@ from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
 from oncehook.model import Arrival, Check, Headers, Item, Planned, StoredWorker, digest
 from oncehook.observe import Observer
-from oncehook.settings import Config, Loaded, Names, RetentionConfig, build, load
+from oncehook.settings import AppNames, Config, Loaded, RetentionConfig, build, load
 from oncehook.settings.build import Comparison, Encrypt
 from oncehook.settings.check import check_destination
 from oncehook.settings.read import read_program
@@ -149,7 +149,7 @@ class Layout:
         """Raise ConfigError where a route, or a name in the file, leads nowhere."""
         if self.settings is not None:
             emitted = {route.source for route in self.routes}
-            self.settings.tie(Names(self.sources, self.destinations, emitted))
+            self.settings.tie(AppNames(self.sources, self.destinations, emitted))
         for route in self.routes:
             if route.destination not in self.destinations:
                 raise ConfigError(f'A route from "{route.source}" leads to "{route.destination}", which is nowhere.')
