@@ -154,11 +154,22 @@ def _class(node: ast.ClassDef) -> Iterator[str]:
 
 
 def _fields(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
-    """Attributes, each with the text that stands below it."""
-    for item, below in zip(node.body, [*node.body[1:], None], strict=True):
+    """Yield attributes, each with the text below it; of those that `__init__` takes over, the ones that have a text."""
+    for item, text in _with_text(node.body):
         if isinstance(item, ast.AnnAssign) and not ast.unparse(item.target).startswith("_"):
-            said = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
-            yield f"{ast.unparse(item.target)}: {ast.unparse(item.annotation)}", _flat(str(said))
+            yield f"{ast.unparse(item.target)}: {ast.unparse(item.annotation)}", text
+        elif isinstance(item, ast.FunctionDef) and item.name == "__init__":
+            given = {one.arg: one.annotation for one in item.args.kwonlyargs if one.annotation is not None}
+            for line, about in _with_text(item.body):
+                name = (_assigned(line) or "").removeprefix("self.")
+                if name in given and about:
+                    yield f"{name}: {ast.unparse(given[name])}", about
+
+
+def _with_text(body: list[ast.stmt]) -> Iterator[tuple[ast.stmt, str]]:
+    for item, below in zip(body, [*body[1:], None], strict=True):
+        is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+        yield item, _flat(str(below.value.value)) if is_text else ""
 
 
 def _members(node: ast.ClassDef) -> Iterator[tuple[str, str]]:

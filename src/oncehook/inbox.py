@@ -25,7 +25,7 @@ from oncehook.errors import ConfigError, NotStarted, StoreUnavailable
 from oncehook.ingest import ClosedReceiver, Emitter, Receipt, Receiver, draft
 from oncehook.model import Arrival, Check, EventId, Expired, Headers, Item, Planned, StoredReplay, StoredWorker, digest
 from oncehook.observe import Observer
-from oncehook.settings import Config, Loaded, Names, RetentionConfig, build, load
+from oncehook.settings import AppNames, Config, Loaded, RetentionConfig, build, load
 from oncehook.settings.build import Comparison, Encrypt
 from oncehook.settings.check import check_destination
 from oncehook.settings.read import read_program
@@ -37,7 +37,7 @@ from oncehook.settings.tables import (
     SourceArguments,
     TermSettings,
 )
-from oncehook.sources import Source, compile_source
+from oncehook.sources import Source
 from oncehook.sources import build as build_source
 from oncehook.store.base import NameIds, Store, StoreObserver, Taker
 from oncehook.upkeep import Sweep
@@ -217,7 +217,7 @@ class Inbox:
 
     def _define(self, config: Config) -> None:
         for name, settings in config.source.items():
-            self.add(compile_source(name, settings))
+            self.add(Source(name, settings))
         for name, destination in config.destination.items():
             self.add_destination(build.destination_from(name, destination))
         for one in config.route:
@@ -227,7 +227,7 @@ class Inbox:
         """Raise ConfigError where a route, or a name in the file, leads nowhere."""
         if self.settings is not None:
             emitted = {route.source for route in self.routes}
-            self.settings.tie(Names(self.sources, self.destinations, emitted))
+            self.settings.tie(AppNames(self.sources, self.destinations, emitted))
         for route in self.routes:
             if route.destination not in self.destinations:
                 raise ConfigError(f'A route from "{route.source}" leads to "{route.destination}", which is nowhere.')
@@ -237,9 +237,10 @@ class Inbox:
     def source(self, name: str, **settings: Unpack[SourceArguments]) -> Source:
         """Add a source. Settings are those of `[source.NAME]`; durations and sizes may be words.
 
-        A secret is given itself, or named by `secret_env`. Functions may stand for settings: `verify` is then given the
-        arrival and a secret and returns True for a genuine one, `split` is given the parsed body and the arrival and
-        makes its parts, and `key`, `subject`, `type`, `event_time` and `preview` are given a `RuleContext`.
+        `secret` and `verify_token` are given themselves, or `secret_env` and `verify_token_env` name their variables.
+        Functions may stand for settings: `verify` is then given the arrival and a secret and returns True for a genuine
+        one, `split` is given the parsed body and the arrival and makes its parts, and `key`, `subject`, `type`,
+        `event_time` and `preview` are given a `RuleContext`.
 
         >>> inbox.source("stripe", preset="stripe", secret_env="STRIPE_SECRET", subject="$.data.object.customer")
         """
@@ -314,7 +315,7 @@ class Inbox:
         """Add an HTTP destination. Settings are those of `[destination.NAME]`; durations and rates may be words.
 
         An address that is a secret is named by `url_env`, or by `url` and `path_env`: of such a one only the host is
-        ever shown.
+        ever shown. `sign_env` names the variable of a key to sign with.
 
         >>> inbox.destination("n8n", url="https://n8n.example/webhook/abc", preset="n8n", permanent=[409])
         """

@@ -1,7 +1,7 @@
 """A source: a named place hooks come from, with everything that `ingest` must know about it.
 
-`Preset` is what one provider's hooks need, as data; `compile_source` lays the user's settings over a preset (or over
-PLAIN) and compiles them once, at start, into a `Source`.
+`Preset` is what one provider's hooks need, as data; `Source` lays the user's settings over a preset (or over PLAIN) and
+compiles them once, at start.
 """
 
 from __future__ import annotations
@@ -28,15 +28,13 @@ from oncehook.rules import (
     DEFAULT_KEY,
     DEFAULT_TYPE,
     BodyHash,
-    PythonRule,
     Redaction,
-    Rule,
     RuleContext,
     Rules,
     Spec,
     compile_rule,
 )
-from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret
+from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret, Secret
 from oncehook.settings.check import find_gaps, is_for_loopback
 from oncehook.settings.read import Settings, read_program, settings_class
 from oncehook.settings.tables import SourceArguments, SourceSettings
@@ -95,7 +93,7 @@ class Sample:
 
 
 class Preset:
-    """A ready-made source for one provider: a part of the table of a source's settings, and functions beside it.
+    """A ready-made source for one provider: some settings of `[source.NAME]`, and what only a provider's source has.
 
     `facts` gives, for each claim made here, the page or code it was read in.
     """
@@ -161,59 +159,104 @@ class Preset:
         return Preset(**{**mine, **vars(self.settings), **changes})
 
 
-@dataclass(slots=True)
 class Source:
     """A source as `ingest` uses it: everything compiled, nothing left to look up."""
 
-    name: str
-    settings: Settings
-    """Settings of `[source.NAME]` over those of the preset over the general ones."""
-    preset: Preset | None
-    base: Preset
-    """The preset, or PLAIN."""
-    scheme: Scheme
-    verifier: Verifier
-    rules: Rules
-    places: Mapping[str, Spec]
-    """The rules as they were written (`key`, `type`, `subject`), to show them and to make samples that fit."""
-    body_hash: BodyHash
-    redaction: Redaction | None
-    ignored: re.Pattern[str] | None
-    on_missing_key: str
-    """accept | reject | body_hash"""
-    missing_keep: float
-    """Seconds for which a key made of the body's hash is remembered."""
-    split: Splitter | None
-    masked: frozenset[bytes]
-    """Headers whose values never reach the store."""
-    secrets: Sequence[bytes]
-    """All of them, also those that are over."""
-    old_secrets: Sequence[OldSecret]
-    """Those that end."""
-    masking: Masking
-    """Takes the source's own secrets out of heads."""
-    body_masking: Masking
-    """Takes them out of bodies and of texts read from these; with `redact = []` it leaves everything as it came."""
-    signing: bytes
-    """What a sample is signed with: the secret itself, or the private half of it where there are two."""
-    verify_token: bytes | None
-    loopback_only: bool
-    """Open to direct requests from this machine only: development secrets, unconfirmed `none`."""
-    path: str
-    """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
-    preview: Rule | PythonRule | None
-    volume: re.Pattern[str] | None
-    """The types that count for the daily volume; None: all of them."""
-    body_authenticated: bool
-    """Whether the check covers the body."""
-    key_authenticated: bool
-    """Whether the check covers where the key stands."""
-    proof: Proof | None
-    """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
-    own: Rule | PythonRule | None
-    """Where in what is signed an id or a time of its own stands."""
-    id: int = 0
-    """Its id in the store; given at start."""
+    def __init__(
+        self, name: str, given: Settings, *, signing: bytes | None = None, loopback_only: bool = False
+    ) -> None:
+        """Raises ConfigError when it could not tell a genuine arrival from a forged one (S4).
+
+        `signing`: what samples are signed with, where that is not the secret.
+        """
+        from oncehook import presets
+
+        if gaps := [sentence for _, sentence in find_gaps(name, given)]:
+            raise ConfigError("\n".join(gaps))
+        self.name = name
+        self.id = 0
+        """Its id in the store; given at start."""
+        self.preset = None if given.preset is None else presets.load(given.preset)
+        self.base = self.preset or PLAIN
+        self.settings = settings_class(SourceSettings)(
+            **{**vars(PLAIN.settings), **vars(self.base.settings), **vars(given)}
+        )
+        """Settings of `[source.NAME]` over those of the preset over the general ones."""
+        self.path: str = self.settings.path or name
+        """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
+        self.scheme = self.base.scheme if given.verify is None else build_scheme(given.verify)
+        self.loopback_only = loopback_only or is_for_loopback(given)
+        """Open to direct requests from this machine only: development secrets, unconfirmed `none`."""
+        self._compile_secrets(signing)
+        self.masked = ALWAYS_MASKED | self.scheme.masked
+        """Headers whose values never reach the store."""
+        self.body_masking = self.masking if given.redact is None or given.redact else Masking(())
+        """Takes secrets out of bodies and of texts read from these; with `redact = []` it leaves everything."""
+        redact = self.settings.redact or ()
+        if given.redact is None:
+            redact = (*redact, *_credentials(self.scheme))
+        self.redaction = Redaction(redact) if redact else None
+        self._compile_rules(given)
+        self._compile_trust(given)
+
+    def _compile_secrets(self, signing: bytes | None) -> None:
+        given: Sequence[Secret] = self.settings.secret
+        lasting = [secret.reveal() for secret in given if secret.until is None]
+        ending = [OldSecret(secret.reveal(), secret.until, secret.name) for secret in given if secret.until]
+        self.old_secrets = sorted(ending, key=lambda old: old.ends_at)
+        """Those that end."""
+        self.secrets = [*lasting, *(_bytes(old.value) for old in self.old_secrets)]
+        """All of them, also those that are over."""
+        self.signing = signing or (self.secrets[0] if self.secrets else b"")
+        """What a sample is signed with: the secret itself, or the private half of it where there are two."""
+        token = self.settings.verify_token
+        self.verify_token: bytes | None = token.reveal() if token else None
+        kept_out = [self.verify_token] if self.verify_token and not self.loopback_only else []
+        self.masking = Masking(_spellings(self.scheme, [*self.secrets, *kept_out]))
+        """Takes the source's own secrets out of heads."""
+
+        def build_verifier(secrets: Sequence[bytes]) -> Verifier:
+            return self.scheme.verifier(secrets, url=self.settings.public_url, tolerance=self.settings.tolerance)
+
+        self.verifier = _rotating(build_verifier, lasting, self.old_secrets)
+
+    def _compile_rules(self, given: Settings) -> None:
+        settings = self.settings
+        self.places: dict[str, Spec] = {
+            "key": _choose_key(given, self.preset, self.scheme),
+            **{name: getattr(settings, name) for name in ("type", "subject", "event_time", "rank", "rank_scope")},
+        }
+        """The rules as they were written, to show them and to make samples that fit."""
+        if self.preset is None and given.type is None:
+            self.places["type"] = DEFAULT_TYPE
+        self.rules = Rules(**self.places)
+        self.preview = compile_rule("preview", settings.preview)
+        self.split: Splitter | None = split_at(settings.split) if isinstance(settings.split, str) else settings.split
+        self.body_hash = BodyHash(settings.volatile or (), by_meaning=self.split is not None)
+        self.ignored = _globs(settings.ignore or ())
+        # Patterns are of the preset's own types: where these are others, everything counts.
+        self.volume = _globs(self.base.volume if given.type is None else ())
+        """The types that count for the daily volume; None: all of them."""
+        self.on_missing_key, _, window = settings.on_missing_key.partition(":")
+        """accept | reject | body_hash"""
+        self.missing_keep: float = human.seconds(window) if window else settings.keep_keys
+        """Seconds for which a key made of the body's hash is remembered."""
+
+    def _compile_trust(self, given: Settings) -> None:
+        preset = self.preset if given.verify is None else None
+        key = self.places["key"]
+        self.body_authenticated = preset.body_authenticated if preset else "body" in self.scheme.covers
+        """Whether the check covers the body."""
+        is_theirs = preset is not None and given.key is None
+        self.key_authenticated = self.base.key_authenticated if is_theirs else _is_signed(key, self.scheme)
+        """Whether the check covers where the key stands."""
+        watched = preset.watch_proof if preset else None
+        if watched is None:
+            watched = self.body_authenticated and not self.key_authenticated
+        self.proof = _proof(self.scheme) if watched else None
+        """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
+        self.own = compile_rule("own", preset.own) if preset else None
+        """Where in what is signed an id or a time of its own stands."""
 
     @property
     def valid_secrets(self) -> list[bytes]:
@@ -278,80 +321,9 @@ PLAIN: Final = Preset(
 def build(
     name: str, *, signing: bytes | None = None, loopback_only: bool = False, **settings: Unpack[SourceArguments]
 ) -> Source:
-    """Build the source that a program describes. Raises ConfigError.
-
-    `signing`: what samples are signed with, where that is not the secret.
-    """
+    """Build the source that a program describes. Raises ConfigError."""
     read = read_program(SourceSettings, ("source", name), settings)
-    return compile_source(name, read, signing=signing, loopback_only=loopback_only)
-
-
-def compile_source(name: str, given: Settings, *, signing: bytes | None = None, loopback_only: bool = False) -> Source:
-    """Compile a source. Raises ConfigError when it could not tell a genuine arrival from a forged one (S4)."""
-    from oncehook import presets
-
-    if gaps := [sentence for _, sentence in find_gaps(name, given)]:
-        raise ConfigError("\n".join(gaps))
-    preset = None if given.preset is None else presets.load(given.preset)
-    base = preset or PLAIN
-    settings = settings_class(SourceSettings)(**{**vars(PLAIN.settings), **vars(base.settings), **vars(given)})
-    scheme = base.scheme if given.verify is None else build_scheme(given.verify)
-    loopback_only = loopback_only or is_for_loopback(given)
-    policy, _, bucket = settings.on_missing_key.partition(":")
-    verify_token = settings.verify_token.reveal() if settings.verify_token else None
-    lasting = [secret.reveal() for secret in settings.secret if secret.until is None]
-    ending = sorted(
-        (OldSecret(secret.reveal(), secret.until, secret.name) for secret in settings.secret if secret.until),
-        key=lambda old: old.ends_at,
-    )
-    known = [*lasting, *(_bytes(old.value) for old in ending)]
-    redacted = settings.redact if given.redact is not None else (*(settings.redact or ()), *_credentials(scheme))
-    split = split_at(settings.split) if isinstance(settings.split, str) else settings.split
-    places = {name: getattr(settings, name) for name in ("type", "subject", "event_time", "rank", "rank_scope")}
-    places["key"] = _choose_key(given, preset, scheme)
-    if preset is None and given.type is None:
-        places["type"] = DEFAULT_TYPE
-    masking = Masking(_spellings(scheme, [*known, *([verify_token] if verify_token and not loopback_only else [])]))
-    as_preset = preset if given.verify is None else None
-    body_signed = as_preset.body_authenticated if as_preset else "body" in scheme.covers
-    key_signed = as_preset.key_authenticated if as_preset and given.key is None else _is_signed(places["key"], scheme)
-    watched = as_preset.watch_proof if as_preset else None
-
-    def build_verifier(secrets: Sequence[bytes]) -> Verifier:
-        return scheme.verifier(secrets, url=settings.public_url, tolerance=settings.tolerance)
-
-    return Source(
-        name=name,
-        settings=settings,
-        preset=preset,
-        base=base,
-        scheme=scheme,
-        verifier=_rotating(build_verifier, lasting, ending),
-        rules=Rules(**places),
-        places=places,
-        body_hash=BodyHash(settings.volatile or (), by_meaning=split is not None),
-        redaction=Redaction(redacted) if redacted else None,
-        ignored=_globs(settings.ignore or ()),
-        on_missing_key=policy,
-        missing_keep=human.seconds(bucket) if bucket else settings.keep_keys,
-        split=split,
-        masked=ALWAYS_MASKED | scheme.masked,
-        secrets=known,
-        old_secrets=ending,
-        masking=masking,
-        body_masking=masking if given.redact is None or given.redact else Masking(()),
-        signing=signing or (known[0] if known else b""),
-        verify_token=verify_token,
-        loopback_only=loopback_only,
-        path=settings.path or name,
-        preview=compile_rule("preview", settings.preview),
-        # Patterns are of the preset's own types: where these are others, everything counts.
-        volume=_globs(base.volume if given.type is None else ()),
-        body_authenticated=body_signed,
-        key_authenticated=key_signed,
-        proof=_proof(scheme) if (body_signed and not key_signed if watched is None else watched) else None,
-        own=compile_rule("own", as_preset.own) if as_preset else None,
-    )
+    return Source(name, read, signing=signing, loopback_only=loopback_only)
 
 
 def build_scheme(spec: Verify) -> Scheme:

@@ -131,7 +131,7 @@ def test_a_store_in_a_file_database_of_djangos_is_refused(monkeypatch: pytest.Mo
         ({"STORE": "other"}, "DATABASES has none"),
         ({"SOURCES": {"shop": {"verify": "none", "kee": "$.id"}}}, "kee"),
         ({"SOURCES": {"shop": {}}}, "verified"),
-        ({"ENCRYPT": {"keys": {"env": "INBOX_KEY"}}}, "decrypt_only"),
+        ({"ENCRYPT": {"keys": {"env": "INBOX_KEY"}}}, 'did you mean "key"'),
         ({"ROUTES": [{"from": "shop", "to": "n8n", "wen": {}}]}, "wen"),
     ],
 )

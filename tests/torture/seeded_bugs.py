@@ -11,6 +11,7 @@ import sqlite3
 import sys
 import time
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -211,7 +212,9 @@ def missing_key_ignored() -> None:
     make = Receiver._item
 
     def ignoring(self: Receiver, source: Source, *rest: Any) -> Item | None:
-        item = make(self, replace(source, on_missing_key="accept"), *rest)
+        lenient = copy(source)
+        lenient.on_missing_key = "accept"
+        item = make(self, lenient, *rest)
         if item is not None:
             item.marks &= ~Mark.unkeyed
         return item

@@ -2,7 +2,7 @@
 
 `load` finds `oncehook.toml` (or `[tool.oncehook]`), lays environment variables and flags over it, and returns a
 `Loaded`; inbox and command line call it. Everything wrong is reported at once, each with file, line and remedy.
-The settings themselves stand in `tables.py`.
+The settings themselves are in `tables.py`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ import msgspec
 from oncehook.errors import ConfigError
 from oncehook.human import nearest
 from oncehook.secret import Environment, Secret
-from oncehook.settings.check import Names, check, check_bind, check_surroundings, loose_ends, warnings
+from oncehook.settings.check import AppNames, check, check_bind, check_surroundings, loose_ends, warnings
 from oncehook.settings.origin import SettingPath, find, parse_variable
 from oncehook.settings.read import Field, Problem, SettingsReader, fields_of, raise_all
 from oncehook.settings.tables import Config, EncryptConfig, RetentionConfig, ServerConfig, TokenConfig, WatermarkConfig
 from oncehook.store.cipher import read_key
 
 __all__ = [
+    "AppNames",
     "Config",
     "EncryptConfig",
     "Loaded",
-    "Names",
     "RetentionConfig",
     "Secret",
     "ServerConfig",
@@ -83,7 +83,7 @@ class Loaded:
         """Return a problem of a setting with its place."""
         return self._reader.problem(_path(dotted), sentence)
 
-    def tie(self, app: Names) -> None:
+    def tie(self, app: AppNames) -> None:
         """Raise ConfigError where a name in the file leads nowhere, also in the app that counts beside it."""
         raise_all([self._reader.problem(*finding) for finding in loose_ends(self.config, self._reader, app)])
 
@@ -142,7 +142,7 @@ def load(
     if secrets:
         _check_secrets(reader)
         check_surroundings(config, reader)
-    ends = list(loose_ends(config, reader, Names())) if whole else []
+    ends = list(loose_ends(config, reader, AppNames())) if whole else []
     for finding in ends:
         reader.note(*finding)
     raise_all(reader.problems, hint=_APP if ends else "")

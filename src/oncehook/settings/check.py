@@ -1,6 +1,6 @@
 """Checks of the whole configuration: names that must exist, and addresses that must not be open to everybody.
 
-`check` takes the tables that were read and notes its findings in the same walk; `load` calls it. A setting that is
+`check` takes the tables that were read and notes its findings in the same reader; `load` calls it. A setting that is
 wrong by itself is not complained about a second time. `loose_ends` is apart, because an app may define what a file
 only names.
 """
@@ -342,7 +342,7 @@ def _routes(config: Config, reader: SettingsReader) -> Iterator[tuple[tuple[str,
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
+class AppNames:
     """Names that an app defines beside the file."""
 
     sources: Collection[str] = ()
@@ -351,7 +351,7 @@ class Names:
     """Names under which its routes expect events."""
 
 
-def loose_ends(config: Config, reader: SettingsReader, app: Names) -> Iterator[Finding]:
+def loose_ends(config: Config, reader: SettingsReader, app: AppNames) -> Iterator[Finding]:
     """Yield names in the file that neither the file nor the app defines."""
     sources = [*_names(reader, "source"), *app.sources]
     destinations = [*_names(reader, "destination"), *app.destinations]

@@ -1,7 +1,7 @@
 """The origin of settings: the file that is found, what overrides it, and the line of each.
 
-`find` reads `oncehook.toml` or `[tool.oncehook]`; `Origin.override` puts environment variables and flags over it;
-`Origin.where` says of each setting which of them counts. `load` is the only caller.
+`find` reads `oncehook.toml` or `[tool.oncehook]`; `override` puts environment variables and flags over it; `where` says
+of each setting which of them counts. `load` is the only caller.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TOKEN: Final = re.compile(
 )
 
 
-class Origin:
+class SettingsOrigin:
     """The settings as they were written, and where."""
 
     def __init__(
@@ -91,7 +91,7 @@ class Origin:
         return True
 
 
-def find(path: Path | None, cwd: Path) -> Origin:
+def find(path: Path | None, cwd: Path) -> SettingsOrigin:
     """Read the one file that counts: the given one, `oncehook.toml`, or `[tool.oncehook]`; else no file at all."""
     if path is not None:
         return _read(cwd / path, str(path), required=True)
@@ -101,10 +101,10 @@ def find(path: Path | None, cwd: Path) -> Origin:
         origin = _read(cwd / "pyproject.toml", "pyproject.toml", required=False)
         if origin.file:
             return origin
-    return Origin({}, {}, None, "configuration", cwd)
+    return SettingsOrigin({}, {}, None, "configuration", cwd)
 
 
-def _read(file: Path, label: str, *, required: bool) -> Origin:
+def _read(file: Path, label: str, *, required: bool) -> SettingsOrigin:
     try:
         text = file.read_text("utf-8-sig")
     except OSError as error:
@@ -113,14 +113,14 @@ def _read(file: Path, label: str, *, required: bool) -> Origin:
         raise ConfigError(f"{label}: is not UTF-8 text") from None
     tree, lines = _parse(text, label), scan_lines(text)
     if file.name != "pyproject.toml":
-        return Origin(tree, lines, file, label, file.parent)
+        return SettingsOrigin(tree, lines, file, label, file.parent)
     section = tree.get("tool", {}).get("oncehook")
     if section is None and not required:
-        return Origin({}, {}, None, "configuration", file.parent)
+        return SettingsOrigin({}, {}, None, "configuration", file.parent)
     if not isinstance(section, dict):
         raise ConfigError(f"{label}: has no table [tool.oncehook]")
     inner = {path[2:]: line for path, line in lines.items() if path[:2] == ("tool", "oncehook")}
-    return Origin(section, inner, file, label, file.parent)
+    return SettingsOrigin(section, inner, file, label, file.parent)
 
 
 def _parse(text: str, label: str) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import msgspec
 from oncehook.errors import ConfigError
 from oncehook.human import nearest, suggest_clause
 from oncehook.secret import Environment, OldSecret, Secret, read_secret
-from oncehook.settings.origin import Origin, SettingPath
+from oncehook.settings.origin import SettingPath, SettingsOrigin
 from oncehook.settings.values import FLAG, NAME, NAME_FORM, Form, choice
 
 
@@ -148,7 +148,7 @@ def label(path: SettingPath) -> str:
 class SettingsReader:
     """One reading of settings, of a file or of a program. A program may also write functions, objects and secrets."""
 
-    def __init__(self, origin: Origin, env: Mapping[str, str], *, is_program: bool = False) -> None:
+    def __init__(self, origin: SettingsOrigin, env: Mapping[str, str], *, is_program: bool = False) -> None:
         self.problems: list[Problem] = []
         self.secrets: list[tuple[SettingPath, Secret]] = []
         self.env = env
@@ -308,7 +308,7 @@ def read_program(
 
     `is_program=False`: only what a file could say.
     """
-    reader = SettingsReader(Origin({}, {}, None, "", Path()), Environment(os.environ), is_program=is_program)
+    reader = SettingsReader(SettingsOrigin({}, {}, None, "", Path()), Environment(os.environ), is_program=is_program)
     read = reader.read(kind, given, path)
     if check is not None and read is not None:
         check(str(path[-1]), read, reader)
