@@ -181,7 +181,7 @@ async def served(
                 await stop.wait()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(server, "Connection", lambda connections: Heard(connections, said))
+            patch.setattr(server, "InboundConnection", lambda connections: Heard(connections, said))
             serving = asyncio.create_task(serve())
             guard = await ready
         try:

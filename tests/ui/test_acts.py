@@ -62,7 +62,7 @@ def test_a_dead_letter_is_found_understood_replayed_and_done(own_house: House, e
     assert delivery(own_house, order).status is DeliveryStatus.dead
     dialog.get_by_label("Reason").fill("the address is optional now")
     dialog.get_by_role("button", name="Replay 1 delivery to ship").click()
-    expect(page.locator(".toast")).to_contain_text("replay began")
+    expect(page.locator(".toast")).to_contain_text("Replay started")
     expect(page.locator("#head .state.done")).to_be_visible()
     expect(page.locator(".moments")).to_contain_text("Replay by admin")
     expect(page.locator(".moments")).to_contain_text("the address is optional now")

@@ -356,7 +356,7 @@ def test_everything_works_without_script(own_house: House, enter: Enter) -> None
     page.locator("#head").get_by_role("link", name="Replay…").click()
     page.get_by_label("Reason").fill("mended")
     page.get_by_role("button", name="Replay 1 delivery to ship").click()
-    expect(page.locator(".toast")).to_contain_text("replay began")
+    expect(page.locator(".toast")).to_contain_text("Replay started")
     own_house.settle()
     page.reload()
     expect(page.locator("#head .state.done")).to_be_visible()

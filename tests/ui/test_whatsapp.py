@@ -78,7 +78,7 @@ def test_the_dead_letter_of_a_failed_send_is_previewed_replayed_and_arrives_once
     assert house.meta.sent == [], "nothing is sent by a bare look"
     house.meta.message(from_="5511999990001", text="Is it ready?")  # opens the window
     dialog.get_by_role("button", name="Replay 1 delivery to answers").click()
-    expect(page.locator(".toast")).to_contain_text("replay began")
+    expect(page.locator(".toast")).to_contain_text("Replay started")
     expect(page.locator("#head .state.done")).to_be_visible()
     assert [(sent.to, sent.text) for sent in house.meta.sent] == [("5511999990001", WORDS)]
     assert house.status(event_id) is DeliveryStatus.done
