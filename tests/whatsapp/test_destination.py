@@ -14,7 +14,7 @@ from oncehook.errors import ConfigError
 from oncehook.model import ANSWER_KEPT, Category, Lease, Mark, Options, Preview, Turn
 from oncehook.whatsapp.destination import SenderDestination, Unsure, read_subject
 from oncehook.whatsapp.messages import Media, Text, type_of
-from oncehook.whatsapp.sender import Reason, SendFailed, Sent
+from oncehook.whatsapp.outcomes import Reason, SendFailed, Sent
 from tests.whatsapp.phone import HANG, Phone, busy, closed, silent
 
 EVENT_ID = "evt_0199a4e80a0070008000000000000000"

@@ -48,7 +48,8 @@ from oncehook.whatsapp.messages import (
     Text,
     check,
 )
-from oncehook.whatsapp.sender import Sender, SendFailed, Sent
+from oncehook.whatsapp.outcomes import SendFailed, Sent
+from oncehook.whatsapp.sender import Sender
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.storage import S3Files
