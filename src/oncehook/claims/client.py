@@ -1,7 +1,7 @@
 """`Claims` and `AsyncClaims`: claim a key exactly once, on the store that an address names.
 
 A verb is a generator that yields an `Ask` (a request, and how to read the reply) and is sent the answer, or yields a
-`Wait`. `Claims` runs it blocking, `AsyncClaims` on an event loop, and a `Backend` builds the asks for one kind of
+`Pause`. `Claims` runs it blocking, `AsyncClaims` on an event loop, and a `Backend` builds the asks for one kind of
 store: the two clients differ only in how they wait, the backends only in their requests. `shared` returns the clients
 that `once` and `DedupLock` use: one connector for each address in a process.
 """
@@ -43,7 +43,7 @@ log = logging.getLogger("oncehook.claims")
 
 T = TypeVar("T")
 Status = Literal["new", "in_progress", "done"]
-Step: TypeAlias = "Ask[Any] | Wait"
+Step: TypeAlias = "Ask[Any] | Pause"
 Steps = Generator[Step, Any, T]
 """A verb: yields asks, is sent their answers, returns its own."""
 
@@ -101,7 +101,7 @@ class Ask(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Pause:
     """A pause before the next ask."""
 
     seconds: float
@@ -366,7 +366,7 @@ def _commit(verbs: Verbs, held: Held, keep: str | float | None) -> Steps[None]:
                     raise
                 log.warning("claim.not_committed", extra=_log_fields(held, error))
                 return
-        yield Wait(wait)
+        yield Pause(wait)
 
 
 def _log_fields(held: Held, error: OncehookError) -> dict[str, object]:
@@ -596,7 +596,7 @@ class Claims(_BaseClaims):
                 proceed, value = steps.throw, error
 
     def _take(self, step: Step) -> Any:
-        if isinstance(step, Wait):
+        if isinstance(step, Pause):
             return threading.Event().wait(step.seconds)
         return step.read(self._connector.ask(step.request))
 
@@ -698,7 +698,7 @@ class AsyncClaims(_BaseClaims):
                 proceed, value = steps.throw, error
 
     async def _take(self, step: Step) -> Any:
-        if isinstance(step, Wait):
+        if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         return step.read(await self._connector.ask(step.request))
 

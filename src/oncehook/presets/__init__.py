@@ -17,12 +17,12 @@ GROUP = "oncehook.presets"
 
 
 def names() -> list[str]:
-    """Every preset there is, ours and those that other packages bring."""
+    """List every preset, ours and those of other packages."""
     return sorted(_ours() | {point.name for point in entry_points(group=GROUP)})
 
 
 def load(name: str) -> Preset:
-    """The preset of this name; only its own module is imported. A name of ours cannot be taken by another package."""
+    """Import the preset of this name alone. Another package cannot replace one of ours."""
     if name in _ours():
         plain = name.replace("-", "_")
         # A module's name cannot begin with a digit: 360dialog is p_360dialog.
