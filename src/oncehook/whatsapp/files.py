@@ -89,26 +89,26 @@ _TAIL: Final = 1 << 16
 
 
 class FileRefused(OncehookError):
-    """A file that cannot be sent."""
+    """This file cannot be sent."""
 
     code = "file_refused"
 
 
 class FileUnreadable(FileRefused):
-    """A file that is missing or cannot be read."""
+    """There is no such file, or it cannot be read."""
 
     code = "file_unreadable"
 
 
 class FileUnsupported(FileRefused):
-    """A file that the API does not take as the wanted kind."""
+    """The API does not take this file as what it was to be sent as."""
 
     code = "file_unsupported"
     hint = 'Convert it, or send it as a document: kind="document".'
 
 
 class FileTooLarge(FileRefused):
-    """A file that is too large for WhatsApp."""
+    """WhatsApp does not take a file of this size."""
 
     code = "file_too_large"
 

@@ -15,7 +15,7 @@ from oncehook.whatsapp.numbers import PERSON, is_group_id, normalise
 
 
 class NoMessage(GiveUp):
-    """An event without a WhatsApp message."""
+    """This event holds no WhatsApp message that somebody wrote."""
 
     code = "no_message"
 

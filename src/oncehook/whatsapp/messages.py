@@ -16,7 +16,7 @@ MediaKind = Literal["image", "video", "audio", "document", "sticker"]
 
 
 class InvalidMessage(OncehookError):
-    """A message that could never be sent."""
+    """This is no message that could be sent."""
 
     code = "message_invalid"
 

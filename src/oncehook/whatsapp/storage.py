@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 
 
 class StorageFailed(OncehookError):
-    """A failure of the file storage."""
+    """The file storage did not do what was asked."""
 
     code = "storage_failed"
 
