@@ -289,10 +289,10 @@ def rude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Co
     """Somebody who has the file for himself, once asked to, and lets go of it when two have been refused."""
     monkeypatch.setattr(sqlite_claims, "PATIENCE", 0.05)
     monkeypatch.setattr(client, "WAITS", (0.01, 0.01, None))
-    ask, refused = sqlite_claims.Connector.ask, [0]
+    ask, refused = sqlite_claims.SqliteConnector.ask, [0]
     connection = sqlite3.connect(tmp_path / "claims.db", isolation_level=None, check_same_thread=False)
 
-    def count(line: sqlite_claims.Connector, request: sqlite_claims.Request) -> sqlite_claims.Reply:
+    def count(line: sqlite_claims.SqliteConnector, request: sqlite_claims.SqliteRequest) -> sqlite_claims.SqliteReply:
         try:
             return ask(line, request)
         except StoreUnavailable:
@@ -301,7 +301,7 @@ def rude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Co
                 connection.close()
             raise
 
-    monkeypatch.setattr(sqlite_claims.Connector, "ask", count)
+    monkeypatch.setattr(sqlite_claims.SqliteConnector, "ask", count)
     yield connection
     assert refused == [2]
 

@@ -33,11 +33,11 @@ def constants(module: Any) -> list[Any]:
 
 
 def test_statements_are_constants() -> None:
-    for request in asks(postgres.Backend(VALUE)):
+    for request in asks(postgres.PostgresBackend(VALUE)):
         assert request.statement in constants(postgres)
-    for request in asks(sqlite.Backend(VALUE)):
+    for request in asks(sqlite.SqliteBackend(VALUE)):
         assert all(statement in constants(sqlite) for statement in request.statements)
-    for request in asks(redis.Backend(VALUE)):
+    for request in asks(redis.RedisBackend(VALUE)):
         assert request.script in constants(redis)
 
 
@@ -63,9 +63,9 @@ def test_keys_are_kept_as_they_are_where_every_backend_can(key: str, same: bool)
 
 
 def test_redis_reads_what_it_wrote() -> None:
-    token, payload = client.new_token(), client.hashed("p")
+    token, payload = client.new_token(), client.hash_payload("p")
     claimed = f"c{token}{payload}".encode()
-    backend: Backend = redis.Backend("n")
+    backend: Backend = redis.RedisBackend("n")
     row = backend.claim("k", token, payload, 1.0).read([claimed, 1500])
     assert (row.done, row.token, row.payload, row.result, row.left) == (False, token, payload, None, 1.5)
     done = b"d" + token.encode() + b"-" * 64

@@ -51,7 +51,7 @@ def number() -> str:
 @pytest.fixture(scope="module")
 def database() -> Iterator[str]:
     yield set_up_database()
-    assembly.the_bridge().stop()
+    assembly.get_bridge().stop()
     connections.close_all()
     async_to_sync(sync_to_async(connections.close_all))()
 
@@ -137,14 +137,14 @@ def test_a_store_in_a_file_database_of_djangos_is_refused(monkeypatch: pytest.Mo
 )
 def test_a_wrong_setting_is_told(settings: dict[str, Any], words: str) -> None:
     with override_settings(ONCEHOOK=settings), pytest.raises(ConfigError, match=words):
-        assembly.the_inbox.__wrapped__()
+        assembly.get_inbox.__wrapped__()
 
 
 def test_settings_may_be_a_file(tmp_path: Any) -> None:
     (tmp_path / "oncehook.toml").write_text('[source.orders]\nverify = "none"\nkey = "$.id"\n')
     said = {"CONFIG": "oncehook.toml", "STORE": "default", "SOURCES": {"others": {"verify": "none"}}}
     with override_settings(ONCEHOOK=said, BASE_DIR=tmp_path):
-        inbox = assembly.the_inbox.__wrapped__()
+        inbox = assembly.get_inbox.__wrapped__()
     assert (list(inbox.sources), inbox.alias) == (["orders", "others"], "default")
 
 
@@ -157,7 +157,7 @@ def test_payloads_are_encrypted_under_the_key_of_the_settings(
     (tmp_path / "oncehook.toml").write_text("")
     said = {"STORE": "default", "ENCRYPT": {"key": {"env": "INBOX_KEY"}}, **more}
     with override_settings(ONCEHOOK=said, BASE_DIR=tmp_path):
-        inbox = assembly.the_inbox.__wrapped__()
+        inbox = assembly.get_inbox.__wrapped__()
         assert inbox.store.cipher.encrypts
         inbox.store_url = "postgresql:///elsewhere"
         inbox._follow_database()
@@ -170,7 +170,7 @@ def test_a_file_counts_for_commands_where_config_names_it(tmp_path: Any, monkeyp
     route = '[[route]]\nfrom = "orders"\nto = "keep"\n'
     (tmp_path / "oncehook.toml").write_text(f'[source.orders]\nverify = "none"\n{route}')
     with override_settings(ONCEHOOK={"CONFIG": "oncehook.toml", "STORE": "default"}, BASE_DIR=tmp_path):
-        named = assembly.the_inbox.__wrapped__()
+        named = assembly.get_inbox.__wrapped__()
     named.on("orders", name="keep")(keep)
     unnamed = DjangoInbox("sqlite:./never.db")
     monkeypatch.setitem(sys.modules, "projects", SimpleNamespace(named=named, unnamed=unnamed))
@@ -352,8 +352,8 @@ def post(body: bytes, path: str = "/hooks/shop", **options: Any) -> Any:
 
 def test_the_inbox_follows_djangos_test_database(database: str) -> None:
     """Else the tests of a project would write into the database it works with."""
-    assembly.the_bridge().start()
-    inbox = assembly.the_inbox()
+    assembly.get_bridge().start()
+    inbox = assembly.get_inbox()
     assert database in str(inbox.store_url)
     assert inbox.store.database.conninfo.count(f"dbname={database}") == 1  # type: ignore[attr-defined]
 
@@ -399,7 +399,7 @@ def test_a_store_that_is_away_is_503(database: str, number: str, monkeypatch: py
     away = DjangoInbox("postgresql://127.0.0.1:1/nowhere")
     away.source("shop", verify="none", key="$.id")
     bridge = Bridge(away)
-    monkeypatch.setattr(assembly, "the_bridge", lambda: bridge)
+    monkeypatch.setattr(assembly, "get_bridge", lambda: bridge)
     answer = post(order(number, number))
     assert (answer.status_code, answer["retry-after"]) == (503, "5")
 
@@ -411,7 +411,7 @@ def test_a_second_process_on_sqlite_is_told_what_to_do(
     holder = Bridge(DjangoInbox(f"sqlite:{tmp_path}/inbox.db"))
     holder.start()
     second = Bridge(DjangoInbox(f"sqlite:{tmp_path}/inbox.db"))
-    monkeypatch.setattr(assembly, "the_bridge", lambda: second)
+    monkeypatch.setattr(assembly, "get_bridge", lambda: second)
     answer = post(b"{}")
     holder.stop()
     assert (answer.status_code, answer["retry-after"]) == (503, "5")
@@ -548,7 +548,7 @@ def test_what_is_done_at_the_dashboard_carries_the_users_name(database: str) -> 
     assert client.post(pause, {"reason": "no paper"}, **OURS).status_code == 303
     resume = "/inbox/api/v1/destinations/keep/resume"
     assert client.post(resume, "{}", "application/json", **OURS).status_code == 200
-    audit = assembly.the_bridge().call(assembly.the_inbox().admin.audit(limit=2))
+    audit = assembly.get_bridge().call(assembly.get_inbox().admin.audit(limit=2))
     assert [(line.actor, line.act) for line in audit] == [(user.username, "resume"), (user.username, "pause")]
 
 
@@ -606,9 +606,9 @@ def blocks() -> list[str]:
 def test_the_blocks_of_the_page_run(monkeypatch: pytest.MonkeyPatch) -> None:
     inbox = DjangoInbox(str(assembly.store_url()))
     inbox.alias = assembly.alias()
-    made = assembly.the_inbox.__wrapped__
-    monkeypatch.setattr(assembly, "the_inbox", lambda: inbox)
-    monkeypatch.setattr(assembly, "the_bridge", lambda: Bridge(inbox))
+    made = assembly.get_inbox.__wrapped__
+    monkeypatch.setattr(assembly, "get_inbox", lambda: inbox)
+    monkeypatch.setattr(assembly, "get_bridge", lambda: Bridge(inbox))
     monkeypatch.setenv("STRIPE_SECRET", "whsec_test")
     sources = []
     assert len(blocks()) == 7
@@ -629,8 +629,8 @@ def test_versions_that_come_out_of_order_end_as_the_page_says(
     said: dict[str, Any] = {}
     exec(settings, said)
     with override_settings(ONCEHOOK=said["ONCEHOOK"]):
-        inbox = assembly.the_inbox.__wrapped__()
-    monkeypatch.setattr(assembly, "the_inbox", lambda: inbox)
+        inbox = assembly.get_inbox.__wrapped__()
+    monkeypatch.setattr(assembly, "get_inbox", lambda: inbox)
     exec(handler, {"__name__": "block"})
     inbox.sources["shop"].settings.budget = 60.0
     bridge = Bridge(inbox, work=True)

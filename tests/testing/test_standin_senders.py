@@ -12,7 +12,8 @@ from oncehook.testing.standins import EvolutionApiStandIn, EvolutionGoStandIn, M
 from oncehook.whatsapp.evolution_api import EvolutionApi
 from oncehook.whatsapp.evolution_go import EvolutionGo
 from oncehook.whatsapp.meta import MetaCloud
-from oncehook.whatsapp.sender import Reason, Sender, SendFailed
+from oncehook.whatsapp.outcomes import Reason, SendFailed
+from oncehook.whatsapp.sender import Sender
 from tests.whatsapp.scripted import let_time_pass
 
 TO = "5511988880142"

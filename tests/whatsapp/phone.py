@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oncehook.whatsapp.messages import Message
-from oncehook.whatsapp.sender import Reason, SendFailed, Sent
+from oncehook.whatsapp.outcomes import Reason, SendFailed, Sent
 
 HANG = object()
 

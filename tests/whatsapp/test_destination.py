@@ -13,7 +13,7 @@ from oncehook.errors import ConfigError
 from oncehook.model import ANSWER_KEPT, Category, Lease, Options, Preview, Priority
 from oncehook.whatsapp.destination import SenderDestination, Unsure, read_subject
 from oncehook.whatsapp.messages import Media, Text, type_of
-from oncehook.whatsapp.sender import Reason, SendFailed, Sent
+from oncehook.whatsapp.outcomes import Reason, SendFailed, Sent
 from tests.leases import make_lease
 from tests.whatsapp.phone import HANG, Phone, busy, closed, silent
 

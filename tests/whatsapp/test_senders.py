@@ -43,7 +43,7 @@ from oncehook.whatsapp import (
 )
 from oncehook.whatsapp.evolution import wire_id
 from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, prepare
-from oncehook.whatsapp.sender import CATEGORY
+from oncehook.whatsapp.outcomes import CATEGORY
 from tests.whatsapp.scripted import Api, Asked, Behaviour, answer, cut, hang
 
 TOKEN = "EAAG-canary-token-0123456789"

@@ -1,9 +1,9 @@
-"""`Claims` and `AsyncClaims`: being first with a key, on the store that an address names.
+"""`Claims` and `AsyncClaims`: claim a key exactly once, on the store that an address names.
 
-A verb is a generator that yields an `Ask` (what to send, and how to read the reply) and is sent the answer, or yields a
-`Wait`. `Claims` runs it blocking, `AsyncClaims` on an event loop, and a `Backend` words the asks for one kind of store:
-the two clients differ in how they wait alone, the backends in the wording alone. `shared` gives the clients that `once`
-and `DedupLock` use: one connector for each address in a process, however many keys it is asked about.
+A verb is a generator that yields an `Ask` (a request, and how to read the reply) and is sent the answer, or yields a
+`Pause`. `Claims` runs it blocking, `AsyncClaims` on an event loop, and a `Backend` builds the asks for one kind of
+store: the two clients differ only in how they wait, the backends only in their requests. `shared` returns the clients
+that `once` and `DedupLock` use: one connector for each address in a process.
 """
 
 from __future__ import annotations
@@ -43,23 +43,23 @@ log = logging.getLogger("oncehook.claims")
 
 T = TypeVar("T")
 Status = Literal["new", "in_progress", "done"]
-Step: TypeAlias = "Ask[Any] | Wait"
+Step: TypeAlias = "Ask[Any] | Pause"
 Steps = Generator[Step, Any, T]
-"""A verb: yields what to ask, is sent what was answered, returns its own answer."""
+"""A verb: yields asks, is sent their answers, returns its own."""
 
 MAX_RESULT: Final = 1 << 20
-"""Bytes that a result may have: it is kept in memory by some backends, and sent whole with every later answer."""
+"""Largest result in bytes: some backends keep it in memory, and every later answer carries it."""
 
 MAX_KEY: Final = 200
-"""Bytes of a key that is kept as it is."""
+"""Longest key in bytes that is stored as it is."""
 
 HASHED: Final = "sha256:"
 SWEEP_CHANCE: Final = 1 / 16
 SWEEP_ROWS: Final = 64
-"""One new claim in sixteen removes up to this many lapsed ones: more go than come, and no claim pays for a thousand."""
+"""Lapsed claims that one new claim in sixteen removes at most: more than are added, without a long delay for any."""
 
 DEGRADED: Final = "degraded-"
-"""How the token of a claim begins that no store knows of: it was given because `fail_open` was chosen."""
+"""Prefix of the token of a claim that no store knows, because it was given by `fail_open`."""
 
 _NAMESPACE: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
@@ -69,20 +69,20 @@ class Claim:
     """The answer to `claim` and `look`."""
 
     status: Status
-    """`new`: the work is yours. `in_progress`: somebody else's; try again later. `done`: it was done before."""
+    """`new`: the work is yours. `in_progress`: another's; try again later. `done`: it was done before."""
     token: str | None = None
-    """Proves that it is yours: for `renew`, `commit` and `abort`. Only `new` has one."""
+    """The owner's proof for `renew`, `commit` and `abort`. Only `new` has one."""
     result: bytes | None = None
-    """What was committed with it."""
+    """The committed result."""
     retry_after: float | None = None
-    """With `in_progress`: seconds until that claim lapses, unless it is renewed."""
+    """Seconds until a claim in progress lapses, unless it is renewed."""
     degraded: bool = False
-    """`new` only because the store did not answer and `fail_open` was chosen: others may have got the same answer."""
+    """Whether it is `new` only by `fail_open`, because the store did not answer: others may have got the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a backend knows of a key that has not lapsed."""
+    """The stored state of a key that has not lapsed."""
 
     done: bool
     token: str
@@ -94,53 +94,53 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Ask(Generic[T]):
-    """One question to a backend: what its driver is handed, and what the driver's reply means."""
+    """A request for a backend's driver, and how to read its reply."""
 
     request: Any
     read: Callable[[Any], T]
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
-    """Let some time pass before the next ask."""
+class Pause:
+    """A pause before the next ask."""
 
     seconds: float
 
 
 class Backend(Protocol):
-    """How the verbs are worded for one kind of store. Spans are seconds by the store's own clock.
+    """The requests of one kind of store. Spans are seconds by the store's own clock.
 
-    Each ask is atomic. `renew`, `commit` and `abort` answer whether the claim stood and was this token's; if not,
-    they have changed nothing.
+    Each ask is atomic. `renew`, `commit` and `abort` answer whether the claim was held by this token; if not, they
+    have changed nothing.
     """
 
     def claim(self, key: str, token: str, payload: str | None, ttl: float) -> Ask[Row]:
-        """Take the key if nobody has it, or if this very token does; then say who has it."""
+        """Take the key if it is free or this token's; answer its state."""
 
     def renew(self, key: str, token: str, ttl: float) -> Ask[bool]:
-        """Let it run for `ttl` from now."""
+        """Extend it to `ttl` from now."""
 
     def commit(self, key: str, token: str, result: bytes | None, keep: float) -> Ask[bool]:
-        """Done. A second time with the same token changes nothing, and is fine: the first answer may have been lost."""
+        """Finish it. With the same token again it changes nothing: the first answer may have been lost."""
 
     def abort(self, key: str, token: str) -> Ask[bool]:
-        """Give it back."""
+        """Release it."""
 
     def look(self, key: str) -> Ask[Row | None]:
-        """Who has it, if anybody."""
+        """Read its state, if it is taken."""
 
     def forget(self, key: str) -> Ask[bool]:
-        """Remove whatever stands there, whoever has it."""
+        """Remove it, whoever holds it."""
 
     def sweep(self) -> Ask[bool] | None:
-        """Remove some of what has lapsed; None where the store does so by itself."""
+        """Remove some lapsed claims of any namespace; None where the store does so by itself."""
 
 
 # -- verbs -------------------------------------------------------------------------------------
 
 
 class Verbs:
-    """The verbs over one backend, with the words of the caller turned into those of the backend."""
+    """The verbs of `Claims` as steps over one backend."""
 
     def __init__(self, backend: Backend, *, ttl: str | float, keep: str | float, fail_open: bool) -> None:
         self.backend = backend
@@ -149,13 +149,12 @@ class Verbs:
         self.fail_open = fail_open
 
     def claim(self, key: str, ttl: str | float | None, payload: bytes | str | None) -> Steps[Claim]:
-        """Be first with a key, or learn who was."""
-        token, stamp = new_token(), hashed(payload)
+        token, stamp = new_token(), hash_payload(payload)
         ask = self.backend.claim(stored_key(key), token, stamp, self.ttl_of(ttl))
         try:
             row = yield ask
         except StoreUnavailable as error:
-            return self._opened(key, error)
+            return self._fail_open(key, error)
         if row.token == token:
             yield from self._sweep()
             return Claim("new", token)
@@ -163,12 +162,10 @@ class Verbs:
         return _answer(row)
 
     def renew(self, key: str, token: str | None, ttl: str | float | None) -> Steps[None]:
-        """Hold it for another while."""
         if is_known(token):
-            _ours((yield self.backend.renew(stored_key(key), token, self.ttl_of(ttl))))
+            _require_owner((yield self.backend.renew(stored_key(key), token, self.ttl_of(ttl))))
 
     def commit(self, key: str, token: str | None, result: bytes | None, keep: str | float | None) -> Steps[None]:
-        """It is done, with this result."""
         if result is not None and len(result) > MAX_RESULT:
             raise ResultInvalid(
                 f"A result of {len(result):,} bytes is too large; {MAX_RESULT:,} can be kept.",
@@ -176,28 +173,24 @@ class Verbs:
             )
         kept = self.keep if keep is None else span(keep, "keep")
         if is_known(token):
-            _ours((yield self.backend.commit(stored_key(key), token, result, kept)))
+            _require_owner((yield self.backend.commit(stored_key(key), token, result, kept)))
 
     def abort(self, key: str, token: str | None) -> Steps[None]:
-        """It was not done; the next one may try."""
         if is_known(token):
-            _ours((yield self.backend.abort(stored_key(key), token)))
+            _require_owner((yield self.backend.abort(stored_key(key), token)))
 
     def look(self, key: str) -> Steps[Claim | None]:
-        """How it stands, without touching it."""
         row = yield self.backend.look(stored_key(key))
         return None if row is None else _answer(row)
 
     def forget(self, key: str) -> Steps[bool]:
-        """Remove whatever stands there."""
         removed: bool = yield self.backend.forget(stored_key(key))
         return removed
 
     def ttl_of(self, ttl: str | float | None) -> float:
-        """The seconds of a claim, as the caller or else the settings say."""
         return self.ttl if ttl is None else span(ttl, "ttl")
 
-    def _opened(self, key: str, error: StoreUnavailable) -> Claim:
+    def _fail_open(self, key: str, error: StoreUnavailable) -> Claim:
         if not self.fail_open:
             raise error
         log.warning("claim.degraded", extra={"fields": {"key": key, "error": str(error)}})
@@ -217,8 +210,8 @@ def _answer(row: Row) -> Claim:
     return Claim("done", result=row.result) if row.done else Claim("in_progress", retry_after=row.left)
 
 
-def _ours(stood: bool) -> None:
-    if not stood:
+def _require_owner(is_owner: bool) -> None:
+    if not is_owner:
         raise ClaimLost
 
 
@@ -231,9 +224,9 @@ def _compare(kept: str | None, given: str | None) -> None:
 
 
 def stored_key(key: str) -> str:
-    """The key as it is kept: as it is if every backend can hold that, else its hash.
+    """Return the key as it is stored: as it is if every backend can hold that, else its hash.
 
-    A key that looks like a hash is hashed too, so that no two keys are ever kept alike.
+    A key that looks like a hash is hashed too, so that no two keys are stored alike.
     """
     if not isinstance(key, str) or not key:
         raise KeyMissing(f"A key is text that is not empty, not {key!r}.")
@@ -243,8 +236,7 @@ def stored_key(key: str) -> str:
     return HASHED + sha256(coded).hexdigest()
 
 
-def hashed(payload: bytes | str | None) -> str | None:
-    """What is kept of a payload: enough to tell it from another."""
+def hash_payload(payload: bytes | str | None) -> str | None:
     if payload is None:
         return None
     coded = payload.encode("utf-8", "surrogatepass") if isinstance(payload, str) else payload
@@ -252,12 +244,12 @@ def hashed(payload: bytes | str | None) -> str | None:
 
 
 def new_token() -> str:
-    """An owner's token: 32 characters that nobody can guess."""
+    """Return an owner's token: 32 characters that cannot be guessed."""
     return clock.random_bytes(16).hex()
 
 
 def is_known(token: str | None) -> TypeGuard[str]:
-    """Whether a store may know this token; of a degraded claim there is nothing to renew, commit or abort.
+    """Return whether a store may know this token; a degraded claim cannot be renewed, committed or aborted.
 
     Raises ClaimLost for None, the token of an answer that was not `new`.
     """
@@ -266,8 +258,8 @@ def is_known(token: str | None) -> TypeGuard[str]:
     return not token.startswith(DEGRADED)
 
 
-def checked_namespace(namespace: str) -> str:
-    """A namespace that no key can be mistaken for a part of."""
+def check_namespace(namespace: str) -> str:
+    """Refuse a namespace that could be mistaken for a part of a key."""
     if not _NAMESPACE.fullmatch(namespace):
         raise ConfigError(
             f"{namespace!r} cannot be a namespace.",
@@ -277,7 +269,7 @@ def checked_namespace(namespace: str) -> str:
 
 
 def span(duration: str | float, name: str) -> float:
-    """A duration in seconds that is long enough to be measured by every backend."""
+    """Read a duration in seconds, long enough to be measured by every backend."""
     value = human.seconds(duration)
     if value < 0.001:
         raise ConfigError(f"{name} = {duration!r} would be over at once.")
@@ -285,14 +277,14 @@ def span(duration: str | float, name: str) -> float:
 
 
 BEATS: Final = 3
-"""Renewals in one ttl: two may fail before it lapses."""
+"""Renewals in one ttl: two may fail before the claim lapses."""
 
 WAITS: Final = (0.2, 1.0, None)
-"""Seconds between tries to commit work that is done: a restart of the store need not have it done again."""
+"""Seconds between tries to commit finished work, so that a restart of the store does not have it done again."""
 
 
 class Held:
-    """A claim that is being worked on. Set `result` to keep something for those who ask later."""
+    """A claim during its work. Set `result` to store it for later callers."""
 
     def __init__(self, key: str, claim: Claim, ttl: float, asked_at: float) -> None:
         if claim.token is None:
@@ -303,27 +295,26 @@ class Held:
         self.result: bytes | None = None
         self.ttl = ttl
         self.renewed_at = asked_at
-        """When the last renewal was asked for, by the steady clock: from then on it is surely ours for `ttl`."""
+        """The steady clock at the last renewal's request: from then on it is surely ours for `ttl`."""
         self._lost = False
 
     @property
     def lost(self) -> bool:
-        """It lapsed, or may have: somebody else may be working on it. Look here before what cannot be undone."""
+        """Return whether it may have lapsed, so that another may work on it. Check before what cannot be undone."""
         return not self.degraded and (self._lost or clock.steady() >= self.renewed_at + self.ttl)
 
-    def not_renewed(self, error: OncehookError) -> None:
-        """A renewal failed: it still holds until it lapses, unless it is somebody else's already."""
+    def note_failed_renewal(self, error: OncehookError) -> None:
+        """Log a failed renewal: the claim holds until it lapses, unless another has it already."""
         self._lost = self._lost or isinstance(error, ClaimLost)
-        log.warning("claim.not_renewed", extra=_told(self, error))
+        log.warning("claim.not_renewed", extra=_log_fields(self, error))
 
     @property
     def needs_beats(self) -> bool:
-        """Whether there is still something to renew."""
         return not self.degraded and not self._lost
 
 
-def begun(key: str, claim: Claim, ttl: float, asked_at: float) -> Held:
-    """A new claim as one that is worked on; raises what any other answer means to somebody who wanted to work."""
+def begin_work(key: str, claim: Claim, ttl: float, asked_at: float) -> Held:
+    """Hold a new claim. Raises InProgress or AlreadyDone for any other."""
     if claim.status == "in_progress":
         raise InProgress(retry_after=claim.retry_after)
     if claim.status == "done":
@@ -334,57 +325,57 @@ def begun(key: str, claim: Claim, ttl: float, asked_at: float) -> Held:
 # -- while it goes on, and at its end ----------------------------------------------------------
 
 
-def renewed(verbs: Verbs, held: Held) -> Steps[None]:
-    """Hold it for another ttl; a failure is written down, and never the work's own."""
+def renew(verbs: Verbs, held: Held) -> Steps[None]:
+    """Hold it for another ttl; a failure is logged, and does not fail the work."""
     asked_at = clock.steady()
     try:
         yield from verbs.renew(held.key, held.token, held.ttl)
     except OncehookError as error:
-        held.not_renewed(error)
+        held.note_failed_renewal(error)
     else:
         held.renewed_at = asked_at
 
 
-def given_back(verbs: Verbs, held: Held) -> Steps[None]:
-    """The work has failed: abort. Its own error matters more than ours; the claim lapses by itself, or has lapsed."""
+def give_back(verbs: Verbs, held: Held) -> Steps[None]:
+    """Abort after failed work, whose error must not be replaced by ours: the claim lapses by itself, or has lapsed."""
     try:
         yield from verbs.abort(held.key, held.token)
     except OncehookError as error:
-        log.warning("claim.not_aborted", extra=_told(held, error))
+        log.warning("claim.not_aborted", extra=_log_fields(held, error))
 
 
-def finished(verbs: Verbs, held: Held, keep: str | float | None) -> Steps[None]:
-    """The work is done: commit, and without its result where that cannot be kept, before anything is raised."""
+def finish(verbs: Verbs, held: Held, keep: str | float | None) -> Steps[None]:
+    """Commit finished work; without its result where that cannot be stored, before ResultInvalid is raised."""
     try:
-        yield from _committed(verbs, held, keep)
+        yield from _commit(verbs, held, keep)
     except ResultInvalid:
         held.result = None
-        yield from _committed(verbs, held, keep)
+        yield from _commit(verbs, held, keep)
         raise
 
 
-def _committed(verbs: Verbs, held: Held, keep: str | float | None) -> Steps[None]:
+def _commit(verbs: Verbs, held: Held, keep: str | float | None) -> Steps[None]:
     for wait in WAITS:
         try:
             yield from verbs.commit(held.key, held.token, held.result, keep)
             return
         except StoreUnavailable as error:
             if wait is None or held.lost:
-                # The work is done, and only the store does not know: with `fail_open` that is a warning.
+                # The work is done, only the store does not know it: with `fail_open` that is a warning.
                 if not verbs.fail_open:
                     raise
-                log.warning("claim.not_committed", extra=_told(held, error))
+                log.warning("claim.not_committed", extra=_log_fields(held, error))
                 return
-        yield Wait(wait)
+        yield Pause(wait)
 
 
-def _told(held: Held, error: OncehookError) -> dict[str, object]:
+def _log_fields(held: Held, error: OncehookError) -> dict[str, object]:
     return {"fields": {"key": held.key, "code": error.code, "error": str(error)}}
 
 
 @contextlib.contextmanager
 def renewing(held: Held, renew: Callable[[], None]) -> Iterator[None]:
-    """Renew by a thread until the block ends: a function that blocks its own thread delays nothing."""
+    """Renew on a thread until the block ends, so that a function that blocks its own thread keeps the claim."""
     stop = threading.Event()
 
     def beat() -> None:
@@ -402,7 +393,7 @@ def renewing(held: Held, renew: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.asynccontextmanager
 async def renewing_async(held: Held, renew: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
-    """Renew by a task until the block ends: a coroutine that blocks the event loop for `ttl` loses its claim."""
+    """Renew on a task until the block ends: a coroutine that blocks the event loop for `ttl` loses its claim."""
     stop = asyncio.Event()
 
     async def beat() -> None:
@@ -423,10 +414,10 @@ async def renewing_async(held: Held, renew: Callable[[], Awaitable[None]]) -> As
 
 
 ENVIRONMENT: Final = "ONCEHOOK_CLAIMS"
-"""The variable that names the store where the caller does not."""
+"""The variable with the store's address, where the caller gives none."""
 
-_SAYS_WHERE: Final = ("ONCEHOOK_CONFIG", "ONCEHOOK_STORE")
-"""Variables that lead to the inbox's own store."""
+_INBOX_VARIABLES: Final = ("ONCEHOOK_CONFIG", "ONCEHOOK_STORE")
+"""Variables that determine the inbox's own store."""
 
 NAMESPACE: Final = "oncehook"
 TTL: Final = "30s"
@@ -445,7 +436,7 @@ _MODULES: Final = {
 
 
 def module_of(url: str) -> ModuleType:
-    """The backend's module that an address names; raises ConfigError when there is none, or its driver is missing."""
+    """Import the backend that an address names. Raises ConfigError when there is none, or its driver is missing."""
     scheme = url.partition(":")[0]
     if scheme not in _MODULES:
         raise ConfigError(
@@ -462,15 +453,15 @@ def module_of(url: str) -> ModuleType:
 
 
 def named_store(store: str | None) -> str:
-    """The address that was given, or the environment's, or the one beside the inbox that the settings describe."""
-    return store or os.environ.get(ENVIRONMENT) or _beside_the_inbox(Path.cwd(), *map(os.environ.get, _SAYS_WHERE))
+    """Return the given address, or the environment's, or the one beside the inbox of the settings."""
+    return store or os.environ.get(ENVIRONMENT) or _beside_the_inbox(Path.cwd(), *map(os.environ.get, _INBOX_VARIABLES))
 
 
 @functools.cache
 def _beside_the_inbox(folder: Path, config_file: str | None, inbox_store: str | None) -> str:
-    """PostgreSQL: in the same database. SQLite: a file of its own, since the inbox's has one writer (DESIGN.md 8.7).
+    """Return the inbox's PostgreSQL database, or a SQLite file beside the inbox's, which has one writer only.
 
-    The settings are read once for all calls that find the same ones.
+    Cached, so that the settings are read once.
     """
     from oncehook.settings import load
 
@@ -482,17 +473,17 @@ def _beside_the_inbox(folder: Path, config_file: str | None, inbox_store: str | 
     return f"sqlite:{file.with_name(f'{file.stem}-claims.db')}"
 
 
-class _Face:
-    """What both faces are made of."""
+class _BaseClaims:
+    """The settings of both clients."""
 
     def __init__(self, store_url: str, namespace: str, ttl: str | float, keep: str | float, fail_open: bool) -> None:
         self._module = module_of(store_url)
-        backend = self._module.Backend(checked_namespace(namespace))
+        backend = self._module.BACKEND(check_namespace(namespace))
         self._verbs = Verbs(backend, ttl=ttl, keep=keep, fail_open=fail_open)
 
 
-class Claims(_Face):
-    """Being first with a key. Threads may share one; a forked child may go on with it.
+class Claims(_BaseClaims):
+    """A client that claims keys. Threads may share one; a forked child may go on with it.
 
     >>> claims = Claims("redis://localhost/0")
     >>> claim = claims.claim("refund:42")
@@ -500,7 +491,7 @@ class Claims(_Face):
     ...     claims.commit("refund:42", claim.token, result=b"refunded")
 
     `ttl`: how long a claim holds without being renewed, so how soon a crashed owner's key is free again. `keep`: how
-    long a commit is remembered. `fail_open`: when the store does not answer, `claim` says `new` (and `degraded`)
+    long a commit is remembered. `fail_open`: when the store does not answer, `claim` answers `new` (and `degraded`)
     instead of raising StoreUnavailable: rather twice than not at all.
     """
 
@@ -515,11 +506,11 @@ class Claims(_Face):
         connector: Connector | None = None,
     ) -> None:
         super().__init__(store_url, namespace, ttl, keep, fail_open)
-        self._connector: Connector = connector or self._module.Connector(store_url)
+        self._connector: Connector = connector or self._module.CONNECTOR(store_url)
         self._owned = connector is None
 
     def claim(self, key: str, ttl: str | float | None = None, payload: bytes | str | None = None) -> Claim:
-        """Be first with a key, or learn how it stands. Of any number that ask at once exactly one is told `new`.
+        """Claim a key, or learn its state. Of any number of callers at once exactly one gets `new`.
 
         With `payload`, raises PayloadMismatch when the key was claimed with another one.
         """
@@ -530,22 +521,22 @@ class Claims(_Face):
         self._run(self._verbs.renew(key, token, ttl))
 
     def commit(self, key: str, token: str | None, result: bytes | None = None, keep: str | float | None = None) -> None:
-        """The work is done: from now on `claim` answers `done` with this result, for `keep`.
+        """Finish the work: from now on `claim` answers `done` with this result, for `keep`.
 
-        Raises ClaimLost, and changes nothing, when the claim has lapsed or is somebody else's.
+        Raises ClaimLost, and changes nothing, when the claim has lapsed or is another's.
         """
         self._run(self._verbs.commit(key, token, result, keep))
 
     def abort(self, key: str, token: str | None) -> None:
-        """The work was not done: the next one to claim is told `new`. Raises ClaimLost when it is not this token's."""
+        """Give up the work: the next caller gets `new`. Raises ClaimLost when the claim is not this token's."""
         self._run(self._verbs.abort(key, token))
 
     def look(self, key: str) -> Claim | None:
-        """How a key stands (`in_progress` or `done`, never a token); None when nobody has it."""
+        """Read the state of a key (`in_progress` or `done`, never a token); None when it is free."""
         return self._run(self._verbs.look(key))
 
     def forget(self, key: str) -> bool:
-        """Remove whatever stands under a key, whoever has it; says whether there was something. For operators."""
+        """Remove a key, whoever holds it; return whether it was there. For operators."""
         return self._run(self._verbs.forget(key))
 
     @contextlib.contextmanager
@@ -562,23 +553,23 @@ class Claims(_Face):
         Raises InProgress or AlreadyDone before the block, ClaimLost after it when the claim did not hold that long.
         """
         asked_at = clock.steady()
-        held = begun(key, self.claim(key, ttl, payload), self._verbs.ttl_of(ttl), asked_at)
+        held = begin_work(key, self.claim(key, ttl, payload), self._verbs.ttl_of(ttl), asked_at)
         with self.work(held, keep=keep):
             yield held
 
     @contextlib.contextmanager
     def work(self, held: Held, *, keep: str | float | None = None) -> Iterator[None]:
-        """The block of `hold`, for a claim that was made before."""
+        """Run the block of `hold` for a claim that was made before."""
         try:
-            with renewing(held, lambda: self._run(renewed(self._verbs, held))):
+            with renewing(held, lambda: self._run(renew(self._verbs, held))):
                 yield
         except BaseException:
-            self._run(given_back(self._verbs, held))
+            self._run(give_back(self._verbs, held))
             raise
-        self._run(finished(self._verbs, held, keep))
+        self._run(finish(self._verbs, held, keep))
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         if self._owned:
             self._connector.close()
 
@@ -591,27 +582,27 @@ class Claims(_Face):
         self.close()
 
     def _run(self, steps: Steps[T]) -> T:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = self._take(step)
-                except StoreError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            value: T = end.value
-            return value
+        proceed: Callable[[Any], Step] = steps.send
+        value: Any = None
+        while True:
+            try:
+                step = proceed(value)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            try:
+                proceed, value = steps.send, self._take(step)
+            except StoreError as error:
+                proceed, value = steps.throw, error
 
     def _take(self, step: Step) -> Any:
-        if isinstance(step, Wait):
+        if isinstance(step, Pause):
             return threading.Event().wait(step.seconds)
         return step.read(self._connector.ask(step.request))
 
 
-class AsyncClaims(_Face):
-    """The same on an event loop. Tasks, and event loops, may share one."""
+class AsyncClaims(_BaseClaims):
+    """A client like `Claims` for event loops. Tasks and event loops may share one."""
 
     def __init__(
         self,
@@ -624,11 +615,11 @@ class AsyncClaims(_Face):
         connector: AsyncConnector | None = None,
     ) -> None:
         super().__init__(store_url, namespace, ttl, keep, fail_open)
-        self._connector: AsyncConnector = connector or self._module.AsyncConnector(store_url)
+        self._connector: AsyncConnector = connector or self._module.ASYNC_CONNECTOR(store_url)
         self._owned = connector is None
 
     async def claim(self, key: str, ttl: str | float | None = None, payload: bytes | str | None = None) -> Claim:
-        """Be first with a key, or learn how it stands; as `Claims.claim`."""
+        """Claim a key, or learn its state; as `Claims.claim`."""
         return await self._run(self._verbs.claim(key, ttl, payload))
 
     async def renew(self, key: str, token: str | None, ttl: str | float | None = None) -> None:
@@ -638,19 +629,19 @@ class AsyncClaims(_Face):
     async def commit(
         self, key: str, token: str | None, result: bytes | None = None, keep: str | float | None = None
     ) -> None:
-        """The work is done; as `Claims.commit`."""
+        """Finish the work; as `Claims.commit`."""
         await self._run(self._verbs.commit(key, token, result, keep))
 
     async def abort(self, key: str, token: str | None) -> None:
-        """The work was not done; as `Claims.abort`."""
+        """Give up the work; as `Claims.abort`."""
         await self._run(self._verbs.abort(key, token))
 
     async def look(self, key: str) -> Claim | None:
-        """How a key stands; as `Claims.look`."""
+        """Read the state of a key; as `Claims.look`."""
         return await self._run(self._verbs.look(key))
 
     async def forget(self, key: str) -> bool:
-        """Remove whatever stands under a key; as `Claims.forget`."""
+        """Remove a key; as `Claims.forget`."""
         return await self._run(self._verbs.forget(key))
 
     @contextlib.asynccontextmanager
@@ -664,23 +655,23 @@ class AsyncClaims(_Face):
     ) -> AsyncIterator[Held]:
         """Claim, renew while the block runs, then commit, or abort; as `Claims.hold`."""
         asked_at = clock.steady()
-        held = begun(key, await self.claim(key, ttl, payload), self._verbs.ttl_of(ttl), asked_at)
+        held = begin_work(key, await self.claim(key, ttl, payload), self._verbs.ttl_of(ttl), asked_at)
         async with self.work(held, keep=keep):
             yield held
 
     @contextlib.asynccontextmanager
     async def work(self, held: Held, *, keep: str | float | None = None) -> AsyncIterator[None]:
-        """The block of `hold`, for a claim that was made before."""
+        """Run the block of `hold` for a claim that was made before."""
         try:
-            async with renewing_async(held, lambda: self._run(renewed(self._verbs, held))):
+            async with renewing_async(held, lambda: self._run(renew(self._verbs, held))):
                 yield
         except BaseException:
-            await self._run(given_back(self._verbs, held))
+            await self._run(give_back(self._verbs, held))
             raise
-        await self._run(finished(self._verbs, held, keep))
+        await self._run(finish(self._verbs, held, keep))
 
     async def close(self) -> None:
-        """Let go of all connections of this event loop."""
+        """Close all connections of this event loop."""
         if self._owned:
             await self._connector.close()
 
@@ -693,26 +684,26 @@ class AsyncClaims(_Face):
         await self.close()
 
     async def _run(self, steps: Steps[T]) -> T:
-        try:
-            step = next(steps)
-            while True:
-                try:
-                    answer = await self._take(step)
-                except StoreError as error:
-                    step = steps.throw(error)
-                else:
-                    step = steps.send(answer)
-        except StopIteration as end:
-            value: T = end.value
-            return value
+        proceed: Callable[[Any], Step] = steps.send
+        value: Any = None
+        while True:
+            try:
+                step = proceed(value)
+            except StopIteration as end:
+                result: T = end.value
+                return result
+            try:
+                proceed, value = steps.send, await self._take(step)
+            except StoreError as error:
+                proceed, value = steps.throw, error
 
     async def _take(self, step: Step) -> Any:
-        if isinstance(step, Wait):
+        if isinstance(step, Pause):
             return await asyncio.sleep(step.seconds)
         return step.read(await self._connector.ask(step.request))
 
 
-# -- shared lines ------------------------------------------------------------------------------
+# -- shared connectors -------------------------------------------------------------------------
 
 _connectors: Final[dict[str, Connector]] = {}
 _async_connectors: Final[dict[str, AsyncConnector]] = {}
@@ -722,24 +713,21 @@ _opening: Final = threading.Lock()
 def shared(store: str | None, **settings: Any) -> Claims:
     """Return claims on the connector that all users of an address share."""
     url = named_store(store)
-    place, module = _place(url), module_of(url)
-    with _opening:
-        connector = _connectors.get(place) or _connectors.setdefault(place, module.Connector(url))
-    return Claims(url, connector=connector, **settings)
+    return Claims(url, connector=_share(_connectors, url, module_of(url).CONNECTOR), **settings)
 
 
 def shared_async(store: str | None, **settings: Any) -> AsyncClaims:
-    """The same for event loops."""
+    """Return claims for event loops on the connector that all users of an address share."""
     url = named_store(store)
-    place, module = _place(url), module_of(url)
+    return AsyncClaims(url, connector=_share(_async_connectors, url, module_of(url).ASYNC_CONNECTOR), **settings)
+
+
+def _share(connectors: dict[str, T], url: str, connect: Callable[[str], T]) -> T:
+    place = f"{url} in {Path.cwd()}" if url.startswith("sqlite:") else url  # a file's path may be relative
     with _opening:
-        connector = _async_connectors.get(place) or _async_connectors.setdefault(place, module.AsyncConnector(url))
-    return AsyncClaims(url, connector=connector, **settings)
-
-
-def _place(url: str) -> str:
-    """What an address means here: that of a file may be relative."""
-    return f"{url} in {Path.cwd()}" if url.startswith("sqlite:") else url
+        if place not in connectors:
+            connectors[place] = connect(url)
+        return connectors[place]
 
 
 @atexit.register

@@ -17,23 +17,23 @@ C = TypeVar("C")
 
 
 class Connector(Protocol):
-    """Blocking. Any number of threads may ask at once."""
+    """A blocking connector. Any number of threads may ask at once."""
 
     def ask(self, request: Any) -> Any:
-        """Send a request of this backend, and give its reply. Raises StoreUnavailable when there is none."""
+        """Send a request of this backend and return its reply. Raises StoreUnavailable when there is none."""
 
     def close(self) -> None:
-        """Let go of all connections; asking again opens new ones."""
+        """Close all connections; asking again opens new ones."""
 
 
 class AsyncConnector(Protocol):
-    """The same on an event loop. Any number of tasks, and of loops, may ask at once."""
+    """A connector for event loops. Any number of tasks and loops may ask at once."""
 
     async def ask(self, request: Any) -> Any:
-        """Send a request of this backend, and give its reply. Raises StoreUnavailable when there is none."""
+        """Send a request of this backend and return its reply. Raises StoreUnavailable when there is none."""
 
     async def close(self) -> None:
-        """Let go of all connections of this loop; asking again opens new ones."""
+        """Close all connections of this loop; asking again opens new ones."""
 
 
 class PerLoop(Generic[C]):
@@ -47,7 +47,7 @@ class PerLoop(Generic[C]):
         )
 
     async def get(self) -> C:
-        """The client of the running loop."""
+        """Return the client of the running loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             client = self._make()
@@ -81,7 +81,7 @@ class Forkable(Protocol):
     """Held while a connection is at work: no fork happens then."""
 
     def forget(self) -> None:
-        """In the child: begin afresh, without touching what was inherited."""
+        """Drop inherited connections in the child, without closing them."""
 
 
 _forkable: Final[WeakSet[Forkable]] = WeakSet()
@@ -90,7 +90,7 @@ _changing = threading.Lock()
 
 
 def survive_forks(connector: Forkable) -> None:
-    """See to it that a fork finds this connector at rest, and that the child begins afresh."""
+    """Let no fork happen while this connector is at work, and the child begin without its connections."""
     with _changing:
         _forkable.add(connector)
 

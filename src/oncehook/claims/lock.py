@@ -1,7 +1,7 @@
-"""`DedupLock`: the plain atomic lock, for those who want just `SET NX EX`.
+"""`DedupLock`: a plain atomic lock, like `SET NX EX`.
 
-Two answers instead of three, so it cannot tell "is being done" from "was done", and a crash after `acquire` locks the
-key for all of `keep`. `Claims` and `once` can and do not.
+It has two answers instead of three, so it cannot tell "in progress" from "done", and a crash after `acquire` locks the
+key for all of `keep`. `Claims` and `once` do not have these limits.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from oncehook.claims.client import KEEP, shared, shared_async
 from oncehook.errors import ClaimLost, ConfigError, StoreUnavailable
 
 NAMESPACE: Final = "oncehook-locks"
-"""Apart from claims: the same id may be locked here and claimed there."""
+"""Separate from that of claims: the same id may be locked here and claimed there."""
 
 
 class DedupLock:
     """A lock on one id, for `keep`. Without `store`, as for `once`.
 
-    `prefix` stands before the id in the key: the same id is locked once for each. `seen` is given the id and says
-    whether your own database has it already, for what the lock has forgotten; what it finds is not acquired.
+    `prefix` precedes the id in the key: the same id is locked once for each. `seen` takes the id and returns whether
+    your own database has it already, for what the lock has forgotten; such an id is not acquired.
 
     >>> if DedupLock("wamid.HBgL…", store="redis://localhost/0", prefix="inbox-7:").acquire():
     ...     handle(message)
@@ -62,7 +62,7 @@ class DedupLock:
         return True
 
     def release(self) -> bool:
-        """Give it back, if this very object has it; says whether it did. Never touches somebody else's."""
+        """Release it if this very object has it; return whether it did. Never releases another's."""
         token, self._token = self._token, None
         try:
             self._claims.abort(self._key, token)
@@ -83,7 +83,7 @@ class DedupLock:
 
 
 class AsyncDedupLock:
-    """The same on an event loop; `seen` may be `def` or `async def`."""
+    """A lock like `DedupLock` for event loops; `seen` may be `def` or `async def`."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class AsyncDedupLock:
         return True
 
     async def release(self) -> bool:
-        """Give it back, if this very object has it; as `DedupLock.release`."""
+        """Release it if this very object has it; as `DedupLock.release`."""
         token, self._token = self._token, None
         try:
             await self._claims.abort(self._key, token)
@@ -139,5 +139,5 @@ class AsyncDedupLock:
 
 
 def _key(prefix: str, source_id: str) -> str:
-    """Return what is locked; without an id that is nothing, which no lock takes."""
+    """Return the key to lock; without an id it is empty, which is refused."""
     return prefix + source_id if source_id and isinstance(source_id, str) else source_id

@@ -1,7 +1,7 @@
-"""`@once`: a function that is run once for each key; who calls it again gets the first call's result.
+"""`@once`: run a function once for each key; later calls return the first call's result.
 
-The result is kept as JSON, and what a caller gets is always what is kept, the first one too: so a type that JSON does
-not hold shows at the first call, not at the first duplicate. Exported as `oncehook.once`.
+The result is stored as JSON, and every call, the first included, returns what is stored: so a type that JSON cannot
+hold shows at the first call, not at the first duplicate. Exported as `oncehook.once`.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ def once(
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         plan = _Plan(function, key, payload, name)
         if inspect.iscoroutinefunction(function):
-            return cast("Callable[P, R]", _async_face(plan, function, store, settings))
-        return _face(plan, function, store, settings)
+            return cast("Callable[P, R]", _wrap_async(plan, function, store, settings))
+        return _wrap(plan, function, store, settings)
 
     return decorate
 
 
-def _face(plan: _Plan, function: Callable[P, R], store: str | None, settings: dict[str, Any]) -> Callable[P, R]:
+def _wrap(plan: _Plan, function: Callable[P, R], store: str | None, settings: dict[str, Any]) -> Callable[P, R]:
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         key, payload = plan.read(args, kwargs)
@@ -72,16 +72,16 @@ def _face(plan: _Plan, function: Callable[P, R], store: str | None, settings: di
         asked_at = clock.steady()
         claim = claims.claim(key, payload=payload)
         if claim.status != "new":
-            return cast("R", plan.before(claim))
+            return cast("R", plan.replay(claim))
         held = Held(key, claim, span(settings["ttl"], "ttl"), asked_at)
         with claims.work(held):
-            outcome = plan.keep(held, _finished(function(*args, **kwargs)))
+            outcome = plan.keep(held, _refuse_coroutine(function(*args, **kwargs)))
         return cast("R", outcome())
 
     return run
 
 
-def _async_face(
+def _wrap_async(
     plan: _Plan, function: Callable[P, Awaitable[R]], store: str | None, settings: dict[str, Any]
 ) -> Callable[P, Awaitable[R]]:
     @functools.wraps(function)
@@ -91,7 +91,7 @@ def _async_face(
         asked_at = clock.steady()
         claim = await claims.claim(key, payload=payload)
         if claim.status != "new":
-            return cast("R", plan.before(claim))
+            return cast("R", plan.replay(claim))
         held = Held(key, claim, span(settings["ttl"], "ttl"), asked_at)
         async with claims.work(held):
             outcome = plan.keep(held, await function(*args, **kwargs))
@@ -100,7 +100,7 @@ def _async_face(
     return run
 
 
-def _finished(value: R) -> R:
+def _refuse_coroutine(value: R) -> R:
     if inspect.iscoroutine(value):
         value.close()
         raise ConfigError("This function returned a coroutine that nobody has run.", hint="Declare it `async def`.")
@@ -108,10 +108,10 @@ def _finished(value: R) -> R:
 
 
 class _Plan:
-    """What is known of a decorated function before it is called."""
+    """The rules of a decorated function, read before it is called."""
 
     def __init__(self, function: Callable[..., Any], key: Rule, payload: Rule | None, name: str | None) -> None:
-        _refuse_what_does_not_end(function)
+        _check_function(function)
         self._function = function
         self._name = name or _name_of(function)
         self._signature = inspect.signature(function)
@@ -119,7 +119,7 @@ class _Plan:
         self._payload = None if payload is None else _reader(payload, self._signature)
 
     def read(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str, bytes | None]:
-        """The key and the payload of a call. Raises TypeError as the function would, and KeyMissing."""
+        """Read key and payload of a call. Raises TypeError as the function would, and KeyMissing."""
         call = self._signature.bind(*args, **kwargs)
         call.apply_defaults()
         try:
@@ -129,30 +129,30 @@ class _Plan:
         key = f"{self._name}:{_key_text(found)}"
         return key, None if self._payload is None else _payload_bytes(self._payload(call))
 
-    def before(self, claim: Claim) -> Any:
-        """What a call gets that was not the first."""
+    def replay(self, claim: Claim) -> Any:
+        """Return the first call's result to a later one. Raises InProgress while there is none."""
         if claim.status == "in_progress":
             raise InProgress(f"{self._name} is running for this key.", retry_after=claim.retry_after)
         if claim.result is None:
             raise ResultInvalid(_UNKEPT)
-        return self._decoded(claim.result)
+        return self._decode(claim.result)
 
     def keep(self, held: Held, value: Any) -> Callable[[], Any]:
-        """Put a result where it is committed. Gives what is to be done after that: return it, or raise.
+        """Set the result to be committed; return the function that then returns it, or raises.
 
-        The function has had its effect: also when its result cannot be kept, the commit must come first.
+        The function has had its effect, so the commit comes first even when its result cannot be stored.
         """
         try:
             kept = _encode(value)
             if len(kept) > MAX_RESULT:
                 raise ValueError(f"{len(kept):,} bytes; {MAX_RESULT:,} can be kept")
-            result = self._decoded(kept)
+            result = self._decode(kept)
         except (TypeError, ValueError, RecursionError, msgspec.MsgspecError) as error:
             return functools.partial(_fail, self._name, error)
         held.result = kept
         return lambda: result
 
-    def _decoded(self, kept: bytes) -> Any:
+    def _decode(self, kept: bytes) -> Any:
         if self._decoder is not None:
             try:
                 return self._decoder.decode(kept)
@@ -162,7 +162,7 @@ class _Plan:
 
     @functools.cached_property
     def _decoder(self) -> msgspec.json.Decoder[Any] | None:
-        """Makes of JSON again what the function is annotated to return; None when it is not, or cannot."""
+        """Build a decoder for the annotated return type; None where there is none, or it cannot be decoded."""
         try:
             hints = get_type_hints(self._function)
             return msgspec.json.Decoder(hints["return"]) if "return" in hints else None
@@ -180,7 +180,7 @@ def _fail(name: str, error: Exception) -> Any:
 # -- functions ---------------------------------------------------------------------------------
 
 
-def _refuse_what_does_not_end(function: Any) -> None:
+def _check_function(function: Any) -> None:
     if isinstance(function, classmethod | staticmethod | type) or not callable(function):
         raise ConfigError("@once is for functions and methods.", hint="Put it below @classmethod or @staticmethod.")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
@@ -195,7 +195,7 @@ def _name_of(function: Callable[..., Any]) -> str:
 
 
 def _module_of(function: Callable[..., Any]) -> str:
-    """Where it is defined: the same for the process that was started with that file as for those that import it."""
+    """Return the defining module, the same whether its file was started or imported."""
     if function.__module__ != "__main__":
         return function.__module__
     main = sys.modules["__main__"]

@@ -1,6 +1,6 @@
 """Claims on PostgreSQL: one table, made on first use, one statement per verb, all by the database's clock.
 
-`faces` imports this module when an address says `postgresql:`. The table is looked for where the connection's
+`client` imports this module when an address says `postgresql:`. The table is looked for where the connection's
 `search_path` leads, or in the schema that `?schema=` in the address names.
 """
 
@@ -20,7 +20,7 @@ from oncehook.errors import StoreError, StoreUnavailable
 from oncehook.store.postgres.connection import BlockingConnection, Connection, Database, is_alive
 
 CONNECTIONS: Final = 4
-"""Of one process, for each event loop and for all its threads together: a claim takes a millisecond or two."""
+"""Connections of one process for each event loop, and for all its threads together."""
 
 TABLE: Final = """
 CREATE TABLE IF NOT EXISTS oncehook_claims (
@@ -97,53 +97,46 @@ SELECT set_config('statement_timeout', '5s', false),
   set_config('search_path', coalesce(quote_ident(%(schema)s::text), current_setting('search_path')), false)
 """
 _WHEREVER: Final = "*"
-"""No schema was named: the one that search_path leads to."""
+"""A schema that was not named: the one that search_path leads to."""
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PostgresRequest:
     """A statement and its parameters."""
 
     statement: str
     parameters: dict[str, object]
 
 
-class Backend:
+class PostgresBackend:
     """The verbs as statements."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
     def claim(self, key: str, token: str, payload: str | None, ttl: float) -> Ask[Row]:
-        """Take it, or say who has it."""
         return Ask(self._request(CLAIM, key, token=token, payload=payload, span=ttl), lambda rows: _row(rows[0]))
 
     def renew(self, key: str, token: str, ttl: float) -> Ask[bool]:
-        """Set its time anew."""
         return Ask(self._request(RENEW, key, token=token, span=ttl), bool)
 
     def commit(self, key: str, token: str, result: bytes | None, keep: float) -> Ask[bool]:
-        """Turn the claim into the result, in the same row."""
         return Ask(self._request(COMMIT, key, token=token, result=result, span=keep), bool)
 
     def abort(self, key: str, token: str) -> Ask[bool]:
-        """Delete what is ours."""
         return Ask(self._request(ABORT, key, token=token), bool)
 
     def look(self, key: str) -> Ask[Row | None]:
-        """What stands there."""
         return Ask(self._request(LOOK, key), lambda rows: _row(rows[0]) if rows else None)
 
     def forget(self, key: str) -> Ask[bool]:
-        """Delete whatever stands there."""
         return Ask(self._request(FORGET, key), lambda rows: bool(rows and rows[0][0]))
 
     def sweep(self) -> Ask[bool]:
-        """Delete some of what has lapsed, of any namespace."""
-        return Ask(Request(SWEEP, {"rows": SWEEP_ROWS}), bool)
+        return Ask(PostgresRequest(SWEEP, {"rows": SWEEP_ROWS}), bool)
 
-    def _request(self, statement: str, key: str, **parameters: object) -> Request:
-        return Request(statement, {"namespace": self._namespace, "key": key, **parameters})
+    def _request(self, statement: str, key: str, **parameters: object) -> PostgresRequest:
+        return PostgresRequest(statement, {"namespace": self._namespace, "key": key, **parameters})
 
 
 def _row(values: tuple[Any, ...]) -> Row:
@@ -151,10 +144,10 @@ def _row(values: tuple[Any, ...]) -> Row:
     return Row(done, token, payload, result, max(0.0, left))
 
 
-# -- lines -------------------------------------------------------------------------------------
+# -- connectors --------------------------------------------------------------------------------
 
 
-class Connector:
+class PostgresConnector:
     """A few blocking connections; a thread that finds none free waits for one."""
 
     def __init__(self, url: str) -> None:
@@ -168,12 +161,11 @@ class Connector:
         self._idle: list[BlockingConnection] = []
 
     def forget(self) -> None:
-        """In a forked child: the inherited connections are the parent's; to close one would end the parent's."""
+        # to close an inherited connection would end the parent's
         _left_to_parent.extend(self._idle)
         self._begin()
 
-    def ask(self, request: Request) -> list[Any]:
-        """All rows of a statement."""
+    def ask(self, request: PostgresRequest) -> list[Any]:
         with self._room:
             connection = self._take()
             try:
@@ -188,7 +180,6 @@ class Connector:
             return rows
 
     def close(self) -> None:
-        """Disconnect."""
         with self.lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -210,7 +201,7 @@ class Connector:
             raise _unavailable(error) from error
         return connection
 
-    def _rows(self, connection: BlockingConnection, request: Request) -> list[Any]:
+    def _rows(self, connection: BlockingConnection, request: PostgresRequest) -> list[Any]:
         try:
             return connection.execute(request.statement.encode(), request.parameters).fetchall()
         except errors.UndefinedTable:
@@ -235,15 +226,14 @@ class _Pool:
             await self.idle.pop().close()
 
 
-class AsyncConnector:
+class AsyncPostgresConnector:
     """A few connections for each event loop; a task that finds none free waits for one."""
 
     def __init__(self, url: str) -> None:
         self._place = Database.parse(url, _WHEREVER)
         self._pools = PerLoop(_Pool, _Pool.close)
 
-    async def ask(self, request: Request) -> list[Any]:
-        """All rows of a statement."""
+    async def ask(self, request: PostgresRequest) -> list[Any]:
         pool = await self._pools.get()
         async with pool.room:
             connection = await self._take(pool)
@@ -258,7 +248,6 @@ class AsyncConnector:
             return rows
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._pools.close()
 
     async def _take(self, pool: _Pool) -> Connection:
@@ -276,7 +265,7 @@ class AsyncConnector:
             raise _unavailable(error) from error
         return connection
 
-    async def _rows(self, connection: Connection, request: Request) -> list[Any]:
+    async def _rows(self, connection: Connection, request: PostgresRequest) -> list[Any]:
         try:
             return await (await connection.execute(request.statement.encode(), request.parameters)).fetchall()
         except errors.UndefinedTable:
@@ -291,10 +280,13 @@ def _schema(name: str) -> str | None:
 
 
 def _unavailable(error: psycopg.Error) -> StoreError:
-    said = str(error).strip()
+    text = str(error).strip()
     if isinstance(error, errors.InsufficientPrivilege | errors.InvalidSchemaName):
         return StoreError(
-            f"The table oncehook_claims cannot be made or used: {said}",
+            f"The table oncehook_claims cannot be made or used: {text}",
             hint="Let an administrator make it for this role; docs/explanation/claims.md has the statement.",
         )
-    return StoreUnavailable(f"PostgreSQL did not answer: {said}")
+    return StoreUnavailable(f"PostgreSQL did not answer: {text}")
+
+
+BACKEND, CONNECTOR, ASYNC_CONNECTOR = PostgresBackend, PostgresConnector, AsyncPostgresConnector

@@ -1,6 +1,6 @@
 """Claims on Redis or Valkey: one value per key, which expires by the server's clock.
 
-`SET NX PX` takes it; the verbs that need the owner's token compare and change it in one script. `faces` imports this
+`SET NX PX` takes it; the verbs that need the owner's token compare and change it in one script. `client` imports this
 module when an address says `redis:` or `valkey:`. The value is, in bytes: `c` or `d` (claimed, done), 32 of token, 64
 of payload hash (or dashes), then, once done, `0` for no result or `1` and the result.
 """
@@ -24,7 +24,7 @@ from oncehook.errors import ConfigError, StoreError, StoreUnavailable
 
 CONNECTIONS: Final = 16
 PATIENCE: Final = 5.0
-"""Seconds for a connection, and for an answer. `?socket_timeout=` in the address says otherwise."""
+"""Seconds for a connection and for an answer; `?socket_timeout=` in the address overrides it."""
 
 _NO_PAYLOAD: Final = "-" * 64
 _TOKEN: Final = slice(1, 33)
@@ -32,14 +32,14 @@ _PAYLOAD: Final = slice(33, 97)
 
 
 class Script:
-    """A script, and the name by which the server knows it once it has seen it."""
+    """A script, and the hash by which the server knows it."""
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.sha = sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
-# KEYS[1]: the key. `ARGV[1]` of the comparing ones: the letter and the token that must stand there.
+# KEYS[1]: the key. `ARGV[1]` of those that compare: the letter and the token that the value must begin with.
 
 CLAIM: Final = Script("""
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then return {ARGV[1], tonumber(ARGV[2])} end
@@ -74,7 +74,7 @@ FORGET: Final = Script("return redis.call('DEL', KEYS[1])")
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class RedisRequest:
     """A script, the key it is for, and its arguments."""
 
     script: Script
@@ -82,44 +82,38 @@ class Request:
     arguments: tuple[str | bytes | int, ...] = ()
 
 
-class Backend:
+class RedisBackend:
     """The verbs as scripts."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
     def claim(self, key: str, token: str, payload: str | None, ttl: float) -> Ask[Row]:
-        """Take it, or say who has it."""
         value = f"c{token}{payload or _NO_PAYLOAD}"
         return Ask(self._request(CLAIM, key, value, _milliseconds(ttl)), _row)
 
     def renew(self, key: str, token: str, ttl: float) -> Ask[bool]:
-        """Set its time anew."""
         return Ask(self._request(RENEW, key, f"c{token}", _milliseconds(ttl)), bool)
 
     def commit(self, key: str, token: str, result: bytes | None, keep: float) -> Ask[bool]:
-        """Turn the claim into the result, under the same key."""
         kept = b"0" if result is None else b"1" + result
         return Ask(self._request(COMMIT, key, f"c{token}", kept, _milliseconds(keep)), bool)
 
     def abort(self, key: str, token: str) -> Ask[bool]:
-        """Delete what is ours."""
         return Ask(self._request(ABORT, key, f"c{token}"), bool)
 
     def look(self, key: str) -> Ask[Row | None]:
-        """What stands there."""
         return Ask(self._request(LOOK, key), lambda reply: _row(reply) if reply[0] is not None else None)
 
     def forget(self, key: str) -> Ask[bool]:
-        """Delete whatever stands there."""
         return Ask(self._request(FORGET, key), bool)
 
     def sweep(self) -> None:
-        """The server removes what has lapsed by itself."""
+        """Do nothing: the server removes what has lapsed."""
 
-    def _request(self, script: Script, key: str, *arguments: str | bytes | int) -> Request:
+    def _request(self, script: Script, key: str, *arguments: str | bytes | int) -> RedisRequest:
         # A namespace holds no colon, so that ("a", "b:c") and ("a:b", "c") cannot meet.
-        return Request(script, f"{self._namespace}:{key}", arguments)
+        return RedisRequest(script, f"{self._namespace}:{key}", arguments)
 
 
 def _milliseconds(seconds: float) -> int:
@@ -141,10 +135,10 @@ def _row(reply: list[Any]) -> Row:
     )
 
 
-# -- lines -------------------------------------------------------------------------------------
+# -- connectors --------------------------------------------------------------------------------
 
 
-class Connector:
+class RedisConnector:
     """A pool of blocking connections. redis-py keeps it apart from that of a forked child by itself."""
 
     def __init__(self, url: str) -> None:
@@ -153,8 +147,7 @@ class Connector:
         pool = _pool(redis.BlockingConnectionPool, url, Retry(NoBackoff(), 0))
         self._client = redis.Redis.from_pool(pool)
 
-    def ask(self, request: Request) -> Any:
-        """Run a script, by its name if the server still knows it."""
+    def ask(self, request: RedisRequest) -> Any:
         script, key, arguments = request.script, request.key, request.arguments
         try:
             try:
@@ -165,24 +158,22 @@ class Connector:
             raise _unavailable(error) from error
 
     def close(self) -> None:
-        """Disconnect."""
         self._client.connection_pool.disconnect()
 
 
-class AsyncConnector:
+class AsyncRedisConnector:
     """A pool of connections for each event loop."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._make()  # an address that cannot be right is said now, not at the first claim
+        self._make()  # refuses a wrong address now, not at the first claim
         self._clients = PerLoop(self._make, redis.asyncio.Redis.aclose)
 
     def _make(self) -> redis.asyncio.Redis:
         pool = _pool(redis.asyncio.BlockingConnectionPool, self._url, AsyncRetry(NoBackoff(), 0))
         return redis.asyncio.Redis.from_pool(pool)
 
-    async def ask(self, request: Request) -> Any:
-        """Run a script, by its name if the server still knows it."""
+    async def ask(self, request: RedisRequest) -> Any:
         client = await self._clients.get()
         script, key, arguments = request.script, request.key, request.arguments
         try:
@@ -194,7 +185,6 @@ class AsyncConnector:
             raise _unavailable(error) from error
 
     async def close(self) -> None:
-        """Disconnect."""
         await self._clients.close()
 
 
@@ -215,3 +205,6 @@ def _pool(kind: Any, url: str, retry: Retry | AsyncRetry) -> Any:
 
 def _unavailable(error: RedisError) -> StoreUnavailable:
     return StoreUnavailable(f"Redis did not answer: {error}")
+
+
+BACKEND, CONNECTOR, ASYNC_CONNECTOR = RedisBackend, RedisConnector, AsyncRedisConnector

@@ -1,6 +1,6 @@
 """Claims in a SQLite file of their own, which any number of processes of one machine may use at once.
 
-`faces` imports this module when an address says `sqlite:`. Every verb is one `BEGIN IMMEDIATE` transaction. Time is
+`client` imports this module when an address says `sqlite:`. Every verb is one `BEGIN IMMEDIATE` transaction. Time is
 kept in the file: within one boot of the machine by its steady clock, so that setting the wall clock neither ends a
 claim early nor freezes it; from one boot to the next by the wall clock, and never backward.
 """
@@ -92,58 +92,51 @@ DELETE FROM oncehook_claims WHERE rowid IN (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """Statements that are run in one transaction; `:now` is put in by who runs them."""
+class SqliteRequest:
+    """Statements of one transaction, which sets `:now`."""
 
     statements: tuple[str, ...]
     parameters: dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What the last statement gave, and how many rows it changed."""
+class SqliteReply:
+    """The rows of the last statement, and how many it changed."""
 
     rows: list[tuple[Any, ...]]
     changed: int
 
 
-class Backend:
+class SqliteBackend:
     """The verbs as statements."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
     def claim(self, key: str, token: str, payload: str | None, ttl: float) -> Ask[Row]:
-        """Take it, or say who has it."""
         request = self._request(TAKE, LOOK, key=key, token=token, payload=payload, span=_microseconds(ttl))
         return Ask(request, lambda reply: _row(reply.rows[0]))
 
     def renew(self, key: str, token: str, ttl: float) -> Ask[bool]:
-        """Set its time anew."""
-        return Ask(self._request(RENEW, key=key, token=token, span=_microseconds(ttl)), _changed)
+        return Ask(self._request(RENEW, key=key, token=token, span=_microseconds(ttl)), _has_changed)
 
     def commit(self, key: str, token: str, result: bytes | None, keep: float) -> Ask[bool]:
-        """Turn the claim into the result, in the same row."""
-        return Ask(self._request(COMMIT, key=key, token=token, result=result, span=_microseconds(keep)), _changed)
+        return Ask(self._request(COMMIT, key=key, token=token, result=result, span=_microseconds(keep)), _has_changed)
 
     def abort(self, key: str, token: str) -> Ask[bool]:
-        """Delete what is ours."""
-        return Ask(self._request(ABORT, key=key, token=token), _changed)
+        return Ask(self._request(ABORT, key=key, token=token), _has_changed)
 
     def look(self, key: str) -> Ask[Row | None]:
-        """What stands there."""
         return Ask(self._request(LOOK, key=key), lambda reply: _row(reply.rows[0]) if reply.rows else None)
 
     def forget(self, key: str) -> Ask[bool]:
-        """Delete whatever stands there."""
-        return Ask(self._request(FORGET, key=key), _changed)
+        return Ask(self._request(FORGET, key=key), _has_changed)
 
     def sweep(self) -> Ask[bool]:
-        """Delete some of what has lapsed, of any namespace."""
-        return Ask(self._request(SWEEP, rows=SWEEP_ROWS), _changed)
+        return Ask(self._request(SWEEP, rows=SWEEP_ROWS), _has_changed)
 
-    def _request(self, *statements: str, **parameters: object) -> Request:
-        return Request(statements, {"namespace": self._namespace, **parameters})
+    def _request(self, *statements: str, **parameters: object) -> SqliteRequest:
+        return SqliteRequest(statements, {"namespace": self._namespace, **parameters})
 
 
 def _row(values: tuple[Any, ...]) -> Row:
@@ -151,7 +144,7 @@ def _row(values: tuple[Any, ...]) -> Row:
     return Row(bool(done), token, payload, result, left / 1e6)
 
 
-def _changed(reply: Reply) -> bool:
+def _has_changed(reply: SqliteReply) -> bool:
     return reply.changed > 0
 
 
@@ -159,10 +152,10 @@ def _microseconds(seconds: float) -> int:
     return round(seconds * 1e6)
 
 
-# -- lines -------------------------------------------------------------------------------------
+# -- connectors --------------------------------------------------------------------------------
 
 
-class Connector:
+class SqliteConnector:
     """One connection, which the threads of a process take in turn."""
 
     def __init__(self, url: str) -> None:
@@ -177,13 +170,12 @@ class Connector:
         survive_forks(self)
 
     def forget(self) -> None:
-        """In a forked child: SQLite forbids to use what was inherited, and even to close it."""
+        # SQLite forbids to use what was inherited, and even to close it
         if self._connection is not None:
             _left_to_parent.append(self._connection)
             self._connection = None
 
-    def ask(self, request: Request) -> Reply:
-        """Run statements in one transaction."""
+    def ask(self, request: SqliteRequest) -> SqliteReply:
         try:
             with self.lock:
                 return _run(self._open(), request, self._boot)
@@ -191,12 +183,11 @@ class Connector:
             raise StoreUnavailable(f"{self._path} cannot be used now: {error}") from error
 
     def close(self) -> None:
-        """Close the file."""
         with self.lock:
             self._disconnect()
 
     def _open(self) -> sqlite3.Connection:
-        # A file that was deleted or replaced is another store: who went on with the old one would be alone with it.
+        # A file that was deleted or replaced is another store, which all other processes use by now.
         if self._connection is not None and _identity(self._path) == self._file:
             return self._connection
         self._disconnect()
@@ -214,21 +205,19 @@ class Connector:
 _left_to_parent: Final[list[sqlite3.Connection]] = []
 
 
-class AsyncConnector:
-    """The same by a thread of its own, so that no event loop waits for a disk."""
+class AsyncSqliteConnector:
+    """A connection on its own thread, so that no event loop waits for a disk."""
 
     def __init__(self, url: str) -> None:
-        self._connector = Connector(url)
+        self._connector = SqliteConnector(url)
         self._thread: ThreadPoolExecutor | None = None
         self.lock = threading.Lock()
         survive_forks(self)
 
     def forget(self) -> None:
-        """In a forked child: the thread did not come along."""
-        self._thread = None
+        self._thread = None  # it exists in the parent only
 
-    async def ask(self, request: Request) -> Reply:
-        """Run statements in one transaction."""
+    async def ask(self, request: SqliteRequest) -> SqliteReply:
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="oncehook-claims")
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._connector.ask, request)
@@ -241,13 +230,13 @@ class AsyncConnector:
             self._thread = None
 
 
-def _run(connection: sqlite3.Connection, request: Request, boot: str) -> Reply:
+def _run(connection: sqlite3.Connection, request: SqliteRequest, boot: str) -> SqliteReply:
     before = connection.total_changes
     with _transaction(connection):
         now, steady = _now(connection, boot)
         for statement in request.statements:
             cursor = connection.execute(statement, {**request.parameters, "now": now})
-        reply = Reply(cursor.fetchall(), cursor.rowcount)
+        reply = SqliteReply(cursor.fetchall(), cursor.rowcount)
         if connection.total_changes != before:
             connection.execute("UPDATE oncehook_clock SET now = ?, steady = ?, boot = ?", (now, steady, boot))
     return reply
@@ -255,7 +244,7 @@ def _run(connection: sqlite3.Connection, request: Request, boot: str) -> Reply:
 
 @contextlib.contextmanager
 def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All or nothing. Outside WAL even COMMIT may find the file busy, and then leaves the transaction open."""
+    """Commit or roll back. Outside WAL even COMMIT may find the file busy, and then leaves the transaction open."""
     try:
         connection.execute("BEGIN IMMEDIATE")
         yield
@@ -267,7 +256,7 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 
 def _now(connection: sqlite3.Connection, boot: str) -> tuple[int, int]:
-    """The file's time, and the steady clock at this moment."""
+    """Return the file's time, and the steady clock at this moment."""
     steady = _microseconds(clock.steady())
     kept, then, last_boot = connection.execute("SELECT now, steady, boot FROM oncehook_clock").fetchone()
     if boot == last_boot and steady >= then:
@@ -351,3 +340,6 @@ def _make_tables(connection: sqlite3.Connection, boot: str) -> None:
             "INSERT INTO oncehook_clock (one, now, steady, boot) VALUES (1, ?, ?, ?) ON CONFLICT DO NOTHING",
             (_microseconds(clock.now()), _microseconds(clock.steady()), boot),
         )
+
+
+BACKEND, CONNECTOR, ASYNC_CONNECTOR = SqliteBackend, SqliteConnector, AsyncSqliteConnector

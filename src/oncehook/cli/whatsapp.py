@@ -34,7 +34,8 @@ from oncehook.settings.check import UNKNOWN_TO, lacking
 from oncehook.settings.tables import WhatsAppConfig
 from oncehook.whatsapp import messages
 from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message
-from oncehook.whatsapp.sender import Sender, SendFailed
+from oncehook.whatsapp.outcomes import SendFailed
+from oncehook.whatsapp.sender import Sender
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.storage import S3Files

@@ -1,7 +1,7 @@
 """FastAPI and Starlette: the inbox's life around the application's own, and arrivals in a route of one's own.
 
 Most need neither: `FastAPI(lifespan=inbox.lifespan)` and `app.mount("/hooks", inbox.asgi())` do it all. `lifespan` is
-for an application that has one already; `received` is a dependency for a route that wants to see what was taken in.
+for an application that has one already; `received` is a dependency for a route that needs what was received.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Lifespan = Callable[[Any], AbstractAsyncContextManager[State]]
 
 
 def lifespan(inbox: Inbox, own: Lifespan, *, work: bool = True) -> Lifespan:
-    """The inbox's life around the application's own: started before it, stopped after it.
+    """Wrap the application's lifespan: the inbox starts before it and stops after it.
 
     Without `work` the application only receives; a worker elsewhere does the rest (`oncehook worker app:inbox`).
 
@@ -49,10 +49,10 @@ def lifespan(inbox: Inbox, own: Lifespan, *, work: bool = True) -> Lifespan:
 
 
 class Answered(HTTPException):
-    """This request has its answer already: turned away, put off, a handshake, or of a type that is ignored.
+    """A request that is answered already: rejected, deferred, a handshake, or of an ignored type.
 
-    `app.add_exception_handler(Answered, answer)` says it in the contract's words. Without that the status and headers
-    are right all the same, and the framework words the body.
+    `app.add_exception_handler(Answered, answer)` sends the documented body. Without it status and headers are right,
+    and the framework writes the body.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -62,13 +62,13 @@ class Answered(HTTPException):
 
 
 async def answer(request: Request, error: Exception) -> Response:
-    """Say to a sender what the inbox says. An exception handler for `Answered`."""
+    """Send the inbox's answer. An exception handler for `Answered`."""
     assert isinstance(error, Answered)
     return response(error.reply)
 
 
 def response(reply: Reply) -> Response:
-    """The inbox's answer as a response of the framework."""
+    """Build the framework's response from the inbox's answer."""
     made = Response(reply.body, reply.status)
     made.raw_headers = reply.framed_headers
     return made
@@ -83,27 +83,27 @@ class Received:
 
     @property
     def is_new(self) -> bool:
-        """Whether it made an event; a duplicate or a conflict did not."""
+        """Return whether it made an event; a duplicate or a conflict did not."""
         return self.receipt.outcome == Outcome.accepted
 
     @property
     def event_ids(self) -> list[str]:
-        """The events that stand: those it made, or the first ones with its keys."""
+        """Return the events it made, or the existing ones with its keys."""
         return self.receipt.event_ids
 
     def json(self) -> Any:
-        """The body as JSON, read by the same parser that found the key. Raises ValueError for anything else."""
+        """Parse the body as JSON, by the same parser that found the key. Raises ValueError for anything else."""
         return payload.parse(self.arrival.body)
 
     def response(self) -> Response:
-        """What the sender expects to hear."""
+        """Build the response that the sender expects."""
         return response(self.receipt.reply)
 
 
 def received(inbox: Inbox, source: str) -> Callable[[Request], Awaitable[Received]]:
-    """A dependency that takes a request in for a source, and gives what was verified and kept.
+    """Build a dependency that receives a request for a source, and returns what was verified and stored.
 
-    The route is only run for what is genuine and stored; anything else is `Answered`. A source's GET handshake is
+    The route only runs for what is genuine and stored; anything else raises `Answered`. A source's GET handshake is
     answered too, where the route takes GET.
 
     >>> @app.post("/payments")
@@ -144,7 +144,7 @@ def _arrival(request: Request, source: Source) -> Arrival:
 
 
 async def _body(request: Request, cap: int) -> bytes:
-    """The whole body; never more than `cap` bytes and one chunk are held (R7)."""
+    """Read the whole body; hold never more than `cap` bytes and one chunk (R7)."""
     check_length(request.scope["headers"], cap)
     parts: list[bytes] = []
     size = 0

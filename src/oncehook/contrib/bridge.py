@@ -1,8 +1,8 @@
 """The inbox for programs without an event loop (Flask, Django, scripts): one loop on one thread in each process.
 
 Nothing is started before the first use, so that a server may load its application first and fork afterwards. Views
-call `answer` (a sender's request) or `receive` (a route of one's own) and always get something to say, 503 with
-Retry-After where the store cannot be had; everything else goes through `call`.
+call `answer` (a sender's request) or `receive` (a route of one's own) and always get a reply, 503 with Retry-After
+where the store is unavailable; everything else goes through `call`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from urllib.parse import quote
 from oncehook import clock
 from oncehook.errors import ConfigError, Malformed, OncehookError, Rejected, StoreUnavailable, TooLarge
 from oncehook.inbox import Inbox
-from oncehook.ingest import Receipt, try_again
+from oncehook.ingest import Receipt, Receiver, try_again
 from oncehook.logs import ration
 from oncehook.model import Arrival, Headers
 from oncehook.settings import build
@@ -35,17 +35,17 @@ PATIENCE: Final = 10.0
 """Seconds that attempts under way get when the process ends."""
 
 AGAIN: Final = 1.0
-"""Seconds after which a start that failed is tried again; until then its error answers, and nobody queues for it."""
+"""Seconds after which a failed start is retried; until then its error is raised at once."""
 
 Read = Callable[[int], bytes]
-"""Reads at most so many bytes of a request's body; nothing at its end."""
+"""A function that reads at most so many bytes of a request's body; nothing at its end."""
 
 
 class Bridge:
-    """The way from threads to an inbox that runs on a loop of its own."""
+    """Access from threads to an inbox that runs on its own loop."""
 
     def __init__(self, inbox: Inbox, *, work: bool | None = None) -> None:
-        """`work` says whether this process also makes attempts. Unsaid, it does on SQLite, where nobody else could."""
+        """Run `inbox`; with `work` this process also makes attempts, by default on SQLite only."""
         self.inbox = inbox
         self._work = not inbox.store.shared if work is None else work
         self._turn = threading.Lock()
@@ -108,7 +108,7 @@ class Bridge:
         await self.inbox.stop(PATIENCE)
 
     def stop(self) -> None:
-        """Commit what was taken in and let go of the store; for good. Happens by itself when the process ends."""
+        """Commit what was received and close the store for good; also done when the process ends."""
         with self._turn:
             self._has_stopped = True
             loop, self._loop = self._loop, None
@@ -119,7 +119,7 @@ class Bridge:
             self._thread.join()
 
     def _forget(self) -> None:
-        """In the child of a fork: the parent's thread and loop are not here, and its lock may be held by nobody."""
+        # in the child of a fork the parent's thread and loop do not exist, and its lock may be held for ever
         self._turn = threading.Lock()
         self._has_forked = self._has_forked or self._thread is not None
         self._thread = self._loop = self._end = None
@@ -127,9 +127,9 @@ class Bridge:
     # -- asking --------------------------------------------------------------------------------
 
     def call(self, coroutine: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
-        """Run a coroutine on the inbox's loop and give its result: `bridge.call(inbox.emit("app", "paid", {…}))`.
+        """Run a coroutine on the inbox's loop and return its result: `bridge.call(inbox.emit("app", "paid", {…}))`.
 
-        Raises StoreUnavailable while the store cannot be had, and what the coroutine raises. After `timeout` seconds
+        Raises StoreUnavailable while the store is unavailable, and what the coroutine raises. After `timeout` seconds
         the coroutine is cancelled and TimeoutError is raised.
         """
         if threading.current_thread() is self._thread:
@@ -152,14 +152,14 @@ class Bridge:
     def receive(
         self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
     ) -> Receipt:
-        """`Inbox.receive` for a view of one's own. Never raises: whatever happens, the receipt has the answer."""
+        """Do what `Inbox.receive` does, for a view of one's own. Never raises: the receipt has the answer."""
         arrival = Arrival(source, build.as_headers(headers), body, query, "POST", "", peer)
-        return self._taken(self.inbox.sources.get(source), arrival)
+        return self._receive(self.inbox.sources.get(source), arrival)
 
     def answer(self, arrival: Arrival, read: Read) -> Reply:
-        """Answer one request at the address of a source.
+        """Answer one request at the URL of a source.
 
-        `arrival.source` is what the URL says there, and need not be a source's name. Its body is read here, and never
+        `arrival.source` is that part of the URL, and need not be a source's name. The body is read here, and never
         more of it than any source allows.
         """
         source = self._at(arrival.source)
@@ -171,32 +171,30 @@ class Bridge:
         try:
             arrival.body = read_body(arrival.headers, read, self.inbox.receiver.largest_body)
         except Rejected as error:
-            return self._said(source, self._turn_away(source, arrival, error))
+            refusal = error
+            return self._call_receiver(source, lambda receiver: receiver.turn_away(source, arrival, refusal))
         if arrival.method != "POST":
-            return self._said(source, self._greet(source, arrival))
-        return self._taken(source, arrival).reply
+            return self._call_receiver(source, lambda receiver: receiver.greet(source, arrival))
+        return self._receive(source, arrival).reply
 
     def _at(self, path: str) -> Source | None:
         return next((source for source in self.inbox.sources.values() if source.path == path), None)
 
-    async def _greet(self, source: Source | None, arrival: Arrival) -> Reply:
-        return self.inbox.receiver.greet(source, arrival)
+    def _receive(self, source: Source | None, arrival: Arrival) -> Receipt:
+        async def take() -> Receipt:
+            return await self.inbox.receiver.take(source, arrival)
 
-    async def _turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
-        return self.inbox.receiver.turn_away(source, arrival, error)
-
-    async def _take(self, source: Source | None, arrival: Arrival) -> Receipt:
-        return await self.inbox.receiver.take(source, arrival)
-
-    def _taken(self, source: Source | None, arrival: Arrival) -> Receipt:
         try:
-            return self.call(self._take(source, arrival))
+            return self.call(take())
         except OncehookError as error:
             return Receipt(put_off(source, error), "error", [])
 
-    def _said(self, source: Source | None, coroutine: Coroutine[Any, Any, Reply]) -> Reply:
+    def _call_receiver(self, source: Source | None, answer: Callable[[Receiver], Reply]) -> Reply:
+        async def call() -> Reply:
+            return answer(self.inbox.receiver)  # on its loop: the inbox has another one before it is started
+
         try:
-            return self.call(coroutine)
+            return self.call(call())
         except OncehookError as error:
             return put_off(source, error)
 
@@ -212,7 +210,7 @@ def _result(future: concurrent.futures.Future[T], timeout: float | None) -> T:
 
 
 def check_length(headers: Headers, cap: int) -> None:
-    """Refuse what is too large by its own word, before any of it is read (R7)."""
+    """Refuse a body whose Content-Length is too large, before any of it is read (R7)."""
     for name, value in headers:
         if name == b"content-length":
             if not value.isdigit():
@@ -222,7 +220,7 @@ def check_length(headers: Headers, cap: int) -> None:
 
 
 def read_body(headers: Headers, read: Read, cap: int) -> bytes:
-    """The whole body; reading stops at the cap, whatever its length was said to be."""
+    """Read the whole body; stop at the cap, whatever its Content-Length."""
     check_length(headers, cap)
     parts: list[bytes] = []
     left = cap + 1
@@ -235,7 +233,7 @@ def read_body(headers: Headers, read: Read, cap: int) -> bytes:
 
 
 def put_off(source: Source | None, error: OncehookError) -> Reply:
-    """Nothing of ours is the sender's fault: it tries again, and whoever reads the log learns what to do."""
+    """Log our own error, and answer the sender to try again."""
     fields = {"code": error.code, "error": str(error), "hint": error.hint}
     ration.log(log, logging.ERROR, "bridge.failed", fields, kind=error.code)
     return try_again(source)

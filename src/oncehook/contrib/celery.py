@@ -1,7 +1,7 @@
-"""Celery as a destination: a delivery becomes a task. Done means *handed over* to the broker, or *finished*, as chosen.
+"""Celery as a destination: a delivery becomes a task. It is done when the broker has the task, or when it has finished.
 
-The task's id is the delivery's id, so that handing over twice after a crash can be told from two events; a replay has
-an id of its own. A broker that cannot be reached is transient: the delivery waits here, on disk, and is tried again.
+The task's id is the delivery's id, so that a task sent twice after a crash can be told from two events; a replay has an
+id of its own. An unreachable broker is transient: the delivery stays in the store and is retried.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CRASH_TOLERANCE: Final = 3
 """Crashes of the process that are not held against a delivery: its code runs elsewhere."""
 
 _SOONEST, _LATEST = 0.05, 1.0
-"""Seconds between two looks at whether a task has finished."""
+"""Shortest and longest seconds between two polls of a task."""
 
 
 def celery_task(
@@ -45,11 +45,11 @@ def celery_task(
     classify: Classify | None = None,
     **terms: Unpack[TermSettings],
 ) -> CeleryDestination:
-    """Add a destination that hands events to a task; it is called as the task is, unless `name` says otherwise.
+    """Add a destination that sends events to a task; `name` is the task's by default.
 
-    By default a delivery is done when the broker has its task. With `finished` it is done when the task has succeeded,
-    within `timeout` (60 s); what a failed task raised, and `classify`, decide as for a handler. That needs a result
-    backend. `terms` are those of `[destination.NAME]`.
+    By default a delivery is done when the broker has its task. With `finished` it is done when the task has succeeded
+    within `timeout` (60 s); the error of a failed task is classified as for a handler. That needs a result backend.
+    `terms` are those of `[destination.NAME]`.
 
     >>> celery_task(inbox, "billing.handle_invoice", app=celery)
     >>> inbox.route("stripe", "billing.handle_invoice", when={"type": "invoice.*"})
@@ -61,7 +61,7 @@ def celery_task(
 
 
 class CeleryDestination:
-    """See `Destination`."""
+    """A `Destination` that sends tasks."""
 
     kind = "celery"
     crash_tolerance = CRASH_TOLERANCE
@@ -82,7 +82,7 @@ class CeleryDestination:
         if self._finished:
             self._check_backend()
         self._threads = ThreadPoolExecutor(self.terms.concurrency, thread_name_prefix=f"oncehook-{self.name}")
-        # Connections of our own: Celery's are tried again for ever, and would hand over long after we have given up.
+        # Our own connections: Celery's retry for ever, and would send the task long after the timeout.
         once = {"max_retries": 1, "interval_start": 0, "interval_step": 0, "interval_max": 0}
         connection = self._app.connection_for_write(transport_options=once)
         self._connections = connection.Pool(self.terms.concurrency)
@@ -107,19 +107,19 @@ class CeleryDestination:
         try:
             async with asyncio.timeout(self.terms.timeout) as limit:
                 if self._finished:
-                    return await self._see_it_finish(lease, task_id)
+                    return await self._run_task(lease, task_id)
                 await self._in_thread(self._send, lease, task_id)
                 faults.point("after_effect")
                 return WELL
         except TimeoutError as error:
             if not limit.expired():
-                return _judge(error)
+                return _classify_error(error)
             what = "task has not finished" if self._finished else "broker did not take the task"
-            return _passing(f"The {what} within {self.terms.timeout:g} s.")
+            return _build_transient(f"The {what} within {self.terms.timeout:g} s.")
         except Exception as error:
-            return _judge(error)
+            return _classify_error(error)
 
-    async def _see_it_finish(self, lease: Lease, task_id: str) -> Result:
+    async def _run_task(self, lease: Lease, task_id: str) -> Result:
         if lease.delivery.attempt > 1:
             # Of an attempt whose end nobody saw, or that failed: the result stands under the same id.
             earlier = await self._in_thread(self._app.backend.get_task_meta, task_id)
@@ -129,22 +129,22 @@ class CeleryDestination:
         await self._in_thread(self._send, lease, task_id)
         wait = _SOONEST
         while True:
-            # Asked, not listened for: Celery's listener for results is not made for many threads.
+            # Polled, because Celery's listener for results does not support many threads.
             meta = await self._in_thread(self._app.backend.get_task_meta, task_id)
             if meta["status"] == "SUCCESS":
                 return Result(evidence=kept_result(meta["result"]))
             if meta["status"] in ("FAILURE", "REVOKED"):
-                return failure(_raised(meta["result"]), self.terms.rules)
+                return failure(_as_error(meta["result"]), self.terms.rules)
             await asyncio.sleep(wait)
             wait = min(wait * 1.5, _LATEST)
 
     def _send(self, lease: Lease, task_id: str) -> None:
         connection = self._connections.acquire(block=True, timeout=self.terms.timeout)
         try:
-            # No retries of Celery's own: ours are on disk.
+            # No retries by Celery: the inbox retries from disk.
             self._app.send_task(
                 self.address,
-                args=[_told(lease)],
+                args=[_build_arguments(lease)],
                 task_id=task_id,
                 headers=_headers(lease),
                 connection=connection,
@@ -160,14 +160,14 @@ class CeleryDestination:
 
 
 def task_id_of(lease: Lease) -> str:
-    """The delivery's id; of a replay, with its run: the result of the first run must not answer for it."""
+    """Return the delivery's id; of a replay with its run, so that the first run's result does not count."""
     own = str(lease.delivery.id)
     return own if lease.delivery.run == 1 else f"{own}.{lease.delivery.run}"
 
 
-def _told(lease: Lease) -> dict[str, Any]:
-    """What the task is called with: plain values, whatever the serializer."""
-    told: dict[str, Any] = {
+def _build_arguments(lease: Lease) -> dict[str, Any]:
+    """Build the argument of the task from plain values, for any serializer."""
+    fields: dict[str, Any] = {
         "id": str(lease.event.id),
         "source": lease.event.source,
         "type": lease.event.type,
@@ -179,9 +179,9 @@ def _told(lease: Lease) -> dict[str, Any]:
         "run": lease.delivery.run,
     }
     try:
-        return {**told, "body": lease.event.body.decode()}
+        return {**fields, "body": lease.event.body.decode()}
     except UnicodeDecodeError:
-        return {**told, "body": None, "body_base64": base64.b64encode(lease.event.body).decode()}
+        return {**fields, "body": None, "body_base64": base64.b64encode(lease.event.body).decode()}
 
 
 def _headers(lease: Lease) -> dict[str, Any]:
@@ -196,16 +196,16 @@ def _headers(lease: Lease) -> dict[str, Any]:
     }
 
 
-def _raised(result: object) -> BaseException:
+def _as_error(result: object) -> BaseException:
     return result if isinstance(result, BaseException) else RuntimeError(str(result))
 
 
-def _judge(error: Exception) -> Result:
-    """Whatever keeps a task from its broker passes, except what cannot be put into a message."""
+def _classify_error(error: Exception) -> Result:
+    """Classify an error of sending: transient, unless the task cannot be encoded."""
     from kombu.exceptions import EncodeError
 
-    return failure(error) if isinstance(error, EncodeError) else _passing(f"{type(error).__name__}: {error}")
+    return failure(error) if isinstance(error, EncodeError) else _build_transient(f"{type(error).__name__}: {error}")
 
 
-def _passing(said: str) -> Result:
-    return Result(Category.transient, Evidence(error=said.split("\n")[0][:500]))
+def _build_transient(text: str) -> Result:
+    return Result(Category.transient, Evidence(error=text.split("\n")[0][:500]))

@@ -1,5 +1,4 @@
-"""Flask: a blueprint that receives hooks, and one for the dashboard. The application stays synchronous; the inbox runs
-beside it (see `bridge`).
+"""Flask: a blueprint that receives hooks, and one for the dashboard; the inbox runs beside the application (`bridge`).
 
 `init_app(inbox, app)` is all most need. On PostgreSQL the application may run in any number of processes, and the work
 is done by `oncehook worker app:inbox`; on SQLite it is one process, which does the work too.
@@ -35,9 +34,8 @@ def init_app(
 ) -> Bridge:
     """Receive hooks at `url_prefix/{source}`. The bridge is also found as `app.extensions["oncehook"]`.
 
-    Nothing is opened before the first request of a process. `work` says whether this process makes attempts, too;
-    unsaid, it does on SQLite only. `dashboard` is the path of dashboard and API, for whom `authorize` lets in: see
-    `dashboard_blueprint`.
+    Nothing is opened before the first request of a process. With `work` this process also makes attempts, by default
+    on SQLite only. `dashboard` is the path of dashboard and API, with `authorize` as for `dashboard_blueprint`.
 
     >>> bridge = init_app(inbox, app)
     >>> bridge.call(inbox.emit("app", "order_placed", {"order": 42}, key="order-42"))
@@ -57,7 +55,7 @@ def init_app(
 
 
 def blueprint(bridge: Bridge, name: str = "oncehook") -> flask.Blueprint:
-    """The one route, to be registered where one likes."""
+    """Build the blueprint that receives hooks."""
     made = flask.Blueprint(name, __name__)
 
     # What follows the name (Evolution's /messages-upsert) belongs to the sender.
@@ -77,9 +75,9 @@ def dashboard_blueprint(
     hooks: str | None = None,
     name: str = "oncehook_dashboard",
 ) -> flask.Blueprint:
-    """Dashboard and API, to be registered where one likes.
+    """Build the blueprint of dashboard and API.
 
-    `authorize` is given Flask's request, within its context, and says who makes it: a name for the audit log and the
+    `authorize` takes Flask's request, within its context, and returns who makes it: a name for the audit log and the
     role "viewer", "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody. `hooks` is the
     prefix of the blueprint that receives, to be shown.
     """
@@ -98,13 +96,13 @@ def dashboard_blueprint(
 
 
 def arrival_of(request: flask.Request, source: str, body: bytes = b"") -> Arrival:
-    """A request of Flask's as an arrival."""
+    """Build an arrival from Flask's request."""
     headers = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in request.headers]
     peer = plain(request.remote_addr) if request.remote_addr else UNKNOWN
     return Arrival(source, headers, body, request.query_string, request.method, request.path, peer)
 
 
 def response(reply: Reply) -> flask.Response:
-    """The inbox's answer as a response of Flask's."""
+    """Build Flask's response from the inbox's answer."""
     headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in reply.headers]
     return flask.Response(reply.body, reply.status, headers)

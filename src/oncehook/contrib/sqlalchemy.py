@@ -1,8 +1,8 @@
 """SQLAlchemy: a handler with a session that works in the very transaction that marks its delivery done (R51, R52).
 
 On PostgreSQL `session_handler` binds a session to the connection that the store lends (psycopg 3); what the session
-writes is committed with the completion, or not at all. On SQLite, where the writer is lent to nobody, `in_session`
-makes a short function of a session fit for `event.commit`.
+writes is committed with the completion, or not at all. On SQLite, where the writer is not lent, `in_session` makes a
+short function of a session usable for `event.commit`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ except ImportError as error:
 Handler = Callable[..., Any]
 
 _lent: Final[ContextVar[Any]] = ContextVar("oncehook_lent")
-"""The connection that the next `connect` of this thread or task is to give."""
+"""The connection that the next `connect` of this thread or task returns."""
 
 # A commit or rollback of the session's is one of its savepoint: the transaction is the store's.
 _JOIN: Final = "create_savepoint"
@@ -38,8 +38,8 @@ _JOIN: Final = "create_savepoint"
 def session_handler(handler: Handler | None = None, *, session: Callable[..., Any] | None = None) -> Any:
     """Give a handler a session instead of a bare connection: `def` a Session, `async def` an AsyncSession.
 
-    It goes under `inbox.on`. `session` makes the session where yours is special: a sessionmaker, or a class. Flushing
-    and committing is done for you; `session.commit()` in between only ends a savepoint.
+    It goes under `inbox.on`. `session` is a sessionmaker or a class of your own. Flushing and committing is done for
+    you; `session.commit()` in between only ends a savepoint.
 
     >>> @inbox.on("orders", "order.paid")
     ... @session_handler
@@ -53,7 +53,7 @@ def session_handler(handler: Handler | None = None, *, session: Callable[..., An
 
 
 def _on_a_thread(handler: Handler, make: Callable[..., Any] | None) -> Handler:
-    # Nothing about the server is asked twice: one engine for all attempts, with a connection put under each.
+    # One engine for all attempts, each on its own connection, so that the server is inspected once.
     engine = sqlalchemy.create_engine(
         "postgresql+psycopg://", creator=lambda: _lent.get(), poolclass=NullPool, use_native_hstore=False
     )
@@ -71,7 +71,7 @@ def _on_a_thread(handler: Handler, make: Callable[..., Any] | None) -> Handler:
             session.commit()
         return returned
 
-    return _taking_tx(handle)
+    return _declare_tx(handle)
 
 
 def _on_the_loop(handler: Handler, make: Callable[..., Any] | None) -> Handler:
@@ -97,11 +97,11 @@ def _on_the_loop(handler: Handler, make: Callable[..., Any] | None) -> Handler:
         finally:
             await connection.close()
 
-    return _taking_tx(handle)
+    return _declare_tx(handle)
 
 
-def _taking_tx(handle: Handler) -> Handler:
-    """`inbox.on` reads the parameters, and must see ours, not those of what is wrapped."""
+def _declare_tx(handle: Handler) -> Handler:
+    """Set our own signature, which `inbox.on` reads, instead of the wrapped handler's."""
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("event", "tx")]
     handle.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return handle
@@ -125,7 +125,7 @@ def _async_session() -> Callable[..., Any]:
 
 
 class _Lent:
-    """The store's connection as SQLAlchemy may have it: everything but its beginning and its end."""
+    """The store's connection without commit, rollback and close, which are the store's."""
 
     def __init__(self, connection: Any) -> None:
         object.__setattr__(self, "_connection", connection)
@@ -137,44 +137,44 @@ class _Lent:
         setattr(self._connection, name, value)
 
     def commit(self) -> None:
-        """The store commits."""
+        """Leave it to the store."""
 
     def rollback(self) -> None:
-        """The store rolls back."""
+        """Leave it to the store."""
 
     def close(self) -> None:
-        """The store keeps it."""
+        """Leave it to the store."""
 
     def add_notice_handler(self, callback: object) -> None:
-        """Would be added once more for every attempt."""
+        """Ignore it: it would be added again at every attempt."""
 
 
 class _AsyncLent(_Lent):
     async def commit(self) -> None:  # type: ignore[override]
-        """The store commits."""
+        """Leave it to the store."""
 
     async def rollback(self) -> None:  # type: ignore[override]
-        """The store rolls back."""
+        """Leave it to the store."""
 
     async def close(self) -> None:  # type: ignore[override]
-        """The store keeps it."""
+        """Leave it to the store."""
 
 
 # -- SQLite ------------------------------------------------------------------------------------
 
 
 def in_session(write: Callable[[Session], object]) -> Effect:
-    """A short function of a session, fit for `event.commit` (SQLite): it writes in the transaction that settles.
+    """Wrap a short function of a session for `event.commit` (SQLite): it writes in the transaction that settles.
 
     It is called after the handler, by the one writer, so it must not wait for anything. What it adds is flushed when
-    it returns; to have nothing of it written it raises. Rollbacks and savepoints are not for it.
+    it returns; if it raises, nothing is written. Rollbacks and savepoints are not available.
 
     >>> event.commit(in_session(lambda session: session.add(Booking(order_id=event.key))))
     """
 
     def effect(lent: Any) -> None:
-        written = _Written(lent)
-        token = _lent.set(written)
+        writer = _EffectConnection(lent)
+        token = _lent.set(writer)
         try:
             connection = _sqlite_engine().connect()
         finally:
@@ -182,7 +182,7 @@ def in_session(write: Callable[[Session], object]) -> Effect:
         with connection, connection.begin(), Session(bind=connection) as session:
             write(session)
             session.flush()
-            written.check()
+            writer.check()
 
     return effect
 
@@ -190,7 +190,7 @@ def in_session(write: Callable[[Session], object]) -> Effect:
 @cache
 def _sqlite_engine() -> sqlalchemy.Engine:
     engine = sqlalchemy.create_engine("sqlite://", creator=lambda: _lent.get(), poolclass=NullPool)
-    # What SQLAlchemy asks of the first connection, pragmas too, is asked of one that is nobody's.
+    # SQLAlchemy inspects its first connection, pragmas included: let that be an empty one.
     token = _lent.set(sqlite3.connect(":memory:"))
     try:
         engine.connect().close()
@@ -199,8 +199,8 @@ def _sqlite_engine() -> sqlalchemy.Engine:
     return engine
 
 
-class _Written:
-    """What a commit function may write with, in the shape of a connection of sqlite3's."""
+class _EffectConnection:
+    """The writer of a commit function, with the interface of a connection of sqlite3."""
 
     def __init__(self, effect: Any) -> None:
         self._effect = effect
@@ -210,7 +210,7 @@ class _Written:
         return _Cursor(self._effect)
 
     def check(self) -> None:
-        """Raises when the session has rolled back, which has undone nothing: the transaction is not its own."""
+        """Refuse a rollback of the session, which has undone nothing: the transaction is not its own."""
         if not self._is_open:
             raise ConfigError(
                 "A commit function cannot roll back: its session's transaction is the store's.",
@@ -218,20 +218,20 @@ class _Written:
             )
 
     def commit(self) -> None:
-        """The store commits."""
+        """Leave it to the store."""
 
     def rollback(self) -> None:
         self._is_open = False
 
     def close(self) -> None:
-        """The store keeps it."""
+        """Leave it to the store."""
 
     def create_function(self, *arguments: object, **options: object) -> None:
-        """SQLAlchemy's regexp() and floor() stay out of the store's connection."""
+        """Keep SQLAlchemy's regexp() and floor() out of the store's connection."""
 
 
 class _Cursor:
-    """A cursor that is made with its first statement."""
+    """A cursor that is opened by its first statement."""
 
     arraysize = 1
 

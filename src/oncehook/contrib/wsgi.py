@@ -1,8 +1,8 @@
 """Dashboard and API for programs under WSGI: one application, run on the bridge's loop.
 
-`contrib.flask` and `contrib.django` mount it and let their own sessions decide who comes in; any other framework calls
+`contrib.flask` and `contrib.django` mount it and authorise by their own sessions; any other framework calls
 `dashboard` itself. Nothing is streamed here, because a stream would hold one of the server's threads for as long as a
-page is open: pages ask again every few seconds instead.
+page is open: pages poll every few seconds instead.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ Scope = MutableMapping[str, Any]
 
 
 class Dashboard:
-    """Dashboard and API of the bridge's inbox, for frameworks that hand over a request and who makes it."""
+    """Dashboard and API of the bridge's inbox, for frameworks that pass on authorised requests."""
 
     def __init__(self, bridge: Bridge) -> None:
         self._bridge = bridge
         self._app = hosted(bridge.inbox.admin, NoBroadcast(), authorize=lambda request: request.scope[_DECISION])
 
     def answer(self, environ: WSGIEnvironment, decision: Authorized, hooks: str | None = None) -> Reply:
-        """Answer one request of the person that `decision` names; `hooks` is the path below which hooks come in."""
+        """Answer one request of the person that `decision` names; `hooks` is the path below which sources receive."""
         scope = {**_scope(environ), _DECISION: decision, WAY_IN: hooks}
         try:
             body = _body(scope["headers"], environ)
-            return self._bridge.call(_collected(self._app, scope, body), timeout=PATIENCE)
+            return self._bridge.call(_collect(self._app, scope, body), timeout=PATIENCE)
         except Rejected as error:
             return Reply(error.status, str(error).encode(), ((b"content-type", b"text/plain; charset=utf-8"),))
         except OncehookError as error:
@@ -56,11 +56,11 @@ class Dashboard:
 def dashboard(
     bridge: Bridge, *, authorize: AuthorizeBlocking[WSGIEnvironment], hooks: str | None = None
 ) -> WSGIApplication:
-    """Dashboard and API as a WSGI application, to be mounted below any path (`SCRIPT_NAME`).
+    """Build dashboard and API as a WSGI application, to be mounted below any path (`SCRIPT_NAME`).
 
-    `authorize` is given each request's environ, on the request's own thread, and says who makes it: a name for the
+    `authorize` takes each request's environ, on the request's own thread, and returns who makes it: a name for the
     audit log and the role "viewer", "operator" or "admin", as `("anna", "operator")`; a role alone; or None for nobody.
-    `hooks` is the path below which hooks come in, to be shown.
+    `hooks` is the path below which sources receive, to be shown.
     """
     made = Dashboard(bridge)
 
@@ -74,7 +74,7 @@ def dashboard(
 
 
 def _scope(environ: WSGIEnvironment) -> Scope:
-    """A request as ASGI tells it. Each character of WSGI's paths is one byte (`as_bytes`)."""
+    """Build the ASGI scope of a request. Each character of WSGI's paths is one byte (`as_bytes`)."""
     root = _text(environ.get("SCRIPT_NAME", "")).rstrip("/")
     peer = environ.get("REMOTE_ADDR")
     return {
@@ -93,7 +93,7 @@ def _scope(environ: WSGIEnvironment) -> Scope:
 
 
 def as_bytes(path: str) -> str:
-    """A path as WSGI wants it: each character is one byte."""
+    """Return a path as WSGI wants it: each character is one byte."""
     return path.encode().decode("latin-1")
 
 
@@ -111,7 +111,7 @@ def _headers(environ: WSGIEnvironment) -> Headers:
 
 
 def _body(headers: Headers, environ: WSGIEnvironment) -> bytes:
-    """The body up to its Content-Length: beyond, a server may wait for the next request."""
+    """Read the body up to its Content-Length: beyond, a server may wait for the next request."""
     length = environ.get("CONTENT_LENGTH") or "0"
     left = int(length) if length.isdigit() and len(length) < 19 else 0
 
@@ -124,8 +124,8 @@ def _body(headers: Headers, environ: WSGIEnvironment) -> bytes:
     return read_body(headers, read, MAX_BODY)
 
 
-async def _collected(app: Callable[..., Awaitable[None]], scope: Scope, body: bytes) -> Reply:
-    """The whole answer of an ASGI application."""
+async def _collect(app: Callable[..., Awaitable[None]], scope: Scope, body: bytes) -> Reply:
+    """Return the whole answer of an ASGI application."""
     coming: list[dict[str, Any]] = [
         {"type": "http.disconnect"},
         {"type": "http.request", "body": body, "more_body": False},

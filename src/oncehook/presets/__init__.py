@@ -17,7 +17,7 @@ GROUP = "oncehook.presets"
 
 
 def names() -> list[str]:
-    """Every preset there is, ours and those that other packages bring."""
+    """List every preset, ours and those of other packages."""
     return sorted(_ours() | {point.name for point in entry_points(group=GROUP)})
 
 

@@ -11,7 +11,7 @@ from oncehook.verify import Either, Hmac
 
 
 def one_by_one(data: Any, arrival: Arrival) -> Iterator[Any]:
-    """The objects of an array; whatever else stands among them is odd, and a body that is no array stays whole."""
+    """Yield the objects of an array, anything else in it as `Odd`; a body that is no array stays whole."""
     for item in data if isinstance(data, list) else ():
         yield [item] if isinstance(item, dict) else Odd([item])
     if not isinstance(data, list):

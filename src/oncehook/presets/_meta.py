@@ -1,7 +1,7 @@
-"""What Meta's products share: the signature, the handshake, and taking nested lists apart.
+"""Common parts of Meta's products: the signature, the handshake, and splitting nested lists.
 
-A splitter is put together from `each` and `one_of`; what does not have the expected shape becomes `Odd` and never
-costs its neighbours anything.
+A splitter is built from `each` and `one_of`; a part without the expected shape becomes `Odd` and does not affect the
+others.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ SIGNATURE = Hmac(header="X-Hub-Signature-256", prefix="sha256=")
 
 
 def handshake(arrival: Arrival, source: Source) -> Reply | None:
-    """`GET ?hub.mode=subscribe&hub.verify_token=…&hub.challenge=…`: the challenge back when the token is ours."""
+    """Answer `GET ?hub.mode=subscribe&hub.verify_token=…&hub.challenge=…` with the challenge if the token is ours."""
     if arrival.method != "GET":
         return None
-    asked = parse_qs(arrival.query.decode("latin-1"))
-    token = asked.get("hub.verify_token", [""])[0].encode()
-    challenge = asked.get("hub.challenge", [""])[0].encode()
-    if asked.get("hub.mode") != ["subscribe"] or not source.verify_token or not same(token, source.verify_token):
+    query = parse_qs(arrival.query.decode("latin-1"))
+    token = query.get("hub.verify_token", [""])[0].encode()
+    challenge = query.get("hub.challenge", [""])[0].encode()
+    if query.get("hub.mode") != ["subscribe"] or not source.verify_token or not same(token, source.verify_token):
         return None
     # Plain text and nosniff: the challenge is the caller's own text.
     return Reply(200, challenge, ((b"content-type", b"text/plain"), (b"x-content-type-options", b"nosniff")))
 
 
-Apart = Callable[[Any], Iterator[Any]]
-"""From a value to its parts, each a copy that holds one item."""
+Splitter = Callable[[Any], Iterator[Any]]
+"""A function from a value to its parts, each a copy that holds one item."""
 
 
-def each(name: str, below: Apart) -> Apart:
-    """Takes an object apart along its list of this name, and every item of that in turn."""
+def each(name: str, below: Splitter) -> Splitter:
+    """Build a splitter of an object along its list of this name, and of every item in turn."""
 
-    def apart(whole: Any) -> Iterator[Any]:
+    def split(whole: Any) -> Iterator[Any]:
         items = whole.get(name) if isinstance(whole, dict) else None
         if not isinstance(items, list) or not items:
             yield Odd(whole)
@@ -48,20 +48,20 @@ def each(name: str, below: Apart) -> Apart:
             for part in below(item):
                 yield put(whole, name, part)
 
-    return apart
+    return split
 
 
 def itself(item: Any) -> Iterator[Any]:
-    """Leaves an object as it is."""
+    """Yield an object as it is."""
     yield item if isinstance(item, dict) else Odd(item)
 
 
 def one_of(
-    whole: dict[str, Any], names: Collection[str], below: Mapping[str, Apart] = MappingProxyType({})
+    whole: dict[str, Any], names: Collection[str], below: Mapping[str, Splitter] = MappingProxyType({})
 ) -> Iterator[Any]:
-    """A copy of the object for every item of the named lists, holding that item and no other.
+    """Yield a copy of the object for every item of the named lists, holding that item alone.
 
-    `below` takes the items of some lists apart in turn.
+    `below` splits the items of some lists in turn.
     """
     rest = {name: value for name, value in whole.items() if name not in names}
     for name in names:
@@ -72,5 +72,10 @@ def one_of(
 
 
 def put(whole: dict[str, Any], name: str, part: Any) -> Any:
-    """A copy of the object with a part alone in the named list; around an odd part it is odd as well."""
-    return Odd({**whole, name: [part.part]}) if isinstance(part, Odd) else {**whole, name: [part]}
+    """Return a copy of the object with a part alone in the named list; an odd part makes it odd."""
+    return wrap(part, lambda item: {**whole, name: [item]})
+
+
+def wrap(part: Any, build: Callable[[Any], Any]) -> Any:
+    """Build something around a part; around an odd part it is odd as well."""
+    return Odd(build(part.part)) if isinstance(part, Odd) else build(part)

@@ -16,12 +16,12 @@ ONCE: Final = frozenset({"scheduled", "canceled", "order.completed"})
 
 
 def action(context: RuleContext) -> str:
-    """What happened, in one spelling: static webhooks say `scheduled`, dynamic ones `appointment.scheduled`."""
+    """Return what happened: static webhooks write `scheduled`, dynamic ones `appointment.scheduled`."""
     return (context.form("action") or "").removeprefix("appointment.")
 
 
 def key(context: RuleContext) -> tuple[str, str] | None:
-    """The object and what happened to it, where that happens only once."""
+    """Return the object and what happened to it, where that happens only once."""
     about, what = context.form("id"), action(context)
     return (about, what) if about and what in ONCE else None
 

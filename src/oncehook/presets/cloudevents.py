@@ -25,7 +25,7 @@ _RATE: Final = re.compile(r"[1-9][0-9]{0,8}")
 
 
 def split(data: Any, arrival: Arrival) -> Iterator[Any]:
-    """Each event of a batch; an array in any other mode is the data of one event."""
+    """Yield each event of a batch; an array in any other mode is the data of one event."""
     if RuleContext(arrival, arrival.body, data).media_type == BATCHED:
         yield from _base.one_by_one(data, arrival)
     else:
@@ -33,19 +33,19 @@ def split(data: Any, arrival: Arrival) -> Iterator[Any]:
 
 
 def attribute(name: str) -> Reader:
-    """A context attribute, wherever the mode puts it."""
+    """Build a reader of a context attribute, wherever the mode puts it."""
 
     def read(context: RuleContext) -> Any:
         if not (context.media_type or "").startswith("application/cloudevents"):
-            return _decoded(context.header(f"ce-{name}"))
+            return _decode(context.header(f"ce-{name}"))
         data = context.data
         return (data[0] if isinstance(data, list) else data)[name]
 
     return read
 
 
-def _decoded(value: str | None) -> str | None:
-    """A header's value as it was meant: quotes off, then one round of percent-decoding, which must give UTF-8."""
+def _decode(value: str | None) -> str | None:
+    """Decode a header's value: unquote it, then percent-decode it once, to UTF-8."""
     if value is None:
         return None
     if len(value) > 1 and value[0] == value[-1] == '"':
@@ -63,7 +63,7 @@ def key(context: RuleContext) -> tuple[Any, ...] | None:
 
 
 def subject(context: RuleContext) -> Any:
-    """The partition key, which is there for ordering; else the subject, which means something within its source."""
+    """Return the partition key, which is for ordering; else the subject within its source."""
     found = _present(_partition, context)
     if found:
         return found
@@ -79,7 +79,7 @@ def _present(read: Reader, context: RuleContext) -> Any:
 
 
 def handshake(arrival: Arrival, source: Source) -> Reply | None:
-    """`OPTIONS` with `WebHook-Request-Origin`: consent, for whoever shows the token as it will when it sends.
+    """Consent to `OPTIONS` with `WebHook-Request-Origin` from a sender that has the token.
 
     Without it anybody could have a sender flood us: the question goes to the very address that is registered, so a
     token in its query comes along.

@@ -39,7 +39,7 @@ def _read(arrival: Arrival) -> Any:
 
 
 def _type_of_interaction(data: Any) -> object:
-    """The number of an interaction's type; None for a webhook event and for anything else."""
+    """Return the number of an interaction's type; None for a webhook event and for anything else."""
     if not isinstance(data, dict) or "event" in data or "id" not in data:
         return None
     return data.get("type")
@@ -62,7 +62,7 @@ def answer(arrival: Arrival) -> Reply:
 
 
 def kind(context: RuleContext) -> str | None:
-    """`command.deploy`, `component`, `autocomplete.deploy`, `modal`; of webhook events their own word."""
+    """Return `command.deploy`, `component`, `autocomplete.deploy`, `modal`; of webhook events their own type."""
     data = context.data
     number = _type_of_interaction(data)
     if number is None:
@@ -71,8 +71,8 @@ def kind(context: RuleContext) -> str | None:
     return f"{name}.{data['data']['name']}" if name in ("command", "autocomplete") else name
 
 
-def happened(context: RuleContext) -> str:
-    """When a webhook event happened: Discord writes UTC without saying so."""
+def read_time(context: RuleContext) -> str:
+    """Return when a webhook event happened: Discord writes UTC without an offset."""
     written = str(context.data["event"]["timestamp"])
     return written if written.endswith("Z") or "+" in written else f"{written}Z"
 
@@ -114,7 +114,7 @@ PRESET = Preset(
         "$.event.data.id",
         "$.channel_id",
     ],
-    event_time=happened,
+    event_time=read_time,
     # One comes with every key that is pressed, and an answer later is no answer.
     ignore=("autocomplete.*",),
     horizon="10m",

@@ -55,7 +55,7 @@ CONTENT: Final = BodyHash(["$.destination", "$.apikey", "$.date_time"])
 
 
 def key(context: RuleContext) -> tuple[str, ...] | None:
-    """The message's id where there is one; otherwise what the event says."""
+    """Return the message's id, or a hash of the event's content."""
     instance, event = context.data["instance"], context.data["event"]
     rule = RULES.get(event)
     if rule is not None and (found := rule.read(context)) is not None:
@@ -66,7 +66,7 @@ def key(context: RuleContext) -> tuple[str, ...] | None:
 
 
 def rank(context: RuleContext) -> str | None:
-    """How far a message has come. A message itself has a status too, which is not to outrank the next message's."""
+    """Return the rank of a status. A message has a status too, which must not outrank the next message's."""
     status = context.data["data"]["status"] if context.data["event"] == "messages.update" else None
     return str(ACKS.index(status)) if status else None
 

@@ -11,7 +11,7 @@ from oncehook.verify import Fields, Hmac
 
 
 def kind(context: RuleContext) -> str:
-    """The action where it names its object (`payment.updated`), else topic and action."""
+    """Return the action where it names its object (`payment.updated`), else topic and action."""
     data = context.data if isinstance(context.data, dict) else {}
     topic = str(data.get("type") or data.get("topic") or context.query("type") or context.query("topic") or "")
     action = str(data.get("action") or "")

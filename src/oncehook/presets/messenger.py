@@ -20,13 +20,13 @@ ADDRESS: Final = frozenset({"sender", "recipient", "timestamp", "hop_context"})
 
 
 def split(data: Any, arrival: Arrival) -> Iterator[Any]:
-    """Each messaging item and each change is an event of its own; a document in an array stays in one."""
+    """Yield each messaging item and each change; a document in an array stays in one."""
     if not isinstance(data, list) or not data:
         yield from _documents(data)
         return
     for document in data:
         for part in _documents(document):
-            yield Odd([part.part]) if isinstance(part, Odd) else [part]
+            yield _meta.wrap(part, lambda item: [item])
 
 
 def _entry(entry: Any) -> Iterator[Any]:
@@ -42,8 +42,8 @@ def _entry(entry: Any) -> Iterator[Any]:
 _documents: Final = _meta.each("entry", _entry)
 
 
-class Notice(NamedTuple):
-    """One item, told apart: whose account, what happened, and the item itself."""
+class MessengerNotice(NamedTuple):
+    """One item: its account, what happened, and the item itself."""
 
     account: str
     kind: str
@@ -52,8 +52,8 @@ class Notice(NamedTuple):
     """Of a messaging item, what stands under its kind; of a change, nothing."""
 
 
-def read(context: RuleContext) -> Notice:
-    """The one item of an event. Raises what reading something absent raises, which a rule takes for missing."""
+def read(context: RuleContext) -> MessengerNotice:
+    """Read the one item of an event. Raises what a missing field raises, which a rule treats as missing."""
     data = context.data
     entry = (data[0] if isinstance(data, list) else data)["entry"][0]
     for name in ("messaging", "standby"):
@@ -63,10 +63,10 @@ def read(context: RuleContext) -> Notice:
     change = entry["changes"][0] if entry.get("changes") else entry
     if "sender" in change["value"]:  # Business Login and the dashboard's test button send messages this way
         return _messaging(entry["id"], change["value"], "")
-    return Notice(entry["id"], change["field"], change["value"], None)
+    return MessengerNotice(entry["id"], change["field"], change["value"], None)
 
 
-def _messaging(account: str, item: dict[str, Any], prefix: str) -> Notice:
+def _messaging(account: str, item: dict[str, Any], prefix: str) -> MessengerNotice:
     names = [name for name in item if name not in ADDRESS]
     name = "message" if "message" in names else names[0]
     about = item[name]
@@ -75,11 +75,11 @@ def _messaging(account: str, item: dict[str, Any], prefix: str) -> Notice:
         kind += ".echo"
     elif name == "message" and about.get("is_deleted"):  # under the mid of the message that is gone
         kind += ".deleted"
-    return Notice(account, kind, item, about)
+    return MessengerNotice(account, kind, item, about)
 
 
 def key(context: RuleContext) -> tuple[Any, ...] | None:
-    """A message's mid; of receipts who and how far; of everything else who, what and when. Changes have no key."""
+    """Return a message's mid; of receipts who and how far; else who, what and when. Changes have no key."""
     account, kind, item, about = read(context)
     if about is None:
         return None
@@ -94,7 +94,7 @@ def key(context: RuleContext) -> tuple[Any, ...] | None:
 
 
 def subject(context: RuleContext) -> tuple[Any, ...]:
-    """The account and the person on the other side; of a change, the account and the post it is about."""
+    """Return the account and the other person; of a change, the account and its post."""
     account, _, item, about = read(context)
     if about is not None:
         sender = item["sender"]["id"]
@@ -104,10 +104,10 @@ def subject(context: RuleContext) -> tuple[Any, ...]:
     return (account, post) if post else (account,)
 
 
-def text(notice: Notice) -> str | None:
-    """What a person wrote or pressed; of a comment, what it says."""
-    said = notice.item if notice.about is None else notice.about
-    return said.get("text") or said.get("title")
+def text(notice: MessengerNotice) -> str | None:
+    """Return what a person wrote or pressed; of a comment, its text."""
+    content = notice.item if notice.about is None else notice.about
+    return content.get("text") or content.get("title")
 
 
 # entry.time is when Meta sent the notice, and changes from attempt to attempt: it is no time of the event.

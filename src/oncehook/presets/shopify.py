@@ -13,8 +13,8 @@ from oncehook.verify import Either, Hmac
 PREFIXES: Final = ("X-Shopify-", "Shopify-")
 
 
-def named(*parts: str) -> list[list[str]]:
-    """A composite under either spelling of its headers: `named("header:Shop-Domain", "$.id")`."""
+def expand(*parts: str) -> list[list[str]]:
+    """Return a composite with both spellings of its headers: `expand("header:Shop-Domain", "$.id")`."""
     return [[part.replace("header:", f"header:{prefix}") for part in parts] for prefix in PREFIXES]
 
 
@@ -35,17 +35,17 @@ PRESET = Preset(
     scheme=Either(*(Hmac(header=f"{prefix}Hmac-Sha256", encoding="base64") for prefix in PREFIXES)),
     # Per delivery and subscription, and kept when Shopify tries again. Event-Id is the other choice: one id for all
     # that one action of the merchant set off, so on its own it would swallow whatever else came of that action.
-    key=named("header:Webhook-Id"),
+    key=expand("header:Webhook-Id"),
     key_authenticated=False,
-    type=named("header:Topic", "?header:Action"),
+    type=expand("header:Topic", "?header:Action"),
     subject=[
-        *named("header:Shop-Domain", "$.id"),
-        *named("header:Shop-Domain", "header:Resource-Id"),
-        *named("header:Shop-Domain", "$.inventory_item_id"),
-        *named("header:Shop-Domain", "$.customer.id"),
-        *named("header:Shop-Domain"),
+        *expand("header:Shop-Domain", "$.id"),
+        *expand("header:Shop-Domain", "header:Resource-Id"),
+        *expand("header:Shop-Domain", "$.inventory_item_id"),
+        *expand("header:Shop-Domain", "$.customer.id"),
+        *expand("header:Shop-Domain"),
     ],
-    event_time=[*named("header:Triggered-At"), "$.updated_at"],
+    event_time=[*expand("header:Triggered-At"), "$.updated_at"],
     # Four hours of retries, but a webhook may also come a day late.
     horizon="1d",
     # Shopify waits 5 s in all.

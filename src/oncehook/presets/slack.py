@@ -17,7 +17,7 @@ from oncehook.verify import Hmac
 
 
 def handshake(arrival: Arrival, source: Source) -> Reply | None:
-    """`{"type":"url_verification","challenge":…}`: the challenge back. By then its signature was checked."""
+    """Answer `{"type":"url_verification","challenge":…}` with the challenge. Its signature was checked before."""
     if b"url_verification" not in arrival.body or arrival.method != "POST":
         return None
     try:
@@ -31,12 +31,12 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
 
 
 def interaction(context: RuleContext) -> Any:
-    """What a button or a dialog sends: JSON inside a form. Raises what a rule takes for missing."""
+    """Parse what a button or a dialog sends: JSON in a form. Raises what a rule treats as missing."""
     return payload.parse((context.form("payload") or "").encode())
 
 
 def kind(context: RuleContext) -> str | None:
-    """`message.bot_message`, `app_mention`; `command./deploy`; `interaction.block_actions`."""
+    """Return `message.bot_message`, `app_mention`; `command./deploy`; `interaction.block_actions`."""
     data = context.data
     if isinstance(data, dict):
         event = data["event"] if isinstance(data.get("event"), dict) else data

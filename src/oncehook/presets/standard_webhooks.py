@@ -11,7 +11,7 @@ from oncehook.verify import Either, StandardWebhooks
 
 
 def key(context: RuleContext) -> str | None:
-    """The id that was signed, which is the one beside the signature that decided: another is anybody's."""
+    """Return the signed id, beside the signature that was verified: any other is untrusted."""
     return context.header("webhook-id" if context.header("webhook-signature") else "svix-id")
 
 

@@ -14,7 +14,7 @@ from oncehook.verify import Token
 
 
 def kind(context: RuleContext) -> str | None:
-    """What happened is the name of the one field beside `update_id`: `message`, `callback_query`."""
+    """Return the name of the one field beside `update_id`: `message`, `callback_query`."""
     return next((name for name in context.data if name != "update_id"), None)
 
 

@@ -24,13 +24,13 @@ CALL: Final = Rule.parse([["form:CallSid", "form:CallStatus", "form:SequenceNumb
 
 
 def key(context: RuleContext) -> tuple[str, ...] | None:
-    """The message and its status, or the call and its step; everything else goes by its bytes."""
+    """Return the message and its status, or the call and its step; anything else has no key."""
     # Conversations, another product, has several events for one message: added, updated, removed.
     return None if context.form("EventType") else MESSAGE.read(context) or CALL.read(context)
 
 
 def kind(context: RuleContext) -> str | None:
-    """`message.received`, `message.delivered`, `call.completed`; Conversations name their events themselves."""
+    """Return `message.received`, `message.delivered`, `call.completed`; Conversations name their own events."""
     if context.form("EventType"):
         return context.form("EventType")
     if context.form("MessageSid"):

@@ -23,14 +23,14 @@ ACK: Final = Rule.parse(
 
 
 def key(context: RuleContext) -> tuple[str, ...] | None:
-    """The event's id; in versions that have none, the message's, where the event is about one message."""
+    """Return the event's id; in versions without one, the message's."""
     event = context.data["event"]
     rule = ACK if event.startswith("message.ack") else MESSAGE if event.startswith("message") else None
     return EVENT.read(context) or (rule.read(context) if rule else None)
 
 
 def subject(context: RuleContext) -> tuple[str, ...]:
-    """The session and the chat, which stands in the message's id: `true_5511988880142@c.us_3EB0…`."""
+    """Return the session and the chat, which is in the message's id: `true_5511988880142@c.us_3EB0…`."""
     session, payload = context.data["session"], context.data["payload"]
     parts = str(payload.get("id") or "").split("_")
     chat = parts[1] if len(parts) > 2 and "@" in parts[1] else payload.get("from")
@@ -38,7 +38,7 @@ def subject(context: RuleContext) -> tuple[str, ...]:
 
 
 def rank(context: RuleContext) -> str | None:
-    """How far a message has come; a message itself tells that too, and is not to outrank the next one."""
+    """Return the rank of an acknowledgement. A message has one too, which must not outrank the next message's."""
     return str(context.data["payload"]["ack"]) if context.data["event"].startswith("message.ack") else None
 
 

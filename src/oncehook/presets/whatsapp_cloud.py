@@ -71,7 +71,7 @@ def split(data: Any, arrival: Arrival) -> Iterator[Any]:
     if isinstance(data, dict) and "entry" not in data:
         if _holds_items(data.get("data")):
             for part in _items(data["data"]):
-                yield Odd({**data, "data": part.part}) if isinstance(part, Odd) else {**data, "data": part}
+                yield _meta.wrap(part, lambda item: {**data, "data": item})
             return
         if _holds_items(data):
             yield from _items(data)
@@ -116,7 +116,7 @@ def _changes(change: Any) -> Iterator[Any]:
         yield change if isinstance(change, dict) else Odd(change)
         return
     for part in _items(change["value"]):
-        yield Odd({**change, "value": part.part}) if isinstance(part, Odd) else {**change, "value": part}
+        yield _meta.wrap(part, lambda item: {**change, "value": item})
 
 
 def _chunk(chunk: Any) -> Iterator[Any]:
@@ -134,8 +134,8 @@ _documents: Final = _meta.each("entry", _meta.each("changes", _changes))
 # -- reading one event -------------------------------------------------------------------------
 
 
-class Person(NamedTuple):
-    """Who is on the other side, by every name that Meta gives."""
+class WhatsAppPerson(NamedTuple):
+    """The other person, by every id that Meta has."""
 
     parent: Any = None
     user_id: Any = None
@@ -143,13 +143,13 @@ class Person(NamedTuple):
     phone: Any = None
 
 
-class Notice(NamedTuple):
-    """The one item of an event, and what stands around it."""
+class WhatsAppNotice(NamedTuple):
+    """The one item of an event, with its surroundings."""
 
     kind: str
     """`message`, `status`, …; empty for a change that holds no item."""
     item: dict[str, Any]
-    person: Person
+    person: WhatsAppPerson
     group: Any
     """The group it belongs to, if any."""
     number: tuple[str, ...]
@@ -160,14 +160,14 @@ class Notice(NamedTuple):
     field: Any
 
 
-def read(data: Any) -> Notice:
+def read(data: Any) -> WhatsAppNotice:
     """Read the one item of an event. Raises what reading something absent raises, which a rule takes for missing."""
     value, field, account = _value(data)
     metadata = _object(value.get("metadata"))
     about = (_texts(metadata.get("phone_number_id")) or (), metadata.get("display_phone_number"), account, field)
     name = next((name for name in LISTS if isinstance(value.get(name), list) and value[name]), None)
     if name is None:
-        return Notice("", {}, Person(), None, *about)
+        return WhatsAppNotice("", {}, WhatsAppPerson(), None, *about)
     item, ids = _object(value[name][0]), None
     if name == "history":
         thread = _object(_first(item.get("threads")))
@@ -180,7 +180,7 @@ def read(data: Any) -> Notice:
         WHO.get(name, PLAIN),
         value.get("contacts"),
     )
-    return Notice(_kind(name, item, field), item, person, _group(item), *about)
+    return WhatsAppNotice(_kind(name, item, field), item, person, _group(item), *about)
 
 
 def _value(data: Any) -> tuple[dict[str, Any], Any, Any]:
@@ -205,11 +205,11 @@ def _group(item: dict[str, Any]) -> Any:
     return item.get("group_id") or (item.get("recipient_id") if item.get("recipient_type") == "group" else None)
 
 
-def _person(ids: dict[str, Any], names: Sequence[str], contacts: Any) -> Person:
+def _person(ids: dict[str, Any], names: Sequence[str], contacts: Any) -> WhatsAppPerson:
     parent, user_id, phone = (ids.get(name) for name in names)
     parent = parent or next((ids[name] for name in PARENTS if ids.get(name)), None)
     contact = _contact(contacts, [one for one in (parent, user_id, phone) if one])
-    return Person(
+    return WhatsAppPerson(
         parent or contact.get("parent_user_id"), user_id or contact.get("user_id"), phone or contact.get("wa_id")
     )
 
@@ -239,10 +239,10 @@ def _texts(*parts: Any) -> tuple[str, ...] | None:
 # -- the rules ---------------------------------------------------------------------------------
 
 
-def _notice(context: RuleContext) -> Notice:
+def _notice(context: RuleContext) -> WhatsAppNotice:
     if context.memo is None:
         context.memo = read(context.data)
-    notice: Notice = context.memo
+    notice: WhatsAppNotice = context.memo
     return notice
 
 
@@ -304,12 +304,12 @@ def rank_scope(context: RuleContext) -> tuple[str, ...] | None:
     return _texts(notice.item.get("id"), *_member(notice.item)) if notice.kind == "status" else None
 
 
-def _word(notice: Notice) -> Any:
+def _word(notice: WhatsAppNotice) -> Any:
     item = notice.item
     return item.get(WORDS.get(notice.kind, "type")) or (item.get("status") if notice.kind == "call" else None)
 
 
-def _who(person: Person) -> Any:
+def _who(person: WhatsAppPerson) -> Any:
     return person.parent or person.user_id or person.phone
 
 

@@ -25,23 +25,23 @@ _PLAIN: Final = re.compile(r"[A-Za-z0-9+/=_-]{1,200}")
 
 
 def handshake(arrival: Arrival, source: Source) -> Reply | None:
-    """`{"event":"endpoint.url_validation","payload":{"plainToken":p}}`, signed like all others: p and its HMAC back."""
+    """Answer `{"event":"endpoint.url_validation","payload":{"plainToken":p}}` with p and its HMAC."""
     # Only a POST has been verified by now, age included; to anybody else we would be signing whatever they like.
     if arrival.method != "POST" or VALIDATION.encode() not in arrival.body:
         return None
     try:
-        asked = payload.parse(arrival.body)
+        data = payload.parse(arrival.body)
     except payload.Unreadable:
         return None
-    plain = payload.walk(asked, ("payload", "plainToken"))
-    if payload.walk(asked, ("event",)) != VALIDATION or not isinstance(plain, str) or not _PLAIN.fullmatch(plain):
+    plain = payload.walk(data, ("payload", "plainToken"))
+    if payload.walk(data, ("event",)) != VALIDATION or not isinstance(plain, str) or not _PLAIN.fullmatch(plain):
         return None
     proof = hmac.digest(_signer(arrival, source), plain.encode(), "sha256").hex()
     return Reply(200, msgspec.json.encode({"plainToken": plain, "encryptedToken": proof}))
 
 
 def _signer(arrival: Arrival, source: Source) -> bytes:
-    """The secret this arrival was signed with: while it is rotated there are two, and Zoom knows one."""
+    """Return the secret this arrival was signed with: during a rotation there are two, and Zoom has one."""
     for secret in source.valid_secrets:
         with contextlib.suppress(SignatureInvalid):
             source.scheme.verifier([secret], url=source.settings.public_url, tolerance=math.inf)(arrival)

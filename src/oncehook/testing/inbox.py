@@ -1,6 +1,6 @@
-"""An inbox under test for plain functions: the same words as `TestInbox`, without `await`.
+"""Inboxes under test: `TestInbox` for coroutines, `BlockingTestInbox` for plain functions, and signed samples.
 
-The pytest plugin hands it to tests that are no coroutines. Its loop runs only while one of its methods does.
+The pytest plugin provides the one that fits a test. The loop of the blocking one only runs during its methods.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def signed(
     forge: bool = False,
     url: str | None = None,
 ) -> Arrival:
-    """One hook as its provider would send it: `headers`, `body` and `query`, fresh at every call.
+    """Build one hook as its provider would send it: `headers`, `body` and `query`, fresh at every call.
 
-    Without a type it is the preset's first sample. `url` is where it goes, for providers whose signature covers that.
+    Without a type it is the preset's first sample. `url` is for providers whose signature covers it.
 
     >>> hook = signed(inbox.sources["stripe"], "invoice.paid")
     >>> client.post("/hooks/stripe", content=hook.body, headers=hook.headers)
@@ -84,7 +84,7 @@ def signed(
 
 
 async def hand_over(to: Inbox | str, arrival: Arrival) -> Answer:
-    """Bring an arrival to an inbox that runs here, or to an address."""
+    """Send an arrival to an inbox in this process, or to an address."""
     if isinstance(to, str):
         return await asyncio.to_thread(samples.post, to, arrival)
     started = clock.perf()
@@ -93,10 +93,10 @@ async def hand_over(to: Inbox | str, arrival: Arrival) -> Answer:
 
 
 LOOK: Final = 0.002
-"""Seconds between two looks whether everything that is due is done."""
+"""Seconds between two polls whether everything that is due is done."""
 
 UNLIMITED: Final = 3600.0
-"""Seconds that a sender waits, and that an attempt may take to end when its worker stops: as long as the test."""
+"""Seconds that a sender waits, and that an attempt may take when its worker stops: as long as the test."""
 
 
 JOINED: Final = (
@@ -114,7 +114,6 @@ class TrialClock:
         self._moved = 0.0
 
     def now(self) -> datetime:
-        """The moment it is."""
         return clock.now_utc()
 
     def forward(self, span: str | float) -> None:
@@ -133,7 +132,7 @@ class TrialClock:
 
 
 class TestInbox(Inbox):
-    """See above.
+    """An inbox under test, for coroutines.
 
     >>> async def test_paid(inbox: TestInbox) -> None:
     ...     inbox.use(shop.inbox)
@@ -154,7 +153,7 @@ class TestInbox(Inbox):
     # -- setting up ----------------------------------------------------------------------------
 
     def add(self, source: Source) -> Source:
-        """See Inbox. Until the test is over, its sender waits: a busy machine must not make a 503 of a 200."""
+        """Add a source without a time budget, so that a slow machine does not turn a 200 into a 503."""
         super().add(source)
         self._budgets.append((source, source.settings.budget))
         source.settings.budget = UNLIMITED
@@ -184,7 +183,7 @@ class TestInbox(Inbox):
         return copy.copy(destination)
 
     def recorded(self, name: str) -> Recorded:
-        """Write down what an HTTP destination would be sent, instead of sending it. A new one is made if need be.
+        """Record what an HTTP destination would be sent, instead of sending it; add the destination if need be.
 
         >>> n8n = inbox.recorded("n8n")
         >>> n8n.fail(502)
@@ -214,12 +213,12 @@ class TestInbox(Inbox):
         await super()._open_store(works=True)  # whatever is started here, `drain` works
 
     async def stop(self, patience: float = UNLIMITED) -> None:
-        """End, if it was started."""
+        """Stop, if it was started."""
         if self.is_started:
             await super().stop(patience)
 
     def take_back(self) -> None:
-        """Return to the present, and give back the inboxes that were used."""
+        """Reset the clock and the inboxes that were used."""
         self.clock.take_back()
         while self._budgets:
             source, budget = self._budgets.pop()
@@ -264,20 +263,18 @@ class TestInbox(Inbox):
     async def receive(
         self, source: str, headers: Headers | Mapping[str, str], body: bytes, *, query: bytes = b"", peer: str = ""
     ) -> Receipt:
-        """See Inbox."""
         await self.start()
         return await super().receive(source, headers, body, query=query, peer=peer)
 
     async def emit(
         self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
     ) -> str:
-        """See Inbox."""
         await self.start()
         return await super().emit(source, type, payload, key=key, subject=subject)
 
     @contextlib.asynccontextmanager
     async def served(self) -> AsyncIterator[str]:
-        """Receive over real HTTP: gives an address to which the name of a source is added.
+        """Receive over real HTTP; yield the URL to which the name of a source is added.
 
         >>> async with inbox.served() as url:
         ...     await meta.deliver(f"{url}/whatsapp", meta.message(from_="5511988880142", text="Hi"))
@@ -311,18 +308,18 @@ class TestInbox(Inbox):
 
     async def _work_off(self, numbers: Sequence[int]) -> None:
         if self.worker is not None:  # a host application has started it, with a worker of its own
-            await self._caught_up(self.worker, numbers)
+            await self._catch_up(self.worker, numbers)
             return
         self._parts.worker = worker = Worker(self.store, self.destinations.values(), self.observer)
         await worker.start()
         try:
-            await self._caught_up(worker, numbers)
+            await self._catch_up(worker, numbers)
         finally:
             await worker.stop(UNLIMITED)
             self._parts.worker = None
 
-    async def _caught_up(self, worker: Worker, numbers: Sequence[int]) -> None:
-        """Return when nothing is under way and nothing is due."""
+    async def _catch_up(self, worker: Worker, numbers: Sequence[int]) -> None:
+        """Wait until nothing is under way and nothing is due."""
         while True:
             next_due = await self.store.next_due(numbers)
             if not (len(worker.heartbeat) or next_due.is_due or await self._has_leases()):
@@ -330,13 +327,13 @@ class TestInbox(Inbox):
             await asyncio.sleep(LOOK)
 
     async def _has_leases(self) -> bool:
-        """Also those that were just given out, and are not begun yet."""
+        # including those that were leased and are not begun yet
         return any(level.leased for level in (await self.store.levels()).values())
 
     # -- looking -------------------------------------------------------------------------------
 
     async def deliveries(self, destination: str | None = None, *, status: str | None = None) -> list[StoredDelivery]:
-        """How deliveries stand, oldest first: `status`, `attempts`, `last_error`, …
+        """List deliveries, oldest first, with `status`, `attempts`, `last_error`, …
 
         >>> [dead] = await inbox.deliveries("n8n", status="dead")
         """
@@ -356,7 +353,7 @@ T = TypeVar("T")
 
 
 class BlockingTestInbox:
-    """See above.
+    """An inbox under test, for plain functions: `TestInbox` without `await`.
 
     >>> def test_paid(inbox: BlockingTestInbox) -> None:
     ...     inbox.use(shop.inbox)
@@ -367,7 +364,7 @@ class BlockingTestInbox:
 
     def __init__(self, store: str) -> None:
         self.trial = TestInbox(store)
-        """The inbox itself, for what has no word here; see `call`."""
+        """The inbox itself, for what has no method here; see `call`."""
         self.clock = self.trial.clock
         self.use = self.trial.use
         self.source = self.trial.source
@@ -379,7 +376,7 @@ class BlockingTestInbox:
         self._runner = asyncio.Runner()
 
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Wait for anything else: `inbox.call(inbox.trial.desk.stats(…))`."""
+        """Run any other coroutine: `inbox.call(inbox.trial.admin.stats(…))`."""
         return self._runner.run(coroutine)
 
     def start(self) -> None:
@@ -387,7 +384,7 @@ class BlockingTestInbox:
         self.call(self.trial.start())
 
     def stop(self) -> None:
-        """End."""
+        """Stop."""
         with self._runner:
             self._runner.run(self.trial.stop())
 
@@ -402,7 +399,6 @@ class BlockingTestInbox:
     def emit(
         self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
     ) -> str:
-        """See Inbox."""
         return self.call(self.trial.emit(source, type, payload, key=key, subject=subject))
 
     def drain(self, *, retries: bool = False) -> None:
@@ -410,5 +406,5 @@ class BlockingTestInbox:
         self.call(self.trial.drain(retries=retries))
 
     def deliveries(self, destination: str | None = None, *, status: str | None = None) -> list[StoredDelivery]:
-        """How deliveries stand, oldest first."""
+        """List deliveries, oldest first."""
         return self.call(self.trial.deliveries(destination, status=status))

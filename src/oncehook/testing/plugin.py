@@ -23,13 +23,13 @@ _TRIAL = pytest.StashKey["TestInbox"]()
 
 @pytest.fixture
 def oncehook_store(tmp_path: Path) -> str:
-    """Where the inbox of a test keeps everything: a SQLite file of its own. Override it for another store."""
+    """Return the store of a test's inbox: a SQLite file of its own. Override it for another store."""
     return f"sqlite:{tmp_path / 'oncehook.db'}"
 
 
 @pytest.fixture
 def inbox(request: pytest.FixtureRequest, oncehook_store: str) -> Generator[TestInbox | BlockingTestInbox, None, None]:
-    """An inbox under test: `send`, `drain`, `clock.forward`, `recorded`, `use`."""
+    """Provide an inbox under test: `send`, `drain`, `clock.forward`, `recorded`, `use`."""
     if inspect.iscoroutinefunction(inspect.unwrap(request.function)):
         from oncehook.testing.inbox import TestInbox
 
@@ -47,7 +47,7 @@ def inbox(request: pytest.FixtureRequest, oncehook_store: str) -> Generator[Test
 
 @pytest.fixture
 def claims(tmp_path: Path) -> Generator[Claims, None, None]:
-    """`Claims` on a SQLite file of this test alone: none is left over from another one."""
+    """Provide `Claims` on a SQLite file of this test alone."""
     from oncehook.claims import Claims
 
     made = Claims(f"sqlite:{tmp_path / 'claims.db'}")

@@ -1,7 +1,7 @@
-"""A recorded destination: an HTTP destination whose requests are written down instead of sent.
+"""A recorded destination: an HTTP destination whose requests are recorded instead of sent.
 
-Everything but the network is the real thing: headers, signature, and what an answer means. `TestInbox.recorded` puts
-one in place; a test scripts its answers and looks at what it got.
+Everything but the network is real: headers, signature, and what an answer means. `TestInbox.recorded` installs one; a
+test scripts its answers and inspects its requests.
 """
 
 from __future__ import annotations
@@ -33,21 +33,20 @@ class RecordedAttempt:
 
     @property
     def event_id(self) -> str:
-        """Which event it carries."""
         return self.headers["webhook-id"]
 
     @property
     def attempt(self) -> int:
-        """Which attempt it is, within its run."""
+        """Return the number of the attempt within its run."""
         return int(self.headers["oncehook-attempt"])
 
     def json(self) -> Any:
-        """The body, parsed."""
+        """Parse the body."""
         return msgspec.json.decode(self.body)
 
 
 class Recorded:
-    """What a destination got, and what it answers: 200 unless a test says otherwise."""
+    """The requests of a destination, and its scripted answers: 200 by default."""
 
     def __init__(self) -> None:
         self.attempts: list[RecordedAttempt] = []
@@ -56,7 +55,7 @@ class Recorded:
 
     @property
     def deliveries(self) -> list[RecordedAttempt]:
-        """The requests that were answered 2xx: those that got through."""
+        """Return the requests that were answered 2xx."""
         return [attempt for attempt in self.attempts if attempt.status is not None and 200 <= attempt.status < 300]
 
     def fail(self, status: int = 500, *, times: int = 1, retry_after: int | None = None, body: bytes = b"") -> None:
@@ -65,7 +64,7 @@ class Recorded:
         self._script(lambda: Answer(status, body, after), times)
 
     def drop_connection(self, *, times: int = 1) -> None:
-        """Leave the next requests without an answer, as when a line is cut."""
+        """Leave the next requests without an answer, as when a connection is lost."""
 
         def cut() -> Answer:
             raise Unanswered("the connection was lost")
@@ -78,13 +77,13 @@ class Recorded:
         self._answers += [answer] * times
 
     def answer(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
-        """Write a request down and answer it. Raises Unanswered where it was told to."""
+        """Record a request and answer it. Raises Unanswered where that is scripted."""
         answer = self._answers.pop(0) if self._answers else lambda: Answer(200, b"")
         status: int | None = None
         try:
-            said = answer()
-            status = said.status
-            return said
+            scripted = answer()
+            status = scripted.status
+            return scripted
         finally:
             named = {name.lower(): value for name, value in headers.items()}
             self.attempts.append(RecordedAttempt(url, named, body, status, clock.now_utc()))
@@ -98,11 +97,10 @@ class RecordingOutbound(HttpClient):
         self._recorded = recorded
 
     async def open(self) -> None:
-        """There is nothing to open."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing."""
 
     async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> Answer:
-        """See HttpClient."""
         return self._recorded.answer(url, headers, body)

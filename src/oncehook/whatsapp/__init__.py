@@ -1,7 +1,7 @@
 """WhatsApp, outgoing: one way to send over Meta's Cloud API, Evolution API and Evolution Go.
 
-`sender(api=…, **settings)` makes a `Sender` from plain settings, as configuration and the command line have them;
-programs may just as well name `MetaCloud`, `EvolutionApi` or `EvolutionGo`. Sending here is at once and in memory: for
+`sender(api=…, **settings)` builds a `Sender` from plain settings, as configuration and the command line have them;
+programs may also use `MetaCloud`, `EvolutionApi` or `EvolutionGo`. Messages are sent at once and from memory: for
 retries, dead letters and replays hand the sender to an inbox.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, Final
 from oncehook.errors import ConfigError
 from oncehook.whatsapp.evolution_api import EvolutionApi
 from oncehook.whatsapp.evolution_go import EvolutionGo
+from oncehook.whatsapp.files import StoredFile
 from oncehook.whatsapp.incoming import IncomingMessage, NoMessage
 from oncehook.whatsapp.messages import (
     Contact,
@@ -34,7 +35,7 @@ from oncehook.whatsapp.messages import (
 from oncehook.whatsapp.meta import MetaCloud
 from oncehook.whatsapp.numbers import normalise
 from oncehook.whatsapp.outcomes import Reason, SendFailed, Sent
-from oncehook.whatsapp.sender import ChatOptions, Files, Sender, SendOptions, StoredFile
+from oncehook.whatsapp.sender import ChatOptions, Files, Sender, SendOptions
 
 __all__ = [
     "APIS",
@@ -73,12 +74,12 @@ APIS: Final[Mapping[str, type[Sender]]] = {kind.api: kind for kind in (MetaCloud
 """Every API, by its name in settings."""
 
 _COMMON: Final = inspect.signature(Sender.__init__).parameters.keys() - {"self", "base_url", "key", "name"}
-_SAME: Final = {"api_key": "token", "token": "api_key"}
-"""What one API calls its token is another one's key; either word will do."""
+_SYNONYMS: Final = {"api_key": "token", "token": "api_key"}
+"""Names of the credential, which differ between APIs; each takes both."""
 
 
 def sender(api: str, **settings: Any) -> Sender:
-    """The sender that settings describe; those that are None count as not said. Raises ConfigError.
+    """Build the sender that settings describe; those that are None are ignored. Raises ConfigError.
 
     >>> sender("evolution-go", base_url="https://evo.example", token="…").address
     'https://evo.example'
@@ -93,8 +94,8 @@ def sender(api: str, **settings: Any) -> Sender:
     }
     known = own.keys() | _COMMON
     given = {name: value for name, value in settings.items() if value is not None}
-    for name in [name for name in given if name not in known and _SAME.get(name) in known]:
-        given.setdefault(_SAME[name], given.pop(name))
+    for name in [name for name in given if name not in known and _SYNONYMS.get(name) in known]:
+        given.setdefault(_SYNONYMS[name], given.pop(name))
     unknown = sorted(given.keys() - known)
     if unknown:
         raise ConfigError(f'The WhatsApp API "{api}" has no setting {", ".join(unknown)}.')

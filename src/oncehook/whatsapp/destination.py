@@ -1,8 +1,7 @@
-"""A WhatsApp API as a destination: a lease comes in, its body is read as a message and sent once, the answer is judged.
+"""A WhatsApp API as a destination: read the body of a lease as a message, send it once, classify the answer.
 
-What the API refuses for good is permanent, what may pass is transient; both in the API's own words. Sending is at least
-once: when no answer came, the message may have gone out all the same. `unsure = "dead"` leaves such a case to a person.
-The worker calls it; `oncehook.whatsapp` makes the call.
+Sending is at least once: when no answer came, the message may have been sent all the same. `unsure = "dead"` leaves
+such a case to a person. The worker calls it; `oncehook.whatsapp` makes the call.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from oncehook.event import outward_id
 from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, Preview, Priority, line
 from oncehook.whatsapp.messages import InvalidMessage, Message, check, read_message, summary
 from oncehook.whatsapp.numbers import normalise
-from oncehook.whatsapp.sender import SendFailed, Sent
+from oncehook.whatsapp.outcomes import SendFailed, Sent
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.sender import Sender
 
 
 def read_subject(message: Message, country: str | None = None) -> str | None:
-    """Whom it goes to, in one way of writing, so that what one person gets comes in order.
+    """Return the normalised recipient, so that messages to one person are sent in order.
 
-    Raises InvalidMessage for what could never be sent: better now than in a dead letter.
+    Raises InvalidMessage for what could never be sent, before it becomes a dead letter.
     """
     check(message)
     return None if message.to is None else normalise(message.to, country=country)
 
 
 def preview_message(body: bytes) -> Preview | None:
-    """To whom an event's body would be sent and what it says, in a line each; None when it is no message."""
+    """Return recipient and summary of an event's body, in a line each; None when it is no message."""
     try:
         message = read_message(body)
     except InvalidMessage:
@@ -46,7 +45,7 @@ CRASH_TOLERANCE: Final = 3
 """Crashes of the process that are not held against a message; none where a second message must not be risked."""
 
 GRACE: Final = 1.0
-"""Seconds beyond the time limit for a sender that does not keep to it; less than the worker has."""
+"""Seconds beyond the timeout for a sender that exceeds it; less than the worker allows."""
 
 _DIED: Final = "unsure: the worker died during an attempt, and the message may have been sent"
 _STOPPED: Final = "unsure: the worker was stopped during the attempt, and the message may have been sent"
@@ -69,21 +68,18 @@ class SenderDestination:
         self.crash_tolerance = 0 if unsure == "dead" else CRASH_TOLERANCE
 
     async def open(self) -> None:
-        """Be ready to send, on the running loop."""
         await self.sender.open()
 
     async def close(self) -> None:
-        """Let go of the connections, those to the storage of its files included; that one opens itself when needed."""
+        """Close the connections, including those to the file storage, which reopens by itself."""
         await self.sender.close()
         if (close := getattr(self.sender.files, "close", None)) is not None:
             await close()
 
     def subject_of(self, message: Message) -> str | None:
-        """Whom a message goes to, in one way of writing. Raises InvalidMessage for what could never be sent."""
         return read_subject(message, getattr(self.sender, "country", None))
 
     def preview(self, body: bytes) -> Preview | None:
-        """To whom an event's body would be sent, and what it says; None when it is no message."""
         return preview_message(body)
 
     async def attempt(self, lease: Lease) -> Result:
@@ -99,43 +95,41 @@ class SenderDestination:
         except (InvalidMessage, ConfigError) as error:
             return _permanent(_line(f"{error.code}: {error}"))
         except SendFailed as error:
-            return self._failed(error)
+            return self._settle_failure(error)
         except TimeoutError as error:
-            said = (
-                f"no answer within {self.terms.timeout:g} s" if limit.expired() else str(error) or "no answer in time"
-            )
-            return self._silent(f"unavailable: {said}")
+            late = f"no answer within {self.terms.timeout:g} s" if limit.expired() else str(error)
+            return self._settle_silence(f"unavailable: {late or 'no answer in time'}")
         except asyncio.CancelledError:
             if self.unsure == "dead":
                 return _permanent(_STOPPED)
             raise
         except Exception as error:  # the worker must learn of it; the text may hold what is secret
             found = self.terms.rules.of_error(error)
-            return self._silent(f"sending failed: {type(error).__name__}", found.category)
+            return self._settle_silence(f"sending failed: {type(error).__name__}", found.category)
         return Result(evidence=Evidence(sent.status, answer=_answer_of(sent)))
 
-    def _failed(self, error: SendFailed) -> Result:
-        said = f"{error.reason.value}{f' {error.api_code}' if error.api_code else ''}: {error}"
-        evidence = Evidence(error.status, _line(said), error.answer[:ANSWER_KEPT] or None)
+    def _settle_failure(self, error: SendFailed) -> Result:
+        text = f"{error.reason.value}{f' {error.api_code}' if error.api_code else ''}: {error}"
+        evidence = Evidence(error.status, _line(text), error.answer[:ANSWER_KEPT] or None)
         if error.unsure and self.unsure == "dead":
-            return _permanent(_line(f"unsure, {said}"), evidence)
+            return _permanent(_line(f"unsure, {text}"), evidence)
         found = self.terms.rules.of_error(error)
         return Result(found.category, evidence, retry_after=found.retry_after)
 
-    def _silent(self, said: str, category: Category = Category.transient) -> Result:
-        """Nobody can tell whether the message went out."""
-        return _permanent(f"unsure, {said}") if self.unsure == "dead" else Result(category, Evidence(error=said))
+    def _settle_silence(self, text: str, category: Category = Category.transient) -> Result:
+        """Settle an attempt of which it is unknown whether the message was sent."""
+        return _permanent(f"unsure, {text}") if self.unsure == "dead" else Result(category, Evidence(error=text))
 
 
-def _permanent(said: str, evidence: Evidence | None = None) -> Result:
+def _permanent(text: str, evidence: Evidence | None = None) -> Result:
     status, answer = (evidence.status, evidence.answer) if evidence else (None, None)
-    return Result(Category.permanent, Evidence(status, said, answer))
+    return Result(Category.permanent, Evidence(status, text, answer))
 
 
 def _answer_of(sent: Sent) -> bytes | None:
-    """What is kept of a success: first the message's id at WhatsApp, then how the API's answer begins."""
-    said = f"message_id: {sent.message_id}\n".encode() if sent.message_id else b""
-    return (said + sent.answer)[:ANSWER_KEPT] or None
+    """Return what is kept of a success: the message's id at WhatsApp, then the beginning of the API's answer."""
+    id_line = f"message_id: {sent.message_id}\n".encode() if sent.message_id else b""
+    return (id_line + sent.answer)[:ANSWER_KEPT] or None
 
 
 def _line(text: str) -> str:

@@ -1,8 +1,8 @@
 """Evolution API v2: an instance is a phone that is logged in to WhatsApp Web, and its name is in every path.
 
-Its errors are sentences of several libraries in one list, so they are recognised by words. Two of them lie: when its
-own database fails (Prisma) and when WhatsApp is slow ("Timed Out") it answers 400, and in both cases the message may be
-on its way. The first is left to be permanent: it would send the message again at every try. The second passes.
+Its errors are sentences of several libraries in one list, so they are recognised by words. Two of them are misleading:
+when its own database fails (Prisma) and when WhatsApp is slow ("Timed Out") it answers 400, and in both cases the
+message may have been sent. The first stays permanent, because every retry would send the message again.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ _SLOW: Final = ("timed out", "timeout")
 
 
 _PICTURES: Final = ("image/jpeg", "image/png", WEBP, "image/gif", "image/tiff", "image/avif")
-"""What sharp reads, which makes a JPEG of every picture and a WebP of every sticker."""
+"""Types that sharp reads, which converts every image to JPEG and every sticker to WebP."""
 
 
 class EvolutionApi(Sender):
     """An instance of Evolution API v2."""
 
     api = "evolution-api"
+    message_id_path = ("key", "id")
     actions: ClassVar[Mapping[str, str]] = {
         "create": "create_instance",
         "connect": "connect",
@@ -78,7 +79,7 @@ class EvolutionApi(Sender):
 
     file_types: ClassVar[FileTypes] = {
         "image": _PICTURES,
-        # Handed on as they are.
+        # Sent unconverted.
         "video": (
             *("video/mp4", "video/3gpp", "video/quicktime", "video/x-msvideo"),
             *("video/webm", "video/x-matroska", "video/mpeg"),
@@ -88,7 +89,7 @@ class EvolutionApi(Sender):
     }
 
     def __init__(self, base_url: str, api_key: Credential, instance: str, **settings: Any) -> None:
-        """`instance` is its name; `settings` are those of `Sender`: timeout, proxy, files, country, …"""
+        """Pass `settings` on to `Sender`: timeout, proxy, files, country, …; `instance` is a name."""
         if not instance:
             raise ConfigError("Evolution API needs the name of an instance.")
         super().__init__(base_url, api_key, name=instance, **settings)
@@ -99,7 +100,7 @@ class EvolutionApi(Sender):
     def _authorization(self, key: str) -> dict[str, str]:
         return {"apikey": key}
 
-    # -- what is sent --------------------------------------------------------------------------
+    # -- requests and answers ------------------------------------------------------------------
 
     def _call_for(self, message: Message, id: str | None) -> Call:
         if isinstance(message, Read):
@@ -126,16 +127,8 @@ class EvolutionApi(Sender):
     def _post(self, path: str, body: dict[str, Any]) -> Call:
         return Call("POST", f"/{path}/{self._quoted}", body)
 
-    # -- what came back ------------------------------------------------------------------------
-
-    def _message_id(self, said: Any) -> str | None:
-        try:
-            return str(said["key"]["id"])
-        except (TypeError, LookupError):
-            return None
-
-    def _fault(self, status: int, said: Any) -> Fault:
-        parts = list(_parts(said))
+    def _fault(self, status: int, data: Any) -> Fault:
+        parts = list(_iter_parts(data))
         if any(isinstance(part, dict) and part.get("exists") is False for part in parts):
             return Fault(Reason.invalid_number, "Nobody on WhatsApp has this number.")
         text = "; ".join(str(part) for part in parts if not isinstance(part, dict))
@@ -159,23 +152,23 @@ class EvolutionApi(Sender):
     async def create_instance(
         self, *, number: str | None = None, token: str | None = None, integration: str = "WHATSAPP-BAILEYS"
     ) -> dict[str, Any]:
-        """Make it; the answer holds a QR code to log in with. Needs the server's own key."""
+        """Create it; the answer holds a QR code to log in with. Needs the server's own key."""
         body = {"instanceName": self.instance_name, "integration": integration, "qrcode": True}
         return await self._ask(
             Call("POST", "/instance/create", body | without_none(number=number or None, token=token or None))
         )
 
     async def connect(self, *, number: str | None = None) -> dict[str, Any]:
-        """A QR code (`base64`, `code`) to log in with, or with `number` a code to type in."""
+        """Fetch a QR code (`base64`, `code`) to log in with, or with `number` a code to type in."""
         query = f"?number={quote(number, safe='')}" if number else ""
         return await self._ask(Call("GET", f"/instance/connect/{self._quoted}{query}"))
 
     async def pair(self, phone: str) -> dict[str, Any]:
-        """A code to type in on the phone instead of the QR code (`pairingCode`)."""
+        """Fetch a code to type in on the phone instead of the QR code (`pairingCode`)."""
         return await self.connect(number=phone)
 
     async def state(self) -> dict[str, Any]:
-        """Whether the phone is connected: `open`, `connecting` or `close`."""
+        """Fetch whether the phone is connected: `open`, `connecting` or `close`."""
         return await self._ask(Call("GET", f"/instance/connectionState/{self._quoted}"))
 
     async def restart(self) -> dict[str, Any]:
@@ -187,7 +180,7 @@ class EvolutionApi(Sender):
         return await self._ask(Call("DELETE", f"/instance/logout/{self._quoted}"))
 
     async def delete_instance(self) -> dict[str, Any]:
-        """Take the instance away, with all it has stored."""
+        """Delete the instance with all it has stored."""
         return await self._ask(Call("DELETE", f"/instance/delete/{self._quoted}"))
 
     async def set_webhook(
@@ -210,7 +203,7 @@ class EvolutionApi(Sender):
         return await self._ask(self._post("webhook/set", {"webhook": webhook}))
 
     async def set_proxy(self, proxy: str) -> dict[str, Any]:
-        """Let the phone reach WhatsApp through a proxy; `none` takes it away."""
+        """Let the phone reach WhatsApp through a proxy; `none` removes it."""
         if proxy == NONE:
             return await self.delete_proxy()
         return await self._ask(self._post("proxy/set", {"enabled": True, **proxy_fields(read_proxy(proxy))}))
@@ -239,14 +232,14 @@ class EvolutionApi(Sender):
     async def delete_message(
         self, to: str, message_id: str, *, from_me: bool = True, participant: str | None = None
     ) -> dict[str, Any]:
-        """Take a message back for everybody; of another's, in a group that we look after, `participant` wrote it."""
+        """Delete a message for everybody; in a group that we administer, one that `participant` wrote."""
         body = {"id": message_id, "remoteJid": id_of(self._one_spelling(to)), "fromMe": from_me}
         author = {"participant": id_of(self._one_spelling(participant))} if participant else {}
         path = f"/chat/deleteMessageForEveryone/{self._quoted}"
         return await self._ask(Call("DELETE", path, body | author))
 
     async def message_status(self, message_id: str, *, to: str | None = None) -> dict[str, Any]:
-        """Tell how far a message has come, as the server has stored it (`data`)."""
+        """Fetch the status of a message as the server has stored it (`data`)."""
         chat = {"remoteJid": id_of(self._one_spelling(to))} if to else {}
         return await self._ask(self._post("chat/findStatusMessage", {"where": {"id": message_id, **chat}}))
 
@@ -282,14 +275,12 @@ def _content(message: Text | Link | Media | Location | Contact | Poll | Template
     return "sendMedia", {"mediatype": message.kind, "media": link, **named}
 
 
-def _parts(said: Any) -> Iterator[Any]:
-    """The sentences and tables of an error, wherever this version puts them: a text, a list, a list in a list."""
-    if isinstance(said, dict) and "exists" not in said:
-        found = [said[name] for name in ("response", "message") if name in said] or [said.get("error")]
-        for one in found:
-            yield from _parts(one)
-    elif isinstance(said, list):
-        for one in said:
-            yield from _parts(one)
-    elif said is not None:
-        yield said
+def _iter_parts(data: Any) -> Iterator[Any]:
+    """Yield the sentences and objects of an error, wherever this version puts them: a text, a list, nested lists."""
+    if isinstance(data, dict) and "exists" not in data:
+        data = [data[name] for name in ("response", "message") if name in data] or [data.get("error")]
+    if isinstance(data, list):
+        for one in data:
+            yield from _iter_parts(one)
+    elif data is not None:
+        yield data

@@ -1,7 +1,7 @@
 """Evolution Go: an instance is known by its token, and calls about instances need the administrator's key.
 
-Nearly every failure is a 500 with a sentence, so the sentence decides: an unknown number is no reason to try again, a
-phone that is away is. The id of an outgoing message becomes its id at WhatsApp, so a second try cannot show it twice.
+Nearly every failure is a 500 with a sentence, so the sentence decides: an unknown number is permanent, a disconnected
+phone is not. The id of an outgoing message becomes its id at WhatsApp, so a retry cannot show it twice.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from oncehook.whatsapp.numbers import PERSON, id_of
 from oncehook.whatsapp.outcomes import Fault, Reason, reason_of, unsupported
 from oncehook.whatsapp.sender import Call, Credential, Sender, without_none
 
-_SAYS: Final[Sequence[tuple[Reason, tuple[str, ...]]]] = (
+_SENTENCES: Final[Sequence[tuple[Reason, tuple[str, ...]]]] = (
     (
         Reason.instance_offline,
         ("client disconnected", "no active session", "not logged in", "not connected", "websocket", "connect client"),
@@ -72,6 +72,7 @@ class EvolutionGo(Sender):
     """An instance of Evolution Go."""
 
     api = "evolution-go"
+    message_id_path = ("data", "Info", "ID")
     actions: ClassVar[Mapping[str, str]] = {
         "create": "create_instance",
         "connect": "connect",
@@ -109,7 +110,7 @@ class EvolutionGo(Sender):
         admin_key: Credential | None = None,
         **settings: Any,
     ) -> None:
-        """`instance` is its id, for calls about it; `settings` are those of `Sender`: timeout, proxy, files, …"""
+        """Pass `settings` on to `Sender`: timeout, proxy, files, …; `instance` is an id, for calls about it."""
         super().__init__(base_url, token, name=instance, **settings)
         self.instance_id = instance
         self._admin_key = admin_key
@@ -121,7 +122,7 @@ class EvolutionGo(Sender):
     def _credentials(self) -> Sequence[Credential]:
         return (self._key,) if self._admin_key is None else (self._key, self._admin_key)
 
-    # -- what is sent --------------------------------------------------------------------------
+    # -- requests and answers ------------------------------------------------------------------
 
     def _call_for(self, message: Message, id: str | None) -> Call:
         if isinstance(message, Read):
@@ -138,35 +139,27 @@ class EvolutionGo(Sender):
         path, body = _content(message)
         body = {"number": message.to, **body}
         if message.reply_to:
-            body["quoted"] = _quoted(message.reply_to, message.to)
+            body["quoted"] = _quote(message.reply_to, message.to)
         mentions = [id_of(number) for number in message.mentions] or None
         body |= without_none(delay=message.delay or None, mentionedJid=mentions, mentionAll=message.mention_all or None)
         if id is not None:
             body["id"] = wire_id(id)
         return Call("POST", f"/send/{path}", body)
 
-    # -- what came back ------------------------------------------------------------------------
-
-    def _message_id(self, said: Any) -> str | None:
-        try:
-            return str(said["data"]["Info"]["ID"]) or None
-        except (TypeError, LookupError):
-            return None
-
-    def _fault(self, status: int, said: Any) -> Fault:
-        text = _sentence(said)
+    def _fault(self, status: int, data: Any) -> Fault:
+        text = _join_error(data)
         low = text.lower()
         if status in (401, 403):
             return Fault(Reason.unauthorized, text)
-        reason = next((reason for reason, words in _SAYS if any(word in low for word in words)), reason_of(status))
-        code = said.get("code") if isinstance(said, dict) else None
+        reason = next((reason for reason, words in _SENTENCES if any(word in low for word in words)), reason_of(status))
+        code = data.get("code") if isinstance(data, dict) else None
         api_code = code if isinstance(code, str) and code else None
         return Fault(reason, text, api_code, unsure=any(word in low for word in _MAY_BE_SENT))
 
     # -- the instance --------------------------------------------------------------------------
 
     async def create_instance(self, name: str, *, token: str, proxy: str | None = None) -> dict[str, Any]:
-        """Make an instance that `token` will belong to. Needs the administrator's key."""
+        """Create an instance with this `token`. Needs the administrator's key."""
         body: dict[str, Any] = {"name": name, "token": token}
         if self.instance_id:
             body["instanceId"] = self.instance_id
@@ -181,20 +174,20 @@ class EvolutionGo(Sender):
         subscribe: str | Sequence[str] = ("MESSAGE", "SEND_MESSAGE", "READ_RECEIPT", "CONNECTION", "QRCODE"),
         phone: str = "",
     ) -> dict[str, Any]:
-        """Begin to log in, and say where events go; the QR code then comes from `qr`."""
+        """Begin to log in, and set where events go; fetch the QR code with `qr`."""
         body = {"webhookUrl": webhook_url, "subscribe": list_names(subscribe), "immediate": True, "phone": phone}
         return await self._ask(Call("POST", "/instance/connect", body))
 
     async def status(self) -> dict[str, Any]:
-        """Whether it is connected and logged in."""
+        """Fetch whether it is connected and logged in."""
         return await self._ask(Call("GET", "/instance/status"))
 
     async def qr(self) -> dict[str, Any]:
-        """The QR code to log in with."""
+        """Fetch the QR code to log in with."""
         return await self._ask(Call("GET", "/instance/qr"))
 
     async def pair(self, phone: str) -> dict[str, Any]:
-        """A code to type in on the phone instead of the QR code."""
+        """Fetch a code to type in on the phone instead of the QR code."""
         return await self._ask(Call("POST", "/instance/pair", {"phone": phone}))
 
     async def reconnect(self) -> dict[str, Any]:
@@ -202,7 +195,7 @@ class EvolutionGo(Sender):
         return await self._ask(Call("POST", "/instance/reconnect"))
 
     async def disconnect(self) -> dict[str, Any]:
-        """Let go of WhatsApp; it stays logged in."""
+        """Disconnect from WhatsApp without logging out."""
         return await self._ask(Call("POST", "/instance/disconnect"))
 
     async def logout(self) -> dict[str, Any]:
@@ -210,15 +203,15 @@ class EvolutionGo(Sender):
         return await self._ask(Call("DELETE", "/instance/logout"))
 
     async def delete_instance(self) -> dict[str, Any]:
-        """Take the instance away. Needs the administrator's key."""
+        """Delete the instance. Needs the administrator's key."""
         return await self._ask(self._as_admin("DELETE", f"/instance/delete/{self._instance()}"))
 
     async def info(self) -> dict[str, Any]:
-        """All that the server knows of it. Needs the administrator's key."""
+        """Fetch all that the server knows of it. Needs the administrator's key."""
         return await self._ask(self._as_admin("GET", f"/instance/info/{self._instance()}"))
 
     async def set_proxy(self, proxy: str) -> dict[str, Any]:
-        """Let it reach WhatsApp through a proxy; `none` takes it away. Needs the administrator's key."""
+        """Let it reach WhatsApp through a proxy; `none` removes it. Needs the administrator's key."""
         if proxy == NONE:
             return await self.delete_proxy()
         path = f"/instance/proxy/{self._instance()}"
@@ -244,12 +237,12 @@ class EvolutionGo(Sender):
         return await self._ask(Call("POST", "/message/edit", body))
 
     async def delete_message(self, to: str, message_id: str) -> dict[str, Any]:
-        """Take a message of our own back for everybody."""
+        """Delete a message of our own for everybody."""
         body = {"chat": id_of(self._one_spelling(to)), "messageId": message_id}
         return await self._ask(Call("POST", "/message/delete", body))
 
     async def message_status(self, message_id: str) -> dict[str, Any]:
-        """Tell how far a message has come, as the server has stored it."""
+        """Fetch the status of a message as the server has stored it."""
         return await self._ask(Call("POST", "/message/status", {"id": message_id}))
 
     async def set_presence(self, to: str, state: str) -> dict[str, Any]:
@@ -291,17 +284,17 @@ def _content(message: Text | Link | Media | Location | Contact | Poll) -> tuple[
     return "media", {"url": link, "type": message.kind, **named}
 
 
-def _quoted(message_id: str, to: str) -> dict[str, str]:
-    """In a chat of two the quoted message is the other's; in a group nobody here knows whose it was."""
+def _quote(message_id: str, to: str) -> dict[str, str]:
+    # In a chat of two the quoted message is the other's; in a group its author is unknown here.
     author = id_of(to)
     return {"messageId": message_id, "participant": author if author.endswith(f"@{PERSON}") else ""}
 
 
-def _sentence(said: Any) -> str:
-    """Join the short word (`error`) and the sentence (`message`) that the server gives of a failure."""
-    if not isinstance(said, dict):
+def _join_error(data: Any) -> str:
+    """Join the short word (`error`) and the sentence (`message`) of a failure."""
+    if not isinstance(data, dict):
         return ""
-    error = said.get("error")
+    error = data.get("error")
     if isinstance(error, dict):
         error = error.get("message") or error.get("code")
-    return ": ".join(str(part) for part in (error, said.get("message")) if part)
+    return ": ".join(str(part) for part in (error, data.get("message")) if part)

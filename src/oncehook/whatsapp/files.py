@@ -1,9 +1,9 @@
-"""Files to be sent: a path or bytes come in, an `OutgoingFile` goes out, or a `FileRefused` that says what to do.
+"""Files to be sent: a path or bytes become an `OutgoingFile`, or raise a `FileRefused` with a hint.
 
-What a file is, its bytes decide; its name is asked only where they cannot tell. What it may be sent as, the API's own
-table decides (`FileTypes`). Senders have a file prepared before it is uploaded. The table of marks is our own: the
-libraries for it (puremagic, filetype) know hundreds of types and not the differences that matter to WhatsApp, which are
-Opus or Vorbis, a film or only sound in an mp4, a moving or a still webp.
+A file's type follows from its bytes, and from its name only where they are ambiguous. The kinds that it may be sent as
+are in the API's own table (`FileTypes`). Senders prepare a file before it is uploaded. The table of magic numbers is
+ours: the libraries for it (puremagic, filetype) know hundreds of types and not the differences that matter to WhatsApp:
+Opus or Vorbis, video or only sound in an mp4, an animated or a still webp.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from oncehook.whatsapp.messages import MediaKind
 _LOOPBACK: Final = "127.0.0.1"
 
 
-def why_not(link: str, guard: Guard) -> str | None:
-    """Why this link may not be fetched, as the end of a sentence; None when it may."""
+def find_link_fault(link: str, guard: Guard) -> str | None:
+    """Return why this link may not be fetched, as the end of a sentence; None when it may."""
     try:
         host = urlsplit(read_url(link.partition("#")[0])).hostname or ""
     except ConfigError:
@@ -41,7 +41,7 @@ def why_not(link: str, guard: Guard) -> str | None:
 
 
 def _address(host: str) -> str | None:
-    """The address that a host is, in whatever spelling it was written; None for names."""
+    """Return the address that a host is, however it is written; None for names."""
     name = host.rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):  # the machine that looks it up (RFC 6761)
         return _LOOPBACK
@@ -58,7 +58,7 @@ LIMITS: Final[Mapping[SizeKind, int]] = {
     "sticker": 100 << 10,
     "animated sticker": 500 << 10,
 }
-"""How many bytes Meta takes. It writes MB and KB; read as the larger, so that nothing it takes is refused here."""
+"""Largest file in bytes that Meta takes. Its MB and KB are read as MiB and KiB, so that nothing it takes is refused."""
 
 UNKNOWN: Final = "application/octet-stream"
 OPUS: Final = "audio/ogg; codecs=opus"
@@ -74,13 +74,13 @@ META_TYPES: Final[FileTypes] = {
     "audio": ("audio/aac", "audio/amr", "audio/mpeg", "audio/mp4", OPUS),
     "sticker": (WEBP,),
 }
-"""Meta converts nothing, so these are what WhatsApp itself shows."""
+"""Media types that Meta takes. It converts nothing, so these are what WhatsApp itself shows."""
 
 CONVERTED_AUDIO: Final = (
     *META_TYPES["audio"],
     *("audio/amr-wb", "audio/ogg", "audio/wav", "audio/flac", "audio/3gpp", "video/webm"),
 )
-"""Sounds that an API with ffmpeg makes a voice message of. A browser's recordings are WebM, whatever they hold."""
+"""Sounds that an API with ffmpeg converts to a voice message. A browser's recordings are WebM, whatever they hold."""
 
 _FAMILIES: Final[Mapping[str, MediaKind]] = {"image": "image", "video": "video", "audio": "audio"}
 _LONGEST_NAME: Final = 200
@@ -116,7 +116,7 @@ class FileTooLarge(FileRefused):
         hint = 'Make it smaller, or send it as a document: kind="document".'
         if kind == "document":
             hint = "Put it where it can be downloaded, and send the address as text."
-        allowed = f"{_one(kind).capitalize()} may have {show_size(limit)} ({limit:,} bytes)"
+        allowed = f"{_article(kind).capitalize()} may have {show_size(limit)} ({limit:,} bytes)"
         super().__init__(f"{allowed}; this file has {size:,}.", hint=hint)
         self.kind = kind
         self.size = size
@@ -131,7 +131,18 @@ class OutgoingFile:
     kind: MediaKind
     mime: str
     filename: str
-    """What the recipient sees: no folders, nothing that cannot be printed, not too long."""
+    """The name that the recipient sees: no folders, nothing unprintable, not too long."""
+
+
+@dataclass(slots=True, frozen=True)
+class StoredFile:
+    """A file in the storage, under `key`."""
+
+    key: str
+    kind: MediaKind
+    mime: str
+    filename: str | None
+    size: int = 0
 
 
 def prepare(
@@ -142,10 +153,10 @@ def prepare(
     types: FileTypes = META_TYPES,
     limits: Mapping[SizeKind, int] = LIMITS,
 ) -> OutgoingFile:
-    """Read it if need be, see what it is, and check that the API takes it. Raises FileRefused.
+    """Read a file, determine its type, and check that the API takes it. Raises FileRefused.
 
-    Without `kind` its type decides. A picture, film or sound that the API does not take as such is refused:
-    it becomes a document only when that is asked for.
+    Without `kind` the type decides. An image, video or sound that the API does not take as such is refused, unless
+    `kind` is "document".
     """
     limits = {**LIMITS, **limits}
     if isinstance(path_or_bytes, bytes):
@@ -156,7 +167,7 @@ def prepare(
     if not data:
         raise FileUnsupported("The file is empty.", hint="Look at what was to write it.")
     mime = detect(data, filename)
-    chosen = _kind(mime, filename, types) if kind is None else _checked(kind, mime, types)
+    chosen = _choose_kind(mime, filename, types) if kind is None else _check_kind(kind, mime, types)
     check_size(chosen, len(data), animated=is_animated(data), limits=limits)
     return OutgoingFile(data, chosen, mime, clean_name(filename, mime))
 
@@ -165,39 +176,39 @@ def kind_of(mime: str, types: FileTypes = META_TYPES) -> MediaKind:
     """Return what a file of this type is sent as. Raises FileUnsupported for media that the API does not take."""
     kind = "sticker" if mime == WEBP else _FAMILIES.get(mime.partition("/")[0], "document")
     if kind != "document" and mime not in types[kind]:
-        raise FileUnsupported(f"This API takes no {mime}{_taken(kind, types)}.")
+        raise FileUnsupported(f"This API takes no {mime}{_list_types(kind, types)}.")
     return kind
 
 
 def check_size(kind: MediaKind, size: int, *, animated: bool = False, limits: Mapping[SizeKind, int] = LIMITS) -> None:
-    """Raises FileTooLarge."""
+    """Refuse a file that is too large. Raises FileTooLarge."""
     name: SizeKind = "animated sticker" if kind == "sticker" and animated else kind
     limit = limits.get(name, LIMITS[name])
     if size > limit:
         raise FileTooLarge(name, size, limit)
 
 
-def _kind(mime: str, filename: str | None, types: FileTypes) -> MediaKind:
+def _choose_kind(mime: str, filename: str | None, types: FileTypes) -> MediaKind:
     kind = kind_of(mime, types)
-    named = _named(filename)
+    named = _guess_type(filename)
     if kind == "document" and _is_media(named):
-        # a broken download, or something in disguise: nobody asked for that to reach a customer
+        # a broken download or a disguised file, which must not reach a customer
         raise FileUnsupported(f"The file is named like {named}, and is {mime}.")
     return kind
 
 
-def _checked(kind: MediaKind, mime: str, types: FileTypes) -> MediaKind:
+def _check_kind(kind: MediaKind, mime: str, types: FileTypes) -> MediaKind:
     if kind != "document" and mime not in types[kind]:
-        taken = _taken(kind, types)
-        raise FileUnsupported(f"The file is {mime}, which this API does not take as {_one(kind)}{taken}.")
+        taken = _list_types(kind, types)
+        raise FileUnsupported(f"The file is {mime}, which this API does not take as {_article(kind)}{taken}.")
     return kind
 
 
-def _taken(kind: MediaKind, types: FileTypes) -> str:
+def _list_types(kind: MediaKind, types: FileTypes) -> str:
     return f"; it takes {', '.join(types[kind])}"
 
 
-def _one(kind: SizeKind) -> str:
+def _article(kind: SizeKind) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
@@ -206,7 +217,7 @@ def _is_media(mime: str) -> bool:
 
 
 def _most(kind: MediaKind | None, limits: Mapping[SizeKind, int]) -> int:
-    """How much is worth reading, before it is known what it is."""
+    """Return how much to read before the type is known."""
     return max(limit for name, limit in limits.items() if kind is None or name.endswith(kind))
 
 
@@ -268,22 +279,21 @@ _BINARY: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
 
 
 def detect(data: bytes, filename: str | None = None) -> str:
-    """The media type: by content, and by name for what content cannot tell.
+    """Return the media type by content, and by name where the content is ambiguous.
 
-    A name is never believed for a type that has a mark of its own: what is called .jpg and does not begin like one
-    is no JPEG, whatever else it may be.
+    A name never counts for a type with a magic number: a file called .jpg that does not begin like one is no JPEG.
     """
     found = _by_content(data)
     if found:
         return found
-    named = _named(filename)
+    named = _guess_type(filename)
     if _is_text(data):
         return named if named in _WRITTEN or named.startswith("text/") else "text/plain"
     return UNKNOWN if named in _MARKED or named in _WRITTEN or named.startswith("text/") else named
 
 
 def is_animated(data: bytes) -> bool:
-    """Whether a webp moves."""
+    """Return whether this is an animated webp."""
     return data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8X" and bool(data[20:21] and data[20] & 2)
 
 
@@ -300,7 +310,7 @@ def _by_content(data: bytes) -> str | None:
     if data[:4] == b"\x1aE\xdf\xa3":
         return "video/webm" if b"webm" in data[:64] else "video/x-matroska"
     if data[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        return _zipped(data)
+        return _detect_zip(data)
     if data[:8] == b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1":
         return next((mime for name, mime in _COMPOUND.items() if name.encode("utf-16-le") in data), "application/x-cfb")
     if data[:2] == b"BM" and int.from_bytes(data[2:6], "little") == len(data):
@@ -309,7 +319,7 @@ def _by_content(data: bytes) -> str | None:
 
 
 def _mpeg_sound(data: bytes) -> str | None:
-    """MP3 or AAC: both begin with eleven set bits, after an ID3 tag or without."""
+    """Detect MP3 and AAC: both begin with eleven set bits, possibly after an ID3 tag."""
     at = 0
     if data[:3] == b"ID3" and len(data) >= 10:
         at = 10 + sum((byte & 0x7F) << shift for byte, shift in zip(data[6:10], (21, 14, 7, 0), strict=True))
@@ -330,7 +340,7 @@ def _ogg(head: bytes) -> str:
 
 
 def _film_or_sound(data: bytes) -> str:
-    """What an mp4 holds: its brand, unless that is a general one; then, what its tracks are."""
+    """Return the type of an mp4 by its brand, or where that is a general one by its tracks."""
     brand = data[8:12]
     if brand in _BRANDS:
         return _BRANDS[brand]
@@ -341,7 +351,7 @@ def _film_or_sound(data: bytes) -> str:
 
 
 def _box(data: bytes, wanted: bytes) -> bytes:
-    """The first box of this name at the top of an mp4, or nothing."""
+    """Return the first box of this name at the top of an mp4, or nothing."""
     at = 0
     for _ in range(1000):  # a film in fragments has many boxes, and this one before them
         size, name = int.from_bytes(data[at : at + 4]), data[at + 4 : at + 8]
@@ -355,7 +365,7 @@ def _box(data: bytes, wanted: bytes) -> bytes:
     return b""
 
 
-def _zipped(data: bytes) -> str:
+def _detect_zip(data: bytes) -> str:
     if data[30:38] == b"mimetype" and (declared := _DECLARED.match(data, 38)):
         return declared[0].decode()
     name = _ZIPPED_NAME.search(data, max(0, len(data) - _TAIL))
@@ -363,7 +373,7 @@ def _zipped(data: bytes) -> str:
 
 
 def _is_text(data: bytes) -> bool:
-    """Whether it begins like text: in any coding that leaves ASCII as it is, or in UTF-16 with its mark."""
+    """Return whether it begins like text in a coding that contains ASCII, or in UTF-16 with its mark."""
     coding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
     return not _BINARY.search(data[:_HEAD].decode(coding, "ignore"))
 
@@ -425,7 +435,7 @@ _EXTENSIONS: Final[dict[str, str]] = {
 }
 _BY_EXTENSION: Final = {extension: mime for mime, extension in _EXTENSIONS.items()} | {".jpeg": "image/jpeg"}
 _WRITTEN: Final = {"application/json", "application/xml", "image/svg+xml"}
-"""Types that are text, and not called so."""
+"""Text types outside `text/`."""
 _MARKED: Final = (
     {mime for mime in _EXTENSIONS if not mime.startswith("text/")} - _WRITTEN
     | {mime for _, mime in _MARKS}
@@ -437,22 +447,22 @@ _TABLE: Final = mimetypes.MimeTypes(filenames=())
 
 
 def extension_of(mime: str) -> str:
-    """The ending for a type, with its dot; one of a fixed list, or empty."""
+    """Return the extension of a type, with its dot; one of a fixed list, or empty."""
     return _EXTENSIONS.get(mime, "")
 
 
 def mime_of(extension: str) -> str:
-    """The type for an ending of that list."""
+    """Return the type of an extension in that list."""
     return _BY_EXTENSION.get(extension, UNKNOWN)
 
 
-def _named(filename: str | None) -> str:
+def _guess_type(filename: str | None) -> str:
     extension = PurePosixPath((filename or "").replace("\\", "/")).suffix.lower()
     return _BY_EXTENSION.get(extension) or _TABLE.guess_type(f"file{extension}")[0] or UNKNOWN
 
 
 def clean_name(filename: str | None, mime: str) -> str:
-    """A name that a stranger may see: no folders, nothing that cannot be printed or turns text round, not too long."""
+    """Return a name that is safe to show: no folders, nothing unprintable or reversing text, not too long."""
     last = re.split(r"[/\\]", filename or "")[-1]
     printable = "".join(" " if char.isspace() else char for char in last if not _is_hidden(char))
     name = " ".join(printable.split()).strip(". ") or "file"
@@ -470,7 +480,7 @@ def _is_hidden(char: str) -> bool:
 
 
 def read(path: str | os.PathLike[str], kind: MediaKind = "document", *, most: int = LIMITS["document"]) -> bytes:
-    """The bytes of an ordinary file, or of what a link leads to. Raises FileUnreadable or FileTooLarge."""
+    """Read an ordinary file, following links. Raises FileUnreadable or FileTooLarge."""
     name = Path(path).name
     try:
         # a pipe without a writer would hold an ordinary open for ever

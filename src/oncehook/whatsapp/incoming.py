@@ -22,27 +22,26 @@ class NoMessage(GiveUp):
 
 @dataclass(frozen=True, slots=True)
 class IncomingMessage:
-    """A message that somebody wrote, whichever API it came over."""
+    """A received message, alike for every API."""
 
     id: str
-    """WhatsApp's id of it."""
     chat: str
-    """Where an answer goes: the person, or the group. A sender of the same API takes it as `to`."""
+    """The person or group that an answer goes to: `to` for a sender of the same API."""
     sender: str
-    """Who wrote it: the phone number, or the id that WhatsApp gives where the number is withheld."""
+    """The author's phone number, or WhatsApp's id where the number is withheld."""
     text: str
-    """What it says: its words, its caption, or the button that was pressed; empty where it has none."""
+    """Its text, its caption, or the button that was pressed; empty where it has none."""
     from_me: bool
     """Whether the business wrote it itself, on its phone or over the API."""
 
     @property
     def is_direct(self) -> bool:
-        """Whether a person wrote it to the business alone: not in a group, a channel or a status, and not oneself."""
+        """Return whether a person wrote it to the business alone: not in a group, a channel or a status."""
         is_person = self.chat.partition("@")[2] in ("", "lid") and not is_group_id(self.chat)
         return is_person and self.chat == self.sender and not self.from_me
 
     def reply_to(self, text: str, *, quote: bool = True) -> Text:
-        """Make the message that answers this one, for `Inbox.send_message`; `quote=False` does not cite it."""
+        """Build the message that answers this one, for `Inbox.send_message`; `quote=False` does not cite it."""
         return Text(to=self.chat, text=text, reply_to=self.id if quote else None)
 
 
@@ -117,7 +116,7 @@ _WRAPPED: Final = (
     "editedMessage",
 )
 _DEEPEST: Final = 6
-"""How many wrappers are opened: WhatsApp puts one around another, and a stranger could put a thousand."""
+"""Wrappers that are opened: WhatsApp nests a few, and untrusted input could nest a thousand."""
 
 
 def _from_evolution_api(data: Mapping[str, Any], own: Any) -> IncomingMessage:
@@ -139,24 +138,24 @@ def _from_evolution_go(data: Mapping[str, Any]) -> IncomingMessage:
 
 
 def _jid(value: Any, *alternatives: Any) -> str:
-    """Return an id in one spelling; of a hidden one (`@lid`) the phone number, where it comes along."""
+    """Return a normalised id; of a hidden one (`@lid`) the phone number, where it is included."""
     jid = _text(value)
     if jid.endswith("@lid"):
         jid = next((one for one in alternatives if isinstance(one, str) and one.endswith(f"@{PERSON}")), jid)
     try:
         return normalise(jid)
-    except InvalidMessage:  # as it was written: who answers it is told then
+    except InvalidMessage:  # an answer to it will be refused
         return jid
 
 
 def _content(content: Any) -> str:
-    for inner in _unwrapped(content):
+    for inner in _unwrap(content):
         if found := _words(inner, _TEXTS):
             return found
     return ""
 
 
-def _unwrapped(content: Any) -> Iterator[Any]:
+def _unwrap(content: Any) -> Iterator[Any]:
     for _ in range(_DEEPEST):
         yield content
         if not isinstance(content, dict):

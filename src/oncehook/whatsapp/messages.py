@@ -1,8 +1,7 @@
-"""What can be sent over WhatsApp: the words of every sender, and how they are written as the body of an event.
+"""The messages that every sender takes, and their JSON as the body of an event.
 
 An outgoing message is JSON such as `{"to": "+55 11 99999-0001", "text": "On its way"}`; `type` may be left out where
-the fields tell. Read by the sender destination and by whoever previews a message; what cannot be read will never be
-sendable, so it is a permanent failure.
+the fields imply it. Read by the sender destination and by previews; a body that cannot be read is a permanent failure.
 """
 
 from __future__ import annotations
@@ -27,21 +26,21 @@ class _Outgoing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class _Chat(_Outgoing, frozen=True, kw_only=True):
-    """A message that stands in a chat."""
+    """A message in a chat."""
 
     to: str
     reply_to: str | None = None
     """The id of the message that this one answers."""
     delay: int = 0
-    """Milliseconds for which we are shown writing before it is sent (Evolution)."""
+    """Milliseconds for which we are shown typing before it is sent (Evolution)."""
     mentions: list[str] = []
-    """Numbers of those in a group who are told that they are named; the text names them as `@5511…` (Evolution)."""
+    """Numbers of the mentioned members of a group; the text names them as `@5511…` (Evolution)."""
     mention_all: bool = False
-    """Whether everybody in the group is told (Evolution)."""
+    """Whether everybody in the group is mentioned (Evolution)."""
 
 
 class Text(_Chat, frozen=True, kw_only=True, tag="text"):
-    """Words."""
+    """A text."""
 
     text: str
     preview_url: bool = False
@@ -49,16 +48,16 @@ class Text(_Chat, frozen=True, kw_only=True, tag="text"):
 
 
 class Link(_Chat, frozen=True, kw_only=True, tag="link"):
-    """A web address, shown as a card; as a rule WhatsApp takes title, words and picture from the page itself."""
+    """A URL, shown as a card; by default WhatsApp takes title, text and image from the page itself."""
 
     url: str
     text: str = ""
-    """Words before the address."""
+    """Text before the URL."""
     title: str | None = None
-    """Instead of what the page says, where the API takes that (Evolution Go)."""
+    """A title instead of the page's (Evolution Go)."""
     description: str | None = None
     image: str | None = None
-    """A web address of the picture."""
+    """The URL of an image."""
 
 
 class Location(_Chat, frozen=True, kw_only=True, tag="location"):
@@ -71,7 +70,7 @@ class Location(_Chat, frozen=True, kw_only=True, tag="location"):
 
 
 class Contact(_Chat, frozen=True, kw_only=True, tag="contact"):
-    """Somebody's name and number."""
+    """A contact's name and number."""
 
     name: str
     phone: str
@@ -84,26 +83,26 @@ class Poll(_Chat, frozen=True, kw_only=True, tag="poll"):
     question: str
     options: list[str]
     max_answers: int = 1
-    """How many of them one person may choose."""
+    """Answers that one person may choose."""
 
 
 class Media(_Chat, frozen=True, kw_only=True, tag="media"):
-    """A picture, a film, a sound, a document or a sticker: from exactly one of three places."""
+    """An image, a video, a sound, a document or a sticker: from exactly one of three places."""
 
     kind: MediaKind
     link: str | None = None
-    """A web address from which WhatsApp fetches it."""
+    """A URL from which WhatsApp fetches it."""
     id: str | None = None
-    """What the API called it when it was uploaded there (Meta)."""
+    """Its id from an upload to the API (Meta)."""
     stored: str | None = None
-    """Its name in the sender's file storage; each attempt makes a fresh link, so that no retry finds it expired."""
+    """Its key in the sender's file storage; each attempt makes a fresh link, so that no retry finds it expired."""
     caption: str | None = None
     filename: str | None = None
     mime: str | None = None
 
 
 class Template(_Outgoing, frozen=True, kw_only=True, tag="template"):
-    """Words approved beforehand, for when the 24 hours after the customer's last message are over (Meta)."""
+    """An approved template, for when the 24 hours after the customer's last message are over (Meta)."""
 
     to: str
     name: str
@@ -112,7 +111,7 @@ class Template(_Outgoing, frozen=True, kw_only=True, tag="template"):
 
 
 class Reaction(_Outgoing, frozen=True, kw_only=True, tag="reaction"):
-    """An emoji on a message; an empty one takes it back."""
+    """An emoji on a message; an empty one removes it."""
 
     to: str
     message_id: str
@@ -124,25 +123,25 @@ class Reaction(_Outgoing, frozen=True, kw_only=True, tag="reaction"):
 
 
 class Read(_Outgoing, frozen=True, kw_only=True, tag="read"):
-    """The two blue ticks on a message that was received."""
+    """A read receipt for a received message."""
 
     message_id: str
     to: str | None = None
-    """Whose message it was: Evolution asks for it, Meta does not."""
+    """Who wrote the message: Evolution needs it, Meta does not."""
 
 
 Message = Text | Media | Link | Location | Contact | Poll | Template | Reaction | Read
 
 LONGEST: Final = 65_536
-"""Characters of a text or a caption that WhatsApp carries at all; Meta takes fewer, and says so."""
+"""Characters of a text or a caption that WhatsApp takes at most; Meta takes fewer, and answers so."""
 
 _PLACES: Final = ("link", "id", "stored")
 _WEB: Final = ("https://", "http://")
-_SPEECHLESS: Final = ("audio", "sticker")
-"""Kinds that WhatsApp shows without words."""
+_WITHOUT_CAPTION: Final = ("audio", "sticker")
+"""Kinds that WhatsApp shows without a caption."""
 _OPTIONS: Final = range(2, 13)
-"""How many answers WhatsApp shows in a poll."""
-_TELLING: Final = {
+"""Answers that a poll may have."""
+_IMPLIED_TYPES: Final = {
     "url": "link",
     "text": "text",
     "kind": "media",
@@ -153,24 +152,24 @@ _TELLING: Final = {
     "emoji": "reaction",
     "message_id": "read",
 }
-"""Which field tells the type, where nobody said it; the first that is there."""
+"""The type that the first present field implies, where none is given."""
 
 
 def read_message(body: bytes) -> Message:
-    """The message that an event's body holds. Raises InvalidMessage, with the field that is wrong."""
+    """Read the message from an event's body. Raises InvalidMessage, with the field that is wrong."""
     try:
         fields = msgspec.json.decode(body, type=dict[str, Any])
         if "type" not in fields:
-            fields["type"] = next((kind for field, kind in _TELLING.items() if field in fields), None)
+            fields["type"] = next((kind for field, kind in _IMPLIED_TYPES.items() if field in fields), None)
         message: Message = msgspec.convert(fields, Message)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidMessage(f"The message cannot be read: {_shortened(str(error))}") from None
+        raise InvalidMessage(f"The message cannot be read: {_shorten(str(error))}") from None
     check(message)
     return message
 
 
 def check(message: Message) -> None:
-    """Raises InvalidMessage for what no API would take."""
+    """Refuse what no API would take. Raises InvalidMessage."""
     if isinstance(message, Text) and not message.text.strip():
         raise InvalidMessage("A text without words cannot be sent.")
     if isinstance(message, Media):
@@ -202,15 +201,15 @@ def _check_media(media: Media) -> None:
         raise InvalidMessage("Media needs exactly one of link, id and stored.")
     if media.link is not None and not media.link.startswith(_WEB):
         raise InvalidMessage("The link of media begins with https:// or http://.")
-    if media.caption and media.kind in _SPEECHLESS:
+    if media.caption and media.kind in _WITHOUT_CAPTION:
         raise InvalidMessage(f"WhatsApp shows no caption with {media.kind}; send the words as a text.")
 
 
 def _check_contact(contact: Contact) -> None:
     if not contact.name.strip():
         raise InvalidMessage("A contact needs a name.")
-    # The APIs write them into a card of lines: a line break would begin a line of the writer's own.
-    if not all((said or "").isprintable() for said in (contact.name, contact.organization)):
+    # The APIs write them into a vCard, where a line break would begin a new field.
+    if not all((text or "").isprintable() for text in (contact.name, contact.organization)):
         raise InvalidMessage("The name and the organization of a contact are one line each.")
 
 
@@ -223,18 +222,18 @@ def _check_poll(poll: Poll) -> None:
         raise InvalidMessage("max_answers of a poll is 1 or more, and no more than there are options.")
 
 
-def _shortened(text: str) -> str:
-    """An error may repeat what a stranger wrote."""
+def _shorten(text: str) -> str:
+    # an error may repeat untrusted text
     return text if len(text) <= 200 else text[:199] + "…"
 
 
 def link_text(link: Link) -> str:
-    """Return the words of a link, with its address at the end unless they hold it already."""
+    """Return the text of a link, with its URL at the end unless it contains it."""
     return link.text if link.url in link.text else f"{link.text} {link.url}".strip()
 
 
 def summary(message: Message) -> str:
-    """The message in one line, for previews and lists."""
+    """Summarise the message in one line, for previews and lists."""
     if isinstance(message, Text):
         return message.text
     if isinstance(message, Media):

@@ -61,6 +61,7 @@ class MetaCloud(Sender):
 
     api = "meta"
     takes_meta_ids = True
+    message_id_path = ("messages", 0, "id")
     actions: ClassVar[Mapping[str, str]] = {"info": "number_info"}
 
     def __init__(
@@ -72,7 +73,7 @@ class MetaCloud(Sender):
         base_url: str = BASE_URL,
         **settings: Any,
     ) -> None:
-        """`settings` are those of `Sender`: timeout, proxy, files, country, allow_private, ca."""
+        """Pass `settings` on to `Sender`: timeout, proxy, files, country, allow_private, ca."""
         if not phone_number_id:
             raise ConfigError("Meta needs a phone_number_id: the id of the number, not the number itself.")
         super().__init__(base_url, token, name=phone_number_id, **settings)
@@ -83,10 +84,10 @@ class MetaCloud(Sender):
         return {"authorization": f"Bearer {key}"}
 
     async def number_info(self) -> dict[str, Any]:
-        """The number behind the id: how it is shown, its quality, its throughput."""
+        """Fetch the number behind the id: how it is shown, its quality, its throughput."""
         return await self._ask(Call("GET", f"{self._number}?fields={_ABOUT_THE_NUMBER}"))
 
-    # -- what is sent --------------------------------------------------------------------------
+    # -- requests and answers ------------------------------------------------------------------
 
     def _call_for(self, message: Message, id: str | None) -> Call:
         body: dict[str, Any] = {"messaging_product": "whatsapp"}
@@ -95,7 +96,7 @@ class MetaCloud(Sender):
             return Call("POST", f"{self._number}/messages", body)
         if "@" in message.to:
             raise unsupported("Meta's API", f"to {message.to.partition('@')[2]} ids; only to numbers and ids of Meta's")
-        if any(getattr(message, asked, None) for asked in ("delay", "mentions", "mention_all")):
+        if any(getattr(message, option, None) for option in ("delay", "mentions", "mention_all")):
             raise unsupported("Meta's API", "with a delay or mentions")
         kind, content = _content(message)
         body |= {**_address(message.to), "type": kind, kind: content}
@@ -105,21 +106,13 @@ class MetaCloud(Sender):
             body["biz_opaque_callback_data"] = id[:_LONGEST_ID]
         return Call("POST", f"{self._number}/messages", body)
 
-    # -- what came back ------------------------------------------------------------------------
-
-    def _message_id(self, said: Any) -> str | None:
-        try:
-            return str(said["messages"][0]["id"])
-        except (TypeError, LookupError):
-            return None
-
-    def _fault(self, status: int, said: Any) -> Fault:
-        error = said.get("error") if isinstance(said, dict) else None
+    def _fault(self, status: int, data: Any) -> Fault:
+        error = data.get("error") if isinstance(data, dict) else None
         if not isinstance(error, dict):
             return Fault(reason_of(status))
         code = error.get("code")
-        data = error.get("error_data")
-        details = data.get("details") if isinstance(data, dict) else None
+        extra = error.get("error_data")
+        details = extra.get("details") if isinstance(extra, dict) else None
         text = str(details or error.get("message") or "")
         return Fault(_reason(code, text, status), text, None if code is None else str(code))
 

@@ -1,8 +1,7 @@
-"""One way of writing a recipient: what a person, a form or a webhook wrote comes in, what every API takes goes out.
+"""Normalised recipients: from what a person, a form or a webhook wrote to what every API takes.
 
 A number becomes its digits in E.164 without the plus (`5511999990001`); a group, a hidden number (`@lid`), a channel, a
-list, and the ids that Meta gives to people and groups stay as they are. Called by senders, and by whoever emits a
-message.
+list, and Meta's ids of people and groups stay as they are. Called by senders, and when a message is emitted.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _GROUP_ID: Final = re.compile(r"Y2FwaV9ncm91cDo[0-9A-Za-z+/=_-]{1,200}")
 """A group of the Cloud API: `capi_group:…` in base64."""
 _DEVICE: Final = re.compile(r"[.:][0-9.:]*$")
 _BETWEEN: Final = re.compile(r"[\s().\-/\u00ad\u2010-\u2015\u2212\u200b-\u200f\u202a-\u202e\u2066-\u2069]+")
-"""What people put between digits: spaces, dashes, brackets; and the invisible marks that come along in a copy."""
+"""Separators between digits: spaces, dashes, brackets, and invisible marks that are copied along."""
 
 _SHORTEST, _LONGEST = 8, 15
 _LONGEST_TEXT: Final = 256
@@ -35,14 +34,14 @@ _LOCAL: Final[Mapping[str, re.Pattern[str]]] = {
     "1": re.compile(r"[2-9][0-9]{2}[2-9][0-9]{6}"),
     "55": re.compile(r"[1-9]{2}(?:9[0-9]{8}|[2-9][0-9]{7})"),
 }
-"""What follows the calling code. Brazil has an area 55, so there a number's beginning alone tells nothing."""
+"""Patterns of what follows the calling code. Brazil has an area 55, so there the first digits are ambiguous."""
 _LOCAL_SHORTEST: Final = 10
 _KEEPS_ZERO: Final = frozenset({"39"})
 """Countries in which the 0 in front belongs to the number."""
 
 
 def normalise(text: str, *, country: str | None = None) -> str:
-    """The recipient as every API takes it. Raises InvalidMessage, with what is wrong.
+    """Return the recipient as every API takes it. Raises InvalidMessage, with what is wrong.
 
     `country` is the calling code (`55`) of numbers that are written without one. With it, a number of another country
     needs its plus: some are written like local ones.
@@ -59,30 +58,30 @@ def normalise(text: str, *, country: str | None = None) -> str:
         return _from_id(written)
     digits = _BETWEEN.sub("", written)
     if digits.startswith("+"):
-        return _checked(digits[1:], text)
+        return _check(digits[1:], text)
     if digits.startswith("00"):
-        return _checked(digits[2:], text)
+        return _check(digits[2:], text)
     if country is None:
         if digits.startswith("0"):
             raise _wrong(
                 text, "begins with 0, which is how it is dialled inside a country; write it with + or set country"
             )
-        return _checked(digits, text)
-    return _checked(_with_country(_digits(digits, text), _calling_code(country)), text)
+        return _check(digits, text)
+    return _check(_with_country(_require_digits(digits, text), _calling_code(country)), text)
 
 
 def is_user_id(to: str) -> bool:
-    """Tell whether this is Meta's id of a person, whose phone number may be unknown."""
+    """Return whether this is Meta's id of a person, whose phone number may be unknown."""
     return _USER_ID.fullmatch(to) is not None
 
 
 def is_group_id(to: str) -> bool:
-    """Tell whether this is Meta's id of a group."""
+    """Return whether this is Meta's id of a group."""
     return _GROUP_ID.fullmatch(to) is not None
 
 
 def id_of(number: str) -> str:
-    """The id of a chat: a number's own, or what is an id already."""
+    """Return the id of a number's chat; an id is returned as is."""
     return number if "@" in number else f"{number}@{PERSON}"
 
 
@@ -96,7 +95,7 @@ def _from_id(text: str) -> str:
         return text
     if server not in _PEOPLE:
         raise _wrong(text, f"ends in @{server}, which is not WhatsApp's")
-    return _checked(_DEVICE.sub("", user), text)
+    return _check(_DEVICE.sub("", user), text)
 
 
 def _with_country(digits: str, code: str) -> str:
@@ -120,7 +119,7 @@ def _calling_code(country: str) -> str:
     return code
 
 
-def _digits(digits: str, text: str) -> str:
+def _require_digits(digits: str, text: str) -> str:
     if not digits:
         raise _wrong(text, "holds no number")
     if not (digits.isascii() and digits.isdigit()):
@@ -128,8 +127,8 @@ def _digits(digits: str, text: str) -> str:
     return digits
 
 
-def _checked(digits: str, text: str) -> str:
-    _digits(digits, text)
+def _check(digits: str, text: str) -> str:
+    _require_digits(digits, text)
     if digits.startswith("0"):
         raise _wrong(text, "has a 0 where its calling code should be")
     if len(digits) < _SHORTEST:

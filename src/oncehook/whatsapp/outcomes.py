@@ -1,7 +1,7 @@
-"""How sending a message can end, in words that are the same for every WhatsApp API.
+"""The outcomes of sending a message, alike for every WhatsApp API.
 
-An API's module reads a `Fault` out of an answer, `sender` makes a `Sent` or a `SendFailed` of it, and whoever sends
-handles those: by reason, by category, and by whether the message may be on its way all the same.
+An API's module reads a `Fault` from an answer, `sender` makes a `Sent` or a `SendFailed` of it, and the caller handles
+those: by reason, by category, and by whether the message may have been sent all the same.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from oncehook.http_client import Unanswered
 from oncehook.model import Category
 
 NOBODY_ANSWERED: Final = frozenset({504, 524})
-"""Said by a gateway that has handed the message on and got no answer."""
+"""Statuses of a gateway that has forwarded the message and got no answer."""
 
 
 class Reason(Enum):
-    """Why a message was not sent, in one word for all APIs."""
+    """The reason why a message was not sent, alike for all APIs."""
 
     rate_limited = "rate_limited"
     window_closed = "window_closed"
@@ -58,19 +58,18 @@ _REASON: Final = {
     Category.permanent: Reason.invalid,
     Category.unknown: Reason.unknown,
 }
-"""What is said where nothing but the category is known."""
+"""The reason where only the category is known."""
 
 
 @dataclass(slots=True, frozen=True)
 class Sent:
-    """A message that the API has taken."""
+    """A message that the API has accepted."""
 
     message_id: str | None
     status: int
     answer: bytes = field(default=b"", repr=False)
-    """How the API's answer begins."""
+    """The beginning of the API's answer."""
     attempts: int = 1
-    """How often it was tried, this time included."""
 
 
 class SendFailed(OncehookError):
@@ -99,14 +98,13 @@ class SendFailed(OncehookError):
         self.answer = answer
         self.retry_after = retry_after
         self.unsure = unsure
-        """The request may have reached the API all the same: no answer came, and the message may be on its way."""
+        """Whether the message may have been sent all the same, because no answer came."""
         self.attempts = 1
-        """How often it was tried."""
 
 
 @dataclass(slots=True, frozen=True)
 class Fault:
-    """What an API's answer says about why it did not do what it was asked."""
+    """The cause of a failure, read from an API's answer."""
 
     reason: Reason
     text: str = ""
@@ -115,7 +113,7 @@ class Fault:
 
 
 def reason_of(status: int) -> Reason:
-    """What a status means where the API says nothing better."""
+    """Return the reason that a status stands for where the answer has no better one."""
     if status in (401, 403):
         return Reason.unauthorized
     if status == 413:
@@ -126,10 +124,11 @@ def reason_of(status: int) -> Reason:
 
 
 def unsupported(api: str, what: str) -> SendFailed:
-    """This API has no such thing."""
+    """Build the failure of a message that this API cannot send."""
     return SendFailed(f"{api} cannot send {what}.", Reason.unsupported)
 
 
-def silence(error: Unanswered) -> SendFailed:
+def build_silence(error: Unanswered) -> SendFailed:
+    """Build the failure of a call that was not answered."""
     may_be_sent = error.reached and error.category is Category.transient
     return SendFailed(str(error), _REASON[error.category], unsure=may_be_sent)

@@ -1,8 +1,8 @@
-"""What every WhatsApp API has in common: send one message, say under which id it went or why it did not.
+"""The base of every WhatsApp API's sender: send one message, return its id or raise why it was not sent.
 
-`meta`, `evolution_api` and `evolution_go` each say how a message is written for their API and what its errors mean;
-this module makes the calls, through the guarded client, and turns every failure into one `SendFailed`. Used directly by
-programs (`async with MetaCloud(…) as whatsapp`) and by the sender destination, which adds retries and dead letters.
+`meta`, `evolution_api` and `evolution_go` encode messages for their API and decode its errors; this module makes the
+calls through the guarded client and turns every failure into one `SendFailed`. Programs use it directly (`async with
+MetaCloud(…) as whatsapp`), and the sender destination adds retries and dead letters.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ from oncehook.http_client.urls import read_url
 from oncehook.model import ANSWER_KEPT, Category
 from oncehook.retry import Policy, policy, retry_after
 from oncehook.secret import Secret
-from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, clean_name, why_not
+from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, StoredFile, clean_name, find_link_fault
 from oncehook.whatsapp.messages import (
     Contact,
     InvalidMessage,
@@ -47,22 +47,18 @@ from oncehook.whatsapp.messages import (
     type_of,
 )
 from oncehook.whatsapp.numbers import is_group_id, is_user_id, normalise
-from oncehook.whatsapp.outcomes import CATEGORY, NOBODY_ANSWERED, Fault, Reason, SendFailed, Sent, silence, unsupported
+from oncehook.whatsapp.outcomes import (
+    NOBODY_ANSWERED,
+    Fault,
+    Reason,
+    SendFailed,
+    Sent,
+    build_silence,
+    unsupported,
+)
 
 if TYPE_CHECKING:
     from oncehook.http_client.client import HttpClient
-
-__all__ = [
-    "CATEGORY",
-    "ChatOptions",
-    "Files",
-    "Reason",
-    "SendFailed",
-    "SendOptions",
-    "Sender",
-    "Sent",
-    "StoredFile",
-]
 
 log = logging.getLogger("oncehook.whatsapp")
 
@@ -72,7 +68,7 @@ _M = TypeVar("_M", bound=Message)
 
 
 class SendOptions(TypedDict, total=False):
-    """How to send: what `Sender.send` takes beside the message."""
+    """Options of `Sender.send` besides the message."""
 
     id: str | None
     retry: Retry | None
@@ -80,7 +76,7 @@ class SendOptions(TypedDict, total=False):
 
 
 class ChatOptions(TypedDict, total=False):
-    """What any message in a chat may carry; see `oncehook.whatsapp.Text`."""
+    """Fields that any message in a chat may have; see `oncehook.whatsapp.Text`."""
 
     reply_to: str | None
     delay: int
@@ -89,20 +85,20 @@ class ChatOptions(TypedDict, total=False):
 
 
 class _HowToSend(ChatOptions, SendOptions, total=False):
-    """All that may be said beside what is sent."""
+    """Options of the message and of sending it."""
 
 
 FROM_ENVIRONMENT: Final = "env"
-"""As `proxy`: look in the environment, see `oncehook.http_client.proxy`."""
+"""Value of `proxy` that reads it from the environment, see `oncehook.http_client.proxy`."""
 TIMEOUT: Final = 30.0
 
 _ANSWER_READ: Final = 1 << 18
-"""Bytes of an answer to a message: it repeats the message, with a small picture of what was sent."""
+"""Bytes read of an answer to a message: it repeats the message, with a thumbnail."""
 _DOCUMENT_READ: Final = 1 << 21
-"""Bytes of an answer about an instance: a QR code is a picture in text."""
+"""Bytes read of an answer about an instance: a QR code is an image as text."""
 _IDLE: Final = 2.0
-"""Seconds for which an idle connection is kept: less than any server waits, so that none is found closing. Nobody could
-tell whether a message that met such a one was received."""
+"""Seconds for which an idle connection is kept: less than any server keeps it, because a message sent on a connection
+that the server is closing may or may not have been received."""
 _SHORTEST_SECRET: Final = 6
 _MASKED: Final = b"[masked]"
 _TEXT_KEPT: Final = 300
@@ -117,31 +113,11 @@ class Call:
     path: str
     body: Mapping[str, Any] | None = field(default=None, repr=False)
     key: Credential | None = field(default=None, repr=False)
-    """Another credential than the sender's own (an administrator's)."""
-
-
-class StoredFile(Protocol):
-    """A file in storage."""
-
-    @property
-    def key(self) -> str:
-        """Its name there, for as long as it is kept."""
-
-    @property
-    def kind(self) -> MediaKind:
-        """As what it is sent."""
-
-    @property
-    def mime(self) -> str:
-        """Its media type."""
-
-    @property
-    def filename(self) -> str | None:
-        """What the recipient sees it called."""
+    """A credential instead of the sender's own (an administrator's)."""
 
 
 class Files(Protocol):
-    """Where files lie while WhatsApp fetches them."""
+    """A storage from which WhatsApp fetches files."""
 
     async def prepare(
         self,
@@ -152,31 +128,33 @@ class Files(Protocol):
         kind: MediaKind | None = None,
         types: FileTypes = META_TYPES,
     ) -> OutgoingFile:
-        """Read it and see what it is, by what an API takes; `oncehook.whatsapp.files.prepare` does that."""
+        """Read a file and determine its type, among those an API takes; see `oncehook.whatsapp.files.prepare`."""
 
     async def store(self, file: OutgoingFile, /) -> StoredFile:
-        """Keep it."""
+        """Upload a file."""
 
     async def link(self, key: str, /) -> str:
-        """An address from which it can be fetched, for a while.
+        """Return a URL from which it can be fetched for a while.
 
-        Raises an OncehookError; one that is worth trying again has `transient` set.
+        Raises an OncehookError; one that is worth retrying has `transient` set.
         """
 
 
 class Sender(ABC):
-    """One WhatsApp API, as one account of it: the same few verbs for all of them."""
+    """An account of a WhatsApp API, with the same methods for every API."""
 
     api: ClassVar[str]
     """Its name in settings."""
     actions: ClassVar[Mapping[str, str]] = {}
-    """What `instance` can do, and the method behind it."""
+    """Methods by the actions of `instance`."""
     takes_meta_ids: ClassVar[bool] = False
-    """Whether it can send to the ids that Meta gives to people and groups."""
+    """Whether it can send to Meta's ids of people and groups."""
     file_types: ClassVar[FileTypes] = META_TYPES
-    """Which files the API takes as pictures, films, sounds and stickers."""
+    """Media types that the API takes, by kind."""
     address: str
-    """Whom it reaches, without credentials."""
+    """The API's URL and account, without credentials."""
+    message_id_path: ClassVar[Sequence[str | int]]
+    """Keys that lead to the id of a sent message in the answer."""
 
     def __init__(
         self,
@@ -201,8 +179,8 @@ class Sender(ABC):
         self._allow_private, self._ca = allow_private, ca
         self._guard = Guard(allow_private)
         self._outbound: HttpClient | None = None
-        _revealed(key, self.api)
-        # Whoever asked for a proxy is refused here, and not at the first message.
+        _reveal(key, self.api)
+        # A wrong proxy is refused here, not at the first message.
         if isinstance(proxy, str) and (through := self._proxy_word()) is not None:
             read_proxy(through)
 
@@ -212,7 +190,7 @@ class Sender(ABC):
     # -- life ----------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        """Be ready to send, on the running loop. The HTTP library is loaded here, and nowhere before."""
+        """Open the client on the running loop. The HTTP library is only loaded here."""
         from oncehook.http_client.client import HttpClient
 
         if self._outbound is None:
@@ -222,7 +200,7 @@ class Sender(ABC):
         await self._outbound.open()
 
     async def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         outbound, self._outbound = self._outbound, None
         if outbound is not None:
             await outbound.close()
@@ -239,7 +217,7 @@ class Sender(ABC):
     def _proxy_word(self) -> str | None:
         if self._proxy == FROM_ENVIRONMENT:
             return proxy_from(os.environ, self._name)
-        return None if self._proxy is None else _revealed(self._proxy, f"{self.api} proxy")
+        return None if self._proxy is None else _reveal(self._proxy, f"{self.api} proxy")
 
     # -- sending -------------------------------------------------------------------------------
 
@@ -248,10 +226,9 @@ class Sender(ABC):
     ) -> Sent:
         """Send one message. Raises SendFailed.
 
-        `id` is a stable id of this message, handed on as far as the API can: so that it is the same at a second try.
-        `retry` tries again by that policy, which an inbox would do better: here it is lost with the process. What may
-        have been sent is not sent again, unless `retry_unsure` says so. How it ended is logged in one line, and counted
-        in `attempts` of the outcome.
+        `id` is a stable id of this message, passed on if the API takes one, so that a retry carries the same.
+        `retry` retries by that policy, in memory only: an inbox survives a restart. A message that may have been sent
+        is not sent again unless `retry_unsure` is set. The end is logged in one line; the outcome counts `attempts`.
         """
         waits = None if retry is None else policy(retry)
         attempts = 1
@@ -277,30 +254,38 @@ class Sender(ABC):
     def _log_failed(self, message: Message, error: SendFailed) -> None:
         fields = {"api": self.api, "type": type_of(message), "attempts": error.attempts, "final_status": "dead"}
         why = {"category": error.category.value, "reason": error.reason.value, "code": error.api_code}
-        told = {"status": error.status, "error": str(error), "unsure": error.unsure or None}
-        log.warning("message.failed", extra={"fields": fields | why | told})
+        answer = {"status": error.status, "error": str(error), "unsure": error.unsure or None}
+        log.warning("message.failed", extra={"fields": fields | why | answer})
 
     async def attempt(self, message: Message, *, id: str | None = None) -> Sent:
-        """Try once to send a message, and log nothing: a destination keeps count itself. Raises SendFailed."""
-        call = self._call_for(await self._ready(message), id)
-        answer, said = await self._make(call, _ANSWER_READ)
-        return Sent(self._message_id(said), answer.status, self._masked(answer.body)[:ANSWER_KEPT])
+        """Try once to send a message without logging, which a destination does itself. Raises SendFailed."""
+        call = self._call_for(await self._prepare(message), id)
+        answer, data = await self._request(call, _ANSWER_READ)
+        return Sent(self._message_id(data), answer.status, self._mask(answer.body)[:ANSWER_KEPT])
 
-    async def _ready(self, message: Message) -> Message:
-        """Return the message as `_checked` does, with a fresh link to what is in storage."""
-        message = self._checked(message)
+    def _message_id(self, data: Any) -> str | None:
+        try:
+            for name in self.message_id_path:
+                data = data[name]
+        except (TypeError, LookupError):
+            return None
+        return str(data) or None
+
+    async def _prepare(self, message: Message) -> Message:
+        """Return the message as `_check` does, with a fresh link to a stored file."""
+        message = self._check(message)
         if isinstance(message, Link):
             self._check_links(url=message.url, image=message.image)
-        return await self._ready_media(message) if isinstance(message, Media) else message
+        return await self._prepare_media(message) if isinstance(message, Media) else message
 
-    def _checked(self, message: _M) -> _M:
-        """Return the message with its numbers in one spelling. Raises SendFailed for what could never be sent."""
+    def _check(self, message: _M) -> _M:
+        """Return the message with normalised numbers. Raises SendFailed for what could never be sent."""
         try:
             check(message)
         except InvalidMessage as error:
             raise SendFailed(str(error), Reason.invalid) from None
         try:
-            message = self._with_numbers(message)
+            message = self._normalise_numbers(message)
         except InvalidMessage as error:
             raise SendFailed(str(error), Reason.invalid_number) from None
         if message.to is not None and not self.takes_meta_ids and (is_user_id(message.to) or is_group_id(message.to)):
@@ -309,7 +294,7 @@ class Sender(ABC):
             raise SendFailed(f"The delay is longer than the {self.timeout:g} s of the timeout.", Reason.invalid)
         return message
 
-    def _with_numbers(self, message: _M) -> _M:
+    def _normalise_numbers(self, message: _M) -> _M:
         written = without_none(**{field: getattr(message, field, None) for field in ("to", "participant", "phone")})
         numbers: dict[str, str | list[str]] = {
             field: normalise(text, country=self.country) for field, text in written.items()
@@ -319,12 +304,12 @@ class Sender(ABC):
         return msgspec.structs.replace(message, **numbers)
 
     def _check_links(self, **links: str | None) -> None:
-        """Refuse what the API must not be sent to fetch. Raises SendFailed."""
+        """Refuse links that the API must not fetch. Raises SendFailed."""
         for name, link in links.items():
-            if link is not None and (wrong := why_not(link, self._guard)):
+            if link is not None and (wrong := find_link_fault(link, self._guard)):
                 raise SendFailed(f"The {name} {wrong}.", Reason.invalid)
 
-    async def _ready_media(self, media: Media) -> Media:
+    async def _prepare_media(self, media: Media) -> Media:
         if media.filename is not None:
             media = msgspec.structs.replace(media, filename=clean_name(media.filename, media.mime or ""))
         self._check_links(link=media.link)
@@ -333,7 +318,7 @@ class Sender(ABC):
         return media
 
     async def _link(self, key: str) -> str:
-        files = self._needed_files()
+        files = self._require_files()
         try:
             return await files.link(key)
         except OncehookError as error:
@@ -341,9 +326,8 @@ class Sender(ABC):
             raise SendFailed(f"No link to the file: {error}", reason, hint=error.hint) from error
 
     async def send_text(self, to: str, text: str, *, preview_url: bool = False, **how: Unpack[_HowToSend]) -> Sent:
-        """Words. `how`: what any message may carry (`reply_to`, `delay`, …), and options of `send`; here and below."""
-        said, options = _parted(how)
-        return await self.send(Text(to=to, text=text, preview_url=preview_url, **said), **options)
+        """Send a text. `how`, here and below: `ChatOptions` (`reply_to`, `delay`, …) and `SendOptions`."""
+        return await self._send_as(Text, how, to=to, text=text, preview_url=preview_url)
 
     async def send_link(
         self,
@@ -356,10 +340,9 @@ class Sender(ABC):
         image: str | None = None,
         **how: Unpack[_HowToSend],
     ) -> Sent:
-        """A web address, shown as a card."""
-        said, options = _parted(how)
-        card = Link(to=to, url=url, text=text, title=title, description=description, image=image, **said)
-        return await self.send(card, **options)
+        """Send a URL, shown as a card."""
+        card = {"title": title, "description": description, "image": image}
+        return await self._send_as(Link, how, to=to, url=url, text=text, **card)
 
     async def send_location(
         self,
@@ -371,25 +354,21 @@ class Sender(ABC):
         address: str | None = None,
         **how: Unpack[_HowToSend],
     ) -> Sent:
-        """A place on the map."""
-        said, options = _parted(how)
-        place = Location(to=to, latitude=latitude, longitude=longitude, name=name, address=address, **said)
-        return await self.send(place, **options)
+        """Send a place on the map."""
+        place = {"latitude": latitude, "longitude": longitude, "name": name, "address": address}
+        return await self._send_as(Location, how, to=to, **place)
 
     async def send_contact(
         self, to: str, name: str, phone: str, *, organization: str | None = None, **how: Unpack[_HowToSend]
     ) -> Sent:
-        """Somebody's name and number."""
-        said, options = _parted(how)
-        return await self.send(Contact(to=to, name=name, phone=phone, organization=organization, **said), **options)
+        """Send a contact's name and number."""
+        return await self._send_as(Contact, how, to=to, name=name, phone=phone, organization=organization)
 
     async def send_poll(
         self, to: str, question: str, options: Sequence[str], *, max_answers: int = 1, **how: Unpack[_HowToSend]
     ) -> Sent:
-        """A question with answers to choose from."""
-        said, sending = _parted(how)
-        poll = Poll(to=to, question=question, options=list(options), max_answers=max_answers, **said)
-        return await self.send(poll, **sending)
+        """Send a question with answers to choose from."""
+        return await self._send_as(Poll, how, to=to, question=question, options=list(options), max_answers=max_answers)
 
     async def send_media(
         self,
@@ -403,10 +382,9 @@ class Sender(ABC):
         mime: str | None = None,
         **how: Unpack[_HowToSend],
     ) -> Sent:
-        """A picture, a film, a sound, a document or a sticker, from a web address or by the id Meta gave it."""
-        said, options = _parted(how)
-        words = {"caption": caption, "filename": filename, "mime": mime}
-        return await self.send(Media(to=to, kind=kind, link=link, id=media_id, **words, **said), **options)
+        """Send an image, a video, a sound, a document or a sticker, from a URL or by the id Meta gave it."""
+        names = {"caption": caption, "filename": filename, "mime": mime}
+        return await self._send_as(Media, how, to=to, kind=kind, link=link, id=media_id, **names)
 
     async def send_template(
         self,
@@ -417,7 +395,7 @@ class Sender(ABC):
         components: Sequence[dict[str, Any]] = (),
         **how: Unpack[SendOptions],
     ) -> Sent:
-        """Words approved beforehand."""
+        """Send an approved template."""
         return await self.send(Template(to=to, name=name, language=language, components=list(components)), **how)
 
     async def react(
@@ -430,12 +408,12 @@ class Sender(ABC):
         participant: str | None = None,
         **how: Unpack[SendOptions],
     ) -> Sent:
-        """An emoji on a message; an empty one takes it back. In a group, `participant` is who wrote the message."""
+        """React with an emoji, or with an empty one remove it. In a group, `participant` wrote the message."""
         reaction = Reaction(to=to, message_id=message_id, emoji=emoji, from_me=from_me, participant=participant)
         return await self.send(reaction, **how)
 
     async def mark_read(self, message_id: str, to: str | None = None, **how: Unpack[SendOptions]) -> Sent:
-        """The two blue ticks on a received message; Evolution also asks whose it was."""
+        """Mark a received message as read; Evolution also needs who wrote it."""
         return await self.send(Read(message_id=message_id, to=to), **how)
 
     async def send_file(
@@ -448,9 +426,9 @@ class Sender(ABC):
         kind: MediaKind | None = None,
         **how: Unpack[_HowToSend],
     ) -> Sent:
-        """A file of this machine, by its path, or bytes: put into storage, and sent as what it is."""
-        said, options = _parted(how)
-        file = await self.prepare_file(to, content, caption=caption, filename=filename, kind=kind, **said)
+        """Upload a file of this machine, given by its path or its bytes, and send it as what it is."""
+        chat, options = _split_options(how)
+        file = await self.prepare_file(to, content, caption=caption, filename=filename, kind=kind, **chat)
         return await self.send(file, **options)
 
     async def prepare_file(
@@ -461,28 +439,25 @@ class Sender(ABC):
         caption: str | None = None,
         filename: str | None = None,
         kind: MediaKind | None = None,
-        **said: Unpack[ChatOptions],
+        **chat: Unpack[ChatOptions],
     ) -> Media:
-        """A file as a message: put into storage, and not sent. For `Inbox.send_message`, which keeps and retries it.
+        """Upload a file and return the message that sends it, for `Inbox.send_message`, which keeps and retries it.
 
-        What could not be sent (the file, its caption, the number) is refused before anything is uploaded. A path is
-        believed: never make one of what a stranger wrote.
+        A file, caption or number that could not be sent is refused before anything is uploaded. The path is not
+        checked: never build one from untrusted text.
         """
-        files = self._needed_files()
+        files = self._require_files()
         file = await files.prepare(content, filename=filename, kind=kind, types=self.file_types)
-        self._checked(Media(to=to, kind=file.kind, stored=file.filename, caption=caption, **said))
+        self._check(Media(to=to, kind=file.kind, stored=file.filename, caption=caption, **chat))
         stored = await files.store(file)
-        return Media(
-            to=to,
-            kind=stored.kind,
-            stored=stored.key,
-            caption=caption,
-            filename=stored.filename,
-            mime=stored.mime,
-            **said,
-        )
+        names = {"caption": caption, "filename": stored.filename, "mime": stored.mime}
+        return Media(to=to, kind=stored.kind, stored=stored.key, **names, **chat)
 
-    def _needed_files(self) -> Files:
+    async def _send_as(self, build: Callable[..., Message], how: _HowToSend, /, **fields: Any) -> Sent:
+        chat, options = _split_options(how)
+        return await self.send(build(**fields, **chat), **options)
+
+    def _require_files(self) -> Files:
         if self.files is None:
             raise ConfigError(
                 "This sender has no storage for files.",
@@ -493,9 +468,9 @@ class Sender(ABC):
     # -- instances -----------------------------------------------------------------------------
 
     async def instance(self, action: str, **options: Any) -> dict[str, Any]:
-        """Do something about the account behind this sender, as the API answers it. Raises SendFailed.
+        """Run one of `actions` on the account and return the API's answer. Raises SendFailed.
 
-        Which `actions` there are differs from API to API; options are those of the method behind each.
+        Actions differ from API to API; options are those of the method behind each.
         """
         name = self.actions.get(action.replace("-", "_"))
         if name is None:
@@ -510,27 +485,27 @@ class Sender(ABC):
         return done
 
     def _one_spelling(self, text: str) -> str:
-        """Return a number of a call that is no message in one spelling. Raises SendFailed."""
+        """Normalise the number of a call that is no message. Raises SendFailed."""
         try:
             return normalise(text, country=self.country)
         except InvalidMessage as error:
             raise SendFailed(str(error), Reason.invalid_number) from None
 
     async def _ask(self, call: Call) -> dict[str, Any]:
-        """Make a call about an instance; what comes back is always a table."""
-        answer, said = await self._make(call, _DOCUMENT_READ)
-        if said is None and answer.body:
+        """Make a call about an instance; anything but an object is returned as `data`."""
+        answer, data = await self._request(call, _DOCUMENT_READ)
+        if data is None and answer.body:
             raise SendFailed("The answer cannot be read.", Reason.unknown, status=answer.status)
-        return said if isinstance(said, dict) else {} if said is None else {"data": said}
+        return data if isinstance(data, dict) else {} if data is None else {"data": data}
 
     # -- calling -------------------------------------------------------------------------------
 
-    async def _make(self, call: Call, most: int) -> tuple[Answer, Any]:
+    async def _request(self, call: Call, most: int) -> tuple[Answer, Any]:
         if self._outbound is None:
             raise ConfigError(
                 "This sender is not open.", hint="Write `async with … as whatsapp:`, or await open() before."
             )
-        key = _revealed(self._key if call.key is None else call.key, self.api)
+        key = _reveal(self._key if call.key is None else call.key, self.api)
         headers = {"user-agent": "oncehook", **self._authorization(key)}
         body = None
         if call.body is not None:
@@ -541,31 +516,31 @@ class Sender(ABC):
                 call.method, self.base_url + call.path, headers, body, within=self.timeout, most=most
             )
         except Unanswered as error:
-            raise silence(error) from None
-        said = _decoded(answer.body)
+            raise build_silence(error) from None
+        data = _decode(answer.body)
         if 200 <= answer.status < 300:
-            return answer, said
-        raise self._failed(answer, said)
+            return answer, data
+        raise self._build_failure(answer, data)
 
-    def _failed(self, answer: Answer, said: Any) -> SendFailed:
-        fault = self._fault(answer.status, said)
+    def _build_failure(self, answer: Answer, data: Any) -> SendFailed:
+        fault = self._fault(answer.status, data)
         return SendFailed(
-            self._line(fault.text, _TEXT_KEPT) or f"HTTP {answer.status}",
+            self._clean(fault.text, _TEXT_KEPT) or f"HTTP {answer.status}",
             fault.reason,
             status=answer.status,
-            api_code=None if fault.api_code is None else self._line(fault.api_code, _CODE_KEPT),
-            answer=self._masked(answer.body)[:ANSWER_KEPT],
+            api_code=None if fault.api_code is None else self._clean(fault.api_code, _CODE_KEPT),
+            answer=self._mask(answer.body)[:ANSWER_KEPT],
             retry_after=retry_after(answer.retry_after, clock.now_utc()),
             unsure=fault.unsure or answer.status in NOBODY_ANSWERED,
         )
 
-    def _line(self, text: str, longest: int) -> str:
-        return " ".join(self._masked(text.encode()).decode("utf-8", "replace").split())[:longest]
+    def _clean(self, text: str, longest: int) -> str:
+        return " ".join(self._mask(text.encode()).decode("utf-8", "replace").split())[:longest]
 
-    def _masked(self, body: bytes) -> bytes:
-        """An answer that repeats our own credentials must not carry them any further (S25)."""
+    def _mask(self, body: bytes) -> bytes:
+        """Mask our own credentials in an answer that repeats them (S25)."""
         for credential in self._credentials():
-            secret = _revealed(credential, self.api).encode()
+            secret = _reveal(credential, self.api).encode()
             if len(secret) >= _SHORTEST_SECRET and secret in body:
                 body = body.replace(secret, _MASKED)
         return body
@@ -577,33 +552,28 @@ class Sender(ABC):
 
     @abstractmethod
     def _authorization(self, key: str) -> dict[str, str]:
-        """The header that says who calls."""
+        """Build the header that authenticates a call."""
 
     @abstractmethod
     def _call_for(self, message: Message, id: str | None) -> Call:
-        """The request that sends this message. Raises SendFailed for what this API cannot send."""
+        """Build the request that sends this message. Raises SendFailed for what this API cannot send."""
 
     @abstractmethod
-    def _message_id(self, said: Any) -> str | None:
-        """The id a message got, from the answer to it."""
-
-    @abstractmethod
-    def _fault(self, status: int, said: Any) -> Fault:
-        """Why the API refused, from its answer; `said` is None where that was no JSON."""
+    def _fault(self, status: int, data: Any) -> Fault:
+        """Read why the API refused from its answer; `data` is None where that was no JSON."""
 
 
-def _parted(how: _HowToSend) -> tuple[ChatOptions, SendOptions]:
-    """Tell what the message carries from how it is sent."""
-    said = {name: value for name, value in how.items() if name in ChatOptions.__annotations__}
-    options = {name: value for name, value in how.items() if name not in said}
-    return cast("ChatOptions", said), cast("SendOptions", options)
+def _split_options(how: _HowToSend) -> tuple[ChatOptions, SendOptions]:
+    chat = {name: value for name, value in how.items() if name in ChatOptions.__annotations__}
+    options = {name: value for name, value in how.items() if name not in chat}
+    return cast("ChatOptions", chat), cast("SendOptions", options)
 
 
 # -- trying again -------------------------------------------------------------------------------
 
 
 def _wait(waits: Policy, attempt: int, error: SendFailed, retry_unsure: bool) -> float | None:
-    """Seconds until the next attempt, as a delivery's would be; None: give up."""
+    """Return the seconds until the next attempt, as for a delivery, or None to give up."""
     if error.category is Category.permanent or (error.unsure and not retry_unsure):
         return None
     wait = waits.wait(attempt)
@@ -612,7 +582,7 @@ def _wait(waits: Policy, attempt: int, error: SendFailed, retry_unsure: bool) ->
     return wait
 
 
-def _decoded(body: bytes) -> Any:
+def _decode(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -628,7 +598,7 @@ def without_none(**fields: Any) -> dict[str, Any]:
 
 
 def refuse_own_card(link: Link, api: str) -> None:
-    """Refuse a title, description or image for an API that takes those of the page. Raises SendFailed."""
+    """Refuse a card of one's own for an API that shows the page's. Raises SendFailed."""
     if link.title or link.description or link.image:
         raise unsupported(api, "a link with a title, description or image of your own; it shows those of the page")
 
@@ -643,7 +613,7 @@ def _base(url: str) -> str:
     return read.rstrip("/")
 
 
-def _revealed(credential: Credential, whose: str) -> str:
+def _reveal(credential: Credential, whose: str) -> str:
     text = credential.reveal().decode("utf-8", "replace") if isinstance(credential, Secret) else credential
     text = text.strip()
     if not text:

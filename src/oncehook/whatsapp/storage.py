@@ -1,8 +1,8 @@
-"""Where files wait until WhatsApp fetches them: S3-compatible storage (Cloudflare R2, MinIO, AWS).
+"""S3-compatible storage (Cloudflare R2, MinIO, AWS) for files until WhatsApp fetches them.
 
-A file comes in and a `StoredFile` goes out, whose key an outgoing message carries; each attempt to send asks `link` for
-a fresh address that expires. A file's key is the hash of its content, so the same file is uploaded once. Used by the
-senders, through their protocol `Files`; needs the extra `oncehook[s3]`.
+`store` uploads a file and returns a `StoredFile`, whose key an outgoing message carries; each attempt to send asks
+`link` for a fresh URL that expires. A file's key is the hash of its content, so the same file is uploaded once. Used by
+the senders, through their protocol `Files`; needs the extra `oncehook[s3]`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from oncehook.human import seconds
 from oncehook.model import Category
 from oncehook.secret import Environment, Secret
 from oncehook.whatsapp import files
+from oncehook.whatsapp.files import StoredFile
 from oncehook.whatsapp.messages import MediaKind
 
 _LONGEST_LINK: Final = 7 * 86_400
-"""What S3's signature allows."""
+"""Seconds that S3's signature allows."""
 _AT_ONCE: Final = 8
 _KEY: Final = re.compile(r"[0-9a-f]{64}(\.[a-z0-9]{1,5})?")
 _BUCKET: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 _PREFIX: Final = re.compile(r"(?:[A-Za-z0-9_-][A-Za-z0-9._-]*/)*")
 
 _NOT_AGAIN: Final = {"NotImplemented", "ConditionalRequestConflict"}
-"""Answers to a conditional upload after which it is worth trying without the condition."""
+"""Answers to a conditional upload after which it is tried without the condition."""
 _WORDS: Final = {
     "NoSuchBucket": ("there is no such bucket", "Create the bucket, or correct its name."),
     "InvalidAccessKeyId": ("the access key is not known there", "Check the access key and the endpoint."),
@@ -53,7 +54,7 @@ _ALONE: Final = {
     "config_file": (None, None, os.devnull, None),
     "ignore_configured_endpoint_urls": (None, None, True, None),
 }
-"""Nothing that this machine keeps for AWS's own tools (profiles, addresses) has a say here."""
+"""Ignore what this machine keeps for AWS's own tools (profiles, endpoints)."""
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -71,20 +72,9 @@ class StorageFailed(OncehookError):
         self.category = Category.transient if transient else Category.permanent
 
 
-@dataclass(slots=True, frozen=True)
-class StoredFile:
-    """A file that lies in the storage."""
-
-    key: str
-    kind: MediaKind
-    mime: str
-    filename: str
-    size: int
-
-
 @dataclass(slots=True, frozen=True, repr=False)
 class _Keys:
-    """The credentials, which show themselves to nobody."""
+    """The credentials, without a repr."""
 
     access: str | Secret
     secret: str | Secret
@@ -99,7 +89,7 @@ def _text(key: str | Secret) -> str:
 
 
 class S3Files:
-    """A part of a bucket that holds the files to be sent."""
+    """A prefix in a bucket, for files to be sent."""
 
     def __init__(
         self,
@@ -115,10 +105,10 @@ class S3Files:
         public_endpoint: str | None = None,
         limits: Mapping[files.SizeKind, int] | None = None,
     ) -> None:
-        """`endpoint` may be left out for AWS, which needs a `region`.
+        """Use `endpoint`, or AWS, which needs a `region`.
 
-        `public_endpoint` is where WhatsApp reaches the storage, when that is not where we do (MinIO in a compose file).
-        `public_url` is the address of a bucket that is open to all: links then begin with it, and never expire.
+        `public_endpoint` is where WhatsApp reaches the storage, if that differs (MinIO in a compose file).
+        `public_url` is the URL of a public bucket: links then begin with it, and never expire.
         """
         self._bucket = _matching(_BUCKET, bucket, "bucket")
         self._prefix = _matching(_PREFIX, prefix, 'prefix (it ends with "/")')
@@ -140,22 +130,22 @@ class S3Files:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, **options: Any) -> Self:
-        """From variables: ONCEHOOK_S3_BUCKET and so on, as the settings above are called. Raises ConfigError.
+        """Read the settings above from variables: ONCEHOOK_S3_BUCKET and so on. Raises ConfigError.
 
-        What is missing is taken from R2_* or AWS_* variables, whichever hold the keys; BACKUP_S3_BUCKET comes last.
+        What is missing is read from R2_* or AWS_* variables, whichever hold the keys; BACKUP_S3_BUCKET comes last.
         """
-        return cls(**{**_settings(Environment(environ)), **options})
+        return cls(**{**_read_settings(Environment(environ)), **options})
 
     @staticmethod
     def named_in(environ: Mapping[str, str]) -> bool:
-        """Whether variables name a bucket, so that `from_env` is meant."""
+        """Return whether variables name a bucket for `from_env`."""
         return any(environ.get(name) for family in _FAMILIES for name in family["bucket"])
 
     def __repr__(self) -> str:
         return f"S3Files({self._bucket!r}, endpoint={self._endpoint!r}, prefix={self._prefix!r})"
 
     async def open(self) -> None:
-        """Be ready; a storage that is not opened opens itself when first used. Raises ConfigError."""
+        """Connect; the first use does so, too. Raises ConfigError."""
         if self._threads is None:
             await asyncio.to_thread(self._open)
 
@@ -186,7 +176,7 @@ class S3Files:
         kind: MediaKind | None = None,
         types: files.FileTypes = files.META_TYPES,
     ) -> files.OutgoingFile:
-        """Read a file and see what it is, by what an API takes (`types`); upload nothing. Raises FileRefused."""
+        """Read a file and determine its type, among those an API takes (`types`). Raises FileRefused."""
         prepare = files.prepare
         return await self._run(prepare, path_or_bytes, filename=filename, kind=kind, types=types, limits=self._limits)
 
@@ -197,9 +187,9 @@ class S3Files:
         filename: str | None = None,
         kind: MediaKind | None = None,
     ) -> StoredFile:
-        """Upload a file, unless its content lies there already. Raises FileRefused or StorageFailed.
+        """Upload a file, unless its content is there already. Raises FileRefused or StorageFailed.
 
-        What `prepare` has made is taken as it is; anything else is prepared by what Meta takes.
+        Anything but the result of `prepare` is prepared for Meta.
         """
         if not isinstance(content, files.OutgoingFile):
             content = await self.prepare(content, filename=filename, kind=kind)
@@ -215,12 +205,12 @@ class S3Files:
         try:
             found = self._client.head_object(Bucket=self._bucket, Key=key)
         except _boto_errors() as error:
-            # An answer to this has no words; and 403 is also what keys get for a missing file that may not list.
-            # So the upload will tell, if anything but the file is missing.
-            failed = self._failed(error)
-            if _status(error) and not failed.transient:
+            # A HEAD answer has no body, and 403 is also the answer for a missing file to keys that may not list:
+            # the upload will fail with the real cause.
+            failure = self._build_failure(error)
+            if _status(error) and not failure.transient:
                 return False
-            raise failed from None
+            raise failure from None
         return bool(found["ContentLength"] == size)
 
     def _upload(self, key: str, file: files.OutgoingFile) -> None:
@@ -235,30 +225,22 @@ class S3Files:
         try:
             self._client.put_object(**put, IfNoneMatch="*")
         except _boto_errors() as error:
-            if _code(error) == "PreconditionFailed" or _status(error) == 412:
-                self._settle(key, put)
-            elif _code(error) in _NOT_AGAIN or _status(error) in (409, 501):
-                self._put(put)
-            else:
-                raise self._failed(error) from None
-
-    def _settle(self, key: str, put: dict[str, Any]) -> None:
-        """Somebody was quicker, with the same content; or something else lies there, which is then replaced."""
-        if not self._is_there(key, len(put["Body"])):
-            self._put(put)
-
-    def _put(self, put: dict[str, Any]) -> None:
-        try:
-            self._client.put_object(**put)
-        except _boto_errors() as error:
-            raise self._failed(error) from None
+            exists = _code(error) == "PreconditionFailed" or _status(error) == 412
+            if exists and self._is_there(key, len(file.data)):
+                return  # another upload of the same content was quicker
+            if not (exists or _code(error) in _NOT_AGAIN or _status(error) in (409, 501)):
+                raise self._build_failure(error) from None
+            try:
+                self._client.put_object(**put)
+            except _boto_errors() as again:
+                raise self._build_failure(again) from None
 
     # -- handing out ---------------------------------------------------------------------------
 
     async def link(self, key: str, *, filename: str | None = None) -> str:
-        """An address from which anybody can fetch a stored file, for a while. Raises StorageFailed.
+        """Return a URL from which anybody can fetch a stored file for a while. Raises StorageFailed.
 
-        Only for keys that `store` has made: a message may come from anywhere, and must not open the rest of the bucket.
+        Only keys that `store` has made are taken: an untrusted message must not open the rest of the bucket.
         """
         name = key.removeprefix(self._prefix)
         match = _KEY.fullmatch(name)
@@ -269,14 +251,14 @@ class S3Files:
         return await self._run(self._sign, key, match[1], filename or name)
 
     def _sign(self, key: str, extension: str | None, filename: str) -> str:
-        asked = {"Bucket": self._bucket, "Key": key, "ResponseContentDisposition": _disposition(filename)}
+        params = {"Bucket": self._bucket, "Key": key, "ResponseContentDisposition": _disposition(filename)}
         if extension:
-            asked["ResponseContentType"] = files.mime_of(extension)
+            params["ResponseContentType"] = files.mime_of(extension)
         try:
-            signed = self._signer.generate_presigned_url("get_object", Params=asked, ExpiresIn=self._expires)
+            url = self._signer.generate_presigned_url("get_object", Params=params, ExpiresIn=self._expires)
         except _boto_errors() as error:
-            raise self._failed(error) from None
-        return str(signed)
+            raise self._build_failure(error) from None
+        return str(url)
 
     # -- the client ----------------------------------------------------------------------------
 
@@ -302,7 +284,7 @@ class S3Files:
             ) from None
         settings = config.Config(
             signature_version="s3v4",
-            # said by name: left to itself, the library signs links for AWS's old address without region
+            # explicit, because by default the library signs links for AWS's old address without region
             s3={"addressing_style": "path" if endpoint or "." in self._bucket else "virtual"},
             # R2, MinIO and others refuse or ignore the checksums that AWS's library adds by default
             request_checksum_calculation="when_required",
@@ -320,8 +302,8 @@ class S3Files:
         except wrong as error:
             raise ConfigError(f"The file storage cannot be set up: {type(error).__name__}.") from None
 
-    def _failed(self, error: Exception) -> StorageFailed:
-        """What went wrong, in our words: the library's may repeat what was sent."""
+    def _build_failure(self, error: Exception) -> StorageFailed:
+        """Describe an error in our words: the library's may repeat what was sent."""
         place = f'bucket "{self._bucket}" at {urlsplit(self._endpoint or "").hostname or "AWS"}'
         code, status = _code(error), _status(error)
         transient = Rules().of_error(error).category is Category.transient
@@ -331,7 +313,7 @@ class S3Files:
         return StorageFailed(f"{place}: {reason}.", transient=transient, hint=hint)
 
 
-# -- what the library says ---------------------------------------------------------------------
+# -- errors of the library ---------------------------------------------------------------------
 
 
 def _boto_errors() -> tuple[type[Exception], ...]:
@@ -340,7 +322,7 @@ def _boto_errors() -> tuple[type[Exception], ...]:
 
 
 def _code(error: Exception) -> str | None:
-    """The server's own word for it; None when it gave no answer."""
+    """Return the server's error code; None when there was no answer."""
     answer = getattr(error, "response", None)
     return str(answer.get("Error", {}).get("Code", "")) if isinstance(answer, dict) else None
 
@@ -377,7 +359,7 @@ def _expires(text: str | float) -> int:
 
 
 def _disposition(filename: str) -> str:
-    """As a download, so that nothing stored is ever shown as a page under the storage's name."""
+    """Build a header that makes it a download, so that no stored file is shown as a page of the storage."""
     plain = re.sub(r'[^ -~]|["\\%]', "_", filename)
     return f"attachment; filename=\"{plain}\"; filename*=UTF-8''{quote(filename, safe='')}"
 
@@ -410,11 +392,11 @@ _FAMILIES: Final[tuple[Mapping[str, tuple[str, ...]], ...]] = (
     },
     {"bucket": ("BACKUP_S3_BUCKET",)},
 )
-_WITH_THE_KEYS: Final = ("access_key", "secret_key", "endpoint", "account", "region")
+_BESIDE_KEYS: Final = ("access_key", "secret_key", "endpoint", "account", "region")
 
 
-def _settings(env: Environment) -> dict[str, Any]:
-    """What is set, by the names of `S3Files`: from the family that names the bucket and the one that has the keys."""
+def _read_settings(env: Environment) -> dict[str, Any]:
+    """Read the settings of `S3Files` from the family that names the bucket and the one that has the keys."""
     families = [_variables(env, family) for family in _FAMILIES]
     named = next((family for family in families if "bucket" in family), None)
     if named is None:
@@ -424,7 +406,7 @@ def _settings(env: Environment) -> dict[str, Any]:
     if keyed is None:
         hint = "Set ONCEHOOK_S3_ACCESS_KEY and ONCEHOOK_S3_SECRET_KEY."
         raise ConfigError("No keys are set for the file storage.", hint=hint)
-    chosen = named | {setting: keyed[setting] for setting in _WITH_THE_KEYS if setting in keyed}
+    chosen = named | {setting: keyed[setting] for setting in _BESIDE_KEYS if setting in keyed}
     chosen |= {setting: named[setting] for setting in ("endpoint", "region") if setting in named}
     secret = {setting: Secret.from_env(chosen.pop(setting), env=env) for setting in ("access_key", "secret_key")}
     settings = {setting: env[variable] for setting, variable in chosen.items()}
@@ -434,7 +416,7 @@ def _settings(env: Environment) -> dict[str, Any]:
 
 
 def _variables(env: Environment, family: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Which variable holds each setting."""
+    """Return the variable that holds each setting."""
     return {
         setting: next(name for name in names if env.get(name))
         for setting, names in family.items()

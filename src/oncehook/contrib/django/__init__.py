@@ -1,8 +1,8 @@
 """The inbox in a Django project: `INSTALLED_APPS += ["oncehook.contrib.django"]` and a settings dict `ONCEHOOK`.
 
 `inbox` is the one of this process, for `<app>/hooks.py`; `bridge` runs it for views and scripts, which have no event
-loop: `bridge.call(inbox.emit("app", "paid", {…}))`. Both are made when they are first asked for, because Django imports
-this package before it knows its settings.
+loop: `bridge.call(inbox.emit("app", "paid", {…}))`. Both are built at their first use, because Django imports this
+package before its settings are ready.
 """
 
 from __future__ import annotations
@@ -24,4 +24,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from oncehook.contrib.django import assembly
 
-    return assembly.the_inbox() if name == "inbox" else assembly.the_bridge()
+    return assembly.get_inbox() if name == "inbox" else assembly.get_bridge()

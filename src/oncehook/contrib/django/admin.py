@@ -1,6 +1,6 @@
 """The admin's lists of events, deliveries and dead letters: read-only, with *replay* and *discard* for those who may.
 
-Everything is asked and done at the desk, so that it is audited under the user's name.
+Everything goes through `Inbox.admin`, so that it is audited under the user's name.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from oncehook.replay import some_id
 
 ROWS: Final = 50
 PATIENCE: Final = 10.0
-"""Seconds for one answer of the desk."""
+"""Seconds for one answer."""
 
 REPLAY, DISCARD = "replay", "discard"
 
 
 def _ask(question: Coroutine[Any, Any, Any]) -> Any:
-    return assembly.the_bridge().call(question, timeout=PATIENCE)
+    return assembly.get_bridge().call(question, timeout=PATIENCE)
 
 
-def _place(text: str) -> bytes | None:
-    """Where a list goes on."""
+def _read_position(text: str) -> bytes | None:
+    """Read the position at which a list continues."""
     try:
         return bytes.fromhex(text)[:64] or None
     except ValueError:
         raise BadRequest("This is no place in this list.") from None
 
 
-class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """A list that the desk answers, and the acts on what is chosen in it."""
+class InboxModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
+    """A list that the inbox's admin answers, and the actions on its rows."""
 
     columns: ClassVar[Sequence[str]] = ()
     about: ClassVar[str] = ""
@@ -51,24 +51,21 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     acts: ClassVar[Sequence[str]] = ()
 
     def has_add_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Nobody adds here."""
         return False
 
     def has_change_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Nobody changes what has happened."""
         return False
 
     def has_delete_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """Retention removes, not people."""
-        return False
+        return False  # retention deletes, not people
 
     def get_urls(self) -> list[URLPattern]:
-        """The list, and nothing else."""
+        """Return the URL of the list alone."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         return [path("", self.admin_site.admin_view(self.changelist_view), name=name)]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the list, or act on what was chosen in it."""
+        """Show the list, or act on the selected rows."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         if request.method == "POST":
@@ -85,7 +82,7 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "query": request.GET.get("q", ""),
             "further": further,
             "acts": [act for act in self.acts if self._may(request, act)],
-            "dashboard": assembly.said().get("DASHBOARD"),
+            "dashboard": assembly.read_settings().get("DASHBOARD"),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "oncehook/admin_list.html", context)
@@ -95,7 +92,7 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     def _rows(self, request: HttpRequest) -> tuple[list[dict[str, Any]], str | None]:
         query, before = request.GET.get("q", ""), request.GET.get("before", "")
         try:
-            page = _ask(self._page(f"{self.about} {query}".strip(), _place(before)))
+            page = _ask(self._page(f"{self.about} {query}".strip(), _read_position(before)))
         except (OncehookError, TimeoutError) as error:
             self._complain(request, error)
             return [], None
@@ -103,7 +100,7 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return [{"id": str(item.id), "cells": self._cells(item)} for item in page.items], further
 
     async def _page(self, query: str, before: bytes | None) -> Page[Any]:
-        admin = assembly.the_inbox().admin
+        admin = assembly.get_inbox().admin
         return await admin.deliveries(admin.read(query), before=before, limit=ROWS)
 
     def _cells(self, item: Any) -> list[object]:
@@ -137,7 +134,7 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return HttpResponseRedirect(request.get_full_path())
 
     async def _do(self, act: str, delivery_id: DeliveryId, actor: str, reason: str) -> None:
-        admin = assembly.the_inbox().admin
+        admin = assembly.get_inbox().admin
         if act == REPLAY:
             await admin.replay_one(delivery_id, actor=actor, reason=reason)
         else:
@@ -145,14 +142,14 @@ class DeskAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 
 @admin.register(Event)
-class EventAdmin(DeskAdmin):
+class EventAdmin(InboxModelAdmin):
     """Events, newest first."""
 
     kind = EventId
     columns = ("received", "source", "type", "subject", "key", "arrivals", "deliveries")
 
     async def _page(self, query: str, before: bytes | None) -> Page[ListedEvent]:
-        admin = assembly.the_inbox().admin
+        admin = assembly.get_inbox().admin
         return await admin.events(admin.read(query), before=before, limit=ROWS)
 
     def _cells(self, item: ListedEvent) -> list[object]:
@@ -166,7 +163,7 @@ def _state(delivery: ListedDelivery | StoredDelivery) -> str:
 
 
 @admin.register(Delivery)
-class DeliveryAdmin(DeskAdmin):
+class DeliveryAdmin(InboxModelAdmin):
     """Deliveries, newest first."""
 
     columns = ("received", "source", "type", "subject", "destination", "status", "attempts", "last error")
@@ -183,14 +180,13 @@ class DeliveryAdmin(DeskAdmin):
 
 @admin.register(DeadLetter)
 class DeadLetterAdmin(DeliveryAdmin):
-    """What waits for a person."""
+    """Deliveries that have failed for good."""
 
     about = "status:dead"
 
     def has_view_permission(self, request: HttpRequest, obj: Model | None = None) -> bool:
-        """As for deliveries, which they are."""
+        # dead letters are deliveries
         return bool(request.user.has_perm("oncehook.view_delivery"))  # type: ignore[union-attr]
 
     def has_module_permission(self, request: HttpRequest) -> bool:
-        """The same."""
         return self.has_view_permission(request)

@@ -23,22 +23,22 @@ class OncehookConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Make the inbox, so that a wrong setting is told now, and find every app's `hooks.py`."""
-        assembly.the_bridge()
+        """Build the inbox, so that a wrong setting is refused now, and import every app's `hooks.py`."""
+        assembly.get_bridge()
         autodiscover_modules("hooks")
         post_migrate.connect(bring_schema, sender=self)
 
 
 def bring_schema(using: str, verbosity: int = 1, **_: Any) -> None:
-    """After `manage.py migrate`: run the store's own migrations, by its own runner.
+    """Run the store's own migrations after `manage.py migrate`, by its own runner.
 
-    Wrapped as Django migrations the same SQL would have two histories and two locks. This way it has one, which
-    `oncehook serve`, `oncehook db migrate` and this share, and a newer oncehook needs no file in any project.
+    As Django migrations the same SQL would have two histories and two locks. This way `oncehook serve`, `oncehook db
+    migrate` and this share one, and a newer oncehook needs no file in any project.
     """
     if using != assembly.alias():
         return
     failures: list[BaseException] = []
-    # On a thread of its own: whoever called may have a running loop.
+    # On its own thread, because the caller may have a running loop.
     thread = threading.Thread(target=_migrate, args=[assembly.database_url(using, _schema()), failures])
     thread.start()
     thread.join()
@@ -49,7 +49,7 @@ def bring_schema(using: str, verbosity: int = 1, **_: Any) -> None:
 
 
 def _schema() -> str:
-    return str(assembly.said().get("SCHEMA", "oncehook"))
+    return str(assembly.read_settings().get("SCHEMA", "oncehook"))
 
 
 def _migrate(url: str, failures: list[BaseException]) -> None:

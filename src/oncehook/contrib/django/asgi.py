@@ -1,9 +1,9 @@
-"""Under ASGI: the dashboard for the project's staff, and hooks taken in before Django reads their bodies.
+"""Django under ASGI: the dashboard for the project's staff, and hooks received before Django reads their bodies.
 
     application = with_inbox(get_asgi_application(), hooks="/hooks", dashboard="/inbox")
 
-Everything else goes to Django. The inbox itself runs on the bridge's loop, as it does for views and the admin; requests
-are handed across.
+Everything else goes to Django. The inbox runs on the bridge's loop, as it does for views and the admin; requests are
+passed over to it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from starlette.requests import Request
 
 from oncehook.contrib.bridge import Bridge
 from oncehook.contrib.django import assembly
-from oncehook.contrib.django.views import authorized
+from oncehook.contrib.django.views import authorize_user
 from oncehook.errors import OncehookError
 from oncehook.ingest import try_again
 from oncehook.web.auth import Authorize, Authorized
@@ -37,17 +37,17 @@ App = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 async def staff(request: Request) -> Authorized:
-    """Who makes this request, by the project's own session: see `contrib.django.staff`."""
-    return await sync_to_async(_authorized)(request.cookies)
+    """Authorise a request by the project's own session; see `contrib.django.views.staff`."""
+    return await sync_to_async(_authorize_session)(request.cookies)
 
 
-def _authorized(cookies: Mapping[str, str]) -> Authorized:
+def _authorize_session(cookies: Mapping[str, str]) -> Authorized:
     close_old_connections()
     try:
-        asked = HttpRequest()
+        request = HttpRequest()
         engine = import_module(settings.SESSION_ENGINE)
-        asked.session = engine.SessionStore(cookies.get(settings.SESSION_COOKIE_NAME))
-        return authorized(get_user(asked))
+        request.session = engine.SessionStore(cookies.get(settings.SESSION_COOKIE_NAME))
+        return authorize_user(get_user(request))
     finally:
         close_old_connections()
 
@@ -56,7 +56,7 @@ def with_inbox(
     django: App, *, hooks: str | None = None, dashboard: str | None = None, authorize: Authorize = staff
 ) -> App:
     """Put the inbox in front of Django's application: hooks and the dashboard, each below a path, if it has one."""
-    bridge = assembly.the_bridge()
+    bridge = assembly.get_bridge()
     ours: dict[str, App] = {}
     if hooks is not None:
         ours[hooks.rstrip("/")] = _Across(bridge.inbox.asgi(), bridge)
@@ -89,9 +89,9 @@ class _Across:
         async def send_there(message: Message) -> None:
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(send(message), here))
 
-        answer = _begun(self._app(scope, receive_there, send_there))
+        answer = _begin(self._app(scope, receive_there, send_there))
         try:
-            # On a thread: the first one starts the inbox, which takes a while.
+            # On a thread, because the first request starts the inbox, which takes a while.
             under_way = await asyncio.to_thread(self._bridge.call, answer)
         except OncehookError:
             reply = try_again(None)
@@ -101,8 +101,8 @@ class _Across:
         await asyncio.wrap_future(under_way)
 
 
-async def _begun(answer: Awaitable[T]) -> concurrent.futures.Future[T]:
-    """Let it go on by itself on this loop, and be waited for on another."""
+async def _begin(answer: Awaitable[T]) -> concurrent.futures.Future[T]:
+    """Start it on this loop, to be awaited on another."""
 
     async def finish() -> T:
         return await answer

@@ -31,8 +31,8 @@ DEFAULT_ALIAS: Final = "default"
 _SEARCH_PATH: Final = re.compile(r"(?:-c\s*|--)search_path=(?:\\.|\S)*")
 
 
-def said() -> dict[str, Any]:
-    """What the project says. Raises ConfigError for a key that does not exist."""
+def read_settings() -> dict[str, Any]:
+    """Return `settings.ONCEHOOK`. Raises ConfigError for an unknown key."""
     given = getattr(settings, "ONCEHOOK", {})
     if not isinstance(given, dict):
         raise ConfigError("settings.ONCEHOOK must be a dict.")
@@ -47,8 +47,8 @@ def said() -> dict[str, Any]:
 
 
 def alias() -> str | None:
-    """Which of Django's databases the store is in; None: it is said by an address or by the settings file."""
-    given = said()
+    """Return the database of Django that holds the store; None where an address or the settings file names it."""
+    given = read_settings()
     store = given.get("STORE", None if "CONFIG" in given else DEFAULT_ALIAS)
     if store is None or ":" in store:
         return None
@@ -61,13 +61,14 @@ def alias() -> str | None:
 
 
 def store_url() -> str | None:
-    """The store's address; None: the settings file says it."""
+    """Return the store's address; None where the settings file has it."""
     name = alias()
-    return said().get("STORE") if name is None else database_url(name, said().get("SCHEMA", "oncehook"))
+    given = read_settings()
+    return given.get("STORE") if name is None else database_url(name, given.get("SCHEMA", "oncehook"))
 
 
 def database_url(alias: str, schema: str) -> str:
-    """The address of one of Django's databases, as the test runner may have changed it by now."""
+    """Return the address of one of Django's databases, which the test runner may have changed by now."""
     connection = connections[alias]
     if connection.vendor != "postgresql":
         raise ConfigError(
@@ -138,7 +139,6 @@ class DjangoInbox(Inbox):
         return self.alias
 
     async def start(self, *, work: bool = True, only: Sequence[str] = (), concurrency: int = 1000) -> None:
-        """See `Inbox.start`."""
         self._follow_database()
         await super().start(work=work, only=only, concurrency=concurrency)
 
@@ -148,16 +148,16 @@ class DjangoInbox(Inbox):
         super()._register_names_blocking()
 
     def _follow_database(self) -> None:
-        """Be where Django's database is now: its test runner makes another one, after all apps are loaded."""
+        """Follow Django's database: its test runner makes another one, after all apps are loaded."""
         url = None if self.alias is None else store_url()
         if url is not None and url != self.store_url:
             self.move_store(url)
 
 
 @functools.cache
-def the_inbox() -> DjangoInbox:
-    """The inbox of this process."""
-    given, url = said(), store_url()
+def get_inbox() -> DjangoInbox:
+    """Return the inbox of this process."""
+    given, url = read_settings(), store_url()
     if "CONFIG" in given:
         file = beside_manage(given["CONFIG"])
         inbox = DjangoInbox.from_loaded(load(file, flags={"store": url}, whole=False))
@@ -167,28 +167,28 @@ def the_inbox() -> DjangoInbox:
         inbox.cipher = build.cipher_of(given["ENCRYPT"])
     inbox.alias = alias()
     for name, settings_ in given.get("SOURCES", {}).items():
-        _said(f"SOURCES: {name}", inbox.source, name, **settings_)
+        _apply(f"SOURCES: {name}", inbox.source, name, **settings_)
     for name, settings_ in given.get("DESTINATIONS", {}).items():
-        _said(f"DESTINATIONS: {name}", inbox.destination, name, **settings_)
+        _apply(f"DESTINATIONS: {name}", inbox.destination, name, **settings_)
     for route in given.get("ROUTES", ()):
         others = {key: value for key, value in route.items() if key != "from"}
-        _said("ROUTES", inbox.route, route.get("from"), **others)
+        _apply("ROUTES", inbox.route, route.get("from"), **others)
     return inbox
 
 
 @functools.cache
-def the_bridge() -> Bridge:
-    """The way to it for whoever has no event loop; starts nothing yet."""
-    return Bridge(the_inbox(), work=said().get("WORK"))
+def get_bridge() -> Bridge:
+    """Return the bridge to that inbox, for code without an event loop; start nothing yet."""
+    return Bridge(get_inbox(), work=read_settings().get("WORK"))
 
 
 def beside_manage(path: str | Path) -> Path:
-    """Where a path of the settings leads: from BASE_DIR, if the project has one."""
+    """Resolve a path of the settings, from BASE_DIR if the project has one."""
     base = getattr(settings, "BASE_DIR", None)
     return Path(path) if base is None else Path(base) / path
 
 
-def _said(where: str, take: Callable[..., object], name: object, **given: Any) -> None:
+def _apply(where: str, take: Callable[..., object], name: object, **given: Any) -> None:
     try:
         take(name, **given)
     except TypeError as error:  # a key that does not exist

@@ -1,7 +1,7 @@
-"""What the admin lists, as models without tables: they carry names and permissions, the rows come from the desk.
+"""Models without tables for the admin's lists: they have names and permissions, the rows come from `Inbox.admin`.
 
-The store's own tables change with its schema and do not say everything (`leased` is read off another one); the desk
-shows the same here as in the API, the command line and the dashboard.
+The store's own tables change with its schema and are incomplete (`leased` is in another one); `Inbox.admin` shows the
+same here as in the API, the command line and the dashboard.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from django.db import models
 
 
 class Event(models.Model):
-    """What is kept: one per source and key."""
+    """An event, one per source and key."""
 
     id: models.CharField[str, str] = models.CharField(primary_key=True, max_length=40)
 
     class Meta:
-        """Looked at only."""
-
         managed = False
         default_permissions: ClassVar = ("view",)
 
@@ -29,8 +27,6 @@ class Delivery(models.Model):
     id: models.CharField[str, str] = models.CharField(primary_key=True, max_length=40)
 
     class Meta:
-        """Also replayed and discarded, by those who may."""
-
         managed = False
         default_permissions: ClassVar = ("view",)
         permissions: ClassVar = (
@@ -41,12 +37,10 @@ class Delivery(models.Model):
 
 
 class DeadLetter(models.Model):
-    """A delivery that has given up. Who may look at deliveries, replay and discard them, may do so here."""
+    """A delivery that has failed for good, with the permissions of `Delivery`."""
 
     id: models.CharField[str, str] = models.CharField(primary_key=True, max_length=40)
 
     class Meta:
-        """The same permissions count as for deliveries."""
-
         managed = False
         default_permissions: ClassVar = ()

@@ -29,7 +29,7 @@ log = logging.getLogger("oncehook.worker")
 
 
 class DjangoDestination(HandlerDestination):
-    """See `Destination`. `atomic` names the database whose transaction the handler runs in."""
+    """A `Destination` for handlers of a Django project; `atomic` names the database of their transaction."""
 
     def __init__(
         self, name: str, handler: Handler, terms: Terms, emitter: Emitter, *, atomic: str | None = None
@@ -48,8 +48,8 @@ class DjangoDestination(HandlerDestination):
         self._call = self._on_a_thread_atomically
 
     # -- connections ---------------------------------------------------------------------------
-    # Django tidies them up around requests, and there are none here: a handler would find the one that a restart of
-    # the database has broken, for ever.
+    # Django closes stale ones around requests, and there are none here: a handler would keep one that a restart of the
+    # database has broken.
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
         return await super()._in_thread(self._tidily, function, *arguments)
@@ -63,7 +63,7 @@ class DjangoDestination(HandlerDestination):
             self._kept.update(connections.all(initialized_only=True))
 
     async def close(self) -> None:
-        """See `Destination`. What its threads have open is closed, too: they end, and nobody else could."""
+        """Close it, and the connections of its threads, which end."""
         await super().close()
         while self._kept:
             driver = self._kept.pop().connection
@@ -90,7 +90,7 @@ class DjangoDestination(HandlerDestination):
         commits: list[bool] = []
         try:
             with transaction.atomic(using=self._alias, durable=True):
-                # First in line, so that it is told of the commit even if a callback of the handler's own then raises.
+                # Registered first, so that it sees the commit even if a callback of the handler's own then raises.
                 transaction.on_commit(lambda: commits.append(True), using=self._alias)
                 returned = self._handle(event)
                 well = Result(evidence=kept_result(returned), emits=self._emitter.emissions_blocking(event.finish()))

@@ -19,10 +19,10 @@ urlpatterns = [re_path(r"^(?P<rest>.+)$", hook, name="hook")]
 
 
 def dashboard(*, authorize: AuthorizeBlocking[HttpRequest] = views.staff) -> tuple[list[URLPattern], str, str]:
-    """Dashboard and API, as `admin.site.urls` is the admin: `path("inbox/", dashboard())`.
+    """Return the URLs of dashboard and API, like `admin.site.urls`: `path("inbox/", dashboard())`.
 
-    `authorize` is given each request and says who makes it: a name for the audit log and the role "viewer", "operator"
-    or "admin", as `("anna", "operator")`; a role alone; or None for nobody. Unsaid, staff is let in by its permissions.
+    `authorize` takes each request and returns who makes it: a name for the audit log and the role "viewer", "operator"
+    or "admin", as `("anna", "operator")`; a role alone; or None for nobody. By default staff has its permissions.
     """
     name = "oncehook_dashboard"
     return [re_path(r"^(?P<rest>.*)$", show_dashboard(authorize), name="dashboard")], name, name

@@ -30,7 +30,7 @@ from oncehook.web.peers import PeerOf, peer_finder
 
 
 def role_of(user: Any) -> RoleName | None:
-    """Superusers are admins; of the staff, who may replay and discard are operators, who may look are viewers."""
+    """Return a user's role: superusers are admins; staff with permission to act are operators, to view viewers."""
     if not (user.is_active and user.is_staff):
         return None
     if user.is_superuser:
@@ -40,19 +40,19 @@ def role_of(user: Any) -> RoleName | None:
     return "viewer" if user.has_perms(["oncehook.view_event", "oncehook.view_delivery"]) else None
 
 
-def authorized(user: Any) -> Authorized:
-    """The user's name, for the audit log, and role; None for whoever may not even look."""
+def authorize_user(user: Any) -> Authorized:
+    """Return the user's name, for the audit log, and role; None for one without permissions."""
     role = role_of(user)
     return None if role is None else (user.get_username(), role)
 
 
 def staff(request: HttpRequest) -> Authorized:
-    """Who makes this request, by the project's own login."""
-    return authorized(request.user)
+    """Authorise a request by the project's own login."""
+    return authorize_user(request.user)
 
 
 def _outside_transactions(view: Callable[..., HttpResponse]) -> Callable[..., HttpResponse]:
-    """The project's ATOMIC_REQUESTS would open a transaction for nothing: the store commits by itself."""
+    """Exempt a view from ATOMIC_REQUESTS, whose transaction would be unused: the store commits by itself."""
     for alias in connections:
         view = transaction.non_atomic_requests(using=alias)(view)
     return view
@@ -61,13 +61,13 @@ def _outside_transactions(view: Callable[..., HttpResponse]) -> Callable[..., Ht
 @_outside_transactions
 @csrf_exempt
 def hook(request: HttpRequest, rest: str) -> HttpResponse:
-    """Take in one arrival, or answer a handshake."""
+    """Receive one arrival, or answer a handshake."""
     headers = _headers(request)
     source = rest.partition("/")[0]  # what a sub-path adds (Evolution's /messages-upsert) belongs to the sender
     arrival = Arrival(
         source, headers, b"", _query(request), request.method or "", request.path, _peer(request, headers)
     )
-    return _response(assembly.the_bridge().answer(arrival, _reader(request)))
+    return _response(assembly.get_bridge().answer(arrival, _reader(request)))
 
 
 # A sender has no account here, whatever the project's middleware asks of others (Django 5.1's LoginRequiredMiddleware).
@@ -75,7 +75,7 @@ hook.login_required = False  # type: ignore[attr-defined]
 
 
 def show_dashboard(authorize: AuthorizeBlocking[HttpRequest]) -> Callable[..., HttpResponse]:
-    """Make the view of dashboard and API, for whom `authorize` lets in."""
+    """Build the view of dashboard and API."""
 
     @_outside_transactions
     @csrf_exempt  # the dashboard checks by itself where a change comes from (S29)
@@ -90,18 +90,18 @@ def show_dashboard(authorize: AuthorizeBlocking[HttpRequest]) -> Callable[..., H
             "wsgi.input": io.BytesIO(body),
             "wsgi.url_scheme": request.scheme,
         }
-        return _response(_dashboard().answer(environ, authorize(request), _hooks()))
+        return _response(_dashboard().answer(environ, authorize(request), _find_hooks()))
 
     return show
 
 
 @functools.cache
 def _dashboard() -> Dashboard:
-    return Dashboard(assembly.the_bridge())
+    return Dashboard(assembly.get_bridge())
 
 
-def _hooks() -> str | None:
-    """The path below which the project takes hooks in, if it does."""
+def _find_hooks() -> str | None:
+    """Return the path below which the project receives hooks, if it does."""
     try:
         return reverse("oncehook:hook", kwargs={"rest": "x"}).removesuffix("/x")
     except NoReverseMatch:
@@ -132,7 +132,7 @@ def _peer(request: HttpRequest, headers: Headers) -> str:
 
 @functools.cache
 def _peer_of() -> PeerOf:
-    return peer_finder([ip_network(network) for network in assembly.said().get("TRUSTED_PROXIES", ())])
+    return peer_finder([ip_network(network) for network in assembly.read_settings().get("TRUSTED_PROXIES", ())])
 
 
 def _reader(request: HttpRequest) -> Read:
@@ -141,20 +141,20 @@ def _reader(request: HttpRequest) -> Read:
     length = request.headers.get("content-length", "")
     environ = getattr(request, "environ", {})
     if "HTTP_TRANSFER_ENCODING" in environ and not length:
-        # Django takes such a body for an empty one. The server says whether it has an end that can be read up to.
+        # Django treats such a body as empty. The server declares whether it can be read up to its end.
         return environ["wsgi.input"].read if environ.get("wsgi.input_terminated") else _refuse
-    return _counted(request.read, int(length) if length.isdigit() else 0)
+    return _check_complete(request.read, int(length) if length.isdigit() else 0)
 
 
 def _refuse(size: int) -> bytes:
     raise Malformed("This server takes a body with its Content-Length only.")
 
 
-def _counted(read: Read, length: int) -> Read:
-    """Django does not notice a body that ends before it is complete (R7)."""
+def _check_complete(read: Read, length: int) -> Read:
+    """Refuse a body that ends before its Content-Length, which Django does not notice (R7)."""
     left = length
 
-    def counted(size: int) -> bytes:
+    def read_part(size: int) -> bytes:
         nonlocal left
         try:
             part = read(size)
@@ -165,7 +165,7 @@ def _counted(read: Read, length: int) -> Read:
             raise Malformed("The body ended before its Content-Length.")
         return part
 
-    return counted
+    return read_part
 
 
 # -- the answer --------------------------------------------------------------------------------

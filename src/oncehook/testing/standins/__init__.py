@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from oncehook.testing.standins.base import UNANSWERED, SentMessage, StandIn
+from oncehook.testing.standins.base import UNANSWERED, SentMessage, StandIn, WhatsAppStandIn
 from oncehook.testing.standins.evolution_api import EvolutionApiStandIn, EvolutionHook
 from oncehook.testing.standins.evolution_go import EvolutionGoHook, EvolutionGoStandIn
 from oncehook.testing.standins.meta import MetaHook, MetaStandIn
@@ -31,4 +31,5 @@ __all__ = [
     "SentMessage",
     "StandIn",
     "Tunnel",
+    "WhatsAppStandIn",
 ]

@@ -1,4 +1,4 @@
-"""What every stand-in has in common: scripted faults for whoever calls it, and hooks for whoever listens to it.
+"""Base classes of the stand-ins: scripted faults for the programs that call one, webhooks for those that listen.
 
 A stand-in is a real HTTP server that behaves like one provider's API as far as a program can tell: paths,
 authorisation, success bodies with ids, error bodies with their own codes. Tests script what goes wrong, and have it
@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar, Final, Generic, TypeVar
 
+import msgspec
+
 from oncehook import clock, presets, samples
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
@@ -24,36 +26,34 @@ from oncehook.testing.standins.server import CUT, LoopbackServer, Reply, Request
 H = TypeVar("H")
 
 UNANSWERED: Final = 0
-"""The status of an `Answer` where nobody answered."""
+"""Status of an `Answer` where no server answered."""
 
 
 @dataclass(slots=True, frozen=True)
 class SentMessage:
-    """A message that the API has taken: somebody's phone would have rung."""
+    """A message that the API has accepted."""
 
     id: str
     to: str
     type: str
-    """`text`, `image`, `template`, `reaction`, …: in the API's own words."""
+    """`text`, `image`, `template`, `reaction`, …: as the API names it."""
     body: dict[str, Any]
-    """The request's fields."""
     at: datetime
 
     @property
     def text(self) -> str | None:
-        """Its words, if it has any."""
         text = self.body.get("text")
         found = text.get("body") if isinstance(text, dict) else text
         return found if isinstance(found, str) else None
 
 
 @dataclass(slots=True)
-class _Fault:
-    """What happens to the next calls instead of, before or after the right answer."""
+class _ScriptedFault:
+    """A function that answers the next calls instead of the API."""
 
     act: Callable[[Request], Reply]
     left: int | None
-    """Calls that still meet it; None: all of them."""
+    """Calls that it still answers; None: all of them."""
 
 
 class StandIn(LoopbackServer, ABC, Generic[H]):
@@ -63,22 +63,42 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
     """The preset of a source that takes its webhooks."""
 
     def __init__(self, *, secret: str, port: int = 0) -> None:
-        """`secret` is what its webhooks are signed with."""
+        """Sign webhooks with `secret`."""
         super().__init__(port=port)
         self.secret = secret
         self.sent: list[SentMessage] = []
-        """What was accepted, in order; also what was accepted without an answer."""
-        self._faults: list[_Fault] = []
+        """Accepted messages in order, including those accepted without an answer."""
+        self._faults: list[_ScriptedFault] = []
         self._scripting = threading.Lock()
 
     # -- what goes wrong -----------------------------------------------------------------------
 
+    def fail(
+        self,
+        status: int | None = None,
+        *,
+        message: object = None,
+        retry_after: int | None = None,
+        times: int | None = 1,
+    ) -> None:
+        """Answer the next calls with an error of this status (500 by default) as this API writes it, and do nothing.
+
+        `times=None`: until `recover`.
+        """
+        self.script_error(self.error(status or 500, message), retry_after, times)
+
+    def script_error(self, reply: Reply, retry_after: int | None, times: int | None) -> None:
+        """Answer the next calls with this error."""
+        if retry_after is not None:
+            reply = Reply(reply.status, reply.body, {**reply.headers, "retry-after": str(retry_after)})
+        self.script(lambda request: reply, times)
+
     @abstractmethod
-    def fail(self, status: int | None = None, *, times: int | None = 1) -> None:
-        """Answer the next calls with an error as this API writes it, and do nothing. `times=None`: until `recover`."""
+    def error(self, status: int, message: object = None) -> Reply:
+        """Build an error as this API writes it."""
 
     def hang(self, *, times: int | None = 1) -> None:
-        """Take the next calls and never answer. Nothing is done."""
+        """Receive the next calls, never answer them, and do nothing."""
 
         def act(request: Request) -> Reply:
             self.wait(None)
@@ -87,7 +107,7 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
         self.script(act, times)
 
     def drop_connection(self, *, times: int | None = 1) -> None:
-        """End the connection of the next calls without an answer. Nothing is done."""
+        """End the connection of the next calls without an answer, and do nothing."""
         self.script(lambda request: CUT, times)
 
     def accept_and_drop(self, *, times: int | None = 1) -> None:
@@ -100,7 +120,7 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
         self.script(act, times)
 
     def delay(self, seconds: float, *, times: int | None = 1) -> None:
-        """Answer the next calls rightly, but only after so long."""
+        """Answer the next calls correctly after `seconds`."""
 
         def act(request: Request) -> Reply:
             self.wait(seconds)
@@ -109,19 +129,18 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
         self.script(act, times)
 
     def recover(self) -> None:
-        """Forget every fault that is still to come."""
+        """Remove every fault that is still to come."""
         with self._scripting:
             self._faults.clear()
 
     def script(self, act: Callable[[Request], Reply], times: int | None = 1) -> None:
-        """Let a function of one's own answer the next calls. Faults are met in the order in which they were said."""
+        """Let a function answer the next calls. Faults apply in the order in which they were scripted."""
         if times is not None and times < 1:
             raise ConfigError("times must be 1 or more, or None for ever.")
         with self._scripting:
-            self._faults.append(_Fault(act, times))
+            self._faults.append(_ScriptedFault(act, times))
 
     def reply(self, request: Request) -> Reply:
-        """See LoopbackServer."""
         act = self._next_fault()
         return self.answer(request) if act is None else act(request)
 
@@ -138,32 +157,36 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
 
     @abstractmethod
     def answer(self, request: Request) -> Reply:
-        """What the API answers when nothing goes wrong, and what it does."""
+        """Do what a call asks, as the API would, and build its answer."""
 
     def take(self, id: str, to: str, type: str, body: dict[str, Any]) -> SentMessage:
-        """Write down a message as sent."""
+        """Add a message to `sent`."""
         self.sent.append(SentMessage(id, to, type, body, clock.now_utc()))
         return self.sent[-1]
 
     # -- webhooks ------------------------------------------------------------------------------
 
-    @abstractmethod
     def webhooks(self, *hooks: H) -> Sequence[Arrival]:
-        """These hooks as requests, not signed yet: one for all where the provider sends batches, else one for each."""
+        """Build the unsigned requests of these hooks: one each, or one for all where the provider sends batches."""
+        return [json_request(msgspec.json.encode(self.envelope(hook))) for hook in hooks]
+
+    def envelope(self, hook: H) -> object:
+        """Build the body that carries one hook."""
+        return hook
 
     def signed(self, *hooks: H) -> list[Arrival]:
-        """These hooks as the provider would send them."""
+        """Build the requests of these hooks, signed as by the provider."""
         scheme = presets.load(self.preset).scheme
         return [scheme.sign(draft, self.secret.encode(), at=clock.now()) for draft in self.webhooks(*hooks)]
 
     async def deliver(
         self, url: str, *hooks: H, copies: int = 1, retries: int = 0, pause: float = 0.0, after: float = 0.0
     ) -> list[Answer]:
-        """Send hooks to an inbox; returns every answer in order.
+        """Send hooks to an inbox; return every answer in order.
 
-        Each request is sent `copies` times, whatever is answered, as when two apps of one account are retried for. What
-        is not answered 2xx is sent again up to `retries` times, `pause` seconds apart: the very same bytes, as the
-        provider does. `after` lets that many seconds pass before the first. Where nobody answers, the status is 0.
+        Each request is sent `copies` times whatever the answer, as when two apps of one account are retried. A request
+        not answered 2xx is sent again byte for byte, up to `retries` times, `pause` seconds apart, as by the provider.
+        `after` is a delay in seconds before the first. Where no server answers, the status is 0.
 
         >>> first, second = await meta.deliver(url, meta.message(from_="5511988880142", text="Hi"), copies=2)
         """
@@ -174,7 +197,7 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
     def deliver_blocking(
         self, url: str, *hooks: H, copies: int = 1, retries: int = 0, pause: float = 0.0, after: float = 0.0
     ) -> list[Answer]:
-        """`deliver`, for a test that is a plain function."""
+        """Do what `deliver` does, for a test that is a plain function."""
         if after:
             self.wait(after)
         answers: list[Answer] = []
@@ -192,6 +215,30 @@ class StandIn(LoopbackServer, ABC, Generic[H]):
         return answers
 
 
+class WhatsAppStandIn(StandIn[H]):
+    """A WhatsApp API: its token can expire, and some numbers are not on WhatsApp."""
+
+    def __init__(self, *, token: str, secret: str, port: int) -> None:
+        super().__init__(secret=secret, port=port)
+        self.token = token
+        self.read: list[str] = []
+        """Ids of the messages that were marked as read."""
+        self._expired = False
+        self._absent: set[str] = set()
+
+    def expire_token(self) -> None:
+        """Refuse the token from now on, until `renew_token`."""
+        self._expired = True
+
+    def renew_token(self, token: str | None = None) -> None:
+        """Accept the token again, or another one instead of it."""
+        self._expired, self.token = False, token or self.token
+
+    def not_on_whatsapp(self, number: str) -> None:
+        """Treat this number as one that nobody on WhatsApp has."""
+        self._absent.add(digits(number))
+
+
 def _post(url: str, request: Arrival) -> Answer:
     started = clock.perf()
     try:
@@ -201,20 +248,35 @@ def _post(url: str, request: Arrival) -> Answer:
 
 
 def json_request(content: bytes) -> Arrival:
-    """An unsigned request with a JSON body."""
+    """Build an unsigned request with a JSON body."""
     return Arrival("", [(b"content-type", b"application/json")], content)
 
 
 def new_hex(count: int) -> str:
-    """So many random digits, as ids of messages have them."""
+    """Return `count` random hexadecimal digits."""
     return clock.random_bytes((count + 1) // 2).hex().upper()[:count]
 
 
+def new_message_id() -> str:
+    """Return a message id as WhatsApp Web makes them."""
+    return f"3EB0{new_hex(18)}"
+
+
+def new_instance_id() -> str:
+    """Return the id of a new instance of Evolution."""
+    return f"{new_hex(8)}-0000-4000-8000-{new_hex(12)}".lower()
+
+
+def read_reference(of: object, to: str | None) -> tuple[str, str]:
+    """Return id and recipient of a `SentMessage`, or of a plain id that was sent to `to`."""
+    return str(getattr(of, "id", of)), str(to or getattr(of, "to", "5511988880142"))
+
+
 def digits(number: str) -> str:
-    """A number or a JID as the network knows it: digits only."""
+    """Return the digits of a number or a JID."""
     return "".join(character for character in number.partition("@")[0].partition(":")[0] if character.isdigit())
 
 
 def jid(number: str) -> str:
-    """The address of a number on the network; what is an address already stays."""
+    """Return the JID of a number; a JID is returned as is."""
     return number if "@" in number else f"{digits(number)}@s.whatsapp.net"

@@ -6,54 +6,67 @@ the body and nothing else that could prove anything, as they really do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
 
 from oncehook import clock
-from oncehook.model import Arrival
-from oncehook.testing.standins.base import StandIn, digits, jid, json_request, new_hex
+from oncehook.testing.standins.base import (
+    WhatsAppStandIn,
+    digits,
+    jid,
+    new_hex,
+    new_instance_id,
+    new_message_id,
+    read_reference,
+)
 from oncehook.testing.standins.server import Reply, Request
 
-REQUIRED: Final[Mapping[str, Mapping[str, str]]] = {
-    "text": {"text": "message body is required"},
-    "link": {"text": "message body is required"},
-    "media": {"url": "URL is required", "type": "media type is required"},
-    "sticker": {"sticker": "sticker is required"},
-    "location": {
-        "latitude": "latitude is required",
-        "longitude": "longitude is required",
-        "address": "address is required",
-        "name": "name is required",
-    },
-    "contact": {"vcard": "contact phone number is required"},
-    "poll": {"question": "question is required", "options": "minimum 2 options are required"},
+REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
+    "text": ("number", "text"),
+    "link": ("number", "text"),
+    "media": ("number", "url", "type"),
+    "sticker": ("number", "sticker"),
+    "location": ("number", "latitude", "longitude", "address", "name"),
+    "contact": ("number", "vcard"),
+    "poll": ("number", "question", "options"),
 }
-"""What can be sent, and what is said of a field that is missing."""
+"""Required fields by kind of message."""
 
-LATER: Final[Mapping[str, Mapping[str, str]]] = {
-    "edit": {"chat": "chat is required", "message": "message is required", "messageId": "messageId is required"},
-    "delete": {"chat": "chat is required", "messageId": "messageId is required"},
-    "status": {"id": "id is required"},
-    "presence": {"number": "phone number is required", "state": "state is required"},
+LATER: Final[Mapping[str, tuple[str, ...]]] = {
+    "edit": ("chat", "message", "messageId"),
+    "delete": ("chat", "messageId"),
+    "status": ("id",),
+    "presence": ("number", "state"),
 }
-"""What can be asked about messages and chats, and what is said of a field that is missing."""
+"""Required fields of the calls about messages that were sent and about chats."""
 
-OF_ALL: Final = ("create", "all", "info", "delete", "proxy", "forcereconnect", "logs")
-"""Instance calls that need the global key."""
+COMPLAINTS: Final = {
+    "number": "phone number is required",
+    "text": "message body is required",
+    "url": "URL is required",
+    "type": "media type is required",
+    "vcard": "contact phone number is required",
+    "options": "minimum 2 options are required",
+    "reaction": "message reaction is required",
+}
+"""Error texts for a missing field, where it is not called by its own name."""
+
+ADMIN_CALLS: Final = ("create", "all", "info", "delete", "proxy", "forcereconnect", "logs")
+"""Calls about instances that need the global key."""
 
 
 class EvolutionGoHook(msgspec.Struct, frozen=True):
-    """One event: its name, its data, and its state where it has one."""
+    """One event: its name, its data, and its state if it has one."""
 
     event: str
     data: Any
     state: str | None = None
 
 
-class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
-    """See above.
+class EvolutionGoStandIn(WhatsAppStandIn[EvolutionGoHook]):
+    """A server of Evolution Go.
 
     >>> with EvolutionGoStandIn() as evolution:
     ...     sender = EvolutionGo(evolution.url, evolution.token, admin_key=evolution.admin_key, allow_private=True)
@@ -72,9 +85,8 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
         number: str = "5511977770100",
         port: int = 0,
     ) -> None:
-        """`token` is the instance's: the header of its calls, and the secret of a source that takes its webhooks."""
-        super().__init__(secret=token, port=port)
-        self.token = token
+        """Use the instance's `token` as the key of its calls and as the secret of a source of its webhooks."""
+        super().__init__(token=token, secret=token, port=port)
         self.admin_key = admin_key
         self.instance_id = instance_id
         self.instance = instance
@@ -84,53 +96,40 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
         """Set by `POST /instance/connect`."""
         self.instances: dict[str, dict[str, Any]] = {instance_id: {"id": instance_id, "name": instance, "token": token}}
         self.proxies: dict[str, dict[str, Any]] = {}
-        self.read: list[str] = []
-        """Messages that were marked as read, by id."""
         self.asked: list[tuple[str, dict[str, Any]]] = []
-        """What was asked about messages that were sent: `edit`, `delete`, `status`, `presence`."""
-        self._expired = False
-        self._absent: set[str] = set()
+        """Calls about messages that were sent: `edit`, `delete`, `status`, `presence`."""
 
     # -- what goes wrong -----------------------------------------------------------------------
 
-    def fail(self, status: int | None = None, *, message: str = "internal error", times: int | None = 1) -> None:
-        """Answer the next calls with an error of this status, 500 unless said."""
-        answer = error(status or 500, message)
-        self.script(lambda request: answer, times)
-
-    def expire_token(self) -> None:
-        """From now on the instance's token is refused; a new one is set with `renew_token`."""
-        self._expired = True
+    def error(self, status: int, message: object = None) -> Reply:
+        return Reply(status, {"error": "internal error" if message is None else message})
 
     def renew_token(self, token: str | None = None) -> None:
-        """A token is good again: the old one, or another, which webhooks then carry too."""
-        self._expired, self.token = False, token or self.token
+        """Accept the token again, or another one instead of it, which webhooks then carry too."""
+        super().renew_token(token)
         self.secret = self.token
 
     def go_offline(self) -> None:
-        """The phone is not connected: whatever is sent meets "client disconnected"."""
+        """Disconnect the phone: whatever is sent fails with "client disconnected"."""
         self.is_connected = False
 
     def go_online(self) -> None:
-        """It is connected again."""
+        """Connect the phone again."""
         self.is_connected = True
-
-    def not_on_whatsapp(self, number: str) -> None:
-        """Nobody on WhatsApp has this number."""
-        self._absent.add(digits(number))
 
     # -- the API -------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Reply:
-        """See StandIn."""
         parts = request.path.strip("/").split("/")
         if parts == ["server", "ok"]:
             return Reply(200, {"status": "ok"})
-        said = request.headers.get("apikey")
-        if parts[0] == "instance" and len(parts) > 1 and parts[1] in OF_ALL:
-            return self._of_all(request, parts[1:]) if said == self.admin_key else error(401, "not authorized")
-        if said != self.token or self._expired:
-            return error(401, "not authorized")
+        key = request.headers.get("apikey")
+        if parts[0] == "instance" and len(parts) > 1 and parts[1] in ADMIN_CALLS:
+            return (
+                self._answer_admin(request, parts[1:]) if key == self.admin_key else self.error(401, "not authorized")
+            )
+        if key != self.token or self._expired:
+            return self.error(401, "not authorized")
         match request.method, parts:
             case "POST", ["send", what] if what in REQUIRED:
                 return self._message(what, request)
@@ -141,37 +140,38 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
             case "POST", ["message", what] if what in LATER:
                 return self._later(what, request.json())
             case _, ["instance", *_]:
-                return self._of_instance(request, parts[1:])
+                return self._answer_instance(request, parts[1:])
         return Reply(404, b"404 page not found", {"content-type": "text/plain"})
 
     def _message(self, what: str, request: Request) -> Reply:
-        fields = _fields(request)
-        for field, complaint in {"number": "phone number is required", **REQUIRED[what]}.items():
-            if not fields.get(field):
-                return error(400, complaint)
-        if (trouble := self._trouble(str(fields["number"]))) is not None:
-            return trouble
-        return self._taken(str(fields["type"]) if what == "media" else what, fields)
+        fields = request.fields("url")
+        return (
+            self._check(fields, REQUIRED[what])
+            or self._check_number(str(fields["number"]))
+            or self._accept(str(fields["type"]) if what == "media" else what, fields)
+        )
 
     def _react(self, fields: dict[str, Any]) -> Reply:
-        for field, complaint in (
-            ("number", "phone number is required"),
-            ("reaction", "message reaction is required"),
-        ):
-            if not fields.get(field):
-                return error(400, complaint)
-        # `id` is the message that is reacted to; the reaction gets one of its own
-        return self._trouble(str(fields["number"])) or self._taken("reaction", fields, id=f"3EB0{new_hex(18)}")
+        return (
+            self._check(fields, ("number", "reaction"))
+            or self._check_number(str(fields["number"]))
+            # `id` is the message that is reacted to; the reaction gets one of its own
+            or self._accept("reaction", fields, id=new_message_id())
+        )
 
-    def _trouble(self, number: str) -> Reply | None:
+    def _check(self, fields: dict[str, Any], required: Iterable[str]) -> Reply | None:
+        missing = next((field for field in required if not fields.get(field)), None)
+        return None if missing is None else self.error(400, COMPLAINTS.get(missing, f"{missing} is required"))
+
+    def _check_number(self, number: str) -> Reply | None:
         if not self.is_connected:
-            return error(500, "client disconnected")
+            return self.error(500, "client disconnected")
         if digits(number) in self._absent:
-            return error(500, f"number {number} is not registered on WhatsApp")
+            return self.error(500, f"number {number} is not registered on WhatsApp")
         return None
 
-    def _taken(self, kind: str, fields: dict[str, Any], *, id: str | None = None) -> Reply:
-        chosen = id or str(fields.get("id") or f"3EB0{new_hex(18)}")
+    def _accept(self, kind: str, fields: dict[str, Any], *, id: str | None = None) -> Reply:
+        chosen = id or str(fields.get("id") or new_message_id())
         sent = self.take(chosen, str(fields["number"]), kind, fields)
         info = {
             "Chat": jid(sent.to),
@@ -188,28 +188,27 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
         return _success({"Info": info, "Message": content, "MessageContextInfo": None})
 
     def _mark_read(self, fields: dict[str, Any]) -> Reply:
-        if not fields.get("number"):
-            return error(400, "phone number is required")
+        if (refusal := self._check(fields, ("number",))) is not None:
+            return refusal
         ids = fields.get("id")
         if not isinstance(ids, list) or not ids:
-            return error(400, "id is required")
-        if (trouble := self._trouble(str(fields["number"]))) is not None:
-            return trouble
+            return self.error(400, "id is required")
+        if (refusal := self._check_number(str(fields["number"]))) is not None:
+            return refusal
         self.read += map(str, ids)
         return _success({"timestamp": _moment()})
 
     def _later(self, what: str, fields: dict[str, Any]) -> Reply:
-        for field, complaint in LATER[what].items():
-            if not fields.get(field):
-                return error(400, complaint)
+        if (refusal := self._check(fields, LATER[what])) is not None:
+            return refusal
         if not self.is_connected:
-            return error(500, "client disconnected")
+            return self.error(500, "client disconnected")
         self.asked.append((what, fields))
         return _success({"timestamp": _moment()})
 
     # -- instances -----------------------------------------------------------------------------
 
-    def _of_instance(self, request: Request, parts: list[str]) -> Reply:
+    def _answer_instance(self, request: Request, parts: list[str]) -> Reply:
         match request.method, parts:
             case "POST", ["connect"]:
                 self.webhook_url = str(request.json().get("webhookUrl", ""))
@@ -219,7 +218,7 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
                 return _success(state)
             case "GET", ["qr"]:
                 if self.is_connected:
-                    return error(400, "session already logged in")
+                    return self.error(400, "session already logged in")
                 return _success({"Qrcode": "data:image/png;base64,iVBORw0KGgo=", "Code": f"2@{new_hex(60)}"})
             case "POST", ["pair"]:
                 return _success({"PairingCode": new_hex(8)})
@@ -231,19 +230,19 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
                 return _success()
             case "DELETE", ["logout"]:
                 if not self.is_connected:
-                    return error(400, "client disconnected")
+                    return self.error(400, "client disconnected")
                 self.go_offline()
                 return _success()
         return Reply(404, b"404 page not found", {"content-type": "text/plain"})
 
-    def _of_all(self, request: Request, parts: list[str]) -> Reply:
+    def _answer_admin(self, request: Request, parts: list[str]) -> Reply:
         match request.method, parts:
             case "POST", ["create"]:
                 return self._create(request.json())
             case "GET", ["all"]:
                 return _success(list(self.instances.values()))
             case _, [_, id] if id not in self.instances:
-                return error(500, "record not found")
+                return self.error(500, "record not found")
             case "GET", ["info", id]:
                 return _success(self.instances[id])
             case "DELETE", ["delete", id]:
@@ -262,17 +261,15 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
         return Reply(404, b"404 page not found", {"content-type": "text/plain"})
 
     def _create(self, fields: dict[str, Any]) -> Reply:
-        for field in ("name", "token"):
-            if not fields.get(field):
-                return error(400, f"{field} is required")
-        made = str(fields.get("instanceId") or f"{new_hex(8)}-0000-4000-8000-{new_hex(12)}".lower())
+        if (refusal := self._check(fields, ("name", "token"))) is not None:
+            return refusal
+        made = str(fields.get("instanceId") or new_instance_id())
         self.instances[made] = {"id": made, "name": fields["name"], "token": fields["token"], "connected": False}
         return _success(self.instances[made])
 
     def _set_proxy(self, id: str, fields: dict[str, Any]) -> Reply:
-        for field in ("host", "port"):
-            if not fields.get(field):
-                return error(400, f"{field} is required")
+        if (refusal := self._check(fields, ("host", "port"))) is not None:
+            return refusal
         self.proxies[id] = fields
         has_auth = bool(fields.get("username") and fields.get("password"))
         shown = {"protocol": fields.get("protocol", "http"), "host": fields["host"], "port": fields["port"]}
@@ -283,13 +280,13 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
     def message(
         self, *, from_: str, text: str, id: str | None = None, name: str = "Ana", from_me: bool = False
     ) -> EvolutionGoHook:
-        """A customer writes (`Message`); with `from_me`, what was written on the phone itself."""
+        """Build a customer's message (`Message`), or with `from_me` one written on the phone itself."""
         info = {
             "Chat": jid(from_),
             "Sender": jid(self.number if from_me else from_),
             "IsFromMe": from_me,
             "IsGroup": False,
-            "ID": id or f"3EB0{new_hex(18)}",
+            "ID": id or new_message_id(),
             "Type": "text",
             "PushName": name,
             "Timestamp": _moment(),
@@ -298,31 +295,27 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
         return EvolutionGoHook("Message", data)
 
     def receipt(self, *of: object, state: str = "Read", from_: str | None = None) -> EvolutionGoHook:
-        """Messages have come so far: `Delivered` or `Read`. One receipt lists several of them.
+        """Build a receipt, `Delivered` or `Read`, of one or more messages.
 
-        Each of `of` is one of `sent`, or an id; then `from_` says who has read them.
+        Each of `of` is one of `sent`, or an id, which needs `from_`: who has read them.
         """
-        reader = jid(str(from_ or getattr(of[0], "to", "5511988880142")))
+        reader = jid(read_reference(of[0], from_)[1])
         data = {
             "Chat": reader,
             "Sender": reader,
             "IsFromMe": False,
             "IsGroup": False,
-            "MessageIDs": [str(getattr(one, "id", one)) for one in of],
+            "MessageIDs": [read_reference(one, from_)[0] for one in of],
             "Timestamp": _moment(),
             "Type": "read" if state == "Read" else "",
         }
         return EvolutionGoHook("Receipt", data, state)
 
     def event(self, event: str, data: object, *, state: str | None = None) -> EvolutionGoHook:
-        """Any other event, such as `Disconnected`."""
+        """Build any other event, such as `Disconnected`."""
         return EvolutionGoHook(event, data, state)
 
-    def webhooks(self, *hooks: EvolutionGoHook) -> Sequence[Arrival]:
-        """One request for each."""
-        return [json_request(msgspec.json.encode(self._envelope(hook))) for hook in hooks]
-
-    def _envelope(self, hook: EvolutionGoHook) -> dict[str, Any]:
+    def envelope(self, hook: EvolutionGoHook) -> dict[str, Any]:
         state = {} if hook.state is None else {"state": hook.state}
         return {
             "event": hook.event,
@@ -333,23 +326,9 @@ class EvolutionGoStandIn(StandIn[EvolutionGoHook]):
         }
 
 
-def error(status: int, message: str) -> Reply:
-    """An error as Evolution Go writes it."""
-    return Reply(status, {"error": message})
-
-
 def _success(data: object = None) -> Reply:
     return Reply(200, {"message": "success"} if data is None else {"message": "success", "data": data})
 
 
 def _moment() -> str:
     return clock.now_utc().isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def _fields(request: Request) -> dict[str, Any]:
-    """The fields of JSON, or of a form whose file stands for the address."""
-    if not request.headers.get("content-type", "").startswith("multipart/"):
-        return request.json()
-    parts = request.form()
-    fields: dict[str, Any] = {name: part.text for name, part in parts.items() if name != "file"}
-    return {**fields, "url": parts["file"].filename or "file"} if "file" in parts else fields

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 from oncehook import clock
 from oncehook.errors import ConfigError
 from oncehook.model import Arrival
-from oncehook.testing.standins.base import StandIn, digits, json_request, new_hex
+from oncehook.testing.standins.base import WhatsAppStandIn, digits, json_request, new_hex, read_reference
 from oncehook.testing.standins.server import FormPart, Reply, Request
 
 ERRORS: Final[dict[int, tuple[int, str, str]]] = {
@@ -51,13 +51,12 @@ ERRORS: Final[dict[int, tuple[int, str, str]]] = {
     ),
     132001: (404, "Template name does not exist in the translation", "The template does not exist or is not approved."),
 }
-"""Code: its usual HTTP status, its title, and the details."""
+"""Usual HTTP status, title and details by code."""
 
 STATUSES: Final = {400: 100, 401: 190, 403: 10, 404: 132001, 429: 130429, 500: 131000, 503: 131016}
-"""The code that a failure has when only its status is said."""
+"""Code of a failure of which only the status is given."""
 
 TEXT_LIMIT: Final = 4096
-"""Characters of a text."""
 
 MEDIA_LIMITS: Final = {
     "image/jpeg": 5 << 20,
@@ -68,7 +67,7 @@ MEDIA_LIMITS: Final = {
     "application": 100 << 20,
     "text": 100 << 20,
 }
-"""Bytes that an upload may have, by its type or the first half of it."""
+"""Largest upload in bytes, by media type or its first half."""
 
 MEDIA_KINDS: Final = ("audio", "document", "image", "sticker", "video")
 KINDS: Final = (*MEDIA_KINDS, "contacts", "interactive", "location", "reaction", "template", "text")
@@ -76,7 +75,7 @@ KINDS: Final = (*MEDIA_KINDS, "contacts", "interactive", "location", "reaction",
 
 @dataclass(slots=True, frozen=True)
 class MetaHook:
-    """One message or one status: what stands in one of the lists of a webhook, and the contact that goes with it."""
+    """One message or status: an item of a list in a webhook, and the contact that belongs to it."""
 
     list: Literal["messages", "statuses"]
     item: dict[str, Any]
@@ -84,13 +83,13 @@ class MetaHook:
 
     @property
     def id(self) -> str:
-        """The wamid."""
+        """Return the wamid."""
         return str(self.item["id"])
 
 
 @dataclass(slots=True, frozen=True)
 class Upload:
-    """A file that was uploaded."""
+    """An uploaded file."""
 
     id: str
     content: bytes
@@ -98,8 +97,8 @@ class Upload:
     filename: str | None
 
 
-class MetaStandIn(StandIn[MetaHook]):
-    """See above.
+class MetaStandIn(WhatsAppStandIn[MetaHook]):
+    """A server of Meta's WhatsApp Cloud API.
 
     >>> async with MetaStandIn() as meta:
     ...     sender = MetaCloud(meta.token, meta.phone_number_id, base_url=meta.url, allow_private=True)
@@ -118,19 +117,14 @@ class MetaStandIn(StandIn[MetaHook]):
         secret: str = "meta-app-secret",  # noqa: S107
         port: int = 0,
     ) -> None:
-        """`secret` is the app's; a source that takes the webhooks has the same."""
-        super().__init__(secret=secret, port=port)
-        self.token = token
+        """Sign webhooks with the app's `secret`, which the source that takes them has as well."""
+        super().__init__(token=token, secret=secret, port=port)
         self.phone_number_id = phone_number_id
         self.display_phone_number = display_phone_number
         self.business_account_id = business_account_id
-        self.read: list[str] = []
-        """Messages that were marked as read, by wamid."""
         self.uploads: dict[str, Upload] = {}
         """Files by media id."""
-        self._expired = False
         self._closed: set[str] = set()
-        self._absent: set[str] = set()
 
     # -- what goes wrong -----------------------------------------------------------------------
 
@@ -138,12 +132,13 @@ class MetaStandIn(StandIn[MetaHook]):
         self,
         status: int | None = None,
         *,
+        message: object = None,
         code: int | None = None,
         details: str | None = None,
         retry_after: int | None = None,
         times: int | None = 1,
     ) -> None:
-        """Answer the next calls with an error. Either of status and code tells the other; without both it is 500.
+        """Answer the next calls with an error. Status and code follow from each other; without both it is 500.
 
         >>> meta.fail(code=131056, times=2)
         >>> meta.fail(status=429, retry_after=7)
@@ -152,34 +147,23 @@ class MetaStandIn(StandIn[MetaHook]):
             code = STATUSES.get(status or 500, 131000)
         elif code not in ERRORS and status is None:
             raise ConfigError(f"Say which HTTP status goes with the code {code}.")
-        headers = {} if retry_after is None else {"retry-after": str(retry_after)}
-        answer = error(code, status=status, details=details, headers=headers)
-        self.script(lambda request: answer, times)
+        title = None if message is None else str(message)
+        self.script_error(graph_error(code, status=status, title=title, details=details), retry_after, times)
 
-    def expire_token(self) -> None:
-        """From now on its token has expired; a new one is set with `token`."""
-        self._expired = True
-
-    def renew_token(self, token: str | None = None) -> None:
-        """A token is good again: the old one, or another."""
-        self._expired, self.token = False, token or self.token
+    def error(self, status: int, message: object = None) -> Reply:
+        return graph_error(STATUSES.get(status, 131000), status=status, title=None if message is None else str(message))
 
     def close_window(self, number: str) -> None:
-        """More than 24 hours have passed since this customer wrote: only templates go through. `message` opens it.
+        """Close the 24-hour window of a customer: only templates are accepted, until `message` opens it again.
 
-        Refused at once. Meta may also take such a message and report it afterwards: that is
+        Messages are refused at once. Meta may also accept one and report it afterwards: that is
         `status(sent, "failed", code=131047)`.
         """
         self._closed.add(digits(number))
 
-    def not_on_whatsapp(self, number: str) -> None:
-        """Nobody on WhatsApp has this number."""
-        self._absent.add(digits(number))
-
     # -- the API -------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Reply:
-        """See StandIn."""
         if (refusal := self._refusal(request)) is not None:
             return refusal
         match request.method, request.path.strip("/").split("/"):
@@ -198,27 +182,29 @@ class MetaStandIn(StandIn[MetaHook]):
                 return Reply(200, {"success": True})
             case method, [_, id, *_]:
                 return _unknown_object(method, id)
-        return error(2500, status=400, title="Unknown path components", details=request.path)
+        return graph_error(2500, status=400, title="Unknown path components", details=request.path)
 
     def _refusal(self, request: Request) -> Reply | None:
-        said = request.headers.get("authorization", "")
-        if not said.lower().startswith("bearer "):
-            return error(104, status=401, title="An access token is required to request this resource.", details="")
+        authorization = request.headers.get("authorization", "")
+        if not authorization.lower().startswith("bearer "):
+            return graph_error(
+                104, status=401, title="An access token is required to request this resource.", details=""
+            )
         if self._expired:
-            return error(190, subcode=463)
-        if said[7:].strip() != self.token:
-            return error(190, title="Invalid OAuth access token - Cannot parse access token", details="")
+            return graph_error(190, subcode=463)
+        if authorization[7:].strip() != self.token:
+            return graph_error(190, title="Invalid OAuth access token - Cannot parse access token", details="")
         return None
 
     def _message(self, fields: dict[str, Any]) -> Reply:
         if fields.get("messaging_product") != "whatsapp":
-            return error(100, details="The parameter messaging_product is required.", bare=True)
+            return graph_error(100, details="The parameter messaging_product is required.", bare=True)
         if fields.get("status") == "read":
             self.read.append(str(fields.get("message_id")))
             return Reply(200, {"success": True})
         kind = str(fields.get("type", "text"))
-        said = str(fields.get("to") or fields.get("recipient") or "")
-        to = digits(said) if fields.get("to") and fields.get("recipient_type") != "group" else said
+        written = str(fields.get("to") or fields.get("recipient") or "")
+        to = digits(written) if fields.get("to") and fields.get("recipient_type") != "group" else written
         if (wrong := self._wrong(kind, to, fields)) is not None:
             return wrong
         sent = self.take(_wamid(to), to, kind, fields)
@@ -226,7 +212,7 @@ class MetaStandIn(StandIn[MetaHook]):
             200,
             {
                 "messaging_product": "whatsapp",
-                "contacts": [{"input": said, "wa_id" if fields.get("to") else "user_id": to}],
+                "contacts": [{"input": written, "wa_id" if fields.get("to") else "user_id": to}],
                 "messages": [
                     {"id": sent.id, **({"message_status": "accepted"} if kind == "template" else {})},
                 ],
@@ -235,40 +221,40 @@ class MetaStandIn(StandIn[MetaHook]):
 
     def _wrong(self, kind: str, to: str, fields: dict[str, Any]) -> Reply | None:
         if not to:
-            return error(100, details="The parameter to or recipient is required.", bare=True)
+            return graph_error(100, details="The parameter to or recipient is required.", bare=True)
         if kind not in KINDS:
-            return error(100, details=f"Param type must be one of {{{', '.join(map(str.upper, KINDS))}}}")
+            return graph_error(100, details=f"Param type must be one of {{{', '.join(map(str.upper, KINDS))}}}")
         if not isinstance(fields.get(kind), list if kind == "contacts" else dict):
-            return error(131009, details=f"Parameter '{kind}' is mandatory for type '{kind}'")
+            return graph_error(131009, details=f"Parameter '{kind}' is mandatory for type '{kind}'")
         content: Any = fields[kind]
         if kind == "text" and len(str(content.get("body", ""))) > TEXT_LIMIT:
-            return error(100, details=f"Param text['body'] must be at most {TEXT_LIMIT} characters long.")
+            return graph_error(100, details=f"Param text['body'] must be at most {TEXT_LIMIT} characters long.")
         if kind in MEDIA_KINDS and (wrong := self._wrong_media(kind, content)) is not None:
             return wrong
         if to in self._absent:
-            return error(131026)
+            return graph_error(131026)
         if to in self._closed and kind != "template":
-            return error(131047)
+            return graph_error(131047)
         return None
 
     def _wrong_media(self, kind: str, content: dict[str, Any]) -> Reply | None:
         if ("id" in content) == ("link" in content):
-            return error(131009, details=f"Exactly one of the parameters ['id', 'link'] must be set for {kind}.")
+            return graph_error(131009, details=f"Exactly one of the parameters ['id', 'link'] must be set for {kind}.")
         if "id" in content and str(content["id"]) not in self.uploads:
-            return error(131053, details=f"Media with id {content['id']} was not found.")
+            return graph_error(131053, details=f"Media with id {content['id']} was not found.")
         return None
 
     def _upload(self, form: dict[str, FormPart]) -> Reply:
         file = form.get("file")
         if file is None or "messaging_product" not in form:
-            return error(100, details="The parameters file and messaging_product are required.", bare=True)
+            return graph_error(100, details="The parameters file and messaging_product are required.", bare=True)
         kind = form["type"].text if "type" in form else file.content_type
         kind = kind.partition(";")[0].strip()
         limit = MEDIA_LIMITS.get(kind) or MEDIA_LIMITS.get(kind.partition("/")[0])
         if limit is None:
-            return error(100, details=f"Param file must be a file of a supported type, not '{kind}'.")
+            return graph_error(100, details=f"Param file must be a file of a supported type, not '{kind}'.")
         if len(file.content) > limit:
-            return error(131053, details=f"The file is larger than {limit} bytes.")
+            return graph_error(131053, details=f"The file is larger than {limit} bytes.")
         made = Upload(_media_id(), file.content, kind, file.filename)
         self.uploads[made.id] = made
         return Reply(200, {"id": made.id})
@@ -303,7 +289,7 @@ class MetaStandIn(StandIn[MetaHook]):
         name: str = "Ana",
         **content: Any,
     ) -> MetaHook:
-        """A customer writes: `text`, or another type with its own fields.
+        """Build a customer's message: `text`, or another type with its own fields.
 
         >>> meta.message(from_="5511988880142", text="Hi")
         >>> meta.message(from_="5511988880142", type="image", mime_type="image/jpeg", sha256="…")
@@ -325,13 +311,13 @@ class MetaStandIn(StandIn[MetaHook]):
         return MetaHook("messages", item, {"profile": {"name": name}, "user_id" if is_user_id else "wa_id": number})
 
     def status(self, of: object, status: str, *, to: str | None = None, code: int | None = None) -> MetaHook:
-        """How far a message has come: `sent`, `delivered`, `read` or `failed` (with the code that tells why).
+        """Build the status of a message: `sent`, `delivered`, `read` or `failed` (with an error code).
 
-        `of` is one of `sent`, or a wamid; then `to` says whom it went to.
+        `of` is one of `sent`, or a wamid, which needs `to`.
 
         >>> read_first = [meta.status(meta.sent[0], word) for word in ("sent", "read", "delivered")]
         """
-        wamid, recipient = str(getattr(of, "id", of)), str(to or getattr(of, "to", "5511988880142"))
+        wamid, recipient = read_reference(of, to)
         item: dict[str, Any] = {
             "id": wamid, "status": status, "timestamp": _now(), "recipient_id": digits(recipient),
         }  # fmt: skip
@@ -343,7 +329,7 @@ class MetaStandIn(StandIn[MetaHook]):
         return MetaHook("statuses", item)
 
     def webhooks(self, *hooks: MetaHook) -> Sequence[Arrival]:
-        """One request for all of them: Meta sends up to 1000 messages and statuses together."""
+        """Build one request for all hooks: Meta sends up to 1000 messages and statuses together."""
         value: dict[str, Any] = {
             "messaging_product": "whatsapp",
             "metadata": {"display_phone_number": self.display_phone_number, "phone_number_id": self.phone_number_id},
@@ -357,7 +343,7 @@ class MetaStandIn(StandIn[MetaHook]):
         return [json_request(_as_meta_writes({"object": "whatsapp_business_account", "entry": [entry]}))]
 
 
-def error(
+def graph_error(
     code: int,
     *,
     status: int | None = None,
@@ -365,22 +351,21 @@ def error(
     details: str | None = None,
     subcode: int | None = None,
     bare: bool = False,
-    headers: dict[str, str] | None = None,
 ) -> Reply:
-    """An error as the Graph API writes it. `bare`: without `error_data`, as for what it cannot read at all."""
+    """Build an error as the Graph API writes it; `bare`: without `error_data`, as for a request it cannot read."""
     known = ERRORS.get(code, (400, "An unknown error occurred", ""))
     title, details = title or known[1], known[2] if details is None else details
-    said: dict[str, Any] = {
+    error: dict[str, Any] = {
         "message": f"(#{code}) {details if bare else title}" if code not in (0, 104, 190) else title,
         "type": "OAuthException",
         "code": code,
     }
     if subcode is not None:
-        said["error_subcode"] = subcode
+        error["error_subcode"] = subcode
     if details and not bare and code not in (104, 190):
-        said["error_data"] = {"messaging_product": "whatsapp", "details": details}
-    said["fbtrace_id"] = f"A{new_hex(22)}"
-    return Reply(status or known[0], {"error": said}, headers or {})
+        error["error_data"] = {"messaging_product": "whatsapp", "details": details}
+    error["fbtrace_id"] = f"A{new_hex(22)}"
+    return Reply(status or known[0], {"error": error})
 
 
 def _unknown_object(method: str, id: str) -> Reply:
@@ -388,7 +373,7 @@ def _unknown_object(method: str, id: str) -> Reply:
         f"Unsupported {method.lower()} request. Object with ID '{id}' does not exist, cannot be loaded due to missing "
         "permissions, or does not support this operation."
     )
-    answer = error(100, title=title, details="", subcode=33)
+    answer = graph_error(100, title=title, details="", subcode=33)
     answer.body["error"].update({"message": title, "type": "GraphMethodException"})  # type: ignore[index]
     return answer
 
@@ -407,5 +392,5 @@ def _now() -> str:
 
 
 def _as_meta_writes(data: object) -> bytes:
-    """Everything outside ASCII escaped in lower case, slashes too: the signature is over this form."""
+    """Encode JSON with everything outside ASCII and slashes escaped: Meta signs this form."""
     return json.dumps(data, separators=(",", ":")).replace("/", "\\/").encode()

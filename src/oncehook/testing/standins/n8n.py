@@ -1,11 +1,10 @@
-"""A stand-in for n8n's Webhook node: `POST /webhook/{path}` starts an execution, which is written down.
+"""A stand-in for n8n's Webhook node: `POST /webhook/{path}` starts an execution, which is recorded.
 
 It deduplicates nothing, as n8n does not: two deliveries of one event are two executions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import msgspec
 
 from oncehook.model import Arrival
-from oncehook.testing.standins.base import StandIn, json_request
+from oncehook.testing.standins.base import StandIn
 from oncehook.testing.standins.server import Reply, Request
 
 
@@ -29,7 +28,7 @@ class Execution:
 
 
 class N8nStandIn(StandIn[Any]):
-    """See above. A webhook sent by it is any JSON value, as the author of a flow puts it together.
+    """A server of n8n. A webhook that it sends is any JSON value, as the author of a flow builds it.
 
     >>> async with N8nStandIn() as n8n:
     ...     inbox.destination("n8n", url=n8n.webhook(), allow_private=True)
@@ -45,52 +44,41 @@ class N8nStandIn(StandIn[Any]):
         secret: str = "n8n-bearer-token",  # noqa: S107 - of a stand-in
         port: int = 0,
     ) -> None:
-        """`paths` are those of its active flows, `orders` unless said; `auth` is a header and what it must hold."""
+        """Activate flows at `paths` (`orders` by default); `auth` is a header and its required value."""
         super().__init__(secret=secret, port=port)
         self.active = set(paths or ("orders",))
         self.auth = auth
         self.executions: list[Execution] = []
 
     def webhook(self, path: str | None = None) -> str:
-        """The production address of a flow."""
+        """Return the production URL of a flow."""
         return f"{self.url}/webhook/{path or min(self.active)}"
 
     # -- what goes wrong -----------------------------------------------------------------------
 
-    def fail(
-        self,
-        status: int | None = None,
-        *,
-        message: str = "Error in workflow",
-        retry_after: int | None = None,
-        times: int | None = 1,
-    ) -> None:
-        """Answer the next calls with this status, 500 unless said; no execution is written down."""
-        headers = {} if retry_after is None else {"retry-after": str(retry_after)}
-        answer = Reply(status or 500, {"code": 0, "message": message}, headers)
-        self.script(lambda request: answer, times)
+    def error(self, status: int, message: object = None) -> Reply:
+        return Reply(status, {"code": 0, "message": "Error in workflow" if message is None else message})
 
     def restart(self, *, times: int = 1) -> None:
-        """The next calls meet n8n while it starts: `times` in each state that it goes through before it is ready.
+        """Answer the next calls as n8n does while it starts: `times` in each state before it is ready.
 
-        It listens and knows no address (404, a page), waits for its database (503), migrates it (200, whatever is
-        asked), and has yet to load its workflows (404, a page, then as for one that is off).
+        It listens without any route (404, a page), waits for its database (503), migrates it (200 for every request),
+        and has not loaded its workflows yet (404, a page, then as for one that is off).
         """
         for state in (_no_such_page, _no_database, _migrating, _no_such_page, _not_loaded):
             self.script(state, times)
 
     def deactivate(self, path: str | None = None) -> None:
-        """A flow is switched off: its address is not registered any more."""
+        """Switch a flow off: its URL is no longer registered."""
         self.active.discard(path or min(self.active))
 
     def activate(self, path: str) -> None:
-        """A flow is switched on."""
+        """Switch a flow on."""
         self.active.add(path)
 
     # -- the node ------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Reply:
-        """See StandIn."""
         path = request.path.removeprefix("/webhook/")
         if path not in self.active or path == request.path or request.method != "POST":
             return _not_registered(request.method, path)
@@ -103,12 +91,8 @@ class N8nStandIn(StandIn[Any]):
 
     # -- webhooks ------------------------------------------------------------------------------
 
-    def webhooks(self, *hooks: Any) -> Sequence[Arrival]:
-        """One request for each."""
-        return [json_request(msgspec.json.encode(hook)) for hook in hooks]
-
     def signed(self, *hooks: Any) -> list[Arrival]:
-        """With a bearer token, as an HTTP Request node with Header Auth sends it."""
+        """Add a bearer token, as an HTTP Request node with Header Auth does."""
         drafts = self.webhooks(*hooks)
         for draft in drafts:
             draft.headers = [*draft.headers, (b"authorization", f"Bearer {self.secret}".encode())]
@@ -123,8 +107,8 @@ def _content(request: Request) -> Any:
 
 
 def _no_such_page(request: Request) -> Reply:
-    said = f"Cannot {request.method} {request.path}"
-    page = f"<!DOCTYPE html>\n<html><head><title>Error</title></head><body><pre>{said}</pre></body></html>"
+    text = f"Cannot {request.method} {request.path}"
+    page = f"<!DOCTYPE html>\n<html><head><title>Error</title></head><body><pre>{text}</pre></body></html>"
     return Reply(404, page.encode(), {"content-type": "text/html; charset=utf-8"})
 
 

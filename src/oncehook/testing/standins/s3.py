@@ -23,7 +23,7 @@ class StoredObject:
 
 
 class S3StandIn(LoopbackServer):
-    """See above.
+    """A server with one bucket.
 
     >>> with S3StandIn() as s3:
     ...     files = S3Files.from_env(s3.environ)
@@ -33,11 +33,11 @@ class S3StandIn(LoopbackServer):
         super().__init__(port=port)
         self.bucket = bucket
         self.objects: dict[str, StoredObject] = {}
-        """What lies in the bucket, by key."""
+        """Contents of the bucket by key."""
 
     @property
     def environ(self) -> dict[str, str]:
-        """The variables with which `S3Files.from_env` finds it."""
+        """Return the variables with which `S3Files.from_env` finds it."""
         return {
             "ONCEHOOK_S3_BUCKET": self.bucket,
             "ONCEHOOK_S3_ENDPOINT": self.url,
@@ -46,7 +46,6 @@ class S3StandIn(LoopbackServer):
         }
 
     def reply(self, request: Request) -> Reply:
-        """See LoopbackServer."""
         bucket, _, key = unquote(request.path).removeprefix("/").partition("/")
         if bucket != self.bucket:
             return _error(404, "NoSuchBucket")
@@ -66,13 +65,13 @@ class S3StandIn(LoopbackServer):
         found = self.objects.get(key)
         if found is None:
             return _error(404, "NoSuchKey")
-        asked = parse_qs(request.query)
+        query = parse_qs(request.query)
         return Reply(
             200,
             found.content,
             {
-                "content-type": asked.get("response-content-type", [found.content_type])[0],
-                "content-disposition": asked.get("response-content-disposition", ["attachment"])[0],
+                "content-type": query.get("response-content-type", [found.content_type])[0],
+                "content-disposition": query.get("response-content-disposition", ["attachment"])[0],
             },
         )
 

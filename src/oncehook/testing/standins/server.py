@@ -1,4 +1,4 @@
-"""A real HTTP server on the loopback, on threads of its own: a request comes in, whatever the stand-in says goes out.
+"""A real HTTP server on the loopback, on threads of its own; a subclass answers the requests.
 
 `StandIn` and `Tunnel` are built on it. It serves plain `def` tests and `async def` ones alike, because it shares no
 loop with either. Stopping it ends every connection, also those that are being kept waiting.
@@ -25,24 +25,24 @@ from oncehook.errors import ConfigError
 S = TypeVar("S", bound="LoopbackServer")
 
 _JSON: Final = "application/json"
-_LINE: Final = 65_536
+_LONGEST_LINE: Final = 65_536
 
 
 @dataclass(slots=True, frozen=True)
 class Request:
-    """One request as it came."""
+    """A received request."""
 
     method: str
     path: str
     """Without the query."""
     query: str
     headers: Mapping[str, str]
-    """Names in lower case; of what came twice, the last."""
+    """Values by name in lower case; of a repeated header, the last."""
     body: bytes = field(repr=False)
     at: datetime
 
     def json(self) -> dict[str, Any]:
-        """The body's fields; empty when it is not a JSON object."""
+        """Return the body's fields; empty when it is not a JSON object."""
         try:
             fields = msgspec.json.decode(self.body)
         except msgspec.DecodeError:
@@ -50,13 +50,21 @@ class Request:
         return fields if isinstance(fields, dict) else {}
 
     def form(self) -> dict[str, FormPart]:
-        """The parts of a multipart body, by name."""
+        """Return the parts of a multipart body by name."""
         about = message_from_string(f"content-type: {self.headers.get('content-type', '')}\n\n")
         boundary = about.get_boundary()
         if boundary is None:
             return {}
         pieces = (b"\r\n" + self.body).split(b"\r\n--" + boundary.encode("latin-1"))
         return dict(map(_form_part, pieces[1:-1]))
+
+    def fields(self, file_field: str) -> dict[str, Any]:
+        """Return the fields of JSON or of a form, where the name of the uploaded file becomes `file_field`."""
+        if not self.headers.get("content-type", "").startswith("multipart/"):
+            return self.json()
+        parts = self.form()
+        fields: dict[str, Any] = {name: part.text for name, part in parts.items() if name != "file"}
+        return {**fields, file_field: parts["file"].filename or "file"} if "file" in parts else fields
 
 
 @dataclass(slots=True, frozen=True)
@@ -69,7 +77,6 @@ class FormPart:
 
     @property
     def text(self) -> str:
-        """As text."""
         return self.content.decode("utf-8", "replace")
 
 
@@ -82,7 +89,7 @@ def _form_part(piece: bytes) -> tuple[str, FormPart]:
 
 @dataclass(slots=True, frozen=True)
 class Reply:
-    """What goes back: a status, and bytes as they are or anything else as JSON."""
+    """An answer: a status and a body, which is bytes or a value to be encoded as JSON."""
 
     status: int
     body: object = b""
@@ -90,15 +97,15 @@ class Reply:
 
 
 CUT: Final = Reply(0)
-"""No answer at all: the connection ends here."""
+"""No answer: the connection is closed."""
 
 
 class LoopbackServer:
-    """See above. `with …:` or `async with …:` starts and stops it."""
+    """An HTTP server that `with …:` or `async with …:` starts and stops."""
 
     def __init__(self, *, port: int = 0) -> None:
         self.requests: list[Request] = []
-        """Everything that came, whatever became of it."""
+        """Every received request."""
         self._port = port
         self._stopping = threading.Event()
         self._open: set[socket.socket] = set()
@@ -108,24 +115,23 @@ class LoopbackServer:
     # -- for subclasses ------------------------------------------------------------------------
 
     def reply(self, request: Request) -> Reply:
-        """The answer to one request, or CUT; called on a thread of the connection's own."""
+        """Answer one request, or return CUT; called on the connection's own thread."""
         raise NotImplementedError
 
     def wait(self, seconds: float | None) -> None:
-        """Keep somebody waiting for so long, or until the server stops."""
+        """Wait for so many seconds, or until the server stops."""
         self._stopping.wait(seconds)
 
     # -- starting and stopping -----------------------------------------------------------------
 
     @property
     def url(self) -> str:
-        """Where it listens: `http://127.0.0.1:…`, without a slash at the end."""
+        """Return the base URL, `http://127.0.0.1:…`, without a trailing slash."""
         if self._listening is None:
             raise ConfigError("This server is not started.", hint="Use `with …:` or `async with …:`.")
         return f"http://127.0.0.1:{self._listening.server_port}"
 
     def start(self: S) -> S:
-        """Listen."""
         self._stopping.clear()
         server = self
 
@@ -139,7 +145,7 @@ class LoopbackServer:
         return self
 
     def stop(self) -> None:
-        """End every connection, and listen no more."""
+        """Close the listener and every connection."""
         if self._listening is None or self._thread is None:
             return
         self._stopping.set()
@@ -204,11 +210,11 @@ class _Handler(BaseHTTPRequestHandler):
         if "chunked" not in headers.get("transfer-encoding", "").lower():
             return self.rfile.read(int(headers.get("content-length", "0")))
         pieces = []
-        while size := int(self.rfile.readline(_LINE).split(b";")[0], 16):
+        while size := int(self.rfile.readline(_LONGEST_LINE).split(b";")[0], 16):
             pieces.append(self.rfile.read(size))
-            self.rfile.readline(_LINE)
-        while self.rfile.readline(_LINE).strip():
-            """Trailers say nothing here."""
+            self.rfile.readline(_LONGEST_LINE)
+        while self.rfile.readline(_LONGEST_LINE).strip():
+            """Skip the trailers."""
         return b"".join(pieces)
 
     def _answer(self, reply: Reply) -> None:
@@ -222,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Silent: what came is in `requests`."""
+        """Log nothing: `requests` holds them."""
 
 
 def _cut(connection: socket.socket) -> None:

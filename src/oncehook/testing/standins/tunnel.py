@@ -1,7 +1,7 @@
-"""A tunnel as people have it on their desk: it hands every request on twice, and now and then it is not there.
+"""An unreliable development tunnel: it forwards every request twice, and fails now and then.
 
-A small reverse proxy in front of one server. What it hands on, it hands on byte for byte and tells the sender the last
-answer; a request that meets a bad moment is answered 502, or its line is cut.
+A small reverse proxy in front of one server. It forwards requests byte for byte and returns the last answer; a request
+that meets a failure is answered 502, or its connection is closed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from oncehook.errors import ConfigError
 from oncehook.model import Arrival
 from oncehook.testing.standins.server import CUT, LoopbackServer, Reply, Request
 
-_OF_THE_LINE: Final = ("connection", "keep-alive", "transfer-encoding", "content-length", "host")
+_HOP_BY_HOP: Final = ("connection", "keep-alive", "transfer-encoding", "content-length", "host")
 
 
 class Tunnel(LoopbackServer):
-    """See above.
+    """A reverse proxy that duplicates requests and fails now and then.
 
     >>> async with Tunnel(n8n.url, copies=2, flap_every=2) as tunnel:
     ...     await meta.deliver(f"{tunnel.url}/in/whatsapp", meta.message(from_="5511988880142", text="Hi"), retries=3)
@@ -35,10 +35,10 @@ class Tunnel(LoopbackServer):
         cut: bool = False,
         port: int = 0,
     ) -> None:
-        """`target` is the address of a server, without a path of its own.
+        """Forward to `target`, the URL of a server without a path.
 
-        Every `flap_every`-th request meets a bad moment, or with `flap_first` the first of so many; 0: none does.
-        It is answered 502, or with `cut` not at all. Either way it is not handed on.
+        Every `flap_every`-th request fails, or with `flap_first` the first of so many; 0: none does.
+        It is answered 502, or with `cut` not at all. Either way it is not forwarded.
         """
         super().__init__(port=port)
         parts = urlsplit(target)
@@ -52,12 +52,11 @@ class Tunnel(LoopbackServer):
         self.handed_on = 0
         """Requests that reached the server behind it, copies included."""
         self.flapped = 0
-        """Requests that met a bad moment."""
+        """Requests that failed here."""
         self._counting = threading.Lock()
         self._n = 0
 
     def reply(self, request: Request) -> Reply:
-        """See LoopbackServer."""
         if self._flaps():
             self.flapped += 1
             return CUT if self.cut else Reply(502, b"tunnel connection failed\n", {"content-type": "text/plain"})
@@ -77,7 +76,7 @@ class Tunnel(LoopbackServer):
         headers = [
             (name.encode("latin-1"), value.encode("latin-1"))
             for name, value in request.headers.items()
-            if name not in _OF_THE_LINE
+            if name not in _HOP_BY_HOP
         ]
         arrival = Arrival("", headers, request.body, request.query.encode("latin-1"), request.method)
         try:

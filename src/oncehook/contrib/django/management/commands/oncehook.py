@@ -15,13 +15,13 @@ APP: Final = "oncehook.contrib.django:inbox"
 
 
 class Command(BaseCommand):
-    """See the module."""
+    """The command line of `oncehook` as a management command."""
 
     help = "The webhook inbox: serve, worker, events, replay, dead and all other commands of `oncehook`."
     requires_system_checks: tuple[str, ...] = ()
 
     def run_from_argv(self, argv: list[str]) -> NoReturn:
-        """Everything after `oncehook` is for our own command line, but for what Django has taken already."""
+        """Pass everything after `oncehook` on, except Django's own options."""
         own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         own.add_argument("--settings")
         own.add_argument("--pythonpath")
@@ -29,11 +29,11 @@ class Command(BaseCommand):
         _run(others)
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """For `call_command("oncehook", "worker", "--drain")`."""
+        """Accept any arguments, for `call_command("oncehook", "worker", "--drain")`."""
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
 
     def handle(self, *args: str, **options: Any) -> None:
-        """Run it, and raise CommandError where it would have exited."""
+        """Run a command; raise CommandError where it would have exited."""
         try:
             _run(options["arguments"])
         except SystemExit as end:
@@ -50,12 +50,13 @@ def _run(arguments: Sequence[str]) -> NoReturn:
 
 
 def _defaults() -> Mapping[str, Any]:
-    """What every command would have to be told on its line."""
+    """Build the options that every command gets."""
     from oncehook.cli import COMMANDS
     from oncehook.cli.db import db
     from oncehook.contrib.django.assembly import beside_manage
 
-    file = {"config_file": str(beside_manage(assembly.said()["CONFIG"]))} if "CONFIG" in assembly.said() else {}
+    given = assembly.read_settings()
+    file = {"config_file": str(beside_manage(given["CONFIG"]))} if "CONFIG" in given else {}
     # `version` is also an option of the whole, which would take this for its own.
-    told = {name: {"app": APP, **file} for name in COMMANDS if name != "version"}
-    return told | {"db": dict.fromkeys(db.commands, file)}
+    options = {name: {"app": APP, **file} for name in COMMANDS if name != "version"}
+    return options | {"db": dict.fromkeys(db.commands, file)}
