@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import psycopg
 
 from oncehook.store.postgres import PostgresStore
+from tests.schemas import built_schema
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import enrolled
 
 
 class Place:
-    """A schema on the session's server, and a connection to look at it from outside."""
+    """A schema on the session's server, and a connection to look at it from outside. `bare`: it is not there yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bare: bool = False) -> None:
         self.server = shared_postgres()
-        self.schema = fresh_schema()
+        self._lent = contextlib.ExitStack()
+        self._bare = bare
+        self.schema = fresh_schema() if bare else self._lent.enter_context(built_schema())
         self.url = f"{self.server.url}?application_name={self.schema}"
         self.connection = psycopg.connect(self.server.url, autocommit=True)
         self.stores: list[PostgresStore] = []
@@ -41,9 +45,11 @@ class Place:
     async def remove(self) -> None:
         for store in self.stores:
             await store.close()
-        self.sql("SET lock_timeout = '60s'")  # a test that was stopped half-way may still hold what it locked
-        self.sql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
+        if self._bare:
+            self.sql("SET lock_timeout = '60s'")  # a test that was stopped half-way may still hold what it locked
+            self.sql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
         self.connection.close()
+        self._lent.close()
 
     def backends(self) -> list[int]:
         """The server's processes that serve intake: those that have a slot of the counters."""
