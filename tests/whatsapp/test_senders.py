@@ -41,8 +41,9 @@ from oncehook.whatsapp import (
     Template,
     Text,
 )
+from oncehook.whatsapp.evolution import wire_id
 from oncehook.whatsapp.files import META_TYPES, FileTypes, OutgoingFile, prepare
-from oncehook.whatsapp.sender import CATEGORY, wire_id
+from oncehook.whatsapp.sender import CATEGORY
 from tests.whatsapp.scripted import Api, Asked, Behaviour, answer, cut, hang
 
 TOKEN = "EAAG-canary-token-0123456789"
