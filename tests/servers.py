@@ -35,6 +35,7 @@ _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": "200",
+    "max_locks_per_transaction": "16",  # times connections: the least with which a few thousand locks are too many
     "track_commit_timestamp": "on",
     "autovacuum_naptime": "5s",
 }

@@ -4,7 +4,7 @@
 to look at what is really there or to damage it.
 
 Nobody here is in a hurry: a machine that stands still for seconds in the middle of a statement is no fault of the
-store's. A test of what gives up, and when, asks for `impatient`, or sets the one limit that it is about.
+store's. A test of what gives up, and when, hands in its own `Timeouts`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,12 @@ import pytest
 from oncehook import clock
 from oncehook.model import Check
 from oncehook.store.base import Store
-from oncehook.store.postgres import PostgresStore, commit, heartbeat, hot, opening
-from oncehook.store.postgres import look as postgres_look
+from oncehook.store.postgres import PostgresStore
 from oncehook.store.sqlite import SqliteStore
-from oncehook.store.sqlite import writer as sqlite_writer
 from tests.schemas import built_schema, drop_tables
 from tests.servers import shared_postgres
 from tests.store.making import enrolled
-from tests.store.place import Place
-
-_SOON = opening.PATIENCE
+from tests.store.place import Place, patient
 
 
 class Ground(ABC):
@@ -84,7 +80,7 @@ class SqliteGround(Ground):
         self._moved = 0.0
 
     def make(self, **options: Any) -> Store:
-        return SqliteStore(self.path, **options)
+        return SqliteStore(self.path, **{"timeouts": patient(), **options})
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with contextlib.closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as connection:
@@ -129,7 +125,8 @@ class PostgresGround(Ground):
         self.sql("UPDATE shift SET stands_at = pg_catalog.now()")
 
     def make(self, **options: Any) -> Store:
-        return PostgresStore(self.url, schema=self.schema, search_path=f"{self.schema}, pg_catalog", **options)
+        options = {"timeouts": patient(), "search_path": f"{self.schema}, pg_catalog", **options}
+        return PostgresStore(self.url, schema=self.schema, **options)
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         cursor = self._connection.execute(statement, parameters)
@@ -141,31 +138,6 @@ class PostgresGround(Ground):
     def remove(self) -> None:
         super().remove()
         self._stack.close()
-
-
-@pytest.fixture(autouse=True)
-def _patient() -> Iterator[None]:
-    """Whoever waits for an answer or for a lock waits long: its holder may be held up itself."""
-    with pytest.MonkeyPatch.context() as change:  # a test that undoes its own changes leaves these alone
-        for module in (opening, commit):
-            change.setattr(module, "PATIENCE", "60s")
-        for module in (commit, hot):
-            change.setattr(module, "SILENCE", 60.0)
-        for statement in ("_SETTLE", "_HEAT"):
-            change.setattr(opening, statement, getattr(opening, statement).replace("'5s'", "'60s'"))
-        change.setitem(opening.DEFAULTS, "connect_timeout", "60")
-        change.setattr(commit, "CLOSE_SECONDS", 60.0)
-        change.setattr(heartbeat, "SHORTEST", 60.0)
-        change.setattr(postgres_look, "PATIENCE", 60.0)
-        change.setattr(sqlite_writer, "PATIENCE", 60.0)
-        yield
-
-
-@pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in life: who meets a lock on PostgreSQL gives up soon."""
-    for module in (opening, commit):
-        monkeypatch.setattr(module, "PATIENCE", _SOON)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -7,10 +7,17 @@ from typing import Any
 
 import psycopg
 
+from oncehook.store.base import Timeouts
 from oncehook.store.postgres import PostgresStore
 from tests.schemas import built_schema
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import enrolled
+
+
+def patient(**limits: float) -> Timeouts:
+    """Limits that no busy machine meets, but for the ones given."""
+    long = dict.fromkeys(("connect", "statement", "lock", "silence", "turn", "heartbeat", "close", "write_lock"), 60)
+    return Timeouts(**{**long, **limits})  # type: ignore[arg-type]
 
 
 class Place:
@@ -36,6 +43,7 @@ class Place:
         self.sql(f"{how} {', '.join(table for (table,) in tables)}")
 
     async def open(self, **options: Any) -> PostgresStore:
+        options = {"timeouts": patient(), **options}
         store = PostgresStore(options.pop("url", self.url), schema=self.schema, **options)
         self.stores.append(store)
         await store.open()

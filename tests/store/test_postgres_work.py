@@ -15,9 +15,10 @@ from oncehook.deliveries import COVERED, Breaker, DeliveryStatus, Filter, Lease,
 from oncehook.errors import StoreUnavailable
 from oncehook.heartbeat import BEATS
 from oncehook.model import Engine, event_of, new_id
+from oncehook.store.base import Timeouts
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
-from oncehook.store.postgres import PostgresStore, heartbeat, notify, opening, show
+from oncehook.store.postgres import PostgresStore, notify, opening, show
 from oncehook.store.postgres.matching import parameters
 from oncehook.store.postgres.wire import Id
 from tests.store.conftest import failed_checks
@@ -43,7 +44,7 @@ from tests.store.making import (
     take,
     take_one,
 )
-from tests.store.place import Place
+from tests.store.place import Place, patient
 from tests.waiting import until
 
 # -- lists -------------------------------------------------------------------------------------
@@ -493,9 +494,8 @@ async def test_a_connection_that_breaks_in_a_statement_cannot_tell(place: Place)
     await settle(store, done(lease))
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_settling_waits_for_a_lock_only_a_while(place: Place) -> None:
-    store = await place.open()
+    store = await place.open(timeouts=patient(lock=Timeouts().lock))
     await deliver_one(store, "s")
     lease = await take_one(store)
     with rival(place) as other:
@@ -509,18 +509,19 @@ async def test_settling_waits_for_a_lock_only_a_while(place: Place) -> None:
 # -- heartbeats --------------------------------------------------------------------------------
 
 
-async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place) -> None:
     """R32: it waits no longer than a sixth of the lease, and the next one tries anew."""
-    store = await place.open()
+    limits = patient()
+    store = await place.open(timeouts=limits)
     await deliver_one(store)
     lease = await take_one(store, lease=1.2)
     with rival(place) as other:
         other.execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE")
-        monkeypatch.setattr(heartbeat, "SHORTEST", 0.1)
+        limits.heartbeat = 0.1
         with pytest.raises(StoreUnavailable):
             await asyncio.to_thread(store.renew, [lease])
         other.rollback()
-    monkeypatch.undo()  # the next one has time
+    limits.heartbeat = 60.0  # the next one has time
     assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
 
 

@@ -22,11 +22,11 @@ import psycopg
 from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Mark, Verdict
-from oncehook.store.base import Pending, Reserved, Taker, Wake, Watch, answer, bind, refuse, unheeded
+from oncehook.store.base import Pending, Reserved, Taker, Timeouts, Wake, Watch, answer, bind, refuse, unheeded
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres.familiar import Familiar
 from oncehook.store.postgres.intake import INTAKE, INTAKE_PROVEN, PROOFS, Rows, read_answer, verdicts
-from oncehook.store.postgres.opening import PATIENCE, SILENCE, cut, is_alive
+from oncehook.store.postgres.opening import cut, is_alive, milliseconds
 from oncehook.store.postgres.wire import Connection, Ids
 
 log = logging.getLogger("oncehook.store")
@@ -47,9 +47,6 @@ LONGEST_WAIT: Final = 2.0
 HASTE: Final = "50ms"
 """lock_timeout while the parts of a blocked group are tried one by one: the free ones are still in time (R9)."""
 
-CLOSE_SECONDS: Final = 5.0
-"""How long `close` waits for what was taken in."""
-
 Connect = Callable[[], Awaitable[tuple[Connection, int]]]
 """Opens a connection for intake, and gives the counters' slot that is its own."""
 
@@ -66,6 +63,7 @@ class GroupCommit:
         taker: Callable[[], Taker | None] = lambda: None,
         sources: Mapping[int, str] = MappingProxyType({}),
         *,
+        timeouts: Timeouts,
         connections: int,
         max_waiting: int,
         max_waiting_bytes: int,
@@ -78,6 +76,7 @@ class GroupCommit:
         self.taker = taker
         self.sources = sources
         """Their names by number."""
+        self.timeouts = timeouts
         self.familiar = Familiar()
         self.closing = False
         self.stopped = False
@@ -188,7 +187,7 @@ class GroupCommit:
             if not rest.done():
                 rest.set_result(None)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=0 if self._is_unreachable() else CLOSE_SECONDS)
+            await asyncio.wait(self._tasks, timeout=0 if self._is_unreachable() else self.timeouts.close)
             self.stopped = True
             for writer in self._writers:
                 writer.cut()
@@ -366,7 +365,7 @@ class _Link:
             bind(intakes, dict(await self._execute(PROOFS, [Ids(bound)])))
 
     async def _execute(self, statement: str, parameters: Sequence[object]) -> list[Any]:
-        guard = asyncio.get_running_loop().call_later(SILENCE, self.cut)
+        guard = asyncio.get_running_loop().call_later(self._line.timeouts.silence, self.cut)
         try:
             await self._cursor.execute(statement, parameters, prepare=True, binary=True)
             return await self._cursor.fetchall()
@@ -387,7 +386,8 @@ class _Link:
             self.drop()  # it would stay hasty
             raise
         self._hasty = False
-        await self._connection.execute("SELECT set_config('lock_timeout', $1, false)", [PATIENCE])
+        patience = milliseconds(self._line.timeouts.lock)
+        await self._connection.execute("SELECT set_config('lock_timeout', $1, false)", [patience])
 
     @contextlib.contextmanager
     def listening(self, rest: asyncio.Future[None]) -> Iterator[None]:

@@ -32,6 +32,7 @@ from oncehook.store.base import (
     Numbers,
     Pending,
     Taker,
+    Timeouts,
     Transaction,
     Wake,
     Watch,
@@ -120,8 +121,9 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
         batch: int = 32,
         search_path: str | None = None,
         unsafe: bool = False,
+        timeouts: Timeouts | None = None,
     ) -> None:
-        super().__init__(opening.place(url, schema, search_path), cipher or Cipher())
+        super().__init__(opening.place(url, schema, search_path, timeouts), cipher or Cipher())
         self._unsafe = unsafe
         self.watch: Watch = unwatched
         self.wake: Wake = unheeded
@@ -136,12 +138,13 @@ class PostgresStore(Lists, Gauges, Replays, Acts, Erasing, Recipients, Sweep, Se
             self.made_due,
             lambda: self.taker,
             self._source_names,
+            timeouts=self._here.timeouts,
             connections=intake_connections,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
             batch=batch,
         )
-        self._hot = HotConnections(self._connect_hot)
+        self._hot = HotConnections(self._connect_hot, self._here.timeouts)
         self._bell = Bell(self._here, lambda destination_ids: self.wake(destination_ids))
         self._heartbeat = Heartbeat(self._here)
         self._transactions = Transactions(self._here, self.cipher, self._follow_up)

@@ -20,8 +20,6 @@ from oncehook.store.postgres.lease import RENEW, renew_parameters
 from oncehook.store.postgres.wire import BlockingConnection, adapt
 
 PER_LEASE: Final = 6
-SHORTEST: Final = 0.1
-"""Seconds that a try may take in any case."""
 
 
 class Heartbeat:
@@ -36,7 +34,7 @@ class Heartbeat:
         """Prolong these; returns the fences that are still ours."""
         if not leases:
             return set()
-        limit = max(min(lease.seconds for lease in leases) / PER_LEASE, SHORTEST)
+        limit = max(min(lease.seconds for lease in leases) / PER_LEASE, self._here.timeouts.heartbeat)
         with self._turn:
             connection = self._connection or self._connect(limit)
             # The server's own limits come first; the cut is for a server that does not speak at all.

@@ -16,8 +16,9 @@ import psycopg
 from psycopg import pq
 
 from oncehook.errors import StoreError, StoreUnavailable
+from oncehook.store.base import Timeouts
 from oncehook.store.postgres.commit import Connect
-from oncehook.store.postgres.opening import SILENCE, cut, is_alive
+from oncehook.store.postgres.opening import cut, is_alive
 from oncehook.store.postgres.settle import Ask
 from oncehook.store.postgres.wire import Connection
 
@@ -62,8 +63,9 @@ class _Link:
 class HotConnections:
     """Lives on one event loop."""
 
-    def __init__(self, connect: Connect) -> None:
+    def __init__(self, connect: Connect, timeouts: Timeouts) -> None:
         self._connect = connect
+        self._timeouts = timeouts
         self._places = asyncio.Semaphore(CONNECTIONS)
         self._free: list[_Link] = []
         self._closed = True
@@ -102,7 +104,7 @@ class HotConnections:
     async def _link(self) -> AsyncIterator[_Link]:
         async with self._places:
             link = await self._take()
-            guard = asyncio.get_running_loop().call_later(SILENCE, cut, link.connection)
+            guard = asyncio.get_running_loop().call_later(self._timeouts.silence, cut, link.connection)
             try:
                 yield link
             finally:

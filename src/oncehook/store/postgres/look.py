@@ -24,8 +24,6 @@ from oncehook.store.postgres.opening import SILENCE, Place, connect, cut, dedup_
 from oncehook.store.postgres.wire import Connection, Id
 
 CONNECTIONS: Final = 4
-PATIENCE: Final = 2.0
-"""Seconds a question waits for its turn."""
 
 _EVENT: Final = """
 SELECT e.id, s.name, e.type, e.key, e.subject, e.received_at, e.event_at, e.marks, coalesce(e.head, b.head, ''), e.body,
@@ -113,7 +111,7 @@ class Reader:
     @contextlib.asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:
         try:
-            await asyncio.wait_for(self._places.acquire(), PATIENCE)
+            await asyncio.wait_for(self._places.acquire(), self._here.timeouts.turn)
         except TimeoutError as error:
             raise StoreUnavailable("Too many questions wait for an answer already.") from error
         try:

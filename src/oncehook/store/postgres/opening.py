@@ -21,13 +21,11 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from oncehook import faults
 from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
 from oncehook.model import Engine
+from oncehook.store.base import Timeouts
 from oncehook.store.migrate import Migration, steps_from
 from oncehook.store.postgres.wire import BlockingConnection, Connection, adapt
 
 OLDEST_SERVER: Final = 140000
-
-PATIENCE: Final = "300ms"
-"""lock_timeout: how long a group of arrivals waits for a row that a foreign transaction holds."""
 
 _SEARCH_PATH: Final = re.compile(r"search_path=((?:\\.|[^\s\\])*)")
 _ESCAPED: Final = re.compile(r"\\(.)")
@@ -38,7 +36,6 @@ SILENCE: Final = 10.0
 DEFAULTS: Final = {
     "fallback_application_name": "oncehook",
     "target_session_attrs": "read-write",  # after a failover: the server that can write, not the one that was first
-    "connect_timeout": "5",
     "keepalives_idle": "10",
     "keepalives_interval": "5",
     "keepalives_count": "3",
@@ -57,9 +54,25 @@ class Place:
     keeps_path: bool
     """The address itself sets a search_path that leads here: leave it alone. One that leads elsewhere is for the
     statements of handlers, not for ours."""
+    timeouts: Timeouts
+
+    @property
+    def settings(self) -> list[object]:
+        """The parameters of `_SETTLE`."""
+        return [self.keeps_path, self.search_path, self.schema, milliseconds(self.timeouts.statement)]
+
+    @property
+    def hot_settings(self) -> list[object]:
+        """The parameters of `_HEAT`."""
+        return [milliseconds(self.timeouts.lock), milliseconds(self.timeouts.statement)]
 
 
-def place(url: str, schema: str, search_path: str | None) -> Place:
+def milliseconds(seconds: float) -> str:
+    """Return a duration as PostgreSQL's settings take it."""
+    return f"{seconds * 1000:.0f}ms"
+
+
+def place(url: str, schema: str, search_path: str | None, timeouts: Timeouts | None = None) -> Place:
     """Read the address of a store. `?schema=` is ours, everything else is for the driver."""
     address, _, query = url.partition("?")
     others = []
@@ -69,14 +82,15 @@ def place(url: str, schema: str, search_path: str | None) -> Place:
             schema = unquote(value)
         else:
             others.append(pair)
+    timeouts = timeouts or Timeouts()
     try:
         settings = conninfo_to_dict(address + ("?" + "&".join(others) if others else ""))
-        conninfo = make_conninfo("", **{**DEFAULTS, **settings})
+        conninfo = make_conninfo("", **{**DEFAULTS, "connect_timeout": timeouts.connect, **settings})
     except psycopg.ProgrammingError as error:
         raise ConfigError(f"This is not the address of a PostgreSQL database: {str(error).strip()}") from error
     if not schema:
         raise ConfigError("The schema needs a name.")
-    return Place(conninfo, schema, search_path, schema in _path_of(str(settings.get("options", ""))))
+    return Place(conninfo, schema, search_path, schema in _path_of(str(settings.get("options", ""))), timeouts)
 
 
 def _path_of(options: str) -> list[str]:
@@ -90,7 +104,7 @@ def _path_of(options: str) -> list[str]:
 _SETTLE: Final = """
 SELECT set_config('search_path',
     CASE WHEN $1 THEN current_setting('search_path') ELSE coalesce($2, quote_ident($3)) END, false),
-  set_config('TimeZone', 'UTC', false), set_config('statement_timeout', '5s', false)
+  set_config('TimeZone', 'UTC', false), set_config('statement_timeout', $4, false)
 """
 
 # The queue's functions bring their own settings; to call one is planned once, and not anew for each set of arrays.
@@ -98,7 +112,7 @@ SELECT set_config('search_path',
 # connection that acknowledges arrivals.
 _HEAT: Final = """
 SELECT set_config('plan_cache_mode', 'force_generic_plan', false), set_config('lock_timeout', $1, false),
-  set_config('idle_in_transaction_session_timeout', '5s', false),
+  set_config('idle_in_transaction_session_timeout', $2, false),
   set_config('synchronous_commit', current_setting('synchronous_commit'), false)
 """
 
@@ -111,7 +125,7 @@ async def connect(here: Place) -> Connection:
         )
         async with _or_close(connection):
             adapt(connection)
-            await connection.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
+            await connection.execute(_SETTLE, here.settings)
     except psycopg.Error as error:
         raise StoreUnavailable(f"PostgreSQL cannot be reached: {str(error).strip()}") from error
     return connection
@@ -144,7 +158,7 @@ def blocking_session(here: Place) -> Iterator[psycopg.RawCursor[tuple[Any, ...]]
         with psycopg.connect(here.conninfo, autocommit=True) as connection:
             cursor = psycopg.RawCursor(connection)
             adapt(cursor)
-            cursor.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
+            cursor.execute(_SETTLE, here.settings)
             yield cursor
     except psycopg.errors.UndefinedTable as error:
         raise MigrationNeeded("The inbox has no tables in this database yet.") from error
@@ -158,7 +172,7 @@ async def connect_hot(here: Place, *, unsafe: bool) -> tuple[Connection, int]:
     connection = await connect(here)
     async with _or_close(connection):
         await prove(connection, here, unsafe=unsafe)
-        await connection.execute(_HEAT, [PATIENCE])
+        await connection.execute(_HEAT, here.hot_settings)
         connection.prepare_threshold = 0
         (slot,) = await one(connection, "SELECT nextval('counter_slot')")
     return connection, slot
@@ -167,8 +181,8 @@ async def connect_hot(here: Place, *, unsafe: bool) -> tuple[Connection, int]:
 def heat_blocking(connection: BlockingConnection, here: Place) -> None:
     """The same settings for a blocking connection that changes nothing a promise hangs on: it was proven by others."""
     cursor = psycopg.RawCursor(connection)
-    cursor.execute(_SETTLE, [here.keeps_path, here.search_path, here.schema])
-    cursor.execute(_HEAT, [PATIENCE])
+    cursor.execute(_SETTLE, here.settings)
+    cursor.execute(_HEAT, here.hot_settings)
 
 
 def is_alive(connection: Connection | BlockingConnection) -> bool:

@@ -34,6 +34,7 @@ from oncehook.store.base import (
     Pending,
     Reserved,
     Taker,
+    Timeouts,
     Transaction,
     Wake,
     Watch,
@@ -70,6 +71,7 @@ class SqliteStore(WorkReader):
         cipher: Cipher | None = None,
         max_waiting: int = 5000,
         max_waiting_bytes: int = 64 << 20,
+        timeouts: Timeouts | None = None,
     ) -> None:
         super().__init__(Path(path), cipher or Cipher())
         self.watch: Watch = unwatched
@@ -87,6 +89,7 @@ class SqliteStore(WorkReader):
             self._begin_leased,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
+            timeouts=timeouts,
         )
         self._heartbeats = work.Heartbeats()
         self._giving_back: set[asyncio.Future[Settled]] = set()
