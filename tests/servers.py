@@ -21,9 +21,11 @@ import stat
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -145,9 +147,26 @@ class Postgres:
             return False
 
 
+@dataclass(frozen=True)
+class Lent:
+    """A server that another test session has started."""
+
+    url: str
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 0
+
+
+LENT = "TESTS_POSTGRES"
+"""Names the server of a test session to those that it starts."""
+
+
 @functools.cache
-def shared_postgres() -> Postgres:
+def shared_postgres() -> Postgres | Lent:
     """The PostgreSQL of this test session."""
+    if LENT in os.environ:
+        return Lent(os.environ[LENT])
     server = Postgres()
     atexit.register(server.remove)
     return server

@@ -107,16 +107,16 @@ async def test_arrivals_wait_for_no_row_that_a_worker_has(place: Place) -> None:
 
 
 async def test_more_subjects_than_there_is_room_for_locks(place: Place) -> None:
-    """They are locked all at once: the server's table of locks holds half as many, for everybody together."""
+    """They are locked all at once: the server's table of locks holds fewer, for everybody together."""
     store = await place.open()
-    many = [item(f"k{n}", subject=f"s{n}", to=[CRM]) for n in range(8000)]
+    many = [item(f"k{n}", subject=f"s{n}", to=[CRM]) for n in range(12_000)]
     one, *rest = await record_all(
         store, [intake(*many, raw=b"raw"), *[intake(item(f"x{n}", subject=f"s{n}", to=[CRM])) for n in range(60)]]
     )
     assert isinstance(one, list)
-    assert len(one) == 8000
+    assert len(one) == 12_000
     assert all(isinstance(result, list) for result in rest)
-    assert place.sql("SELECT count(*) FROM heads") == [(8000,)]
+    assert place.sql("SELECT count(*) FROM heads") == [(12_000,)]
     assert failed_checks(await store.check()) == []
 
 

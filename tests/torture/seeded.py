@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from tests.servers import LENT, shared_postgres
+
 ROOT: Final = Path(__file__).parents[2]
 AT_ONCE: Final = 2
 REWRITE_WARNING: Final = "pytest.PytestAssertRewriteWarning"
@@ -102,6 +104,7 @@ def run(bug: str, tests: Sequence[str]) -> Run:
     """Run these tests, with this bug in every process; with none when it is empty."""
     paths = [str(ROOT), str(Path(__file__).parent / "seeded_site"), os.environ.get("PYTHONPATH", "")]
     settings = {"PYTHONPATH": os.pathsep.join(filter(None, paths)), "SEEDED_BUG": bug, "COLUMNS": "400", **SETTINGS}
+    settings |= {LENT: shared_postgres().url}
     # The bug is there before pytest is, and so is our package: its own plugin cannot be rewritten any more.
     options = ["-q", "-p", "no:cacheprovider", "--tb=short", "--timeout=120", "-W", f"ignore::{REWRITE_WARNING}"]
     done = subprocess.run(

@@ -19,7 +19,7 @@ from tests.effort import effort
 from tests.wire import Client, hook, signed
 
 CONNECTIONS = effort("FLOOD", 10_000)
-SECONDS = effort("FLOOD_SECONDS", 8)
+SECONDS = effort("FLOOD_SECONDS", 4)
 CLIENTS = 2
 LIMITS = Limits()
 PER_CONNECTION = LIMITS.head_bytes + (48 << 10)

@@ -22,7 +22,7 @@ import pytest
 from tests.effort import effort, first_seed
 from tests.torture.power_disk import MANNERS, Ack, Delete, Disk, Image, Sync, Truncate, Write
 
-IMAGES = effort("IMAGES", 3000)
+IMAGES = effort("IMAGES", 1000)
 SEED = first_seed()
 ROOT = Path(__file__).parents[2]
 PARTS = 2

@@ -19,8 +19,8 @@ from tests.torture.virtual import VirtualLoop, on_virtual_time
 from tests.torture.virtual_world import World
 
 FIRST = first_seed(1)
-SEEDS = effort("SEEDS", 300)
-PARTS = 10
+SEEDS = effort("SEEDS", 120)
+PARTS = 4
 MEMORY = Path("/dev/shm")
 """Where there is one: these worlds never lose power, and a real disk adds nothing but time."""
 
