@@ -65,6 +65,8 @@ class Timeouts:
     """A statement on PostgreSQL, and a transaction there that does not go on."""
     lock: float = 0.3
     """A group of arrivals on PostgreSQL, for a row that a foreign transaction holds."""
+    group: float = 0.01
+    """Other arrivals, for a group that is being written: it may have met a lock, or a slow disk."""
     silence: float = 10.0
     """A connection that does not answer: its statement timeout should have ended the wait long before."""
     turn: float = 2.0

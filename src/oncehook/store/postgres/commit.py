@@ -37,9 +37,6 @@ BATCH_BYTES: Final = 8 << 20
 FEW: Final = 16
 """Fewer arrivals wait for the group that is under way."""
 
-LATE: Final = 0.01
-"""Seconds after which nobody waits for a group that is being written: it may have met a lock, or a slow disk."""
-
 FIRST_WAIT: Final = 0.05
 LONGEST_WAIT: Final = 2.0
 """Seconds between two tries to connect: doubled from the first to the longest."""
@@ -159,7 +156,7 @@ class GroupCommit:
             self.wake()
 
         assert self._loop is not None
-        timer = self._loop.call_later(LATE, leave_behind)
+        timer = self._loop.call_later(self.timeouts.group, leave_behind)
         try:
             yield
         finally:

@@ -19,7 +19,8 @@ MOST: Final = 30_000
 class Familiar:
     """What one process has seen, latest last."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
 
     def among(self, intakes: Sequence[Intake]) -> frozenset[bytes]:
@@ -38,7 +39,7 @@ class Familiar:
             for item, verdict in zip(intake.items, decided, strict=True):
                 if item.key_hash is not None and verdict.outcome is not Outcome.conflict:
                     bodies[item.key_hash] = item.body_hash
-        while len(bodies) > MOST:
+        while len(bodies) > self._most:
             bodies.popitem(last=False)
 
     def forget(self) -> None:
