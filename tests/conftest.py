@@ -67,7 +67,12 @@ _LONG = (
     "acceptance/test_kill",
     "acceptance/test_desk_cli",
     "torture/test_shortcut",
+    "contrib/test_django_orders",
     "unit/test_cli",
+    "torture/test_power",
+    "torture/test_virtual",
+    "acceptance/test_tutorial",
+    "whatsapp/test_bot",
 )
 """Files that take longest, the longest first. Begun last they would run alone, with every other lane at rest."""
 
