@@ -69,6 +69,7 @@ _LONG = (
     "torture/test_shortcut",
     "contrib/test_django_orders",
     "unit/test_cli",
+    "docs/test_site",
     "torture/test_power",
     "torture/test_virtual",
     "acceptance/test_tutorial",

@@ -49,6 +49,12 @@ _REWIND = """
 SELECT setval(seqrelid, seqstart, false)
 FROM pg_sequence JOIN pg_class c ON c.oid = seqrelid WHERE relnamespace = to_regnamespace(%(schema)s)
 """
+_NAMED_AFTER_IT = """
+SELECT format('DROP SCHEMA %%I CASCADE', nspname) FROM pg_namespace WHERE starts_with(nspname, %(schema)s || '_')
+UNION ALL SELECT format('DROP TABLE IF EXISTS %%s CASCADE', oid::regclass) FROM pg_class
+WHERE relkind = 'r' AND relnamespace <> to_regnamespace(%(schema)s) AND strpos(relname, %(schema)s) > 0
+"""
+"""Drops what a test has made beside the schema, under a name that nobody else had."""
 _AT_WORK = """
 SELECT count(*) FROM pg_stat_activity
 WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid() AND backend_start >= %(since)s
@@ -144,6 +150,8 @@ def _is_as_before(built: Built) -> bool:
     """Put everything back, unless somebody changed a shape or still holds a table: then it is dropped, or left."""
     connection = _connection()
     try:
+        for (drop,) in connection.execute(_NAMED_AFTER_IT, {"schema": built.name}).fetchall():
+            connection.execute(drop)
         if _catalogs(built.name) != built.catalogs:
             connection.execute(f"DROP SCHEMA IF EXISTS {built.name} CASCADE")
             return False
