@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from oncehook import model
 from oncehook.logs import ration
@@ -56,13 +57,29 @@ settings.register_profile("oncehook", deadline=None, suppress_health_check=[Heal
 settings.load_profile("oncehook")
 
 _LONG = (
+    "torture/test_torture_postgres",
     "torture/test_torture",
+    "docs/test_commands",
     "torture/test_seeded",
     "torture/test_two_ways",
+    "acceptance/test_crashes",
+    "acceptance/test_sign_in",
+    "acceptance/test_sessions",
     "acceptance/test_kill",
-    "docs/test_commands",
+    "acceptance/test_desk_cli",
+    "torture/test_shortcut",
+    "contrib/test_django_orders",
+    "unit/test_cli",
+    "docs/test_site",
+    "torture/test_power",
+    "torture/test_virtual",
+    "acceptance/test_tutorial",
+    "whatsapp/test_bot",
 )
-"""Files that take minutes. Begun last they would run alone, with every other lane at rest."""
+"""Files that take longest, the longest first. Begun last they would run alone, with every other lane at rest."""
+
+_APART = ("torture/test_torture", "docs/test_commands", "torture/test_seeded")
+"""Of those, the ones whose tests share nothing: each goes to whichever lane is free."""
 
 
 @pytest.fixture(autouse=True)
@@ -81,10 +98,22 @@ def _own_ration() -> None:
 def _turn(path: Path) -> int:
     place = path.relative_to(Path(__file__).parent).as_posix()
     if place.startswith("ui/"):
-        return 2  # the browser keeps its event loop to itself
-    return 0 if place.startswith(_LONG) else 1
+        return len(_LONG) + 1  # the browser keeps its event loop to itself
+    return next((turn for turn, name in enumerate(_LONG) if place.startswith(name)), len(_LONG))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The order in which files are handed to the lanes."""
+    """Put tests into the order in which they are handed to the lanes."""
     items.sort(key=lambda item: _turn(item.path))
+
+
+class _Lanes(LoadFileScheduling):  # type: ignore[misc]
+    """A file at a time, or a test at a time where a file is long and its tests share nothing."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return nodeid if file.removeprefix("tests/").startswith(_APART) else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    return _Lanes(config, log)

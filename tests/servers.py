@@ -21,9 +21,11 @@ import stat
 import subprocess
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 
@@ -35,6 +37,7 @@ _SETTINGS = {
     "listen_addresses": "127.0.0.1",
     "unix_socket_directories": "",
     "max_connections": "200",
+    "max_locks_per_transaction": "16",  # times connections: the least with which a few thousand locks are too many
     "track_commit_timestamp": "on",
     "autovacuum_naptime": "5s",
 }
@@ -144,9 +147,26 @@ class Postgres:
             return False
 
 
+@dataclass(frozen=True)
+class Lent:
+    """A server that another test session has started."""
+
+    url: str
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 0
+
+
+LENT = "TESTS_POSTGRES"
+"""Names the server of a test session to those that it starts."""
+
+
 @functools.cache
-def shared_postgres() -> Postgres:
+def shared_postgres() -> Postgres | Lent:
     """The PostgreSQL of this test session."""
+    if LENT in os.environ:
+        return Lent(os.environ[LENT])
     server = Postgres()
     atexit.register(server.remove)
     return server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import psycopg
 import pytest
 
 from tests.acceptance.processes import Receiver
+from tests.schemas import built_schema
 from tests.servers import fresh_schema, shared_postgres
 
 
@@ -22,6 +23,7 @@ class Engine:
     url: str
     folder: Path
     receivers: list[Receiver] = field(default_factory=list)
+    lent: ExitStack = field(default_factory=ExitStack)
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
         """Read the store from outside, with the database's own client."""
@@ -43,10 +45,11 @@ class Engine:
         return made
 
     def end(self) -> None:
-        """After a test that failed in the middle, nothing must go on running."""
+        """Leave nothing running, also after a test that failed in the middle."""
         for receiver in self.receivers:
             if receiver.process is not None and receiver.process.poll() is None:
                 receiver.kill()
+        self.lent.close()
 
     def events(self) -> dict[str, bytes]:
         """Key to event id; fails when a key has two events."""
@@ -56,10 +59,13 @@ class Engine:
         return found
 
 
-def make_engine(name: str, folder: Path) -> Engine:
+def make_engine(name: str, folder: Path, *, bare: bool = False) -> Engine:
+    """A store for one test; `bare`: its tables are not there yet, and it is not given back."""
     if name == "sqlite":
         return Engine("sqlite", f"sqlite:{folder / 'inbox.db'}", folder)
-    return Engine("postgres", f"{shared_postgres().url}?schema={fresh_schema()}", folder)
+    lent = ExitStack()
+    schema = fresh_schema() if bare else lent.enter_context(built_schema())
+    return Engine("postgres", f"{shared_postgres().url}?schema={schema}", folder, lent=lent)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

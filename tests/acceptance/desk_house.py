@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,8 @@ from oncehook.verify import Hmac, Nothing
 from oncehook.web import api
 from oncehook.web.auth import Access, Authorize
 from oncehook.web.live import Broadcast
-from tests.servers import fresh_schema, shared_postgres
+from tests.schemas import built_schema
+from tests.servers import shared_postgres
 from tests.store.making import AdminOnly, enrolled
 from tests.wire import Answer
 
@@ -166,9 +167,10 @@ async def desk_house(
     free: float | None = None,
     cipher: Cipher | None = None,
 ) -> AsyncIterator[House]:
+    lent = ExitStack()
     store: Store = SqliteStore(folder / "inbox.db", cipher=cipher)
     if engine == "postgres":
-        store = PostgresStore(shared_postgres().url, schema=fresh_schema())
+        store = PostgresStore(shared_postgres().url, schema=lent.enter_context(built_schema()))
     await store.open()
     try:
         await enrolled(store)
@@ -191,3 +193,4 @@ async def desk_house(
         assert failed == []
     finally:
         await store.close()
+        lent.close()

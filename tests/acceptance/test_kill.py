@@ -10,10 +10,11 @@ import pytest
 
 from tests.acceptance.conftest import Engine
 from tests.acceptance.processes import Receiver
+from tests.effort import effort
 from tests.wire import Client, hook, signed
 
-KILLS = 100
-"""Per engine. Both together make the 200 that the README speaks of."""
+KILLS = effort("KILLS", 5)
+"""Per engine; `scripts/torture tests` kills a hundred times."""
 
 
 async def send(client: Client, key: str) -> str | None:

@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from oncehook.claims import Claims
 from oncehook.errors import ClaimLost
+from tests.effort import effort
 
 KEYS = st.sampled_from(["a", "b"])
 RESULTS = st.none() | st.binary(max_size=8)
@@ -93,7 +94,7 @@ class Model(RuleBasedStateMachine):
 def test_any_order_of_verbs(store: str) -> None:
     machine = type("OnThisStore", (Model,), {"store": store})
     checks = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
-    run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=checks),
+    bounds = settings(
+        max_examples=effort("RULE_EXAMPLES", 8), stateful_step_count=25, deadline=None, suppress_health_check=checks
     )
+    run_state_machine_as_test(machine, settings=bounds)

@@ -34,11 +34,22 @@ ONCEHOOK["SOURCES"]["shop"]["budget"] = "60s"
 """
 
 
-def fresh_database() -> str:
+def fresh_database(template: str = "template1") -> str:
     """A database of one's own on the session's server."""
     name = fresh_schema()
     with psycopg.connect(shared_postgres().url, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
+    return name
+
+
+@functools.cache
+def migrated_database() -> str:
+    """A database in which Django and we have made our tables; nobody works in it, others are made of it."""
+    name = fresh_database()
+    command = [sys.executable, "-W", "error", "manage.py", "migrate", "--verbosity", "0"]
+    env = {**os.environ, **environment(name), "DJANGO_SETTINGS_MODULE": "shop.settings"}
+    done = subprocess.run(command, cwd=FOLDER, env=env, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stderr
     return name
 
 
@@ -67,7 +78,7 @@ class Shop:
     def __init__(self, folder: Path, server: str = "gunicorn", **env: str) -> None:
         self.folder = folder
         self.port = free_port()
-        self.database = fresh_database()
+        self.database = fresh_database(migrated_database())
         (folder / "patient.py").write_text(PATIENT)
         settings = {"DJANGO_SETTINGS_MODULE": "patient", "PYTHONPATH": str(folder)}
         self._env = {**os.environ, **environment(self.database), **settings, **env}
@@ -75,8 +86,6 @@ class Shop:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Shop:
-        done = self.manage("migrate", "--verbosity", "0")
-        assert done.returncode == 0, done.stderr
         return self
 
     def __exit__(self, *_: object) -> None:

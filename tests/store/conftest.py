@@ -4,7 +4,7 @@
 to look at what is really there or to damage it.
 
 Nobody here is in a hurry: a machine that stands still for seconds in the middle of a statement is no fault of the
-store's. A test of what gives up, and when, opens its store with the one limit that it is about.
+store's. A test of what gives up, and when, hands in its own `Timeouts`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,10 @@ from oncehook.model import Check
 from oncehook.store.base import Store
 from oncehook.store.postgres import PostgresStore
 from oncehook.store.sqlite import SqliteStore
-from oncehook.store.sqlite import writer as sqlite_writer
-from tests.servers import fresh_schema, shared_postgres
+from tests.schemas import built_schema, drop_tables
+from tests.servers import shared_postgres
 from tests.store.making import enrolled
-from tests.store.place import PATIENT, Place
-
-_CLOCKS = ("now", "statement_timestamp", "clock_timestamp")
+from tests.store.place import Place, patient
 
 
 class Ground(ABC):
@@ -51,6 +50,10 @@ class Ground(ABC):
 
     @abstractmethod
     def forward(self, seconds: float) -> None: ...
+
+    @abstractmethod
+    def make_bare(self) -> None:
+        """Leave nothing here, as before the first start."""
 
     def stand_still(self) -> None:
         """From now on time passes only by `forward`: however long a test takes, for the store it takes no time."""
@@ -77,11 +80,14 @@ class SqliteGround(Ground):
         self._moved = 0.0
 
     def make(self, **options: Any) -> Store:
-        return SqliteStore(self.path, **options)
+        return SqliteStore(self.path, **{"timeouts": patient(), **options})
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
         with contextlib.closing(sqlite3.connect(self.path, timeout=60, isolation_level=None)) as connection:
             return connection.execute(statement, parameters).fetchall()
+
+    def make_bare(self) -> None:
+        self.path.unlink(missing_ok=True)
 
     def forward(self, seconds: float) -> None:
         clock.forward(seconds)
@@ -93,37 +99,33 @@ class SqliteGround(Ground):
 
 
 class PostgresGround(Ground):
-    """A schema of its own, with a `now()` of its own that stands in front of the server's."""
+    """A schema of its own, with a `now()` of its own in front of the server's."""
 
     engine = "postgres"
 
     def __init__(self) -> None:
         super().__init__()
-        self.schema = fresh_schema()
+        self._stack = contextlib.ExitStack()
+        self.schema = self._stack.enter_context(built_schema(movable_clock=True))
         self.url = shared_postgres().url
         self.address = f"{self.url}?schema={self.schema}"
-        self._connection = psycopg.connect(self.url, autocommit=True, cursor_factory=psycopg.RawCursor)
-        self.sql(f"CREATE SCHEMA {self.schema}")
-        self.sql(f"SET search_path = {self.schema}")
-        self.sql("CREATE TABLE shift (by interval NOT NULL)")
-        self.sql("INSERT INTO shift VALUES ('0')")
-        for function in _CLOCKS:
-            self._tell_time(function, f"pg_catalog.{function}()")
 
-    def _tell_time(self, function: str, time: str) -> None:
-        self.sql(
-            f"CREATE OR REPLACE FUNCTION {self.schema}.{function}() RETURNS timestamptz LANGUAGE sql STABLE AS"
-            f" $$SELECT {time} + (SELECT by FROM {self.schema}.shift)$$"
-        )
+    @cached_property
+    def _connection(self) -> psycopg.Connection[Any]:
+        options = f"-csearch_path={self.schema}"
+        connection = psycopg.connect(self.url, autocommit=True, cursor_factory=psycopg.RawCursor, options=options)
+        self._stack.callback(connection.close)
+        return connection
+
+    def make_bare(self) -> None:
+        drop_tables(self.schema, movable_clock=True)
 
     def stand_still(self) -> None:
         super().stand_still()
-        [(now,)] = self.sql("SELECT pg_catalog.now()")
-        for function in _CLOCKS:
-            self._tell_time(function, f"timestamptz '{now.isoformat()}'")
+        self.sql("UPDATE shift SET stands_at = pg_catalog.now()")
 
     def make(self, **options: Any) -> Store:
-        options = {"timeouts": PATIENT, "search_path": f"{self.schema}, pg_catalog", **options}
+        options = {"timeouts": patient(), "search_path": f"{self.schema}, pg_catalog", **options}
         return PostgresStore(self.url, schema=self.schema, **options)
 
     def sql(self, statement: str, *parameters: Any) -> list[tuple[Any, ...]]:
@@ -135,17 +137,7 @@ class PostgresGround(Ground):
 
     def remove(self) -> None:
         super().remove()
-        self.sql("SET lock_timeout = '60s'")  # a test that was stopped half-way may still hold what it locked
-        self.sql(f"DROP SCHEMA {self.schema} CASCADE")
-        self._connection.close()
-
-
-@pytest.fixture(autouse=True)
-def _patient() -> Iterator[None]:
-    """Whoever waits for an answer or for a lock waits long: its holder may be held up itself."""
-    with pytest.MonkeyPatch.context() as change:  # a test that undoes its own changes leaves these alone
-        change.setattr(sqlite_writer, "PATIENCE", 60.0)
-        yield
+        self._stack.close()
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -170,6 +162,14 @@ async def store(ground: Ground) -> AsyncIterator[Store]:
 @pytest.fixture
 async def place() -> AsyncIterator[Place]:
     made = Place()
+    yield made
+    await made.remove()
+
+
+@pytest.fixture
+async def bare_place() -> AsyncIterator[Place]:
+    """Where nothing is yet."""
+    made = Place(bare=True)
     yield made
     await made.remove()
 

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import psycopg
 
+from oncehook.store.base import Timeouts
 from oncehook.store.postgres import PostgresStore
-from oncehook.store.postgres.connection import Timeouts
+from tests.schemas import built_schema
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.making import enrolled
 
-PATIENT = Timeouts(connect=60, statement=60, lock=60, answer=60, turn=60, heartbeat=60, close=60)
-"""Limits for a machine that may stand still for seconds: who waits for an answer or for a lock waits long."""
+
+def patient(**limits: float) -> Timeouts:
+    """Limits that no busy machine meets, but for the ones given."""
+    long = dict.fromkeys(("connect", "statement", "lock", "silence", "turn", "heartbeat", "close", "write_lock"), 60)
+    return Timeouts(**{**long, **limits})  # type: ignore[arg-type]
 
 
 class Place:
-    """A schema on the session's server, and a connection to look at it from outside."""
+    """A schema on the session's server, and a connection to look at it from outside. `bare`: it is not there yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, bare: bool = False) -> None:
         self.server = shared_postgres()
-        self.schema = fresh_schema()
+        self._lent = contextlib.ExitStack()
+        self._bare = bare
+        self.schema = fresh_schema() if bare else self._lent.enter_context(built_schema())
         self.url = f"{self.server.url}?application_name={self.schema}"
         self.connection = psycopg.connect(self.server.url, autocommit=True)
         self.stores: list[PostgresStore] = []
@@ -36,8 +43,8 @@ class Place:
         self.sql(f"{how} {', '.join(table for (table,) in tables)}")
 
     async def open(self, **options: Any) -> PostgresStore:
-        options = {"url": self.url, "timeouts": PATIENT, **options}
-        store = PostgresStore(schema=self.schema, **options)
+        options = {"timeouts": patient(), **options}
+        store = PostgresStore(options.pop("url", self.url), schema=self.schema, **options)
         self.stores.append(store)
         await store.open()
         await enrolled(store)
@@ -46,9 +53,11 @@ class Place:
     async def remove(self) -> None:
         for store in self.stores:
             await store.close()
-        self.sql("SET lock_timeout = '60s'")  # a test that was stopped half-way may still hold what it locked
-        self.sql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
+        if self._bare:
+            self.sql("SET lock_timeout = '60s'")  # a test that was stopped half-way may still hold what it locked
+            self.sql(f"DROP SCHEMA IF EXISTS {self.schema} CASCADE")
         self.connection.close()
+        self._lent.close()
 
     def backends(self) -> list[int]:
         """The server's processes that serve intake: those that have a slot of the counters."""

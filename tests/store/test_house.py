@@ -42,6 +42,7 @@ async def test_enrolling_again_uses_up_no_numbers(store: Store) -> None:
 
 async def test_the_schema_before_and_after(ground: Ground) -> None:
     """R65"""
+    ground.make_bare()
     store = ground.make()
     before = await store.schema_state()
     assert (before.current, len(before.pending)) == (0, before.target)
@@ -52,6 +53,7 @@ async def test_the_schema_before_and_after(ground: Ground) -> None:
 
 
 async def test_an_old_schema_is_refused_when_told_not_to_migrate(ground: Ground) -> None:
+    ground.make_bare()
     store = ground.make()
     with pytest.raises(MigrationNeeded):
         await store.open(migrate=False)
@@ -75,6 +77,7 @@ async def test_a_newer_schema_is_refused(ground: Ground) -> None:
 
 
 async def test_closing_what_did_not_open_is_harmless(ground: Ground) -> None:
+    ground.make_bare()
     store = ground.make()
     await store.close()
     with pytest.raises(MigrationNeeded):

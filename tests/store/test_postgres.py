@@ -188,15 +188,15 @@ async def test_nobody_answers_at_the_address() -> None:
         await store.find_events(Filter())
 
 
-async def test_a_role_without_rights_is_told_what_to_ask_for(place: Place) -> None:
-    role = f"r_{place.schema}"
-    place.connection.execute(f"CREATE ROLE {role} LOGIN")
+async def test_a_role_without_rights_is_told_what_to_ask_for(bare_place: Place) -> None:
+    role = f"r_{bare_place.schema}"
+    bare_place.connection.execute(f"CREATE ROLE {role} LOGIN")
     try:
         with pytest.raises(StoreError, match="may not") as refused:
-            await place.open(url=place.server.url.replace("oncehook@", f"{role}@"))
+            await bare_place.open(url=bare_place.server.url.replace("oncehook@", f"{role}@"))
         assert "CREATE SCHEMA" in refused.value.hint
     finally:
-        place.connection.execute(f"DROP ROLE {role}")
+        bare_place.connection.execute(f"DROP ROLE {role}")
 
 
 def test_a_missing_driver_is_named_in_one_sentence() -> None:
@@ -216,19 +216,19 @@ def test_a_missing_driver_is_named_in_one_sentence() -> None:
 # -- migration ---------------------------------------------------------------------------------
 
 
-async def test_one_migrator_at_a_time(place: Place) -> None:
+async def test_one_migrator_at_a_time(bare_place: Place) -> None:
     """R65"""
-    stores = [PostgresStore(place.url, schema=place.schema) for _ in range(6)]
-    place.stores += stores
+    stores = [PostgresStore(bare_place.url, schema=bare_place.schema) for _ in range(6)]
+    bare_place.stores += stores
     await asyncio.gather(*[store.open() for store in stores])
-    versions = [version for (version,) in place.sql("SELECT version FROM migrations ORDER BY 1")]
+    versions = [version for (version,) in bare_place.sql("SELECT version FROM migrations ORDER BY 1")]
     assert versions == list(range(1, len(versions) + 1))
     numbers = await asyncio.gather(*[store.register_names(["a", "b", "c"], ["x"]) for store in stores])
     assert all(one == numbers[0] for one in numbers)
     assert len(set(numbers[0].sources.values())) == 3
 
 
-async def test_a_migration_that_fails_leaves_nothing_behind(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_migration_that_fails_leaves_nothing_behind(bare_place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """R65: an aborted one resumes."""
 
     def broken(*arguments: Any, **options: Any) -> Any:
@@ -237,10 +237,10 @@ async def test_a_migration_that_fails_leaves_nothing_behind(place: Place, monkey
 
     monkeypatch.setattr(postgres_connection, "steps_from", broken)
     with pytest.raises(StoreError, match="migration"):
-        await place.open()
+        await bare_place.open()
     monkeypatch.undo()
-    assert place.sql(f"SELECT count(*) FROM pg_tables WHERE schemaname = '{place.schema}'") == [(0,)]
-    await place.open()
+    assert bare_place.sql(f"SELECT count(*) FROM pg_tables WHERE schemaname = '{bare_place.schema}'") == [(0,)]
+    await bare_place.open()
 
 
 async def test_a_later_step_brings_an_older_store_along(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,6 +265,6 @@ async def test_a_later_step_brings_an_older_store_along(place: Place, monkeypatc
         await place.open()
 
 
-async def test_a_reader_does_not_migrate(place: Place) -> None:
+async def test_a_reader_does_not_migrate(bare_place: Place) -> None:
     with pytest.raises(MigrationNeeded):
-        await PostgresStore(place.url, schema=place.schema).open(write=False)
+        await PostgresStore(bare_place.url, schema=bare_place.schema).open(write=False)

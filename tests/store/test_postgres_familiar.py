@@ -9,7 +9,6 @@ import pytest
 from oncehook.model import Outcome, Verdict
 from oncehook.store.cipher import Cipher
 from oncehook.store.postgres import PostgresStore
-from oncehook.store.postgres import writer as module
 from oncehook.store.postgres.intake import IntakeRows
 from oncehook.store.postgres.writer import RecentKeys
 from tests.store.making import CRM, MAIL, event_of, intake, item, keep, record
@@ -71,9 +70,8 @@ async def test_a_lapsed_familiar_key_is_taken_over_whole(place: Place, store: Po
     assert place.sql("SELECT count(*) FROM deliveries") == [(1,)]
 
 
-async def test_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 3)
-    familiar = RecentKeys()
+async def test_only_so_many_are_remembered() -> None:
+    familiar = RecentKeys(most=3)
     seen = [intake(item(f"k{n}")) for n in range(5)]
     for one in seen:
         familiar.note([one], [[_accepted(one.items[0].event_id)]])

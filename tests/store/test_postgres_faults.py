@@ -9,7 +9,6 @@ import random
 import signal
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from oncehook.store.postgres.connection import is_alive
 from tests.servers import Postgres
 from tests.store.conftest import failed_checks
 from tests.store.making import enrolled, intake, item, keep, outcomes, record, record_all
-from tests.store.place import PATIENT, Place
+from tests.store.place import Place, patient
 from tests.waiting import until
 
 ACCEPTED, DUPLICATE = Outcome.accepted, Outcome.duplicate
@@ -240,17 +239,18 @@ async def test_what_waits_while_the_server_is_away_is_written_when_it_is_back(ow
     await store.close()
 
 
-async def test_a_server_that_falls_silent_is_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_server_that_falls_silent_is_left(place: Place) -> None:
     """R9: a frozen backend still acknowledges packets, so only the silence tells."""
-    store = await place.open(intake_connections=1)
+    limits = patient()
+    store = await place.open(intake_connections=1, timeouts=limits)
     await keep(store, item("k"))
     [frozen] = place.backends()
     os.kill(frozen, signal.SIGSTOP)
     try:
-        monkeypatch.setattr(store._writer, "timeouts", replace(PATIENT, answer=0.3))
+        limits.silence = 0.3
         [result] = await record_all(store, [intake(item("k2"))])
         assert isinstance(result, StoreUnavailable)
-        monkeypatch.undo()  # else k3 could be given up as well, though it is written: then it comes as a duplicate
+        limits.silence = 60.0  # else k3 could be given up as well, though it is written: then it comes as a duplicate
         assert await insist(store, "k3") is ACCEPTED
     finally:
         os.kill(frozen, signal.SIGCONT)
@@ -258,7 +258,7 @@ async def test_a_server_that_falls_silent_is_left(place: Place, monkeypatch: pyt
 
 async def test_close_does_not_wait_for_ever(place: Place) -> None:
     """R56"""
-    store = await place.open(intake_connections=1, batch=1, timeouts=replace(PATIENT, close=0.2))
+    store = await place.open(intake_connections=1, batch=1, timeouts=patient(close=0.2))
     await keep(store, item("k"))
     [frozen] = place.backends()
     os.kill(frozen, signal.SIGSTOP)

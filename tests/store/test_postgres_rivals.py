@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -12,10 +11,11 @@ import pytest
 
 from oncehook.errors import Overloaded, StoreUnavailable
 from oncehook.model import Outcome, new_id
+from oncehook.store.base import Timeouts
 from oncehook.store.postgres import PostgresStore
 from tests.store.conftest import failed_checks
 from tests.store.making import intake, item, keep, outcomes, record_all
-from tests.store.place import PATIENT, Place
+from tests.store.place import Place, patient
 
 ACCEPTED, DUPLICATE = Outcome.accepted, Outcome.duplicate
 CRM = ("crm", 1)
@@ -79,7 +79,7 @@ async def test_order_of_commit_is_order_of_seq(place: Place) -> None:
 
 
 async def test_a_foreign_lock_blocks_only_its_own_subject(place: Place) -> None:
-    store = await place.open(timeouts=replace(PATIENT, lock=0.3))
+    store = await place.open(timeouts=patient(lock=Timeouts().lock))
     await keep(store, item("first", subject="blocked", to=[CRM]))
     with psycopg.connect(place.server.url) as foreign:
         store.record_in_blocking(foreign, intake(item("theirs", subject="blocked", to=[CRM])))
@@ -96,7 +96,7 @@ async def test_a_foreign_lock_blocks_only_its_own_subject(place: Place) -> None:
 
 async def test_arrivals_wait_for_no_row_that_a_worker_has(place: Place) -> None:
     """Whoever leases, settles or is stopped in the middle of it holds up no sender."""
-    store = await place.open(timeouts=replace(PATIENT, lock=0.3))
+    store = await place.open(timeouts=patient(lock=Timeouts().lock))
     await keep(store, item("first", subject="s", to=[CRM]))
     with psycopg.connect(place.server.url) as foreign:
         foreign.execute(f"SELECT * FROM {place.schema}.heads FOR UPDATE")
@@ -107,16 +107,16 @@ async def test_arrivals_wait_for_no_row_that_a_worker_has(place: Place) -> None:
 
 
 async def test_more_subjects_than_there_is_room_for_locks(place: Place) -> None:
-    """They are locked all at once: the server's table of locks holds some thousands, for everybody together."""
+    """They are locked all at once: the server's table of locks holds fewer, for everybody together."""
     store = await place.open()
-    many = [item(f"k{n}", subject=f"s{n}", to=[CRM]) for n in range(20_000)]
+    many = [item(f"k{n}", subject=f"s{n}", to=[CRM]) for n in range(12_000)]
     one, *rest = await record_all(
         store, [intake(*many, raw=b"raw"), *[intake(item(f"x{n}", subject=f"s{n}", to=[CRM])) for n in range(60)]]
     )
     assert isinstance(one, list)
-    assert len(one) == 20_000
+    assert len(one) == 12_000
     assert all(isinstance(result, list) for result in rest)
-    assert place.sql("SELECT count(*) FROM heads") == [(20_000,)]
+    assert place.sql("SELECT count(*) FROM heads") == [(12_000,)]
     assert failed_checks(await store.check()) == []
 
 

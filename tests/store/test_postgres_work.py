@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
-from msgspec import structs
 
 from oncehook.errors import StoreUnavailable
 from oncehook.model import (
@@ -29,6 +27,7 @@ from oncehook.model import (
     Settlement,
     new_id,
 )
+from oncehook.store.base import Timeouts
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, queue, read
@@ -58,7 +57,7 @@ from tests.store.making import (
     take,
     take_one,
 )
-from tests.store.place import PATIENT, Place
+from tests.store.place import Place, patient
 from tests.waiting import until
 
 # -- lists -------------------------------------------------------------------------------------
@@ -512,7 +511,7 @@ async def test_a_connection_that_breaks_in_a_statement_cannot_tell(place: Place)
 
 
 async def test_settling_waits_for_a_lock_only_a_while(place: Place) -> None:
-    store = await place.open(timeouts=replace(PATIENT, lock=0.3))
+    store = await place.open(timeouts=patient(lock=Timeouts().lock))
     await deliver_one(store, "s")
     lease = await take_one(store)
     with rival(place) as other:
@@ -528,16 +527,18 @@ async def test_settling_waits_for_a_lock_only_a_while(place: Place) -> None:
 
 async def test_a_heartbeat_that_gets_no_answer_cannot_tell(place: Place) -> None:
     """R32: it waits no longer than a sixth of the lease, and the next one tries anew."""
-    store = await place.open(timeouts=replace(PATIENT, heartbeat=0.1))
+    limits = patient()
+    store = await place.open(timeouts=limits)
     await deliver_one(store)
     lease = await take_one(store, lease=1.2)
     with rival(place) as other:
         other.execute("LOCK TABLE heads IN ACCESS EXCLUSIVE MODE")
+        limits.heartbeat = 0.1
         with pytest.raises(StoreUnavailable):
             await asyncio.to_thread(store.renew, [lease])
         other.rollback()
-    longer = structs.replace(lease, seconds=360.0)  # the next one has time
-    assert await asyncio.to_thread(store.renew, [longer]) == {lease.fence}
+    limits.heartbeat = 60.0  # the next one has time
+    assert await asyncio.to_thread(store.renew, [lease]) == {lease.fence}
 
 
 async def test_a_locked_row_holds_up_no_heartbeat(place: Place) -> None:

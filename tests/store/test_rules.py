@@ -8,7 +8,6 @@ or a wait, so what really passes meanwhile decides nothing.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import tempfile
 from collections import Counter
@@ -44,6 +43,7 @@ from oncehook.model import (
     new_id,
 )
 from oncehook.store.base import Store
+from tests.effort import effort
 from tests.store.conftest import Ground, PostgresGround, SqliteGround, failed_checks
 from tests.store.making import enrolled, intake, item, record, replay
 from tests.store.model import KEEP, LEASE, OPTIONS, PAUSE, WAIT, Line, Model, Work
@@ -51,9 +51,9 @@ from tests.store.model import KEEP, LEASE, OPTIONS, PAUSE, WAIT, Line, Model, Wo
 T = TypeVar("T")
 STEP = 35.0
 NAMES = {1: "crm", 2: "mail"}
-SEEDS = range(int(os.environ.get("ONCEHOOK_SEEDS", "4")))
+SEEDS = range(effort("RULE_SEEDS", 4))
 BOUNDS = settings(
-    max_examples=int(os.environ.get("ONCEHOOK_EXAMPLES", "8")),
+    max_examples=effort("RULE_EXAMPLES", 8),
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -53,6 +53,7 @@ from tests.store.making import (
 from tests.store.making import dead as dead_end
 from tests.store.making import replay as replay_one
 from tests.store.making import settle as settle_all
+from tests.store.place import patient
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def ground(tmp_path: Path) -> Iterator[SqliteGround]:
 
 @pytest.fixture
 async def inbox(ground: SqliteGround, tmp_path: Path) -> AsyncIterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "inbox.db")
+    store = SqliteStore(tmp_path / "inbox.db", timeouts=patient(full_disk=0.05))
     await store.open()
     await enrolled(store)
     yield store
@@ -451,7 +452,6 @@ async def test_the_reserve_is_there(inbox: SqliteStore) -> None:
 async def test_on_a_full_disk_pruning_goes_on_and_intake_waits(
     inbox: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("oncehook.store.sqlite.writer.LOOK_FOR_SPACE", 0.05)
     file = inbox.path.with_name("inbox.db-reserve")
     allocate = os.posix_fallocate
 

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from oncehook.web.connection import ConnectionLimits
 from tests.acceptance.processes import Receiver
+from tests.effort import effort
 from tests.wire import Client, hook, signed
 
-CONNECTIONS = int(os.environ.get("TORTURE_FLOOD", "10000"))
-SECONDS = float(os.environ.get("TORTURE_FLOOD_SECONDS", "8"))
+CONNECTIONS = effort("FLOOD", 10_000)
+SECONDS = effort("FLOOD_SECONDS", 4)
 CLIENTS = 2
 LIMITS = ConnectionLimits()
 PER_CONNECTION = LIMITS.head_bytes + (48 << 10)

@@ -6,15 +6,14 @@ told to, without Hypothesis.
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import effort
 from tests.torture.fuzz_targets import SEP, TARGETS, seeds
 
-EXAMPLES = int(os.environ.get("TORTURE_EXAMPLES", "150"))
+EXAMPLES = effort("EXAMPLES", 150)
 every_target = pytest.mark.parametrize("name", TARGETS)
 
 TOKENS = (

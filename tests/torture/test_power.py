@@ -1,8 +1,8 @@
 """T5: the power goes, and what was acknowledged is still there (R2).
 
 The store works on a disk whose every write and sync is on tape; the disk is then rebuilt as it may be found after a
-power cut at thousands of moments, and each image is opened by the store itself. `ONCEHOOK_TORTURE_IMAGES` makes it
-more, `ONCEHOOK_TORTURE_SEED` repeats its dice. With weaker settings the same run must lose, or it
+power cut at thousands of moments, and each image is opened by the store itself. `TORTURE_IMAGES` makes it
+more, `TORTURE_SEED` repeats its dice. With weaker settings the same run must lose, or it
 would prove nothing.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import secrets
 import subprocess
 import sys
 from collections import Counter
@@ -20,10 +19,11 @@ from typing import Any
 
 import pytest
 
+from tests.effort import effort, first_seed
 from tests.torture.power_disk import MANNERS, Ack, Delete, Disk, Image, Sync, Truncate, Write
 
-IMAGES = int(os.environ.get("ONCEHOOK_TORTURE_IMAGES", "3000"))
-SEED = os.environ.get("ONCEHOOK_TORTURE_SEED") or str(secrets.randbelow(10**9))
+IMAGES = effort("IMAGES", 1000)
+SEED = first_seed()
 ROOT = Path(__file__).parents[2]
 PARTS = 2
 
@@ -42,7 +42,7 @@ def run(folder: Path, synchronous: str, images: int) -> dict[str, Any]:
         score.update(told)
     line = " ".join(f"{name}={n}" for name, n in {**score, **manners}.items())
     sys.stdout.write(f"power synchronous={synchronous} {line} seed={SEED}\n")
-    return {**score, "manners": manners, "wrong": wrong, "line": f"{line} ONCEHOOK_TORTURE_SEED={SEED}"}
+    return {**score, "manners": manners, "wrong": wrong, "line": f"{line} TORTURE_SEED={SEED}"}
 
 
 def _start(module: str, *arguments: object) -> subprocess.Popen[str]:

@@ -1,21 +1,21 @@
 """The numbers of the security review, repeated in a bounded way (S1, S2, S15, S17, S18, S20, S29, S30, S32).
 
-Each part tries what it has by heart and goes on by chance for REVIEW_SECONDS; `scripts/fuzz --minutes 60` goes on for
-longer and prints one table. REVIEW_SEED repeats the dice.
+Each part tries what it has by heart and goes on by chance for TORTURE_REVIEW_SECONDS; `scripts/fuzz --minutes 60` goes
+on for longer and prints one table. TORTURE_SEED repeats the dice.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.effort import effort, first_seed
 from tests.torture import review
 
-SECONDS = float(os.environ.get("REVIEW_SECONDS", "1"))
-SEED = int(os.environ.get("REVIEW_SEED", "1"))
+SECONDS = effort("REVIEW_SECONDS", 1)
+SEED = first_seed(1)
 AT_LEAST = {
     "framings": 1000,
     "damaged": 400,

@@ -1,7 +1,7 @@
 """T4 to T11: orders come in while everything around them breaks; then everything must add up.
 
 A run that did not reach its rare states proves nothing: another takes its place, and who never reaches them fails.
-`ONCEHOOK_TORTURE_SECONDS` makes each run longer, `ONCEHOOK_TORTURE_SEED` repeats its dice; how processes interleave is
+`TORTURE_SECONDS` makes each run longer, `TORTURE_SEED` repeats its dice; how processes interleave is
 never the same twice. For hours of it there is `scripts/torture`. PostgreSQL has a file of its own, so that both engines
 run at once.
 """
@@ -9,8 +9,6 @@ run at once.
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import sqlite3
 import sys
 import time
@@ -21,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.conftest import make_engine
+from tests.effort import effort, first_seed
 from tests.torture import checker, driver
 from tests.torture.claiming import RARE, torment_claims
 from tests.torture.figures import Figures
@@ -28,8 +27,8 @@ from tests.torture.fleet import Fleet, Order, until
 from tests.torture.ledger import SLEPT, Entry
 from tests.torture.world import Outcome
 
-SECONDS = float(os.environ.get("ONCEHOOK_TORTURE_SECONDS", "2"))
-SEED = int(os.environ.get("ONCEHOOK_TORTURE_SEED", "0")) or secrets.randbelow(10**9)
+SECONDS = effort("SECONDS", 2)
+SEED = first_seed()
 
 
 RUNS = 3
@@ -42,7 +41,7 @@ async def hold(component: str, engine: str, folder: Path) -> None:
     for seed in range(SEED, SEED + RUNS):
         outcome = await driver.play(driver.COMPONENTS[component](), engine, folder / str(seed), SECONDS, seed)
         sys.stdout.write(driver.line(outcome, seed) + "\n")
-        again = f"ONCEHOOK_TORTURE_SEED={seed}, or {driver.command(outcome, seed, SECONDS)}"
+        again = f"TORTURE_SEED={seed}, or {driver.command(outcome, seed, SECONDS)}"
         assert list(outcome.wrong) == [], again
         if not outcome.unreached:
             return

@@ -6,7 +6,6 @@ Seeded by TORTURE_SEED; TORTURE_CASES says how many damaged requests are tried.
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import socket
 import threading
@@ -21,6 +20,7 @@ import uvloop
 
 from oncehook import faults
 from oncehook.sources import Reply
+from tests.effort import effort, first_seed
 from tests.torture.fuzz_pair import (
     LAST,
     WAYS,
@@ -41,8 +41,8 @@ from tests.torture.fuzz_wire import CORPUS, damaged, padded, pieces, post
 from tests.waiting import until
 from tests.wire import Client
 
-SEED = int(os.environ.get("TORTURE_SEED", "1"))
-CASES = int(os.environ.get("TORTURE_CASES", "400"))
+SEED = first_seed(1)
+CASES = effort("CASES", 400)
 TOGETHER = 60
 """Talks at once."""
 

@@ -5,7 +5,6 @@ TORTURE_SEEDS says how many worlds are lived through, TORTURE_SEED where they be
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 import tempfile
@@ -15,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import effort, first_seed
 from tests.torture.virtual import VirtualLoop, on_virtual_time
 from tests.torture.virtual_world import World
 
-FIRST = int(os.environ.get("TORTURE_SEED", "1"))
-SEEDS = int(os.environ.get("TORTURE_SEEDS", "300"))
-PARTS = 10
+FIRST = first_seed(1)
+SEEDS = effort("SEEDS", 120)
+PARTS = 4
 MEMORY = Path("/dev/shm")
 """Where there is one: these worlds never lose power, and a real disk adds nothing but time."""
 

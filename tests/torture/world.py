@@ -178,7 +178,7 @@ async def play(component: Component, engine: str, folder: Path, seconds: float, 
 
 def _place(component: Component, engine: str, folder: Path, stack: AsyncExitStack) -> tuple[Engine, Postgres | None]:
     if engine == "sqlite" or component.own_server is None:
-        return make_engine(engine, folder), None
+        return make_engine(engine, folder, bare=True), None
     server = stack.enter_context(Postgres(**component.own_server))
     return Engine(engine, f"{server.url}?schema={fresh_schema()}", folder), server
 

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -137,18 +138,18 @@ def test_each_changed_byte_of_the_signature_is_refused(case: Case) -> None:
             refused(case, broken)
 
 
-@in_a_header
-@pytest.mark.parametrize(
-    "value",
+MALFORMED = (
     [b"", b" ", b"=", b",", b"sha256=", b"v1,", b"v1=", b"t=,v1=", b"Bearer ", b"Basic ", b"Basic :", b"a" * 10_000,
      b"=" * 10_000, b"v1," * 3000, b"t=1,v1=" + b"a" * 64, b"sha256=" + b"g" * 64, b"\xff\x00\n", "é".encode(), b"..",
-     b"e30.e30.", b"Bearer e30.e30.e30", b"AAAA" * 16],
+     b"e30.e30.", b"Bearer e30.e30.e30", b"AAAA" * 16]
 )  # fmt: skip
-def test_a_malformed_signature_is_refused(case: Case, value: bytes) -> None:
+
+
+@in_a_header
+def test_a_malformed_signature_is_refused(case: Case) -> None:
     arrival = signed(case)
-    for name in added_headers(case, arrival):
-        if name in (b"paypal-cert-url", b"webhook-id", b"svix-id"):
-            continue
+    names = set(added_headers(case, arrival)) - {b"paypal-cert-url", b"webhook-id", b"svix-id"}
+    for name, value in product(names, MALFORMED):
         broken = replace(arrival)
         put_header(broken, name.decode(), value)
         refused(case, broken)
@@ -339,12 +340,10 @@ def test_all_secrets_are_compared_even_after_a_match(monkeypatch: pytest.MonkeyP
 
 
 @every_case
-@pytest.mark.parametrize("secrets", [(), (b"",), (b" \n",)])
-def test_no_secret_no_source(case: Case, secrets: tuple[bytes, ...]) -> None:
-    with pytest.raises(ConfigError):
-        case.scheme.verifier(secrets, url=case.url)
-    with pytest.raises(ConfigError):
-        case.scheme.verifier([*case.keys().secrets, b""], url=case.url)
+def test_no_secret_no_source(case: Case) -> None:
+    for secrets in ((), (b"",), (b" \n",), (*case.keys().secrets, b"")):
+        with pytest.raises(ConfigError):
+            case.scheme.verifier(secrets, url=case.url)
 
 
 @url_signed

@@ -58,6 +58,32 @@ from oncehook.model import (
 )
 from oncehook.store.cipher import Cipher
 
+
+@dataclass(slots=True)
+class Timeouts:
+    """Seconds after which an engine gives up."""
+
+    connect: int = 5
+    statement: float = 5.0
+    """A statement on PostgreSQL, and a transaction there that does not go on."""
+    lock: float = 0.3
+    """A group of arrivals on PostgreSQL, for a row that a foreign transaction holds."""
+    group: float = 0.01
+    """Other arrivals, for a group that is being written: it may have met a lock, or a slow disk."""
+    silence: float = 10.0
+    """A connection that does not answer: its statement timeout should have ended the wait long before."""
+    turn: float = 2.0
+    """A question, for a connection to ask it on."""
+    heartbeat: float = 0.1
+    """A heartbeat, however short its leases are."""
+    close: float = 5.0
+    """Closing, for what was taken in."""
+    write_lock: float = 5.0
+    """SQLite's writer, for another program that holds the write lock."""
+    full_disk: float = 1.0
+    """Between two looks whether a full disk has space again."""
+
+
 KEPT_ARRIVALS = 20
 """Later arrivals kept per event, the latest ones; `copies` counts them all."""
 

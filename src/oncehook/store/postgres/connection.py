@@ -33,7 +33,7 @@ from psycopg.types.string import ByteaBinaryLoader
 from oncehook import clock, faults
 from oncehook.errors import ConfigError, MigrationNeeded, StoreError, StoreUnavailable
 from oncehook.model import Engine, Id
-from oncehook.store.base import StoreObserver
+from oncehook.store.base import StoreObserver, Timeouts
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import Migration, migrations, steps_from
 
@@ -45,24 +45,6 @@ WORK_CONNECTIONS: Final = 3
 READ_CONNECTIONS: Final = 4
 LONG: Final = 60.0
 """Seconds that a statement over very many deliveries may take."""
-
-
-@dataclass(slots=True, frozen=True, kw_only=True)
-class Timeouts:
-    """Seconds after which something is given up."""
-
-    connect: float = 5.0
-    statement: float = 5.0
-    lock: float = 0.3
-    """For a row that another transaction holds, when a group of arrivals meets it."""
-    answer: float = 10.0
-    """Silence after which a connection is cut: its statement timeout should have ended the statement long before."""
-    turn: float = 2.0
-    """For a free connection to read with."""
-    heartbeat: float = 0.1
-    """For a heartbeat in any case, however short the leases are."""
-    close: float = 5.0
-    """For arrivals that wait to be written when the store is closed."""
 
 
 DEFAULTS: Final = {
@@ -508,7 +490,7 @@ class Pool:
         """`wait`: seconds that a caller waits for a free one; None: however long it takes."""
         self._connect = connect
         self._places = asyncio.Semaphore(size)
-        self._answer = timeouts.answer
+        self._silence = timeouts.silence
         self._wait = wait
         self._free: list[Link] = []
         self._opened = False
@@ -531,7 +513,7 @@ class Pool:
         await self._acquire()
         try:
             link = await self._take()
-            guard = asyncio.get_running_loop().call_later(answer or self._answer, cut, link.connection)
+            guard = asyncio.get_running_loop().call_later(answer or self._silence, cut, link.connection)
             try:
                 yield link
             except psycopg.Error as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from oncehook.errors import ConfigError
 from oncehook.model import Engine, Intake, SchemaState
 from oncehook.store import migrate as migrations
-from oncehook.store.base import Pending, StoreObserver
+from oncehook.store.base import Pending, StoreObserver, Timeouts
 from oncehook.store.cipher import Cipher
 
 try:
@@ -22,7 +22,6 @@ except ImportError as missing:
 from oncehook.store.postgres.admin import PostgresAdmin
 from oncehook.store.postgres.connection import (
     Database,
-    Timeouts,
     check_rights,
     check_server,
     migrate_schema,

@@ -529,7 +529,7 @@ class Notifier:
     async def _send(self, payload: str) -> None:
         try:
             connection = await self._open_sender()
-            guard = asyncio.get_running_loop().call_later(self._database.timeouts.answer, cut, connection)
+            guard = asyncio.get_running_loop().call_later(self._database.timeouts.silence, cut, connection)
             try:
                 await connection.execute("SELECT pg_notify($1, $2)", [self._channel, payload])
             finally:

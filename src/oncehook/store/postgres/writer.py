@@ -45,7 +45,8 @@ class RecentKeys:
     event has a body, and so has a conflict), nothing is written, and the group is sent again with everything.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST) -> None:
+        self._most = most
         self._bodies: OrderedDict[bytes, bytes] = OrderedDict()
 
     def among(self, intakes: Sequence[Intake]) -> frozenset[bytes]:
@@ -64,7 +65,7 @@ class RecentKeys:
             for item, verdict in zip(intake.items, decided, strict=True):
                 if item.key_hash is not None and verdict.outcome is not Outcome.conflict:
                     bodies[item.key_hash] = item.body_hash
-        while len(bodies) > MOST:
+        while len(bodies) > self._most:
             bodies.popitem(last=False)
 
     def forget(self) -> None:
@@ -79,9 +80,6 @@ BATCH_BYTES: Final = 8 << 20
 
 FEW: Final = 16
 """Fewer arrivals wait for the group that is under way."""
-
-LATE: Final = 0.01
-"""Seconds after which the next group waits no longer for the one under way, which may have met a lock."""
 
 _SET_LOCK_TIMEOUT: Final = "SELECT set_config('lock_timeout', $1, false)"
 
@@ -184,7 +182,7 @@ class GroupCommit:
             self.wake()
 
         assert self._loop is not None
-        timer = self._loop.call_later(LATE, go_on_without)
+        timer = self._loop.call_later(self.timeouts.group, go_on_without)
         try:
             yield
         finally:
@@ -385,7 +383,7 @@ class _WriterLink:
             bind(intakes, dict(await self._execute(PROOFS, [Ids(bound)])))
 
     async def _execute(self, statement: str, parameters: Sequence[object]) -> list[Any]:
-        guard = asyncio.get_running_loop().call_later(self._queue.timeouts.answer, self.cut)
+        guard = asyncio.get_running_loop().call_later(self._queue.timeouts.silence, self.cut)
         try:
             return await self._link.fetch(statement, parameters)
         finally:

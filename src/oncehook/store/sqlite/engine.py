@@ -46,6 +46,7 @@ from oncehook.store.base import (
     Pending,
     Reserved,
     StoreObserver,
+    Timeouts,
     Transaction,
 )
 from oncehook.store.cipher import Cipher
@@ -90,6 +91,7 @@ class SqliteStore(WorkReader):
         cipher: Cipher | None = None,
         max_waiting: int = 5000,
         max_waiting_bytes: int = 64 << 20,
+        timeouts: Timeouts | None = None,
     ) -> None:
         super().__init__(Path(path), cipher or Cipher())
         self.observer = StoreObserver()
@@ -102,6 +104,7 @@ class SqliteStore(WorkReader):
             self._begin_leased,
             max_waiting=max_waiting,
             max_waiting_bytes=max_waiting_bytes,
+            timeouts=timeouts,
         )
         self._heartbeats = queue.Heartbeats()
         self._giving_back: set[asyncio.Future[Settled]] = set()

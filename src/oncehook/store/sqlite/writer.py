@@ -22,7 +22,7 @@ from typing import Any, Final, TypeVar
 from oncehook import clock, faults
 from oncehook.errors import OncehookError, Overloaded, StoreError, StoreUnavailable
 from oncehook.model import Intake, Verdict
-from oncehook.store.base import Pending, Reserved, StoreObserver, answer, refuse
+from oncehook.store.base import Pending, Reserved, StoreObserver, Timeouts, answer, refuse
 from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite.connection import (
     SIZE,
@@ -52,14 +52,8 @@ TURNS: Final = 16
 """Turns of the loop for which a group waits for the settlement of an attempt that the last commit let begin: enough for
 one that takes no time, and for those that settle with it."""
 
-PATIENCE: Final = 5.0
-"""Seconds to wait for another program that holds the database's write lock."""
-
 REOPEN_AFTER: Final = 0.5
 """Seconds between two tries to open a database that failed."""
-
-LOOK_FOR_SPACE: Final = 1.0
-"""Seconds between two looks whether a full disk has space again."""
 
 
 ReservePlaces = Callable[[Sequence[Intake]], Reserved]
@@ -136,8 +130,10 @@ class Writer:
         *,
         max_waiting: int,
         max_waiting_bytes: int,
+        timeouts: Timeouts | None = None,
     ) -> None:
         self._path = path
+        self._timeouts = timeouts or Timeouts()
         self._cipher = cipher
         self._observer = observer
         self._reserve_places = reserve
@@ -343,7 +339,7 @@ class Writer:
 
     def _has_waited_long(self) -> bool:
         self._blocked_since = self._blocked_since or clock.steady()
-        return clock.steady() - self._blocked_since > PATIENCE
+        return clock.steady() - self._blocked_since > self._timeouts.write_lock
 
     def _commit_until_closed(self) -> None:
         """The thread: runs the calls of a group and commits it, one after the other."""
@@ -427,7 +423,7 @@ class Writer:
         self._is_full = True
         log.error("store.disk_full")
         refuse(self._drop_waiting(), StoreUnavailable(DISK_FULL))
-        self._loop.call_later(LOOK_FOR_SPACE, self._look_for_space)
+        self._loop.call_later(self._timeouts.full_disk, self._look_for_space)
 
     def _look_for_space(self) -> None:
         """Commit something small: that shows whether there is space again."""
@@ -437,7 +433,7 @@ class Writer:
             self._calls.append(_Call(_nothing, self._loop.create_future()))
             if not self._busy:
                 self._plan_turn()
-        self._loop.call_later(LOOK_FOR_SPACE, self._look_for_space)
+        self._loop.call_later(self._timeouts.full_disk, self._look_for_space)
 
     def _has_space(self) -> bool:
         """The reserve could be made again, or pruning has left as much room inside the file."""
