@@ -159,7 +159,7 @@ def get_then_set() -> None:
 def claim_held_24_h() -> None:
     """SET NX EX 86400 before the work: whoever dies then has made sure that the retry is refused for a day."""
     for module in (sqlite_claims, redis_claims, postgres_claims):
-        _hold_for_a_day(module.Backend)
+        _hold_for_a_day(module.BACKEND)
     record = Writer.record
 
     def claiming(self: Writer, intake: Intake) -> Pending:

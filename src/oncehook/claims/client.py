@@ -2,8 +2,8 @@
 
 A verb is a generator that yields an `Ask` (a request, and how to read the reply) and is sent the answer, or yields a
 `Pause`. `Claims` runs it blocking, `AsyncClaims` on an event loop, and a `Backend` builds the asks for one kind of
-store: the two clients differ only in how they wait, the backends only in their requests. `shared` returns the clients
-that `once` and `DedupLock` use: one connector for each address in a process.
+store: the two clients differ only in how they wait, the backends only in their requests. `get_shared` returns the
+clients that `once` and `DedupLock` use: one connector for each address in a process.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Verbs:
             return
         try:
             yield ask
-        except StoreUnavailable as error:  # the claim stands; what has lapsed can wait for the next one
+        except StoreUnavailable as error:  # the claim is held; lapsed ones can wait for the next
             log.debug("claims.sweep_failed", extra={"fields": {"error": str(error)}})
 
 
@@ -710,13 +710,13 @@ _async_connectors: Final[dict[str, AsyncConnector]] = {}
 _opening: Final = threading.Lock()
 
 
-def shared(store: str | None, **settings: Any) -> Claims:
+def get_shared(store: str | None, **settings: Any) -> Claims:
     """Return claims on the connector that all users of an address share."""
     url = named_store(store)
     return Claims(url, connector=_share(_connectors, url, module_of(url).CONNECTOR), **settings)
 
 
-def shared_async(store: str | None, **settings: Any) -> AsyncClaims:
+def get_shared_async(store: str | None, **settings: Any) -> AsyncClaims:
     """Return claims for event loops on the connector that all users of an address share."""
     url = named_store(store)
     return AsyncClaims(url, connector=_share(_async_connectors, url, module_of(url).ASYNC_CONNECTOR), **settings)

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from oncehook.claims.client import KEEP, shared, shared_async
+from oncehook.claims.client import KEEP, get_shared, get_shared_async
 from oncehook.errors import ClaimLost, ConfigError, StoreUnavailable
 
 NAMESPACE: Final = "oncehook-locks"
@@ -41,7 +41,7 @@ class DedupLock:
             raise ConfigError("`seen` must be a plain function here.", hint="Use AsyncDedupLock to have it awaited.")
         self.source_id = source_id
         self._key = _key(prefix, source_id)
-        self._claims = shared(store, namespace=NAMESPACE, ttl=keep)
+        self._claims = get_shared(store, namespace=NAMESPACE, ttl=keep)
         self._seen = seen
         self._token: str | None = None
 
@@ -96,7 +96,7 @@ class AsyncDedupLock:
     ) -> None:
         self.source_id = source_id
         self._key = _key(prefix, source_id)
-        self._claims = shared_async(store, namespace=NAMESPACE, ttl=keep)
+        self._claims = get_shared_async(store, namespace=NAMESPACE, ttl=keep)
         self._seen = seen
         self._token: str | None = None
 

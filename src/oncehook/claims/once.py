@@ -17,7 +17,7 @@ from uuid import UUID
 import msgspec
 
 from oncehook import clock
-from oncehook.claims.client import KEEP, MAX_RESULT, NAMESPACE, TTL, Claim, Held, shared, shared_async, span
+from oncehook.claims.client import KEEP, MAX_RESULT, NAMESPACE, TTL, Claim, Held, get_shared, get_shared_async, span
 from oncehook.errors import ConfigError, InProgress, KeyMissing, ResultInvalid
 
 P = ParamSpec("P")
@@ -68,7 +68,7 @@ def _wrap(plan: _Plan, function: Callable[P, R], store: str | None, settings: di
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         key, payload = plan.read(args, kwargs)
-        claims = shared(store, namespace=NAMESPACE, **settings)
+        claims = get_shared(store, namespace=NAMESPACE, **settings)
         asked_at = clock.steady()
         claim = claims.claim(key, payload=payload)
         if claim.status != "new":
@@ -87,7 +87,7 @@ def _wrap_async(
     @functools.wraps(function)
     async def run(*args: P.args, **kwargs: P.kwargs) -> R:
         key, payload = plan.read(args, kwargs)
-        claims = shared_async(store, namespace=NAMESPACE, **settings)
+        claims = get_shared_async(store, namespace=NAMESPACE, **settings)
         asked_at = clock.steady()
         claim = await claims.claim(key, payload=payload)
         if claim.status != "new":

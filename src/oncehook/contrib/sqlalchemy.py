@@ -110,11 +110,11 @@ def _declare_tx(handle: Handler) -> Handler:
 def _async_engine() -> AsyncEngine:
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    async def lent() -> Any:
+    async def connect() -> Any:
         return _lent.get()
 
     return create_async_engine(
-        "postgresql+psycopg_async://", async_creator=lent, poolclass=NullPool, use_native_hstore=False
+        "postgresql+psycopg_async://", async_creator=connect, poolclass=NullPool, use_native_hstore=False
     )
 
 

@@ -49,7 +49,7 @@ class MessengerNotice(NamedTuple):
     kind: str
     item: dict[str, Any]
     about: Any
-    """Of a messaging item, what stands under its kind; of a change, nothing."""
+    """The content of a messaging item; None for a change."""
 
 
 def read(context: RuleContext) -> MessengerNotice:

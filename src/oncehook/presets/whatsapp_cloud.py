@@ -60,7 +60,7 @@ TEXTS: Final = (
     "reaction.emoji",
 )
 WRITTEN: Final = (f"{VALUE}.messages[0]", f"{VALUE}.message_echoes[0]", "$.messages[0]", "$.data.messages[0]")
-"""Where a message stands when its request is taken apart."""
+"""Paths of a message in the parts of a split request."""
 
 
 # -- taking apart ------------------------------------------------------------------------------

@@ -28,7 +28,6 @@ __all__ = ["Answer", "BlockingTestInbox", "Recorded", "RecordedAttempt", "TestIn
 
 
 def __getattr__(name: str) -> Any:
-    """See above."""
     if name not in _HOMES:
         raise AttributeError(f"module 'oncehook.testing' has no attribute {name!r}")
     return getattr(import_module(f"oncehook.testing.{_HOMES[name]}"), name)

@@ -8,7 +8,7 @@ from typing import Any
 
 from oncehook.http_client.proxy import Proxy
 from oncehook.whatsapp.messages import Location, Media, Read
-from oncehook.whatsapp.outcomes import Reason, SendFailed, unsupported
+from oncehook.whatsapp.outcomes import Reason, SendFailed, build_unsupported
 
 
 def location_fields(location: Location) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def location_fields(location: Location) -> dict[str, Any]:
 def media_link(media: Media, api: str) -> str:
     """Return the link of a file. Raises SendFailed for one that only Meta has."""
     if media.link is None:
-        raise unsupported(api, "media by an id of Meta's; only by link")
+        raise build_unsupported(api, "media by an id of Meta's; only by link")
     return media.link
 
 

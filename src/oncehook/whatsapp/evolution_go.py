@@ -36,7 +36,7 @@ from oncehook.whatsapp.messages import (
     link_text,
 )
 from oncehook.whatsapp.numbers import PERSON, id_of
-from oncehook.whatsapp.outcomes import Fault, Reason, reason_of, unsupported
+from oncehook.whatsapp.outcomes import Fault, Reason, build_unsupported, reason_of
 from oncehook.whatsapp.sender import Call, Credential, Sender, without_none
 
 _SENTENCES: Final[Sequence[tuple[Reason, tuple[str, ...]]]] = (
@@ -135,7 +135,7 @@ class EvolutionGo(Sender):
             author = {"participant": id_of(message.participant)} if message.participant else {}
             return Call("POST", "/message/react", body | author)
         if isinstance(message, Template):
-            raise unsupported("Evolution Go", "templates")
+            raise build_unsupported("Evolution Go", "templates")
         path, body = _content(message)
         body = {"number": message.to, **body}
         if message.reply_to:

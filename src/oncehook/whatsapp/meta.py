@@ -24,7 +24,7 @@ from oncehook.whatsapp.messages import (
     link_text,
 )
 from oncehook.whatsapp.numbers import is_group_id, is_user_id
-from oncehook.whatsapp.outcomes import Fault, Reason, reason_of, unsupported
+from oncehook.whatsapp.outcomes import Fault, Reason, build_unsupported, reason_of
 from oncehook.whatsapp.sender import Call, Credential, Sender, refuse_own_card, without_none
 
 BASE_URL: Final = "https://graph.facebook.com"
@@ -95,9 +95,11 @@ class MetaCloud(Sender):
             body |= {"status": "read", "message_id": message.message_id}
             return Call("POST", f"{self._number}/messages", body)
         if "@" in message.to:
-            raise unsupported("Meta's API", f"to {message.to.partition('@')[2]} ids; only to numbers and ids of Meta's")
+            raise build_unsupported(
+                "Meta's API", f"to {message.to.partition('@')[2]} ids; only to numbers and ids of Meta's"
+            )
         if any(getattr(message, option, None) for option in ("delay", "mentions", "mention_all")):
-            raise unsupported("Meta's API", "with a delay or mentions")
+            raise build_unsupported("Meta's API", "with a delay or mentions")
         kind, content = _content(message)
         body |= {**_address(message.to), "type": kind, kind: content}
         if reply_to := getattr(message, "reply_to", None):
@@ -138,7 +140,7 @@ def _content(
     if isinstance(message, Contact):
         return "contacts", [_card(message)]
     if isinstance(message, Poll):
-        raise unsupported("Meta's API", "polls")
+        raise build_unsupported("Meta's API", "polls")
     if isinstance(message, Media):
         named = {"filename": message.filename} if message.kind == "document" else {}
         return message.kind, without_none(link=message.link, id=message.id, caption=message.caption, **named)

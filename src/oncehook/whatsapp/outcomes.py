@@ -113,7 +113,7 @@ class Fault:
 
 
 def reason_of(status: int) -> Reason:
-    """Return the reason that a status stands for where the answer has no better one."""
+    """Return the reason for a status, where the answer has no better one."""
     if status in (401, 403):
         return Reason.unauthorized
     if status == 413:
@@ -123,7 +123,7 @@ def reason_of(status: int) -> Reason:
     return _REASON[category_of(status) or Category.unknown]
 
 
-def unsupported(api: str, what: str) -> SendFailed:
+def build_unsupported(api: str, what: str) -> SendFailed:
     """Build the failure of a message that this API cannot send."""
     return SendFailed(f"{api} cannot send {what}.", Reason.unsupported)
 

@@ -54,7 +54,7 @@ from oncehook.whatsapp.outcomes import (
     SendFailed,
     Sent,
     build_silence,
-    unsupported,
+    build_unsupported,
 )
 
 if TYPE_CHECKING:
@@ -289,7 +289,7 @@ class Sender(ABC):
         except InvalidMessage as error:
             raise SendFailed(str(error), Reason.invalid_number) from None
         if message.to is not None and not self.takes_meta_ids and (is_user_id(message.to) or is_group_id(message.to)):
-            raise unsupported(self.api, "to ids of Meta's; only to numbers and WhatsApp's own ids")
+            raise build_unsupported(self.api, "to ids of Meta's; only to numbers and WhatsApp's own ids")
         if getattr(message, "delay", 0) >= self.timeout * 1000:
             raise SendFailed(f"The delay is longer than the {self.timeout:g} s of the timeout.", Reason.invalid)
         return message
@@ -600,7 +600,9 @@ def without_none(**fields: Any) -> dict[str, Any]:
 def refuse_own_card(link: Link, api: str) -> None:
     """Refuse a card of one's own for an API that shows the page's. Raises SendFailed."""
     if link.title or link.description or link.image:
-        raise unsupported(api, "a link with a title, description or image of your own; it shows those of the page")
+        raise build_unsupported(
+            api, "a link with a title, description or image of your own; it shows those of the page"
+        )
 
 
 # -- settings ----------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class DjangoDestination(HandlerDestination):
                 well = Result(evidence=kept_result(returned), emits=self._emitter.emissions_blocking(event.finish()))
                 faults.point("before_tx_settle")
                 lease.is_settling = True
-                joined = self._joined()
+                joined = self._join_transaction()
                 joined.settle(settlement(self.terms, lease, well, clock.perf() - started))
         except Exception:
             if not commits:
@@ -118,7 +118,7 @@ class DjangoDestination(HandlerDestination):
             raise transaction.TransactionManagementError("The handler has marked its transaction to be rolled back.")
         return returned
 
-    def _joined(self) -> JoinedTransaction:
+    def _join_transaction(self) -> JoinedTransaction:
         from oncehook.store.postgres import PostgresStore
 
         assert isinstance(self._emitter.store, PostgresStore)  # no other store is in a database of Django's
