@@ -21,7 +21,7 @@ import pytest
 
 from oncehook.cli import api
 from oncehook.store.sqlite import SqliteStore, connection
-from oncehook.store.sqlite.connection import Hold, Holder, holder
+from oncehook.store.sqlite.connection import FileHolder, Hold, holder
 from tests.acceptance.test_desk_cli import Done, Sink, at_a_terminal
 from tests.cli.conftest import Process
 from tests.contrib.running import post
@@ -225,7 +225,7 @@ def after_a_look(monkeypatch: pytest.MonkeyPatch, then: Callable[[], None]) -> N
     """Let something happen as soon as a command has seen that somebody has just taken the file."""
     left = [then]
 
-    def looked(path: Path) -> Holder | None:
+    def looked(path: Path) -> FileHolder | None:
         seen = holder(path)
         if left:
             assert seen is not None

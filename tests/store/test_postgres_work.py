@@ -33,7 +33,7 @@ from oncehook.store.migrate import migrations
 from oncehook.store.postgres import PostgresStore, queue, read
 from oncehook.store.postgres.connection import Database, session
 from oncehook.store.postgres.read import read_parameters
-from oncehook.worker import BEATS
+from oncehook.worker import TIMEOUTS
 from tests.store.conftest import failed_checks
 from tests.store.making import (
     CRM,
@@ -348,7 +348,7 @@ def test_the_functions_and_the_program_mean_the_same_numbers() -> None:
     """A migration cannot read our constants: what a lease may cover, and what is left of it when it is prolonged."""
     [schema] = [step.sql for step in migrations(Engine.postgres)]
     assert f"LIMIT {COVERED} -- COVERED" in schema
-    assert f"n.seconds * {BEATS - 1} / {BEATS}" in schema
+    assert f"n.seconds * {TIMEOUTS.beats - 1} / {TIMEOUTS.beats}" in schema
 
 
 async def test_a_replay_leaves_a_head_alone_that_runs_already(place: Place) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from oncehook import retry
-from oncehook.reports import MASK, request_of, schedule, span
+from oncehook.human import show_span as span
+from oncehook.reports import MASK, request_of, schedule
 
 # -- words -------------------------------------------------------------------------------------
 
