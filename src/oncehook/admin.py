@@ -19,8 +19,7 @@ from datetime import datetime, timedelta
 from typing import Final, Literal, Protocol
 
 from oncehook import __version__, clock, human, query, reports, samples, upkeep
-from oncehook.destinations.base import Destination
-from oncehook.destinations.http import HttpDestination
+from oncehook.destinations.base import Destination, TestableDestination
 from oncehook.errors import (
     BadRequest,
     Forbidden,
@@ -706,12 +705,12 @@ class Admin:
 
     def can_test(self, destination: str) -> bool:
         """Tell whether a test can be sent there: to a function or a person nothing harmless can be sent."""
-        return isinstance(self._destinations.get(destination), HttpDestination)
+        return isinstance(self._destinations.get(destination), TestableDestination)
 
     async def test_destination(self, name: str, *, actor: str) -> Tested:
         """Send one signed test, within the destination's own timeout. Raises NotFound, BadRequest or TestedTooSoon."""
         destination = self._destination(name)
-        if not isinstance(destination, HttpDestination):
+        if not isinstance(destination, TestableDestination):
             raise BadRequest(f"{name} is no web address; only those can be tested.")
         now = clock.steady()
         left = self._tested.get(name, now - self.test_pause) + self.test_pause - now

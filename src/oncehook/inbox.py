@@ -41,8 +41,6 @@ from oncehook.sources import Source
 from oncehook.sources import build as build_source
 from oncehook.store.base import NameIds, Store, StoreObserver, Taker
 from oncehook.upkeep import Sweep
-from oncehook.whatsapp.destination import SenderDestination, Unsure
-from oncehook.whatsapp.messages import type_of
 from oncehook.worker import Worker
 
 if TYPE_CHECKING:
@@ -51,6 +49,7 @@ if TYPE_CHECKING:
     from oncehook.traces import Traces
     from oncehook.web.asgi import Mount
     from oncehook.web.auth import Authorize
+    from oncehook.whatsapp.destination import SenderDestination, Unsure
     from oncehook.whatsapp.messages import Message
     from oncehook.whatsapp.sender import Sender
 
@@ -333,6 +332,8 @@ class Inbox:
         >>> inbox.sender("answers", MetaCloud(token, phone_number_id), retry="quick")
         >>> await inbox.send_message("answers", Text(to="+55 11 99999-0001", text="On its way"), key="order-42")
         """
+        from oncehook.whatsapp.destination import SenderDestination
+
         terms.setdefault("timeout", sender.timeout)
         return self.add_destination(SenderDestination(name, sender, build.terms_of(name, **terms), unsure=unsure))
 
@@ -574,6 +575,9 @@ class Inbox:
         What one recipient gets comes in order. `key=None` must be said: then nothing keeps it from being sent twice.
         Returns the event's id, or the first one's with that key. Raises InvalidMessage for what could never be sent.
         """
+        from oncehook.whatsapp.destination import SenderDestination
+        from oncehook.whatsapp.messages import type_of
+
         sender = self.destinations.get(destination)
         there = any(route.destination == destination for route in self._parts.routes.get(destination, ()))
         if not isinstance(sender, SenderDestination) or not there:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from oncehook import clock
-from oncehook.destinations.http import HttpDestination
+from oncehook.destinations.base import TestableDestination
 from oncehook.errors import ConfigError, Rejected
 from oncehook.model import (
     Arrival,
@@ -229,7 +229,7 @@ class _TestLease(Lease):
         return Trigger.test
 
 
-async def send_test(destination: HttpDestination) -> Tested:
+async def send_test(destination: TestableDestination) -> Tested:
     """Send one signed test over a connection of its own, within the destination's timeout."""
     apart = destination.apart()
     await apart.open()

@@ -51,7 +51,7 @@ def test_there_are_exactly_the_settings_of_the_design() -> None:
         "subject type event_time ignore preview rank rank_scope split redact volatile max_body budget keep_keys "
         "keep_events revive_dead ip_allow",
         "DestinationSettings": "url path preset whatsapp unsure sign headers forward_headers timeout retry transient "
-        "permanent rate concurrency breaker lease allow_private ca",
+        "permanent rate concurrency breaker lease allow_private ca kind celery",
         "RouteTable": "from to when coalesce latest_wins on_dead",
         "EncryptConfig": "key decrypt_only",
         "ServerConfig": "host port admin_token tokens oidc trusted_proxies admin_bind public_without_tls log_level",

@@ -30,12 +30,11 @@ from oncehook.model import Category
 from oncehook.retry import NAMED
 from oncehook.secret import Secret
 from oncehook.settings import load
-from oncehook.settings.check import UNKNOWN_TO, lacking
-from oncehook.settings.tables import WhatsAppConfig
 from oncehook.whatsapp import messages
 from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message
 from oncehook.whatsapp.outcomes import SendFailed
 from oncehook.whatsapp.sender import Sender
+from oncehook.whatsapp.settings import UNKNOWN_TO, WhatsAppConfig, lacking, sender_from
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.storage import S3Files
@@ -165,19 +164,16 @@ async def _run(sender: Sender, work: Work) -> Mapping[str, object]:
 
 
 def _from_destination(config_file: Path | None, name: str) -> Sender:
-    from oncehook.settings.build import sender_from  # imports everything: --help must not wait for that
 
     config = load(config_file, whole=False).config
-    senders = {known: one for known, one in config.destination.items() if one.whatsapp is not None}
+    senders = {known: one for known, one in config.destination.items() if hasattr(one, "whatsapp")}
     if name not in senders:
         raise ConfigError(f'There is no whatsapp destination "{name}".', hint=suggest(name, senders))
     found = senders[name]
-    assert found.whatsapp is not None
     return sender_from(found.whatsapp, timeout=found.timeout, allow_private=found.allow_private, ca=found.ca)
 
 
 def _from_options(settings: Mapping[str, str | None], *, allow_private: bool) -> Sender:
-    from oncehook.settings.build import sender_from
 
     api = settings["api"] or _api_of_others()
     if api is None:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import importlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, Unpack
+
+import msgspec
 
 from oncehook import faults
 from oncehook.categories import Classify
 from oncehook.destinations.base import WELL, Result, Terms
 from oncehook.destinations.handler import failure, kept_result
+from oncehook.destinations.registry import DestinationKind
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
 from oncehook.inbox import Inbox
 from oncehook.model import Category, Evidence, Lease
-from oncehook.settings import build
+from oncehook.settings import build, values
 from oncehook.settings.tables import TermSettings
 
 if TYPE_CHECKING:
@@ -58,6 +62,29 @@ def celery_task(
         terms.setdefault("timeout", 60.0)
     chosen = build.terms_of(name or task, **terms, classify=classify, shared=inbox.classifiers)
     return inbox.add_destination(CeleryDestination(task, app, name=name, finished=finished, terms=chosen))
+
+
+class CelerySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """A task of Celery: a delivery becomes a task."""
+
+    task: Annotated[str, values.TEXT, "The task's name."]
+    app: Annotated[str, values.TEXT, 'The Celery app, as "module:name".']
+    finished: Annotated[bool, values.FLAG, "Done when the task has succeeded, not when the broker has it."] = False
+
+
+def _build(name: str, celery: CelerySettings, settings: Any, terms: Terms) -> CeleryDestination:
+    module, _, attribute = celery.app.partition(":")
+    try:
+        app = getattr(importlib.import_module(module), attribute or "app")
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f'Destination "{name}": the Celery app "{celery.app}" cannot be loaded: {error}.',
+            hint='Write it as "module:name", importable from where oncehook runs.',
+        ) from error
+    return CeleryDestination(celery.task, app, name=name, finished=celery.finished, terms=terms)
+
+
+KIND: Final = DestinationKind(settings=CelerySettings, build=_build)
 
 
 class CeleryDestination:

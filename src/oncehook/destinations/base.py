@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from oncehook.categories import Rules
 from oncehook.model import NO_EVIDENCE, Breaker, Category, Emission, Evidence, Lease, Settle, Settlement
@@ -77,6 +77,14 @@ class Destination(Protocol):
 
     async def attempt(self, lease: Lease) -> Result:
         """Make one attempt, within `terms.timeout`. Raises nothing but CancelledError, when the worker must stop."""
+
+
+@runtime_checkable
+class TestableDestination(Destination, Protocol):
+    """A destination to which a test can be sent."""
+
+    def apart(self) -> Destination:
+        """Return a copy under the same rules, with connections of its own."""
 
 
 def settlement(terms: Terms, lease: Lease, result: Result, duration: float, *, take_next: bool = False) -> Settlement:

@@ -22,7 +22,7 @@ from oncehook.human import nearest
 from oncehook.secret import Environment, Secret
 from oncehook.settings.check import AppNames, check, check_bind, check_surroundings, loose_ends, warnings
 from oncehook.settings.origin import SettingPath, find, parse_variable
-from oncehook.settings.read import Field, Problem, SettingsReader, fields_of, raise_all
+from oncehook.settings.read import Field, Problem, Settings, SettingsReader, fields_with, raise_all
 from oncehook.settings.tables import Config, EncryptConfig, RetentionConfig, ServerConfig, TokenConfig, WatermarkConfig
 from oncehook.store.cipher import read_key
 
@@ -97,7 +97,7 @@ class Loaded:
         return {name: blake2b(value, digest_size=8).hexdigest() for name, value in shown}
 
     def _settings(self, kind: type, table: object, path: SettingPath) -> Iterator[Setting]:
-        for key, about in fields_of(kind).items():
+        for key, about in fields_with(kind, vars(table) if isinstance(table, Settings) else ()).items():
             value = getattr(table, about.attribute)
             here = (*path, key)
             origin = self._reader.origin.where(here)
@@ -185,7 +185,7 @@ def _override(reader: SettingsReader, env: Mapping[str, str], flags: Mapping[str
 
 def _reachable(kind: type, tree: object, path: SettingPath) -> Iterator[tuple[SettingPath, Field]]:
     """Yield every setting that has a name of its own; sources and destinations are those of the file."""
-    for key, about in fields_of(kind).items():
+    for key, about in fields_with(kind, tree if isinstance(tree, dict) else ()).items():
         here = (*path, key)
         if about.form is not None or about.table is None:
             yield here, about

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, Unpack
+from typing import Any, Final, TypeAlias, TypeVar, Unpack
 
 import msgspec
 
 from oncehook.categories import Classify, Rules
+from oncehook.destinations import registry
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.handler import TIMEOUT
 from oncehook.destinations.http import HttpDestination
@@ -20,26 +21,19 @@ from oncehook.model import Breaker, Engine, Headers
 from oncehook.routes import Route
 from oncehook.secret import reveal_text
 from oncehook.settings import EncryptConfig, Loaded, RetentionConfig, WatermarkConfig
-from oncehook.settings.check import has_secret_address, read_address
+from oncehook.settings.check import find_kinds, has_secret_address, read_address
 from oncehook.settings.read import Problem, Settings, fields_of, raise_all, read_program
 from oncehook.settings.tables import (
     BreakerSettings,
-    FilesConfig,
     HandlerSettings,
     RouteSettings,
     TermSettings,
-    WhatsAppConfig,
 )
 from oncehook.settings.values import hide_password
 from oncehook.sources import Source
 from oncehook.store.base import NameIds, Store
 from oncehook.store.cipher import Cipher, read_key
 from oncehook.upkeep import Limits
-from oncehook.whatsapp.destination import SenderDestination
-
-if TYPE_CHECKING:
-    from oncehook.whatsapp.sender import Sender
-    from oncehook.whatsapp.storage import S3Files
 
 T = TypeVar("T")
 
@@ -49,11 +43,10 @@ T = TypeVar("T")
 
 def destination_from(name: str, settings: Settings) -> Destination:
     """Build the destination that checked settings describe."""
-    if settings.whatsapp is not None:
-        sender = sender_from(
-            settings.whatsapp, timeout=settings.timeout, allow_private=settings.allow_private, ca=settings.ca
-        )
-        return SenderDestination(name, sender, terms_from(settings), unsure=settings.unsure)
+    for word in find_kinds(settings):
+        kind = registry.find(word)
+        assert kind is not None, "it was found when its table was read"
+        return kind.build(name, getattr(settings, word), settings, terms_from(settings))
     url = read_address(settings)
     if url is None:
         raise ConfigError(f'Destination "{name}" has no url.', hint="A handler is written in Python: see Inbox.on.")
@@ -101,22 +94,6 @@ def read_handler(name: str, settings: HandlerSettings) -> Settings:
     return read
 
 
-def sender_from(settings: WhatsAppConfig, *, files: S3Files | None = None, **options: Any) -> Sender:
-    """Build the WhatsApp API that checked settings describe; `files` serves where they name no storage."""
-    from oncehook import whatsapp
-
-    options |= {field: getattr(settings, field) for field in settings.__struct_fields__ if field != "files"}
-    if settings.api == "evolution-go":
-        options["admin_key"] = options.pop("api_key")
-    return whatsapp.sender(**options, files=files if settings.files is None else _files(settings.files))
-
-
-def _files(settings: FilesConfig) -> S3Files:
-    from oncehook.whatsapp.storage import S3Files
-
-    return S3Files(**{field: getattr(settings, field) for field in settings.__struct_fields__})
-
-
 def route_settings(settings: Settings) -> RouteSettings:
     """Return those of the given settings that are a route's."""
     given: Any = {name: value for name, value in vars(settings).items() if name in fields_of(RouteSettings)}
@@ -124,10 +101,10 @@ def route_settings(settings: Settings) -> RouteSettings:
 
 
 def own_routes(destinations: Iterable[Destination], sources: Collection[str], known: Sequence[Route]) -> list[Route]:
-    """Return the routes by which a sender gets what is emitted under its name, unless a source has that name."""
-    senders = [one.name for one in destinations if one.kind == SenderDestination.kind and one.name not in sources]
+    """Return the routes by which some kinds get what is emitted under their name, unless a source has that name."""
+    named = [one.name for one in destinations if getattr(one, "has_own_route", False) and one.name not in sources]
     there = {route.source for route in known if route.source == route.destination}
-    return [Route(name, name) for name in senders if name not in there]
+    return [Route(name, name) for name in named if name not in there]
 
 
 # -- a file beside an app ------------------------------------------------------------------------

@@ -18,14 +18,15 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from oncehook.destinations import registry
 from oncehook.errors import ConfigError
 from oncehook.http_client.urls import read_url, with_path
 from oncehook.human import nearest, suggest_clause
 from oncehook.payload import descents
 from oncehook.secret import SHORTEST_SECRET, SHORTEST_TOKEN, Secret, reveal_text, weakness
 from oncehook.settings.origin import SettingPath
-from oncehook.settings.read import Settings, SettingsReader
-from oncehook.settings.tables import Config, ServerConfig, WhatsAppConfig
+from oncehook.settings.read import Settings, SettingsReader, fields_of
+from oncehook.settings.tables import Config, DestinationSettings, ServerConfig
 from oncehook.settings.values import NAME, NAME_FORM, hide_password, is_loopback, split_bind
 
 SHORTEST_PATH: Final = 22
@@ -112,7 +113,7 @@ def _relays(config: Config, reader: SettingsReader) -> Iterator[str]:
     """Yield routes by which anyone can send WhatsApp messages in our name."""
     for route in config.route:
         source, destination = config.source.get(route.from_), config.destination.get(route.to)
-        if source is None or destination is None or destination.whatsapp is None:
+        if source is None or destination is None or not hasattr(destination, "whatsapp"):
             continue
         is_hidden = source.path is not None and len(source.path) >= SHORTEST_PATH
         if is_unverified(source) and not is_for_loopback(source) and not is_hidden:
@@ -179,37 +180,45 @@ def _check_addresses(config: Config, reader: SettingsReader) -> None:
 
 # -- destinations ------------------------------------------------------------------------------
 
-_NEEDS: Final = {
-    "meta": ("token", "phone_number_id"),
-    "evolution-api": ("base_url", "api_key", "instance"),
-    "evolution-go": ("base_url", "token"),
-}
-UNKNOWN_TO: Final = {
-    "meta": ("api_key", "instance"),
-    "evolution-api": ("token", "phone_number_id", "version"),
-    "evolution-go": ("phone_number_id", "version"),
-}
 _OF_A_URL: Final = ("path", "preset", "sign", "headers", "forward_headers")
 
 
 def check_destination(name: str, destination: Settings, reader: SettingsReader) -> None:
     """Note what is wrong between the settings of one destination."""
     path = ("destination", name)
-    whatsapp = destination.whatsapp
-    if destination.url is None and whatsapp is None:
-        if not any(reader.has_failed((*path, key)) for key in ("url", "whatsapp")):
+    if destination.kind is not None and not hasattr(destination, destination.kind):
+        _add_kind(destination, reader, path)
+    kinds = find_kinds(destination)
+    if destination.url is None and not kinds:
+        if not any(reader.has_failed((*path, key)) for key in ("url", "kind", *registry.names())):
             reader.note(
                 path, f'[destination.{name}] needs a url; write url = "https://…", or [destination.{name}.whatsapp]'
             )
-    elif destination.url is not None and whatsapp is not None:
-        reader.note((*path, "whatsapp"), f"[destination.{name}] has both url and whatsapp; keep one of them")
-    elif whatsapp is not None:
+    elif len(kinds) + (destination.url is not None) > 1:
+        first = "url" if destination.url is not None else kinds[0]
+        reader.note((*path, kinds[-1]), f"[destination.{name}] has both {first} and {kinds[-1]}; keep one of them")
+    for kind in kinds:
         for key in _OF_A_URL:
-            if getattr(destination, key):
-                reader.note((*path, key), f"{key} in [destination.{name}] is for a url, not for whatsapp")
-        _check_whatsapp(name, whatsapp, reader)
+            if destination.url is None and getattr(destination, key):
+                reader.note((*path, key), f"{key} in [destination.{name}] is for a url, not for {kind}")
+        if (found := registry.find(kind)) is not None and found.check is not None:
+            found.check(name, getattr(destination, kind), reader)
     for status in sorted({*destination.transient} & {*destination.permanent}):
         reader.note((*path, "permanent"), f"permanent in [destination.{name}]: {status} is listed in transient, too")
+
+
+def _add_kind(destination: Settings, reader: SettingsReader, path: tuple[str, str]) -> None:
+    table = registry.find_table(destination.kind)
+    if table is None:
+        hint = suggest_clause(destination.kind, registry.names())
+        reader.note((*path, "kind"), f'there is no kind of destination "{destination.kind}"; {hint}')
+    elif (read := reader.read(table, {}, (*path, destination.kind))) is not None:
+        setattr(destination, destination.kind, read)
+
+
+def find_kinds(destination: Settings) -> list[str]:
+    """Return the kinds of destination whose tables were given."""
+    return [key for key in vars(destination) if key not in fields_of(DestinationSettings)]
 
 
 def has_secret_address(destination: Settings) -> bool:
@@ -223,23 +232,6 @@ def read_address(destination: Settings) -> str | None:
         return None
     url = read_url(reveal_text(destination.url))
     return url if destination.path is None else read_url(with_path(url, reveal_text(destination.path)))
-
-
-def lacking(whatsapp: WhatsAppConfig) -> list[str]:
-    """Return the settings that its API cannot do without and that are missing."""
-    return [key for key in _NEEDS[whatsapp.api] if getattr(whatsapp, key) is None]
-
-
-def _check_whatsapp(name: str, whatsapp: WhatsAppConfig, reader: SettingsReader) -> None:
-    path = ("destination", name, "whatsapp")
-    for key in lacking(whatsapp):
-        if not reader.has_failed((*path, key)):
-            reader.note(path, f'[destination.{name}.whatsapp] needs {key}: the API "{whatsapp.api}" asks for it')
-    for key in UNKNOWN_TO[whatsapp.api]:
-        if getattr(whatsapp, key) is not None:
-            reader.note(
-                (*path, key), f'{key} in [destination.{name}.whatsapp]: the API "{whatsapp.api}" has no such thing'
-            )
 
 
 def check_surroundings(config: Config, reader: SettingsReader) -> None:

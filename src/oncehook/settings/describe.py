@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
+from oncehook.destinations import registry
 from oncehook.settings import tables
-from oncehook.settings.read import Field, fields_of
+from oncehook.settings.read import Field, fields_of, further_table
 from oncehook.settings.values import NAME
 
 _TABLES: tuple[tuple[str, type], ...] = (
@@ -18,8 +19,6 @@ _TABLES: tuple[tuple[str, type], ...] = (
     ("`[server.oidc]`", tables.OidcConfig),
     ("`[source.NAME]`", tables.SourceSettings),
     ("`[destination.NAME]`", tables.DestinationSettings),
-    ("`[destination.NAME.whatsapp]`", tables.WhatsAppConfig),
-    ("`files = { … }`", tables.FilesConfig),
     ("`retry = { … }`", tables.RetrySettings),
     ("`breaker = { … }`", tables.BreakerSettings),
     ("`[[route]]`", tables.RouteTable),
@@ -56,7 +55,18 @@ This page is written by `oncehook config reference`.
 
 def reference() -> str:
     """Return the page of all settings."""
-    return _HEAD + "".join(_table(title, kind) for title, kind in _TABLES)
+    return _HEAD + "".join(_table(title, kind) for title, kind in _all_tables())
+
+
+def _all_tables() -> Iterator[tuple[str, type]]:
+    """Yield every table with its title, those of our own kinds of destinations behind the one of destinations."""
+    for title, kind in _TABLES:
+        yield title, kind
+        if kind is tables.DestinationSettings:
+            for name in registry.OURS:
+                for table in _tables(registry.load_table(name)):
+                    below = f"`[destination.NAME.{name}]`" if table is registry.load_table(name) else None
+                    yield below or f"`{table.__name__.removesuffix('Config').lower()} = {{ … }}`", table
 
 
 def _table(title: str, kind: type) -> str:
@@ -95,12 +105,20 @@ def schema() -> dict[str, Any]:
 
 
 def _tables(kind: type) -> list[type]:
-    below = [field.table for field in fields_of(kind).values() if not field.form and field.table]
+    below = [field.table for field in _fields(kind).values() if not field.form and field.table]
     return [kind, *(table for inner in below for table in _tables(inner))]
 
 
+def _fields(kind: type) -> Mapping[str, Field]:
+    """Return the settings of a table; of a destination's also the tables of every kind that is installed."""
+    if kind is not tables.DestinationSettings:
+        return fields_of(kind)
+    more = {name: further_table(name, registry.load_table(name)) for name in registry.names()}
+    return {**fields_of(kind), **more}
+
+
 def _table_schema(kind: type) -> dict[str, Any]:
-    fields = fields_of(kind)
+    fields = _fields(kind)
     return {
         "title": kind.__name__,
         "description": (kind.__doc__ or "").strip(),

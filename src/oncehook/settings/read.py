@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import os
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -78,6 +78,10 @@ class Field:
     required: bool
 
 
+MORE_TABLES: Final[dict[type, Callable[[str], type | None]]] = {}
+"""For a table whose keys may name further tables: the function that finds the table of a key."""
+
+
 @functools.cache
 def fields_of(kind: type) -> Mapping[str, Field]:
     """Return the settings of a table by the name they have in the file."""
@@ -93,6 +97,20 @@ def fields_of(kind: type) -> Mapping[str, Field]:
         name.rstrip("_"): _field(name, hint, default, required=name in required)
         for name, (hint, default) in hints.items()
     }
+
+
+def fields_with(kind: type, keys: Iterable[str]) -> Mapping[str, Field]:
+    """Return the settings of a table, and those of these keys that name further tables."""
+    fields, find = fields_of(kind), MORE_TABLES.get(kind)
+    if find is None:
+        return fields
+    more = {key: find(key) for key in keys if key not in fields}
+    return {**fields, **{key: further_table(key, table) for key, table in more.items() if table is not None}}
+
+
+def further_table(key: str, table: type) -> Field:
+    """Return the setting that a further table is."""
+    return Field(key, None, table, None, "", None, required=False)
 
 
 def _struct_default(field: msgspec.structs.FieldInfo) -> Any:
@@ -176,6 +194,7 @@ class SettingsReader:
             value = _of_program(fields, value)
         if not isinstance(value, Mapping):
             raise ConfigError("must be a table")
+        fields = fields_with(kind, value)
         for key in value:
             if key not in fields:
                 self._note_unknown(path, key, list(fields))

@@ -17,12 +17,13 @@ import msgspec
 
 from oncehook.destinations.base import Terms
 from oncehook.destinations.receivers import ReceiverName
+from oncehook.destinations.registry import find_table
 from oncehook.errors import ConfigError
 from oncehook.model import Breaker, RoleName
 from oncehook.retry import NAMED, Policy, policy
 from oncehook.secret import OldSecret, Secret
 from oncehook.settings import values
-from oncehook.settings.read import Default, Settings, Spot, fields_of
+from oncehook.settings.read import MORE_TABLES, Default, Settings, Spot, fields_of
 from oncehook.settings.values import Form, Network
 
 if TYPE_CHECKING:
@@ -174,47 +175,6 @@ _RETRY: Final = Form(
 )
 
 
-class FilesConfig(_Table, frozen=True, kw_only=True):
-    """S3-compatible storage (R2, MinIO, AWS) from which WhatsApp fetches the files that are sent."""
-
-    bucket: Annotated[str, values.TEXT, "The bucket."]
-    endpoint: Annotated[str | None, values.URL, "Its address, where it is not AWS."] = None
-    region: Annotated[str, values.TEXT, "Its region."] = "auto"
-    access_key: Annotated[Secret, values.SECRET, "The key's name."]
-    secret_key: Annotated[Secret, values.SECRET, "The key."]
-    prefix: Annotated[str, values.TEXT, "What the names of its objects begin with."] = "oncehook/"
-    expires: Annotated[float, values.DURATION, "How long a link to a file works."] = DAY
-    public_endpoint: Annotated[
-        str | None, values.URL, "Where WhatsApp reaches it, when that is not where we do (MinIO in a compose file)."
-    ] = None
-    public_url: Annotated[
-        str | None, values.URL, "The address of a bucket that is open to all: links begin with it, and never expire."
-    ] = None
-
-
-class WhatsAppConfig(_Table, frozen=True, kw_only=True):
-    """A WhatsApp API: events routed here are messages, and are sent."""
-
-    api: Annotated[Literal["meta", "evolution-api", "evolution-go"], "Which API it speaks."]
-    token: Annotated[Secret | None, values.SECRET, "The access token (Meta), or the instance's (Evolution Go)."] = None
-    api_key: Annotated[
-        Secret | None, values.SECRET, "The API key (Evolution API), or the administrator's (Evolution Go)."
-    ] = None
-    phone_number_id: Annotated[str | None, values.PHONE, "The number that sends (Meta)."] = None
-    instance: Annotated[str | None, values.TEXT, "The instance that sends (Evolution)."] = None
-    base_url: Annotated[str | None, values.URL, "Where the API is; Meta's own, unless said."] = None
-    version: Annotated[str | None, values.TEXT, "The version of the API (Meta)."] = None
-    proxy: Annotated[
-        Secret | str | None,
-        values.PROXY,
-        'A proxy to go through (http://… or socks5://…), or "env": as ONCEHOOK_PROXY says.',
-    ] = None
-    country: Annotated[str | None, values.COUNTRY, 'The calling code of numbers written without one, as in "55".'] = (
-        None
-    )
-    files: FilesConfig | None = None
-
-
 class _UrlSettings(TypedDict, total=False):
     url: Annotated[
         str | Mapping[str, str], values.ADDRESS, "The address to send to; a reference where it is a secret (Slack's)."
@@ -223,7 +183,6 @@ class _UrlSettings(TypedDict, total=False):
         SecretValue, values.SECRET, "How the address goes on, where only that is a secret: appended to url."
     ]
     preset: Annotated[ReceiverName, "A known receiver: n8n, which is waited for while it starts."]
-    whatsapp: Annotated[Mapping[str, object], WhatsAppConfig]
     unsure: Annotated[
         Literal["retry", "dead"],
         "With whatsapp: what becomes of a message when nobody can tell whether it was sent.",
@@ -259,7 +218,9 @@ class TermSettings(TypedDict, total=False):
 
 
 class DestinationSettings(_UrlSettings, TermSettings, total=False):
-    """Where events are sent: to a web address, or over WhatsApp."""
+    """Where events are sent: to a web address, over WhatsApp, or to a kind of destination that a package brings."""
+
+    kind: Annotated[str, values.TEXT, "A kind of destination that needs no settings of its own."]
 
     allow_private: Annotated[
         bool | Networks, values.PRIVATE, "Whether, or in which networks, it may be a private address.", Default(False)
@@ -267,9 +228,14 @@ class DestinationSettings(_UrlSettings, TermSettings, total=False):
     ca: Annotated[str | Path, values.CERTIFICATES, "A file of certificates that are trusted instead of the system's."]
 
 
-class DestinationArguments(DestinationSettings, total=False):
-    """Settings of a destination with the short forms that only Python has."""
+MORE_TABLES[DestinationSettings] = find_table
 
+
+class DestinationArguments(DestinationSettings, total=False):
+    """Settings of a destination with the short forms that only Python has, and the tables of our own kinds."""
+
+    whatsapp: Mapping[str, object]
+    celery: Mapping[str, object]
     url_env: str
     path_env: str
     sign_env: str

@@ -55,6 +55,8 @@ class SenderDestination:
     """A WhatsApp API to which messages are sent."""
 
     kind = "sender"
+    has_own_route = True
+    """It gets what is emitted under its name."""
 
     def __init__(self, name: str, sender: Sender, terms: Terms | None = None, *, unsure: Unsure = "retry") -> None:
         if unsure not in ("retry", "dead"):

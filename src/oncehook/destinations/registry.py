@@ -1,0 +1,79 @@
+"""Kinds of destinations that settings can name, besides a web address: ours, and those that other packages bring.
+
+A kind of one's own is an entry point in the group `oncehook.destinations` whose value is a `DestinationKind`. It is
+used by a table of its name, `[destination.NAME.sqs]`, or by `kind = "sqs"` where it needs no settings. Only the kinds
+that are named are imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING, Any, Final
+
+from oncehook.destinations.base import Destination, Terms
+from oncehook.errors import ConfigError
+
+if TYPE_CHECKING:
+    from oncehook.settings.read import SettingsReader
+
+GROUP: Final = "oncehook.destinations"
+OURS: Final = {"whatsapp": "oncehook.whatsapp.settings", "celery": "oncehook.contrib.celery"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DestinationKind:
+    """A kind of destination: its settings, and how one is built from them.
+
+    A destination of any kind shows its `kind` and `address`. It may have `preview(body)`, for what a person reads
+    before a replay, and `apart()`, a copy with connections of its own, over which a test can be sent.
+    """
+
+    settings: type
+    """The table of its own settings: a TypedDict or a msgspec Struct, annotated as in `oncehook.settings.tables`."""
+    build: Callable[[str, Any, Any, Terms], Destination]
+    """Called with the destination's name, its own settings, all settings of `[destination.NAME]`, and its terms."""
+    check: Callable[[str, Any, SettingsReader], None] | None = None
+    """Called with the destination's name and its own settings; notes with the reader what is wrong between them."""
+
+
+def names() -> list[str]:
+    """Return the name of every kind there is."""
+    return sorted({*OURS, *(point.name for point in entry_points(group=GROUP))})
+
+
+def find(name: str) -> DestinationKind | None:
+    """Return the kind of this name, or None. No other package can take a name of ours. Raises ConfigError."""
+    if name in OURS:
+        kind: DestinationKind = importlib.import_module(OURS[name]).KIND
+        return kind
+    return next((_load(point) for point in entry_points(group=GROUP, name=name)), None)
+
+
+def find_table(name: str) -> type | None:
+    """Return the table of the settings of a kind, or None where there is no such kind. Raises ConfigError."""
+    kind = find(name)
+    return None if kind is None else kind.settings
+
+
+def load_table(name: str) -> type:
+    """Return the table of the settings of a kind that is there."""
+    table = find_table(name)
+    assert table is not None, name
+    return table
+
+
+def _load(point: EntryPoint) -> DestinationKind:
+    package = point.dist.name if point.dist else "another package"
+    try:
+        found = point.load()
+    except Exception as error:
+        raise ConfigError(f'The kind "{point.name}" of {package} cannot be loaded: {error}.') from error
+    if not isinstance(found, DestinationKind):
+        raise ConfigError(
+            f'The kind "{point.name}" of {package} is a {type(found).__name__}.',
+            hint=f"The entry point {point.value!r} must name a DestinationKind.",
+        )
+    return found
