@@ -358,9 +358,9 @@ def test_this_machine_and_proxies_may_hold_many() -> None:
 def test_open_files_bound_the_connections(soft: int, hard: int, asked: int, expected: int) -> None:
     # In a process of its own: a limit once lowered cannot be raised again.
     program = (
-        "import resource; from oncehook.web.connection import affordable;"
+        "import resource; from oncehook.web.connection import limit_connections;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}));"
-        f"print(affordable({asked}), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+        f"print(limit_connections({asked}), *resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     assert said.split() == [str(expected), str(min(asked + 256, hard)), str(hard)]

@@ -452,7 +452,7 @@ def module_of(url: str) -> ModuleType:
         raise ConfigError(f"Claims on {scheme} need a driver.", hint=f"pip install 'oncehook[{name}]'") from error
 
 
-def named_store(store: str | None) -> str:
+def resolve_store(store: str | None) -> str:
     """Return the given address, or the environment's, or the one beside the inbox of the settings."""
     return store or os.environ.get(ENVIRONMENT) or _beside_the_inbox(Path.cwd(), *map(os.environ.get, _INBOX_VARIABLES))
 
@@ -712,13 +712,13 @@ _opening: Final = threading.Lock()
 
 def get_shared(store: str | None, **settings: Any) -> Claims:
     """Return claims on the connector that all users of an address share."""
-    url = named_store(store)
+    url = resolve_store(store)
     return Claims(url, connector=_share(_connectors, url, module_of(url).CONNECTOR), **settings)
 
 
 def get_shared_async(store: str | None, **settings: Any) -> AsyncClaims:
     """Return claims for event loops on the connector that all users of an address share."""
-    url = named_store(store)
+    url = resolve_store(store)
     return AsyncClaims(url, connector=_share(_async_connectors, url, module_of(url).ASYNC_CONNECTOR), **settings)
 
 

@@ -104,7 +104,7 @@ class Where:
         from oncehook.store.sqlite import SqliteStore
 
         if self.server is not None:
-            return self._named(self.server)
+            return self._connect_to(self.server)
         inbox = build_setup(self.app, self.config_file).inbox if self.app else None
         if inbox is not None:
             store, is_named = inbox.store, True
@@ -129,7 +129,7 @@ class Where:
     def _inbox(self) -> Inbox:
         return build_setup(None, self.config_file).inbox
 
-    def _named(self, server: str) -> HttpTransport:
+    def _connect_to(self, server: str) -> HttpTransport:
         from oncehook.cli.transport import HttpTransport
         from oncehook.settings.values import is_loopback
 
@@ -381,8 +381,8 @@ def asks_api(function: Callable[..., T]) -> Callable[..., T]:
     @click.option("--server", metavar="URL", help="Ask this server, over HTTP.")
     @click.option("--token-env", metavar="NAME", help=f"Variable that holds the token for it (default: {TOKEN_ENV}).")
     @functools.wraps(function)
-    def wrapped(config_file: Path | None, app: str | None, server: str | None, token_env: str | None, **rest: Any) -> T:
+    def run(config_file: Path | None, app: str | None, server: str | None, token_env: str | None, **rest: Any) -> T:
         with Api(Where(config_file, app, server, token_env)) as api:
             return function(api, **rest)
 
-    return wrapped
+    return run

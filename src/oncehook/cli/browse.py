@@ -17,14 +17,14 @@ from oncehook.cli.api import Api, Failed, Misused, Unreachable, asks_api, at
 from oncehook.cli.options import json_lines_option, json_option
 from oncehook.cli.output import (
     answer,
-    counted,
     fields,
-    joined,
+    join_columns,
     json_line,
     moment,
     next_moment,
     readable,
     say,
+    show_counts,
     state,
     table,
     text,
@@ -192,7 +192,7 @@ def _stats_lines(stats: Mapping[str, Any], by: str | None) -> list[str]:
         {
             "since": moment(stats["since"]),
             **{word: f"{stats[word]:,}" for word in flows},
-            "deliveries": counted(stats["by_status"]) or "none",
+            "deliveries": show_counts(stats["by_status"]) or "none",
             "dead now": click.style(f"{stats['dead']:,}", fg="red" if stats["dead"] else None),
             "today": f"{stats['volume_today']:,}",
         }
@@ -378,12 +378,12 @@ def _delivery_line(delivery: Mapping[str, Any]) -> str:
     failed = text(last_failure(delivery), 100) if delivery["status"] != "done" else ""
     status = f"{text(delivery['destination'])}: {state(delivery['status'], delivery['note'])}"
     status += f", replayed by {delivery['replay_id']}" if delivery["replayed"] else ""
-    return joined(delivery["id"], status, tried, due, failed)
+    return join_columns(delivery["id"], status, tried, due, failed)
 
 
 def _arrival_line(arrival: Mapping[str, Any]) -> str:
     differs = "another body" if arrival["body_differs"] else ""
-    return joined(moment(arrival["at"]), state(arrival["outcome"]), differs, arrival["id"])
+    return join_columns(moment(arrival["at"]), state(arrival["outcome"]), differs, arrival["id"])
 
 
 def _header_lines(arrival: Mapping[str, Any]) -> list[str]:
@@ -433,7 +433,7 @@ def _show_delivery(api: Api, delivery: Mapping[str, Any], as_json: bool) -> int:
         "replayed": moment(delivery["last_replay_at"]),
         "replay": delivery["replay_id"] or "",
     }
-    lines = [joined(delivery["id"], state(delivery["status"], delivery["note"])), *fields(facts, "  ")]
+    lines = [join_columns(delivery["id"], state(delivery["status"], delivery["note"])), *fields(facts, "  ")]
     if attempts:
         lines += ["", "attempts", *(line for one in attempts for line in attempt_lines(one))]
     return answer({**delivery, "timeline": attempts}, lines, as_json=as_json)
@@ -445,7 +445,7 @@ def attempt_lines(attempt: Mapping[str, Any]) -> list[str]:
     outcome = state(attempt["outcome"]) + (f" {attempt['category']}" if attempt["category"] else "")
     code = f"HTTP {attempt['status']}" if attempt["status"] else ""
     took = show_elapsed(attempt["duration"])
-    lines = ["  " + joined(moment(attempt["started_at"]), number, outcome, code, took, attempt["id"])]
+    lines = ["  " + join_columns(moment(attempt["started_at"]), number, outcome, code, took, attempt["id"])]
     lines += [f"    {text(one, 500)}" for one in (attempt["error"] or "").splitlines()]
     lines += [f"    | {text(one, 500)}" for one in (attempt["answer"] or "").splitlines()]
     if attempt["result"] is not None:
@@ -464,7 +464,7 @@ def last_failure(delivery: Mapping[str, Any]) -> str:
 
 def replay_lines(replay: Mapping[str, Any]) -> list[str]:
     """Print one replay."""
-    counts = counted(replay, ("done", "dead", "skipped"))
+    counts = show_counts(replay, ("done", "dead", "skipped"))
     facts = {
         "deliveries": f"{replay['planned']} planned, {replay['fed']} handed out" + (f", {counts}" if counts else ""),
         "query": text(replay["query"], 500),
@@ -475,7 +475,7 @@ def replay_lines(replay: Mapping[str, Any]) -> list[str]:
         "finished": moment(replay["finished_at"]),
         "command": text(replay["command"], 2000),
     }
-    return [joined(replay["id"], state(replay["state"])), *fields(facts, "  ")]
+    return [join_columns(replay["id"], state(replay["state"])), *fields(facts, "  ")]
 
 
 def rate_of(replay: Mapping[str, Any]) -> str:

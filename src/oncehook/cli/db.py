@@ -45,7 +45,7 @@ def _store(config: Config) -> Store:
 
 
 @asynccontextmanager
-async def _opened(config: Config, *, migrate: bool) -> AsyncIterator[Store]:
+async def _open_store(config: Config, *, migrate: bool) -> AsyncIterator[Store]:
     store = _store(config)
     try:
         await store.open(migrate=migrate)
@@ -125,7 +125,7 @@ def prune(config_file: Path | None, as_json: bool) -> int:
 async def _prune(config: Config) -> Pruned:
     from oncehook.model import Pruned
 
-    async with _opened(config, migrate=False) as store:
+    async with _open_store(config, migrate=False) as store:
         ids = await store.register_names((), ())
         keep = {
             ids.sources[name]: source.settings.keep_events
@@ -177,7 +177,7 @@ def backup(config_file: Path | None, file: Path) -> None:
 @db.command("restored")
 @config_option
 @click.option("--yes", is_flag=True, help="Although workers have been heard of in the last minute.")
-def restored(config_file: Path | None, yes: bool) -> None:
+def mark_restored(config_file: Path | None, yes: bool) -> None:
     """After a restore from a backup, before anything is started: end all leases and raise all fences.
 
     A worker that held a lease when the backup was made can then write nothing any more; what was leased is due again.
@@ -187,7 +187,7 @@ def restored(config_file: Path | None, yes: bool) -> None:
 
 
 async def _end_leases(config: Config, yes: bool) -> int:
-    async with _opened(config, migrate=config.migrate) as store:
+    async with _open_store(config, migrate=config.migrate) as store:
         # A process that has opened a SQLite file for writing is alone with it: its workers are those of the backup.
         workers = [] if store.engine is Engine.sqlite else await store.workers()
         if workers and not yes:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from oncehook.claims import Claim, Claims
-from oncehook.claims.client import ENVIRONMENT, KEEP, NAMESPACE, TTL, named_store
+from oncehook.claims.client import ENVIRONMENT, KEEP, NAMESPACE, TTL, resolve_store
 from oncehook.cli.options import json_option
 from oncehook.cli.output import answer, fields, text
 from oncehook.human import show_duration
@@ -28,11 +28,11 @@ def _takes_key(command: Callable[..., int]) -> Callable[..., int]:
     @click.option("--namespace", default=NAMESPACE, show_default=True, help="Whose keys.")
     @json_option
     @functools.wraps(command)
-    def wrapped(store: str | None, namespace: str, **rest: Any) -> int:
-        with Claims(named_store(store), namespace=namespace) as claims:
+    def run(store: str | None, namespace: str, **rest: Any) -> int:
+        with Claims(resolve_store(store), namespace=namespace) as claims:
             return command(claims, **rest)
 
-    return wrapped
+    return run
 
 
 @keys.command("claim")

@@ -28,12 +28,12 @@ from oncehook.cli.options import json_option, yes_option
 from oncehook.cli.output import (
     Progress,
     answer,
-    counted,
     document,
     fields,
-    joined,
+    join_columns,
     moment,
     say,
+    show_counts,
     state,
     table,
     text,
@@ -186,7 +186,7 @@ def _follow(api: Api, replay_id: str, as_json: bool) -> int:
     parts = [replay_id, f"{replay['done']}/{replay['planned']} done"]
     parts += [f"{replay[word]} {word}" for word in ("dead", "skipped") if replay[word]]
     is_aborted = replay["state"] == "aborted"
-    answer(replay, [joined(*parts, state("aborted") if is_aborted else "")], as_json=as_json)
+    answer(replay, [join_columns(*parts, state("aborted") if is_aborted else "")], as_json=as_json)
     return 1 if replay["dead"] or is_aborted else 0
 
 
@@ -212,7 +212,9 @@ def _change_replays(api: Api, ids: Sequence[str], act: str, as_json: bool) -> in
     if not ids or any(not one.startswith("rpl_") for one in ids):
         raise click.UsageError(f"Which replay? --{act} wants ids that begin with rpl_.")
     changed = [api.post(at("replays", one, act)) for one in ids]
-    return answer({"items": changed}, (joined(one["id"], state(one["state"])) for one in changed), as_json=as_json)
+    return answer(
+        {"items": changed}, (join_columns(one["id"], state(one["state"])) for one in changed), as_json=as_json
+    )
 
 
 def _list_replays(api: Api, as_json: bool) -> int:
@@ -236,7 +238,7 @@ def _replay_row(replay: Mapping[str, Any]) -> list[str]:
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
     """Print a plan: the recipients, the span of time, what is left out, a sample, and the command for it."""
-    by_status = counted(plan["by_status"])
+    by_status = show_counts(plan["by_status"])
     recipients = [
         [text(one["destination"]), text(one["address"] or one["kind"], 200), f"{one['count']:,}", _warning(one)]
         for one in plan["recipients"]
@@ -245,7 +247,7 @@ def plan_lines(plan: Mapping[str, Any]) -> list[str]:
         "oldest": moment(plan["oldest"]),
         "newest": moment(plan["newest"]),
         "left out": _left_out(plan),
-        "takes": _expected(plan),
+        "takes": _show_expected(plan),
         "query": text(plan["query"], 2000),
     }
     return [
@@ -270,7 +272,7 @@ def _left_out(plan: Mapping[str, Any]) -> str:
     return ", ".join(f"{number:,} {word}{hints.get(word, '')}" for word, number in plan["left_out"].items() if number)
 
 
-def _expected(plan: Mapping[str, Any]) -> str:
+def _show_expected(plan: Mapping[str, Any]) -> str:
     expected, rate = plan["expected_seconds"], rate_of(plan)
     if expected is None:
         return ""
@@ -354,7 +356,7 @@ def resume(api: Api, names: Sequence[str], as_json: bool) -> int:
 
 
 def _print_changed(changed: Sequence[Mapping[str, Any]], as_json: bool) -> int:
-    lines = [joined(text(one["name"]), destination_state(one), f"{one['pending']:,} pending") for one in changed]
+    lines = [join_columns(text(one["name"]), destination_state(one), f"{one['pending']:,} pending") for one in changed]
     return answer({"items": changed}, lines, as_json=as_json)
 
 
@@ -471,7 +473,7 @@ def import_keys(
                 counts["known"] += imported["known"]
     if dry_run:
         say(["nothing was imported; the first keys:", *(f"  {one}" for one in sample)], err=True)
-    others = counted(counts, ("new", "known", "skipped"))
+    others = show_counts(counts, ("new", "known", "skipped"))
     summary = f"{count(counts['read'], 'key')} read" + (f", {others}" if others else "")
     return answer({"source": source, **counts}, [summary], as_json=as_json)
 

@@ -91,7 +91,7 @@ def state(word: str, note: str | None = None) -> str:
     return click.style(word + (f" ({note})" if note else ""), fg=COLORS.get(word))
 
 
-def counted(numbers: Mapping[str, int], words: Iterable[str] | None = None) -> str:
+def show_counts(numbers: Mapping[str, int], words: Iterable[str] | None = None) -> str:
     """Print the numbers that are not zero: `3 done, 1 dead`."""
     return ", ".join(f"{numbers[word]:,} {word}" for word in words or numbers if numbers.get(word))
 
@@ -129,7 +129,7 @@ def fields(pairs: Mapping[str, str], indent: str = "") -> list[str]:
     return table((), [(click.style(name, dim=True), value) for name, value in pairs.items() if value], indent)
 
 
-def joined(*parts: str) -> str:
+def join_columns(*parts: str) -> str:
     """Print the parts that are not empty, as columns of one line."""
     return "  ".join(part for part in parts if part)
 
@@ -182,11 +182,11 @@ class Progress:
         """Return the line that is drawn."""
         spent = clock.perf() - self._began
         if not self._total:
-            return joined(self._what, f"{self.done:,} {self._unit}".rstrip(), show_duration(round(spent)))
+            return join_columns(self._what, f"{self.done:,} {self._unit}".rstrip(), show_duration(round(spent)))
         part = min(self.done / self._total, 1.0)
         bar = f"[{'#' * round(part * self.WIDTH):.<{self.WIDTH}}] {part:4.0%}"
         left = f"{show_duration(round(spent / part - spent))} left" if part and spent > 1 else ""
-        return joined(self._what, bar, f"{self.done:,}/{self._total:,} {self._unit}".rstrip(), left)
+        return join_columns(self._what, bar, f"{self.done:,}/{self._total:,} {self._unit}".rstrip(), left)
 
     def _draw(self) -> None:
         self._drawn = clock.perf()

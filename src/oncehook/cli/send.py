@@ -16,7 +16,7 @@ import click
 from oncehook import clock
 from oncehook.cli.api import Api, Failed, asks_api, at, check_known, no_answer
 from oncehook.cli.options import address_of, app_option, build_setup, config_option, json_lines_option
-from oncehook.cli.output import joined, json_line, say, text
+from oncehook.cli.output import join_columns, json_line, say, text
 from oncehook.cli.tail import CONNECTION, Feed, Moment, first_id, moment_line, open_feed
 from oncehook.errors import ConfigError
 from oncehook.human import show_elapsed
@@ -186,7 +186,7 @@ def _sent_line(sent: Mapping[str, Any]) -> str:
     color = "green" if status is not None and 200 <= status < 300 else "red"
     answer = click.style(f"→ {status} in {show_elapsed(sent['duration_s'])}" if status else "→ no answer", fg=color)
     now = clock.now_utc().astimezone().strftime("%H:%M:%S")
-    return joined(now, sent["event_id"], text(sent["type"]), answer, text(sent["error"], 80))
+    return join_columns(now, sent["event_id"], text(sent["type"]), answer, text(sent["error"], 80))
 
 
 class Relay:

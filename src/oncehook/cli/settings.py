@@ -244,7 +244,7 @@ def _store_lines(store: str) -> list[str]:
             hint="Write it without, and set PGPASSWORD, or the whole address as ONCEHOOK_STORE.",
         )
     about = "# one file, one process that writes it" if store.startswith("sqlite") else "# any number of processes"
-    return [f"store = {_quoted(store)}   {about}"]
+    return [f"store = {_quote(store)}   {about}"]
 
 
 def _source_lines(origin: str) -> list[str]:
@@ -285,7 +285,7 @@ def _goal(origins: Sequence[str], goal: str) -> list[str]:
             f'#   @inbox.on("{origins[0]}")',
             "#   async def handle(event: Event) -> None: ...",
         ]
-    lines = ["[destination.target]", f"url = {_quoted(goal)}", 'retry = "durable"       # ten attempts over three days']
+    lines = ["[destination.target]", f"url = {_quote(goal)}", 'retry = "durable"       # ten attempts over three days']
     if _is_private(goal):
         lines.append("allow_private = true    # this address is in a private network")
     lines.append('# sign = { env = "TARGET_SECRET" }   # then it is signed, and the receiver can verify it')
@@ -302,7 +302,7 @@ def _is_private(url: str) -> bool:
         return False
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     if not text.isprintable():
         raise ConfigError("An address has no control characters.")
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

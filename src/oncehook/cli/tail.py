@@ -29,7 +29,7 @@ import click
 from oncehook import clock
 from oncehook.cli.api import PREFIX, Api, Failed, asks_api, at, no_answer
 from oncehook.cli.options import json_lines_option
-from oncehook.cli.output import joined, json_line, readable, say, state, text
+from oncehook.cli.output import join_columns, json_line, readable, say, state, text
 from oncehook.errors import OncehookError
 from oncehook.human import count, show_duration, show_elapsed
 from oncehook.logs import plain
@@ -119,7 +119,7 @@ def moment_line(kind: str, fields: Mapping[str, Any], at: datetime) -> str:
         columns = [_connection(kind, fields)]
     else:
         columns = _COLUMNS[kind](fields) if kind in _COLUMNS else [text(json_line(fields), 200)]
-    return joined(at.astimezone().strftime("%H:%M:%S"), *columns)
+    return join_columns(at.astimezone().strftime("%H:%M:%S"), *columns)
 
 
 def _arrival(fields: Mapping[str, Any]) -> list[str]:

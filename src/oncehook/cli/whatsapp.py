@@ -34,7 +34,7 @@ from oncehook.whatsapp import messages
 from oncehook.whatsapp.messages import InvalidMessage, MediaKind, Message
 from oncehook.whatsapp.outcomes import SendFailed
 from oncehook.whatsapp.sender import Sender
-from oncehook.whatsapp.settings import UNKNOWN_TO, WhatsAppConfig, lacking, sender_from
+from oncehook.whatsapp.settings import UNKNOWN_TO, WhatsAppConfig, list_missing, sender_from
 
 if TYPE_CHECKING:
     from oncehook.whatsapp.storage import S3Files
@@ -130,7 +130,7 @@ def _uses_sender(command: Callable[..., Work]) -> Callable[..., int]:
     @_plain_options
     @click.option("--allow-private", is_flag=True, help="The API may be in a private network.")
     @functools.wraps(command)
-    def wrapped(config_file: Path | None, destination: str | None, allow_private: bool, **options: Any) -> int:
+    def run(config_file: Path | None, destination: str | None, allow_private: bool, **options: Any) -> int:
         settings = {key: options.pop(key) for key in ("api", *_PLAIN)}
         if voice.verbose:
             set_up_logging("debug")
@@ -147,7 +147,7 @@ def _uses_sender(command: Callable[..., Work]) -> Callable[..., int]:
             return _exit_code(error)
         return 0
 
-    return wrapped
+    return run
 
 
 def _plain_options(command: Callable[..., int]) -> Callable[..., int]:
@@ -187,7 +187,7 @@ def _from_options(settings: Mapping[str, str | None], *, allow_private: bool) ->
     if named_proxy(os.environ, known.get("instance") or known.get("phone_number_id")):
         known.setdefault("proxy", "env")
     config = WhatsAppConfig(**{key: value for key, value in known.items() if key not in UNKNOWN_TO[api]})
-    if missing := lacking(config):
+    if missing := list_missing(config):
         raise ConfigError(
             f"{api} needs {' and '.join(missing)}.", hint=f"Set {', '.join(_ENV + key.upper() for key in missing)}."
         )

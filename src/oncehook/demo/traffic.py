@@ -57,7 +57,7 @@ class Traffic:
     async def act(self) -> None:
         """Send one hook, or a few that belong together."""
         (happens,) = chance.choices(
-            (self._message, self._status, self._payment, self._push, self._booking, self._moved),
+            (self._message, self._status, self._payment, self._push, self._booking, self._reschedule),
             weights=(30, 14, 24, 14, 7, 5),
         )
         await happens()
@@ -100,7 +100,7 @@ class Traffic:
     async def _booking(self) -> None:
         await self._send("bookings", self._draft("bookings", chance.choice(["scheduled", "scheduled", "canceled"])))
 
-    async def _moved(self) -> None:
+    async def _reschedule(self) -> None:
         """Move an appointment several times: only the last time matters."""
         hook = self._draft("bookings", "rescheduled")
         hook = replace(hook, body=hook.body.replace(b"142424", str(chance.choice(APPOINTMENTS)).encode()))

@@ -66,10 +66,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
 
 def _ending_with(trial: TestInbox, test: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(test)
-    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+    async def run_test(*args: Any, **kwargs: Any) -> Any:
         try:
             return await test(*args, **kwargs)
         finally:
             await trial.stop()
 
-    return wrapped
+    return run_test

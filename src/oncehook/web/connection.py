@@ -56,7 +56,7 @@ OTHER_FILES: Final = 256
 """Open files that are not connections: the store's, and room to spare."""
 
 
-def affordable(connections: int) -> int:
+def limit_connections(connections: int) -> int:
     """Return how many of so many connections this process may hold open; raise its limit of open files if allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES

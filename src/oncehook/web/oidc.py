@@ -141,22 +141,22 @@ class SignIn:
 
     @property
     def state(self) -> str:
-        return self._derived("state")
+        return self._derive("state")
 
     @property
     def nonce(self) -> str:
-        return self._derived("nonce")
+        return self._derive("nonce")
 
     @property
     def verifier(self) -> str:
-        return self._derived("verifier")
+        return self._derive("verifier")
 
     @property
     def challenge(self) -> str:
         """Return what the provider is told of the verifier (PKCE, S256)."""
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
-    def _derived(self, what: str) -> str:
+    def _derive(self, what: str) -> str:
         return _base64(hmac.digest(self.secret.encode(), what.encode(), "sha256"))
 
 
@@ -232,7 +232,7 @@ class Oidc:
 
     async def address(self, sign_in: SignIn) -> str:
         """Return where the browser has to go. Raises ProviderUnavailable."""
-        endpoint = (await self._described()).authorization_endpoint
+        endpoint = (await self._fetch_metadata()).authorization_endpoint
         asked = {
             "response_type": "code",
             "client_id": self._settings.client_id,
@@ -249,22 +249,22 @@ class Oidc:
         """Return who has come back. Raises SignInUnknown, SignInFailed, NoRole or ProviderUnavailable."""
         if sign_in is None or not same(_only(answer, "state").encode("utf-8", "replace"), sign_in.state.encode()):
             raise SignInUnknown
-        metadata = await self._described()
+        metadata = await self._fetch_metadata()
         given = _only(answer, "iss")
         if given != metadata.issuer and (given or metadata.authorization_response_iss_parameter_supported):
-            raise self._failed("the answer is another issuer's")
+            raise self._build_failure("the answer is another issuer's")
         if error := _only(answer, "error"):
-            raise self._failed(_shown(error), f"The provider did not sign you in: {_shown(error)}.")
+            raise self._build_failure(_mask_code(error), f"The provider did not sign you in: {_mask_code(error)}.")
         code = _only(answer, "code")
         if not 0 < len(code) <= _LONGEST_CODE:
-            raise self._failed("the answer has no code")
-        token = await self._exchanged(metadata, code, sign_in)
+            raise self._build_failure("the answer has no code")
+        token = await self._exchange(metadata, code, sign_in)
         try:
-            return self._signed_in(await self._verified(metadata, token, sign_in))
+            return self._signed_in(await self._verify(metadata, token, sign_in))
         except InvalidToken as error:
-            raise self._failed(str(error)) from None
+            raise self._build_failure(str(error)) from None
 
-    async def _exchanged(self, metadata: _Metadata, code: str, sign_in: SignIn) -> str:
+    async def _exchange(self, metadata: _Metadata, code: str, sign_in: SignIn) -> str:
         """Return the ID token that the provider gives for a code, which works once."""
         form = {
             "grant_type": "authorization_code",
@@ -290,10 +290,10 @@ class Oidc:
         finally:
             self._exchanging -= 1
         if answer.status in (400, 401, 403):
-            raise self._failed(f"the provider takes neither code nor client: {_refusal(answer)}")
+            raise self._build_failure(f"the provider takes neither code nor client: {_refusal(answer)}")
         return self._read(answer, _Tokens).id_token
 
-    async def _verified(self, metadata: _Metadata, token: str, sign_in: SignIn) -> Claims:
+    async def _verify(self, metadata: _Metadata, token: str, sign_in: SignIn) -> Claims:
         """Check an ID token; one that fits none of the known keys is tried once more with new ones."""
         expected = {
             "issuer": self._settings.issuer,
@@ -301,21 +301,21 @@ class Oidc:
             "nonce": sign_in.nonce,
         }
         try:
-            return verify(token, await self._signing(metadata), **expected)
+            return verify(token, await self._fetch_keys(metadata), **expected)
         except UnknownKey:
-            return verify(token, await self._signing(metadata, anew=True), **expected)
+            return verify(token, await self._fetch_keys(metadata, anew=True), **expected)
 
     # -- what the provider says of itself ------------------------------------------------------
 
-    async def _described(self) -> _Metadata:
+    async def _fetch_metadata(self) -> _Metadata:
         async with self._lock:
             if self._metadata is None or clock.steady() >= self._metadata_until:
                 url = self._settings.issuer.rstrip("/") + "/.well-known/openid-configuration"
-                self._metadata = self._checked(await self._document(read_url(url), _Metadata))
+                self._metadata = self._check_metadata(await self._document(read_url(url), _Metadata))
                 self._metadata_until = clock.steady() + FRESH
             return self._metadata
 
-    def _checked(self, metadata: _Metadata) -> _Metadata:
+    def _check_metadata(self, metadata: _Metadata) -> _Metadata:
         """Refuse the description of another provider, and addresses in it that nobody should be sent to."""
         if metadata.issuer != self._settings.issuer:
             raise self._down("its description names another issuer; write issuer as the provider does, to the letter")
@@ -334,7 +334,7 @@ class Oidc:
             jwks_uri=read_url(metadata.jwks_uri),
         )
 
-    async def _signing(self, metadata: _Metadata, *, anew: bool = False) -> Sequence[Jwk]:
+    async def _fetch_keys(self, metadata: _Metadata, *, anew: bool = False) -> Sequence[Jwk]:
         """Return the provider's keys, as of an hour ago at most; `anew`: of some seconds ago."""
         async with self._lock:
             now = clock.steady()
@@ -384,7 +384,7 @@ class Oidc:
 
     # -- what goes wrong -----------------------------------------------------------------------
 
-    def _failed(self, reason: str, message: str = "") -> SignInFailed:
+    def _build_failure(self, reason: str, message: str = "") -> SignInFailed:
         fields = {"provider": self.name, "reason": reason}
         ration.log(log, logging.WARNING, "oidc.failed", fields, kind=self.name)
         return SignInFailed(message)
@@ -432,12 +432,12 @@ def _only(answer: QueryParams, name: str) -> str:
 
 def _refusal(answer: Answer) -> str:
     try:
-        return _shown(msgspec.json.decode(answer.body, type=_Refusal).error)
+        return _mask_code(msgspec.json.decode(answer.body, type=_Refusal).error)
     except UNREADABLE:
         return f"status {answer.status}"
 
 
-def _shown(error: str) -> str:
+def _mask_code(error: str) -> str:
     """Return an error code as it may stand in the log."""
     return error if _ERROR.fullmatch(error) else "an error without a name"
 
@@ -519,7 +519,7 @@ def _payload(token: str, keys: Sequence[Jwk]) -> bytes:
     algorithm, key_id = header.get("alg"), header.get("kid")
     if not isinstance(algorithm, str) or algorithm not in KEY_TYPES:
         raise InvalidToken("alg is not an accepted algorithm")
-    fitting = list(_fitting(keys, algorithm, key_id))
+    fitting = list(_iter_fitting(keys, algorithm, key_id))
     if not fitting:
         raise UnknownKey("no key of the provider fits this token")
     registry = jws.JWSRegistry(algorithms=[algorithm], strict_check_header=False)
@@ -531,7 +531,7 @@ def _payload(token: str, keys: Sequence[Jwk]) -> bytes:
     raise UnknownKey("the signature does not match")
 
 
-def _fitting(keys: Sequence[Jwk], algorithm: str, key_id: object) -> Iterator[RSAKey | ECKey]:
+def _iter_fitting(keys: Sequence[Jwk], algorithm: str, key_id: object) -> Iterator[RSAKey | ECKey]:
     """Yield the keys that may have signed with this algorithm under this id; those that are no good are left out."""
     from joserfc.jwk import ECKey, RSAKey
 

@@ -36,7 +36,7 @@ from oncehook.sources import Network
 from oncehook.web import api, dashboard
 from oncehook.web.asgi import App, Prefixed
 from oncehook.web.auth import Access
-from oncehook.web.connection import ConnectionLimits, Connections, InboundConnection, affordable
+from oncehook.web.connection import ConnectionLimits, Connections, InboundConnection, limit_connections
 from oncehook.web.dashboard.context import Guide
 from oncehook.web.hooks import BodyBudget, Hooks
 from oncehook.web.live import Broadcast
@@ -81,7 +81,7 @@ async def serve_on(
 
     Requests below the prefix of `hooks` are answered by them, all others by `app`.
     """
-    connections = Connections(app, hooks, replace(limits, connections=affordable(limits.connections)), trusted)
+    connections = Connections(app, hooks, replace(limits, connections=limit_connections(limits.connections)), trusted)
     server = await asyncio.get_running_loop().create_server(
         partial(InboundConnection, connections), sock=listener, backlog=BACKLOG
     )
@@ -104,7 +104,7 @@ class StopSignals:
         self._stop = asyncio.Event()
 
     @contextlib.contextmanager
-    def handled(self) -> Iterator[None]:
+    def handle(self) -> Iterator[None]:
         """Handle them while the block runs."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -148,7 +148,7 @@ async def serve(
     listener = listen(host, port)
     shown = f"[{host}]" if ":" in host else host
     # Signals are handled before `on_ready` is called: whoever hears that it is ready may stop it.
-    with signals.handled():
+    with signals.handle():
         async with serve_on(listener, app, hooks=hooks, limits=limits, trusted=trusted, is_urgent=signals.is_urgent):
             on_ready(f"http://{shown}:{listener.getsockname()[1]}")
             await signals.wait()

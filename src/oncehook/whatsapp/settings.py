@@ -71,14 +71,14 @@ UNKNOWN_TO: Final = {
 }
 
 
-def lacking(whatsapp: WhatsAppConfig) -> list[str]:
+def list_missing(whatsapp: WhatsAppConfig) -> list[str]:
     """Return the settings that its API cannot do without and that are missing."""
     return [key for key in _NEEDS[whatsapp.api] if getattr(whatsapp, key) is None]
 
 
 def _check(name: str, whatsapp: WhatsAppConfig, reader: SettingsReader) -> None:
     path = ("destination", name, "whatsapp")
-    for key in lacking(whatsapp):
+    for key in list_missing(whatsapp):
         if not reader.has_failed((*path, key)):
             reader.note(path, f'[destination.{name}.whatsapp] needs {key}: the API "{whatsapp.api}" asks for it')
     for key in UNKNOWN_TO[whatsapp.api]:

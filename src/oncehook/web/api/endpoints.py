@@ -371,7 +371,7 @@ async def get_system(call: ApiCall) -> Any:
 async def test_destination(call: ApiCall) -> Any:
     name = call.request.path_params["name"]
     call.admin.check_own(name)
-    return schemas.tested(await call.admin.test_destination(name, actor=call.actor), call.identity.role)
+    return schemas.encode_test(await call.admin.test_destination(name, actor=call.actor), call.identity.role)
 
 
 @post("/sources/{name}/sample", schemas.Sampled, "Send it one signed sample.", body=Sample, refusals=(404,))

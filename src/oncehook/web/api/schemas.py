@@ -44,7 +44,7 @@ def shape(name: str, kind: type, doc: str, fields: str, parts: Sequence[str] = (
     described: list[tuple[str, Any]] = []
     getters: dict[str, Callable[[Any], Any]] = {}
     for field in fields.split():
-        described_as, get = made.get(field) or (_described(hints[field]), attrgetter(places[field] + field))
+        described_as, get = made.get(field) or (_describe_type(hints[field]), attrgetter(places[field] + field))
         described.append((field, described_as))
         getters[field] = get
     options: Any = {"bases": (ApiAnswer,), "namespace": {"__doc__": doc}, "kw_only": True, "frozen": True}
@@ -57,9 +57,9 @@ def _hints(kind: type) -> dict[str, Any]:
     return {name: hint for name, hint in get_type_hints(kind).items() if not name.startswith("_")}
 
 
-def _described(hint: Any) -> Any:
+def _describe_type(hint: Any) -> Any:
     """Return the type that a reader of the API sees: enums and ids are text, shaped values their shape."""
-    origin, inner = get_origin(hint), tuple(_described(one) for one in get_args(hint))
+    origin, inner = get_origin(hint), tuple(_describe_type(one) for one in get_args(hint))
     if origin in (Union, types.UnionType):
         return reduce(or_, inner)
     if origin is not None:
@@ -356,7 +356,7 @@ Sampled = shape(
 )
 
 
-def tested(outcome: samples.Tested, role: Role) -> Any:
+def encode_test(outcome: samples.Tested, role: Role) -> Any:
     """Return what somebody may learn of a test: only an admin more than the class of the status (S22)."""
     hidden = {} if role >= Role.admin else {"status": None, "error": None, "seconds": None}
     return encode(outcome, **hidden)

@@ -197,7 +197,7 @@ class DashboardRoutes:
     def _login_route(
         self, endpoint: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
-        async def answered(request: Request) -> Response:
+        async def answer(request: Request) -> Response:
             try:
                 if self._auth.is_hosted:
                     raise NotFound("The application around this page decides who comes in.")
@@ -208,7 +208,7 @@ class DashboardRoutes:
             except (Refused, StoreError) as error:
                 return await self._error_page(request, error, None)
 
-        return answered
+        return answer
 
     def _send_to_login(self, request: Request) -> Response:
         if self._auth.is_hosted:
@@ -217,9 +217,9 @@ class DashboardRoutes:
             return Response(status_code=401, headers={**SAFE, "HX-Redirect": f"{root_of(request)}/login"})
         if request.method == "GET" and request.url.path.rstrip("/") in (root_of(request), ""):
             return self._login_page(request)
-        return RedirectResponse(f"{root_of(request)}/login{self._wanted(request)}", 303, headers=dict(SAFE))
+        return RedirectResponse(f"{root_of(request)}/login{self._return_query(request)}", 303, headers=dict(SAFE))
 
-    def _wanted(self, request: Request) -> str:
+    def _return_query(self, request: Request) -> str:
         """Return the page somebody asked for, for those who can be brought back to it after they have signed in."""
         path = request.url.path.removeprefix(root_of(request))
         query = f"?{request.url.query}" if request.url.query else ""

@@ -171,9 +171,9 @@ def _sentence(values: Sequence[Values]) -> str:
     last = next((row for row in reversed(values) if row[0] is not None), None)
     if last is None:
         return "Received to done: nothing was done in this time."
-    said = [f"p{100 * share:.0f} {_spoken(value or 0)}" for share, value in zip(SHARES, last, strict=True)]
-    return f"Lately {', '.join(said)}."
+    shares = [f"p{100 * share:.0f} {_show_latency(value or 0)}" for share, value in zip(SHARES, last, strict=True)]
+    return f"Lately {', '.join(shares)}."
 
 
-def _spoken(milliseconds: float) -> str:
+def _show_latency(milliseconds: float) -> str:
     return f"{milliseconds:.0f} ms" if milliseconds < 1000 else f"{milliseconds / 1000:.1f} s"

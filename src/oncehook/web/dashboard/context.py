@@ -258,7 +258,7 @@ class PageContext(ApiCall):
         """Return the delivery that the path names."""
         return self.id(DeliveryId)
 
-    def named(self, kind: type[IdT], text: str) -> IdT:
+    def read_id(self, kind: type[IdT], text: str) -> IdT:
         """Return an id that a form or an address names."""
         return some_id(kind, text)
 

@@ -128,7 +128,7 @@ def _describe(delivery: StoredDelivery, now: datetime) -> str:
 async def fresh(context: PageContext) -> Response:
     """Show how many events match that are newer than the list in view."""
     query, latest = context.parameter("query"), context.parameter("after")
-    after = context.named(EventId, latest) if latest else b""
+    after = context.read_id(EventId, latest) if latest else b""
     page = await context.admin.events(_newer(context.admin.read(query), after, context.now), limit=NEW)
     count = sum(event.id > after for event in page.items)
     return context.fragment("_fresh.html", count=count, many=count == NEW, query=query, after=latest)
@@ -283,7 +283,7 @@ async def _detail(
         found["raw"] = bodies.raw(body) if found["view"] == "raw" else None
         found["dump"] = bodies.dump(body) if found["view"] == "hex" else None
     elif tab == "arrivals":
-        number = _compared(context.parameter("with"), arrivals)
+        number = _choose_arrival(context.parameter("with"), arrivals)
         with suppress(Undecryptable):  # the list is shown without the difference
             other = (
                 None if number is None else await context.admin.arrival_body(shown.event.id, arrivals[number - 1].id)
@@ -293,7 +293,7 @@ async def _detail(
     return found
 
 
-def _compared(text: str, arrivals: Sequence[ShownArrival]) -> int | None:
+def _choose_arrival(text: str, arrivals: Sequence[ShownArrival]) -> int | None:
     """Return the number of the arrival to compare with: the one asked for, or the latest that differs."""
     differing = [number for number, arrival in enumerate(arrivals, 1) if arrival.body_differs]
     asked = int(text) if text.isascii() and text.isdigit() and len(text) < 4 else 0

@@ -68,7 +68,7 @@ def _templates() -> Environment:
         "state": state_of,
         "iso": iso,
         "evidence": evidence,
-        "laid_out": laid_out,
+        "lay_out": lay_out,
     }
     made.globals |= {"when": when, "Mark": Mark, "SENTENCES": SENTENCES}
     return made
@@ -198,7 +198,7 @@ def evidence(answer: bytes) -> str:
     return "\n".join(kept)
 
 
-def laid_out(result: bytes) -> str:
+def lay_out(result: bytes) -> str:
     """Lay out what a handler returned on lines of its own."""
     return msgspec.json.format(result, indent=2).decode()
 

@@ -189,7 +189,7 @@ async def test(context: PageContext) -> Response:
     """Send a test, and show how it was answered."""
     name = context.request.path_params["name"]
     context.admin.check_own(name)
-    tested = schemas.tested(await context.admin.test_destination(name, actor=context.actor), context.identity.role)
+    tested = schemas.encode_test(await context.admin.test_destination(name, actor=context.actor), context.identity.role)
     return await context.dialog("test.html", shown=await context.admin.destination(name), tested=tested)
 
 

@@ -119,7 +119,7 @@ def _attempt(
     return Moment(
         attempt.started_at,
         attempt_state(attempt),
-        f"{delivery.destination}, {_number(story, delivery, attempt.run, attempt.n)}{_ended(attempt)}",
+        f"{delivery.destination}, {_number(story, delivery, attempt.run, attempt.n)}{_describe_end(attempt)}",
         evidence(attempt),
         waited=f"waited {show_span(wait)}" if wait >= 1 else "",
     )
@@ -131,7 +131,7 @@ def attempt_state(attempt: StoredAttempt) -> str:
     return states.get(attempt.outcome, "failed")
 
 
-def _ended(attempt: StoredAttempt) -> str:
+def _describe_end(attempt: StoredAttempt) -> str:
     return "" if attempt.outcome is AttemptOutcome.retry else f", {attempt.outcome}"
 
 
