@@ -171,7 +171,7 @@ def test_a_small_laptop_shows_things_in_one_line(house: House, enter: Enter) -> 
     assert bar.bounding_box()["height"] < 40  # type: ignore[index]
     assert not page.locator("#lanes").evaluate("(one) => one.scrollWidth - one.clientWidth")
     page.goto(f"{house.url}/events/{waiting}?tab=deliveries")
-    page.locator("td.said .state").first.evaluate("(one) => one.append(' the ledger of the warehouse hung up again')")
+    page.locator("td.result .state").first.evaluate("(one) => one.append(' the ledger of the warehouse hung up again')")
     assert not page.locator("#detail .tbl-wrap").first.evaluate("(one) => one.scrollWidth - one.clientWidth")
     page.goto(f"{house.url}/destinations")
     assert page.locator("#billing .steps li").count() == 9

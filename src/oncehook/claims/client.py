@@ -269,7 +269,6 @@ def check_namespace(namespace: str) -> str:
 
 
 def span(duration: str | float, name: str) -> float:
-    """Read a duration in seconds, long enough to be measured by every backend."""
     value = human.seconds(duration)
     if value < 0.001:
         raise ConfigError(f"{name} = {duration!r} would be over at once.")
@@ -314,7 +313,6 @@ class Held:
 
 
 def begin_work(key: str, claim: Claim, ttl: float, asked_at: float) -> Held:
-    """Hold a new claim. Raises InProgress or AlreadyDone for any other."""
     if claim.status == "in_progress":
         raise InProgress(retry_after=claim.retry_after)
     if claim.status == "done":
@@ -436,7 +434,6 @@ _MODULES: Final = {
 
 
 def module_of(url: str) -> ModuleType:
-    """Import the backend that an address names. Raises ConfigError when there is none, or its driver is missing."""
     scheme = url.partition(":")[0]
     if scheme not in _MODULES:
         raise ConfigError(

@@ -47,7 +47,6 @@ class PerLoop(Generic[C]):
         )
 
     async def get(self) -> C:
-        """Return the client of the running loop."""
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             client = self._make()
@@ -57,7 +56,6 @@ class PerLoop(Generic[C]):
         return self._clients[loop][0]
 
     async def close(self) -> None:
-        """Close the client of the running loop, if it has one."""
         if entry := self._clients.get(asyncio.get_running_loop()):
             await entry[1].aclose()
 

@@ -102,15 +102,11 @@ _WHEREVER: Final = "*"
 
 @dataclass(frozen=True, slots=True)
 class PostgresRequest:
-    """A statement and its parameters."""
-
     statement: str
     parameters: dict[str, object]
 
 
 class PostgresBackend:
-    """The verbs as statements."""
-
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
@@ -215,8 +211,6 @@ _left_to_parent: Final[list[BlockingConnection]] = []
 
 
 class _Pool:
-    """The connections of one event loop."""
-
     def __init__(self) -> None:
         self.room = asyncio.Semaphore(CONNECTIONS)
         self.idle: list[Connection] = []

@@ -75,16 +75,12 @@ FORGET: Final = Script("return redis.call('DEL', KEYS[1])")
 
 @dataclass(frozen=True, slots=True)
 class RedisRequest:
-    """A script, the key it is for, and its arguments."""
-
     script: Script
     key: str
     arguments: tuple[str | bytes | int, ...] = ()
 
 
 class RedisBackend:
-    """The verbs as scripts."""
-
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
@@ -162,8 +158,6 @@ class RedisConnector:
 
 
 class AsyncRedisConnector:
-    """A pool of connections for each event loop."""
-
     def __init__(self, url: str) -> None:
         self._url = url
         self._make()  # refuses a wrong address now, not at the first claim

@@ -108,8 +108,6 @@ class SqliteReply:
 
 
 class SqliteBackend:
-    """The verbs as statements."""
-
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
 
@@ -223,7 +221,6 @@ class AsyncSqliteConnector:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._connector.ask, request)
 
     async def close(self) -> None:
-        """Close the file and end the thread."""
         if self._thread is not None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._connector.close)
             self._thread.shutdown(wait=False)

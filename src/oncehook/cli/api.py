@@ -42,7 +42,7 @@ SETTLED: Final = 2.0
 
 TOKEN_ENV: Final = "ONCEHOOK_TOKEN"  # noqa: S105 - the variable's name
 OTHER_STORE: Final = "A program's own store is found with --app module:inbox, another one by ONCEHOOK_STORE."
-"""Said where nothing names a store, and nothing is in the usual one."""
+"""A hint for when nothing names a store, and nothing is in the usual one."""
 
 _WRONG_USE: Final = frozenset({400, 401, 403, 405, 413})
 
@@ -55,15 +55,12 @@ class Failed(click.ClickException):
         self.hint = hint
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the sentence and the hint on stderr."""
         click.echo(f"oncehook: {plain(self.message)}", err=True)
         if self.hint:
             click.echo(f"  {plain(self.hint)}", err=True)
 
 
 class Misused(Failed):
-    """A wrong use of the command."""
-
     exit_code = 2
 
 
@@ -278,11 +275,9 @@ class Api:
             raise Failed("nothing was done")
 
     def get(self, path: str, **parameters: object) -> dict[str, Any]:
-        """Return one answer."""
         return self._decode(self._ask("GET", path, parameters))
 
     def raw(self, path: str) -> bytes:
-        """Return an answer that is not JSON."""
         return self.check(self._ask("GET", path, {})).body
 
     def pages(self, path: str, *, most: int | None = None, **parameters: object) -> Iterator[dict[str, Any]]:
@@ -349,7 +344,6 @@ class Api:
 
 
 def no_answer(address: object, error: OSError, hint: str = "Is `oncehook serve` running?") -> Unreachable:
-    """Return the failure of a server that cannot be reached."""
     return Unreachable(f"nobody answers at {address} ({error})", hint=hint)
 
 

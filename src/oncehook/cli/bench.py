@@ -98,7 +98,6 @@ class _Handled:
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     def note(self) -> None:
-        """Count one more, now."""
         self.last = clock.perf()
         self.first = self.first or self.last
         self.count += 1
@@ -120,14 +119,11 @@ def _inbox(url: str, handled: _Handled) -> Inbox:
 
 
 class _Traffic:
-    """A source of signed events, each with a key of its own."""
-
     def __init__(self) -> None:
         self._numbers = itertools.count()
         self._run = clock.random_bytes(6).hex()
 
     def next(self) -> tuple[dict[str, str], bytes]:
-        """Return headers and body of the next event."""
         number = next(self._numbers)
         start = f'{{"id":"{self._run}-{number}","subject":"{number % SUBJECTS}","text":"'
         body = (start + "x" * (SIZE - len(start) - 2) + '"}').encode()

@@ -235,8 +235,6 @@ _SKEW: Final = timedelta(seconds=5)
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The parts of an event to show."""
-
     body: bool
     headers: bool
     diff: bool
@@ -353,7 +351,6 @@ def _body_field(body: bytes | None) -> dict[str, str]:
 
 
 def event_lines(event: Mapping[str, Any]) -> list[str]:
-    """Print one event with its deliveries."""
     facts = {
         "source": text(event["source"]),
         "type": text(event["type"], 200),
@@ -440,7 +437,6 @@ def _show_delivery(api: Api, delivery: Mapping[str, Any], as_json: bool) -> int:
 
 
 def attempt_lines(attempt: Mapping[str, Any]) -> list[str]:
-    """Print one attempt with its error, the answer and the value that a handler returned."""
     number = f"run {attempt['run']} attempt {attempt['attempt']}"
     outcome = state(attempt["outcome"]) + (f" {attempt['category']}" if attempt["category"] else "")
     code = f"HTTP {attempt['status']}" if attempt["status"] else ""
@@ -463,7 +459,6 @@ def last_failure(delivery: Mapping[str, Any]) -> str:
 
 
 def replay_lines(replay: Mapping[str, Any]) -> list[str]:
-    """Print one replay."""
     counts = show_counts(replay, ("done", "dead", "skipped"))
     facts = {
         "deliveries": f"{replay['planned']} planned, {replay['fed']} handed out" + (f", {counts}" if counts else ""),
@@ -479,5 +474,4 @@ def replay_lines(replay: Mapping[str, Any]) -> list[str]:
 
 
 def rate_of(replay: Mapping[str, Any]) -> str:
-    """Print the rate of a replay or plan, if it has one."""
     return "" if replay["rate"] is None else show_rate(replay["rate"])

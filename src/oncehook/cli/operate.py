@@ -60,7 +60,6 @@ class Selection:
     fresh_id: bool
 
     def body(self) -> dict[str, object]:
-        """Encode the request as the API takes it."""
         again = self._is_replay
         request: dict[str, object] = {
             "query": f"{self.query} replay:{self.ids[0]} status:dead".strip() if again else self.query,
@@ -75,7 +74,6 @@ class Selection:
 
     @property
     def delivery(self) -> str | None:
-        """Return the one delivery that is named, and nothing beside it."""
         alone = len(self.ids) == 1 and self.ids[0].startswith("dlv_") and not (self.query or self.to or self.until)
         return self.ids[0] if alone else None
 
@@ -169,7 +167,6 @@ def _start(api: Api, selection: Selection, plan: Mapping[str, Any], reason: str,
 
 
 def _report_nothing(plan: Mapping[str, Any], *, named: bool, as_json: bool) -> int:
-    """Report that nothing matches, which is a failure only where ids were named."""
     if named:
         raise Failed("There is nothing to replay.", hint=_left_out(plan))
     if as_json:
@@ -237,7 +234,6 @@ def _replay_row(replay: Mapping[str, Any]) -> list[str]:
 
 
 def plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    """Print a plan: the recipients, the span of time, what is left out, a sample, and the command for it."""
     by_status = show_counts(plan["by_status"])
     recipients = [
         [text(one["destination"]), text(one["address"] or one["kind"], 200), f"{one['count']:,}", _warning(one)]
@@ -280,7 +276,6 @@ def _show_expected(plan: Mapping[str, Any]) -> str:
 
 
 def _sample(plan: Mapping[str, Any]) -> list[str]:
-    """Print the first deliveries: when each came, its subject or recipient, its message, and why it ended."""
     sample, total = plan["sample"], plan["total"]
     kinds = {one["destination"]: one["kind"] for one in plan["recipients"]}
     rows = []
@@ -500,7 +495,6 @@ def _batches(rows: Iterator[Row], counts: dict[str, int]) -> Iterator[list[Seque
 
 
 def _size(file: IO[bytes]) -> int | None:
-    """Return the bytes of a file; None of a pipe."""
     return None if not file.seekable() else file.seek(0, io.SEEK_END) - file.seek(0)
 
 

@@ -34,8 +34,6 @@ yes_option = click.option("--yes", is_flag=True, help="Do not ask. Needed where 
 
 
 class Voice:
-    """The verbosity of this process."""
-
     quiet = False
     verbose = False
 
@@ -92,8 +90,6 @@ def _name_variable(option: click.Option, names: tuple[str, ...]) -> None:
 
 
 class Setup(NamedTuple):
-    """An inbox and the settings it was built from."""
-
     inbox: Inbox
     loaded: Loaded
     config: Config
@@ -173,7 +169,6 @@ def _unused_store(inbox: Inbox, target: str, loaded: Loaded) -> list[str]:
 
 
 def warn(warnings: list[str] | tuple[str, ...]) -> None:
-    """Print warnings on stderr, with -q too."""
     for warning in warnings:
         click.echo(f"warning: {warning}", err=True)
 

@@ -55,12 +55,10 @@ def answer(value: object, lines: Iterable[str], *, as_json: bool) -> int:
 
 
 def document(value: object, *, sort: bool = False) -> str:
-    """Encode one JSON document, indented."""
     return json.dumps(value, indent=2, ensure_ascii=False, sort_keys=sort)
 
 
 def json_line(value: object) -> str:
-    """Encode one JSON object on one line."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -87,7 +85,6 @@ def next_moment(value: str | None) -> str:
 
 
 def state(word: str, note: str | None = None) -> str:
-    """Print a status in its colour."""
     return click.style(word + (f" ({note})" if note else ""), fg=COLORS.get(word))
 
 
@@ -179,7 +176,6 @@ class Progress:
             click.echo("\r\x1b[K", nl=False, err=True)
 
     def line(self) -> str:
-        """Return the line that is drawn."""
         spent = clock.perf() - self._began
         if not self._total:
             return join_columns(self._what, f"{self.done:,} {self._unit}".rstrip(), show_duration(round(spent)))

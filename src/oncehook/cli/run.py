@@ -236,7 +236,6 @@ class Restart:
 
     @contextlib.contextmanager
     def on_hangup(self) -> Iterator[None]:
-        """Handle SIGHUP while the block runs."""
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # nohup
             yield
             return
@@ -376,7 +375,6 @@ class _StopSignals:
 
 
 def modification_times(folder: Path, settings: Sequence[Path]) -> Mapping[Path, int]:
-    """Return when each watched file was last written."""
     found = {}
     for path in [*_python_files(folder), *settings]:
         with contextlib.suppress(OSError):  # gone again, or not there yet

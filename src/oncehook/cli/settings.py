@@ -211,7 +211,6 @@ def _next_steps(text: str, goal: str, file: Path) -> list[str]:
 
 
 def page(origins: Sequence[str], goal: str, store: str) -> str:
-    """Write the whole file."""
     return "\n".join(
         [
             "# Settings of this inbox. `oncehook config check` looks it over, `oncehook config show` says what holds.",

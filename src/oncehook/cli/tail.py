@@ -187,8 +187,6 @@ _COLUMNS: Final = {"arrival": _arrival, "attempt": _attempt, "watermark": _water
 
 
 class Feed(Protocol):
-    """A source of moments."""
-
     def take(self, seconds: float) -> list[Moment]:
         """Return what has happened since the last call; wait so long for the first moment."""
 
@@ -201,8 +199,6 @@ def open_feed(api: Api) -> Feed:
 
 
 class StreamFeed:
-    """Moments of a server's stream."""
-
     def __init__(self, api: Api) -> None:
         self._api = api
         self._waiting: queue.SimpleQueue[Moment] = queue.SimpleQueue()

@@ -31,15 +31,11 @@ TIMEOUT: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class ApiResponse:
-    """An answer of the API."""
-
     status: int
     body: bytes
 
 
 class Transport(Protocol):
-    """A way to the API."""
-
     is_alone: bool
     """Nobody else can be at work on this store."""
 
@@ -52,8 +48,6 @@ class Transport(Protocol):
 
 
 class HttpTransport:
-    """HTTP to a server."""
-
     is_alone = False
 
     def __init__(self, address: str, token: str) -> None:

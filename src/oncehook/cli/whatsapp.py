@@ -53,7 +53,6 @@ TIMEOUT: Final = 30.0
 
 
 def _print_failure(error: OncehookError) -> None:
-    """Print one line on stderr: the code, what happened, and what to do."""
     tried = f"(tried {error.attempts} times)" if isinstance(error, SendFailed) and error.attempts > 1 else ""
     sentence = " ".join(f"{_code(error)}: {error} {tried} {error.hint}".split())
     click.echo(f"oncehook: {plain(sentence)}", err=True)

@@ -1,7 +1,7 @@
 """Celery as a destination: a delivery becomes a task. It is done when the broker has the task, or when it has finished.
 
-The task's id is the delivery's id, so that a task sent twice after a crash can be told from two events; a replay has an
-id of its own. An unreachable broker is transient: the delivery stays in the store and is retried.
+The task's id is the delivery's id, so that a task sent twice after a crash is not taken for two events; a replay has an id
+of its own. An unreachable broker is transient: the delivery stays in the store and is retried.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class CeleryDestination:
 
     async def _run_task(self, lease: Lease, task_id: str) -> Result:
         if lease.delivery.attempt > 1:
-            # Of an attempt whose end nobody saw, or that failed: the result stands under the same id.
+            # Of an attempt whose end nobody saw, or that failed: the result is under the same id.
             earlier = await self._in_thread(self._app.backend.get_task_meta, task_id)
             if earlier["status"] == "SUCCESS":
                 return Result(evidence=kept_result(earlier["result"]))

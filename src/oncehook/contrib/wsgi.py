@@ -125,7 +125,6 @@ def _body(headers: Headers, environ: WSGIEnvironment) -> bytes:
 
 
 async def _collect(app: Callable[..., Awaitable[None]], scope: Scope, body: bytes) -> Reply:
-    """Return the whole answer of an ASGI application."""
     coming: list[dict[str, Any]] = [
         {"type": "http.disconnect"},
         {"type": "http.request", "body": body, "more_body": False},

@@ -78,7 +78,6 @@ class _PastClock:
         clock.forward(-seconds)
 
     def forward(self, seconds: float) -> None:
-        """Let time pass, up to the present at most."""
         seconds = min(max(seconds, 0.0), self.behind)
         self.behind -= seconds
         clock.forward(seconds)
@@ -126,7 +125,6 @@ async def _wait_until_idle(inbox: Inbox) -> None:
 
 
 def _print_history(minute: int) -> None:
-    """Print one line, which a terminal shows growing."""
     is_terminal = sys.stderr.isatty()
     if is_terminal or minute == MINUTES:
         start = "\r" if is_terminal else ""

@@ -57,7 +57,6 @@ class Crm(LoopbackServer):
         return self.is_expired and (self.mends_at is None or clock.now_utc() < self.mends_at)
 
     def mend(self) -> None:
-        """Renew the key."""
         self.is_expired = False
 
 

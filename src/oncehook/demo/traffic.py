@@ -20,7 +20,7 @@ CUSTOMERS: Final = {
     "5511988880142": "Ana", "5521977770381": "Bruno", "5531966660027": "Carla", "5541955550993": "Davi",
     "5571944440318": "Elisa", "5581933331207": "Felipe",
 }  # fmt: skip
-SAID: Final = (
+TEXTS: Final = (
     "Do you still have the blue one?", "Where is my order?", "Can I come at three instead?", "Thank you!",
     "Is there parking?", "I would like to cancel", "How much is it with delivery?", "👍",
 )  # fmt: skip
@@ -34,10 +34,8 @@ chance = clock.chance
 
 
 class Traffic:
-    """All senders of the shop."""
-
     def __init__(self, shop: Shop, sources: dict[str, Source], post: Post, sent: Counter[str] | None = None) -> None:
-        """`sent` counts hooks, and those of them that are refused."""
+        """Count hooks, and those of them that are refused, in `sent`."""
         self._shop, self._sources = shop, sources
         self._post_to = post
         self.sent: Counter[str] = Counter() if sent is None else sent
@@ -55,7 +53,6 @@ class Traffic:
             await asyncio.sleep((self.sent["sent"] - before) * chance.uniform(0.5, 1.5) / rate)
 
     async def act(self) -> None:
-        """Send one hook, or a few that belong together."""
         (happens,) = chance.choices(
             (self._message, self._status, self._payment, self._push, self._booking, self._reschedule),
             weights=(30, 14, 24, 14, 7, 5),
@@ -65,7 +62,7 @@ class Traffic:
     async def _message(self) -> None:
         customer = NOBODY if chance.random() < 0.01 else chance.choice(list(CUSTOMERS))
         hook = self._shop.meta.message(
-            from_=customer, text=chance.choice(SAID), name=CUSTOMERS.get(customer, "Gil")
+            from_=customer, text=chance.choice(TEXTS), name=CUSTOMERS.get(customer, "Gil")
         )  # fmt: skip
         await self._send("whatsapp", *self._shop.meta.webhooks(hook))
 

@@ -229,7 +229,7 @@ class TestInbox(Inbox):
                 setattr(inbox, name, value)
 
     def check_movable(self) -> None:
-        """Raises ConfigError where time cannot be moved now."""
+        """Raise ConfigError where time cannot be moved now."""
         if self.store.shared:
             raise ConfigError("Only a SQLite store can be moved in time; PostgreSQL has a clock of its own.")
         if self.worker is not None and len(self.worker.heartbeat):

@@ -90,8 +90,6 @@ class Recorded:
 
 
 class RecordingOutbound(HttpClient):
-    """The client that a recorded destination has: it calls nobody."""
-
     def __init__(self, recorded: Recorded) -> None:
         super().__init__()
         self._recorded = recorded

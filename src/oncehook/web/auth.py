@@ -73,7 +73,6 @@ class Throttle:
             raise TooManyTries(wait)
 
     def wrong(self, network: str) -> None:
-        """Count one more wrong token."""
         now = clock.steady()
         tries, last = self._wrong.pop(network, (0, now))
         self._wrong[network] = (1 if now - last > 10 * LONGEST_WAIT else tries + 1, now)
@@ -83,7 +82,6 @@ class Throttle:
         self._minute, self._in_minute = minute, (self._in_minute if minute == self._minute else 0) + 1
 
     def right(self, network: str) -> None:
-        """Forget the wrong ones: it was the right one."""
         self._wrong.pop(network, None)
 
 
@@ -91,7 +89,6 @@ SESSION_SECONDS: Final = 12 * 3600.0
 
 
 def hash_of(text: str) -> bytes:
-    """Return what is kept of a name."""
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -110,11 +107,9 @@ class Role(IntEnum):
     """A name of `model.RoleName` with its rank: each may do what those before it may."""
 
     viewer = 1
-    """Look."""
     operator = 2
     """Act: replay, retry, discard, pause."""
     admin = 3
-    """Everything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +128,6 @@ class Identity:
     """Whether it is named in the settings, so that its last use is written down."""
 
     def admin(self, admin: Admin) -> Admin:
-        """Return the admin as this one sees it."""
         return admin.seen_by(self.name, self.sources, payloads=self.payloads)
 
     @property
@@ -247,12 +241,10 @@ class Access:
 
     @property
     def has_tokens(self) -> bool:
-        """Tell whether there is any token to know."""
         return bool(self._holders)
 
     @property
     def holders(self) -> Sequence[Identity]:
-        """Return everybody who holds a token."""
         return [holder.identity for holder in self._holders]
 
     def identify(self, headers: Headers, peer: str) -> Identity | None:
@@ -326,7 +318,6 @@ class Access:
         return None if found is None or found.has_expired else found
 
     def is_local(self, request: Request) -> bool:
-        """Tell whether a request comes straight from this machine and is meant for it."""
         return is_local(request.scope["headers"], self._peer_of(request.scope))
 
     async def of(self, request: Request) -> Identity | None:
@@ -353,7 +344,6 @@ def _bearer(headers: Headers) -> bytes | None:
 
 
 def hash_token(token: bytes) -> bytes:
-    """Return what is kept of a token."""
     return hashlib.sha256(token).digest()
 
 

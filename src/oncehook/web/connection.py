@@ -39,8 +39,6 @@ log = logging.getLogger("oncehook.web")
 
 @dataclass(slots=True, frozen=True)
 class ConnectionLimits:
-    """Deadlines and caps of connections."""
-
     head_seconds: float = 10.0
     body_seconds: float = 30.0
     idle_seconds: float = 75.0
@@ -115,11 +113,9 @@ class Connections:
         return True
 
     def may_hold_many(self, address: str) -> bool:
-        """Tell whether the cap per address does not count here."""
         return stands_for_many(address, self._trusted)
 
     def release(self, connection: InboundConnection) -> None:
-        """Count a connection out."""
         if connection in self.open:
             self.open.discard(connection)
             self.resting.pop(connection, None)
@@ -219,7 +215,6 @@ class Exchange:
         raise NotImplementedError
 
     def feed(self, piece: bytes) -> None:
-        """Take a piece of its body."""
         raise NotImplementedError
 
     def end(self) -> None:
@@ -240,7 +235,6 @@ class HookExchange(Exchange):
     """Pieces of the body that came while a request before it was answered."""
     _is_begun = _is_refused = _is_whole = False
     _begun: Begun
-    """What waits for the store's decision."""
 
     def __init__(
         self,
@@ -382,7 +376,6 @@ class AppExchange(Exchange):
 
     @property
     def _is_over(self) -> bool:
-        """Tell whether nothing more can be answered."""
         return self.is_complete or self._is_gone or self._connection.transport.is_closing()
 
     async def _run(self) -> None:
@@ -514,7 +507,7 @@ class _RequestLines:
             self._spaces, self._in_line = -1, False  # where chunks end is not known
 
     def end_head(self, names: Sequence[bytes]) -> int:
-        """Return how many spaces the line had; negative where that cannot be told. `names` are those of the headers."""
+        """Return how many spaces the line had; negative where that is unknown. `names` are those of the headers."""
         self._count()
         spaces = self._spaces
         self.begun, self._head_is_here, self._names = False, True, names
@@ -569,7 +562,6 @@ class InboundConnection(asyncio.Protocol):
         """The requests that are being read and answered, or were last; none yet, which counts as answered."""
         self._reading.is_complete = True
         self.pipeline: deque[Exchange] = deque()
-        """Requests that wait behind it."""
         self.unsent: tuple[HookExchange, Reply] | None = None
         """An answer that waits until the sender takes the ones before it."""
         self._writable: asyncio.Event | None = None
@@ -778,7 +770,6 @@ class InboundConnection(asyncio.Protocol):
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Undo `pause_reading`."""
         if self._is_read_paused:
             self._is_read_paused = False
             self.transport.resume_reading()
@@ -798,7 +789,6 @@ class InboundConnection(asyncio.Protocol):
             exchange.answer(reply)
 
     async def wait_until_writable(self) -> None:
-        """Wait while the other end does not take what was written."""
         while self.is_write_paused:
             if self._writable is None:
                 self._writable = asyncio.Event()
@@ -830,7 +820,6 @@ class InboundConnection(asyncio.Protocol):
         return self._idle_since is not None and now - self._idle_since > self.server.limits.idle_seconds
 
     def make_way(self) -> None:
-        """Give this connection's place to another one."""
         if self.transport.get_write_buffer_size():  # nobody would look whether its end ever takes that
             self.transport.abort()
         elif self._since is None:

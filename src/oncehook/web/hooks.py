@@ -45,7 +45,6 @@ class UnfinishedBody:
         self._budget.remove(self)
 
     def refuse(self) -> None:
-        """Drop it for others."""
         self.release()
         self.refused = True
         self._refuse()
@@ -71,12 +70,10 @@ class BodyBudget:
         return BodyBudget(self._most, self._trusted)
 
     def begin(self, peer: str, refuse: Callable[[], None]) -> UnfinishedBody:
-        """Return a body of which nothing is counted yet."""
         most = self._most if stands_for_many(peer, self._trusted) else self._most // SHARES
         return UnfinishedBody(self, network_of(peer), most, refuse)
 
     def add(self, body: UnfinishedBody, size: int) -> None:
-        """See `UnfinishedBody.grow`."""
         network = body.network
         self._bodies.setdefault(network, {})[body] = None
         self._sizes[network] = self._sizes.get(network, 0) + size
@@ -88,7 +85,6 @@ class BodyBudget:
             self._refuse_largest(max(self._sizes, key=self._sizes.__getitem__))
 
     def remove(self, body: UnfinishedBody) -> None:
-        """See `UnfinishedBody.release`."""
         bodies = self._bodies.get(body.network)
         if bodies is None or body not in bodies:
             return
@@ -153,7 +149,6 @@ class HookRequest:
         return self._counted is not None and self._counted.refused
 
     def release(self) -> None:
-        """Stop counting the body: it is whole, or dropped."""
         if self._counted is not None:
             self._counted.release()
             self._counted = None
@@ -225,5 +220,4 @@ class Hooks:
         return HookRequest(self, source, Arrival(name, headers, b"", query, method, raw_path, peer))
 
     def count(self, source: Source | None, peer: str, refuse: Callable[[], None]) -> UnfinishedBody:
-        """Begin to count a body that comes in pieces."""
         return (self._dropped if source is None else self.budget).begin(peer, refuse)

@@ -39,10 +39,8 @@ class NotLive(Refused):
 
 
 class Watcher:
-    """One reader of the stream."""
-
     def __init__(self, scope: Collection[str] | None = None) -> None:
-        """`scope`: the sources whose moments it gets; None: all."""
+        """Get the moments of the sources in `scope`; None: of all."""
         self._scope = scope
         self.waiting: deque[bytes] = deque(maxlen=QUEUE)
         self.dropped = 0
@@ -102,7 +100,6 @@ class Broadcast:
         return watcher
 
     def leave(self, watcher: Watcher) -> None:
-        """Stop telling it."""
         self._watchers.discard(watcher)
 
     def close(self) -> None:
@@ -134,7 +131,6 @@ class NoBroadcast(Broadcast):
     is_live = False
 
     def join(self, scope: Collection[str] | None = None) -> Watcher:
-        """Raises NotLive."""
         raise NotLive
 
 

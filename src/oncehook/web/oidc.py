@@ -48,7 +48,7 @@ FRESH: Final = 3600.0
 ROTATION: Final = 10.0
 """Seconds between two looks for new keys: tokens that fit none must not make us ask each time."""
 PAUSE: Final = 5.0
-"""Seconds before a provider that did not answer is asked again, and told about in the log again."""
+"""Seconds before a provider that did not answer is asked again, and reported in the log again."""
 MOST_AT_ONCE: Final = 16
 """Codes that are exchanged at the same time."""
 _LONGEST_CODE: Final = 4096
@@ -120,7 +120,6 @@ class SignIn:
 
     @classmethod
     def begin(cls, to: str) -> SignIn:
-        """Make a new one."""
         return cls(clock.random_bytes(32).hex(), own_path(to))
 
     @classmethod
@@ -136,7 +135,6 @@ class SignIn:
 
     @property
     def cookie(self) -> str:
-        """Return what the browser keeps meanwhile."""
         return f"{self.secret}.{base64.urlsafe_b64encode(self.to.encode()).decode()}"
 
     @property
@@ -153,7 +151,7 @@ class SignIn:
 
     @property
     def challenge(self) -> str:
-        """Return what the provider is told of the verifier (PKCE, S256)."""
+        """Return the verifier's hash, which the provider gets first (PKCE, S256)."""
         return _base64(hashlib.sha256(self.verifier.encode()).digest())
 
     def _derive(self, what: str) -> str:
@@ -203,12 +201,10 @@ class Oidc:
 
     @property
     def name(self) -> str:
-        """Return what people know the provider by."""
         return self._settings.name or urlsplit(self._settings.issuer).netloc
 
     @property
     def is_secure(self) -> bool:
-        """Tell whether browsers come by https."""
         return self._settings.public_url.startswith("https://")
 
     @property
@@ -225,7 +221,6 @@ class Oidc:
         return hashlib.sha256(msgspec.json.encode(decisive)).hexdigest()
 
     async def close(self) -> None:
-        """Close the connections to the provider."""
         await self._outbound.close()
 
     # -- going there and coming back -----------------------------------------------------------
@@ -438,7 +433,7 @@ def _refusal(answer: Answer) -> str:
 
 
 def _mask_code(error: str) -> str:
-    """Return an error code as it may stand in the log."""
+    """Return an error code that is safe to log; a name of ours for any other text."""
     return error if _ERROR.fullmatch(error) else "an error without a name"
 
 
@@ -526,7 +521,7 @@ def _payload(token: str, keys: Sequence[Jwk]) -> bytes:
     for key in fitting:
         try:
             return bytes(jws.deserialize_compact(token, key, registry=registry).payload or b"")
-        except Exception:  # noqa: S112 - another key may fit; that none did is told below
+        except Exception:  # noqa: S112 - another key may fit; that none did is raised below
             continue
     raise UnknownKey("the signature does not match")
 

@@ -32,7 +32,6 @@ def plain(text: str) -> str:
 
 
 def direct_peer(scope: Scope) -> str:
-    """Return the address at the other end of the socket."""
     # Missing for a socket path or a test client, and also for a sender that was gone before we could ask.
     client: tuple[str, int] | None = scope.get("client")
     if not client:
@@ -41,7 +40,6 @@ def direct_peer(scope: Scope) -> str:
 
 
 def is_within(address: str, networks: Sequence[Network]) -> bool:
-    """Tell whether this is an address, and one of these networks has it."""
     try:
         parsed = ip_address(address)
     except ValueError:

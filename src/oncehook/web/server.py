@@ -105,7 +105,6 @@ class StopSignals:
 
     @contextlib.contextmanager
     def handle(self) -> Iterator[None]:
-        """Handle them while the block runs."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._receive, number)
@@ -116,7 +115,6 @@ class StopSignals:
                 loop.remove_signal_handler(number)
 
     async def wait(self) -> None:
-        """Wait for the first one."""
         await self._stop.wait()
 
     def is_urgent(self) -> bool:
@@ -267,8 +265,6 @@ Metrics = Callable[[], Awaitable[bytes]]
 
 
 def probe_routes(probe: Probe) -> list[Route]:
-    """Return the two addresses that probes ask."""
-
     async def livez(request: Request) -> Response:
         return PlainTextResponse("ok\n")
 
@@ -296,7 +292,6 @@ class MetricsCache:
         self._until = 0.0
 
     async def get(self) -> bytes:
-        """Return the text as of a second ago at most."""
         async with self._turn:
             if clock.steady() >= self._until:
                 self._text = await self._metrics()

@@ -58,7 +58,6 @@ class DashboardSessions:
         return name
 
     async def of(self, name: str) -> StoredSession | None:
-        """Return whose session this is, while it lasts."""
         return await self._store.get_session(hash_of(name))
 
     async def end(self, name: str) -> None:
@@ -84,8 +83,8 @@ class Auth:
         announce: Callable[[str], None] | None = None,
         oidc: Oidc | None = None,
     ) -> None:
-        """`sessions` are needed unless the host application decides. `announce` gets a fresh one-time link's path,
-        to print it where only the machine's owner reads.
+        """Take `sessions` unless the host application decides. `announce` gets a fresh one-time link's path, to print
+        it where only the machine's owner reads.
         """
         self.access = access
         """Who holds a token, which is a password here."""
@@ -100,7 +99,6 @@ class Auth:
 
     @property
     def is_hosted(self) -> bool:
-        """Return the host application decides; there is nothing to log in to."""
         return self._authorize is not None
 
     @property
@@ -110,11 +108,9 @@ class Auth:
 
     @property
     def can_announce(self) -> bool:
-        """Tell whether somebody would read a fresh link."""
         return self._announce is not None
 
     async def of(self, request: Request) -> Identity | None:
-        """Return who asks, or None."""
         if self._authorize is not None:
             return await authorize_request(self._authorize, request)
         name = await self._name(request)
@@ -133,7 +129,7 @@ class Auth:
         return None if vouched is None else replace(vouched, name=session.actor, role=min(role, vouched.role))
 
     async def is_open(self, request: Request) -> bool:
-        """Tell whether the session of this request still lasts, as far as can be told now."""
+        """Tell whether the session of this request still lasts; False while the store is unavailable."""
         try:
             return await self.of(request) is not None
         except StoreUnavailable:
@@ -219,7 +215,6 @@ class Auth:
         await self._begin(request, signed_in.identity, answer, hash_of(self.oidc.mark), signed_in.seconds)
 
     async def end_sign_in(self, answer: Response) -> None:
-        """Forget a sign-in, however it ended."""
         assert self.oidc is not None
         answer.delete_cookie(await self._sign_in_cookie(), secure=self.oidc.is_secure, httponly=True, samesite="lax")
 
@@ -252,7 +247,6 @@ class Auth:
         )
 
     async def end(self, request: Request, answer: Response) -> None:
-        """Log out."""
         assert self._sessions is not None
         await self._forget(request)
         answer.delete_cookie(await self._sessions.cookie(), path=request.scope.get("root_path") or "/")
@@ -263,7 +257,6 @@ class Auth:
             await self._sessions.end(name)
 
     async def _name(self, request: Request) -> str:
-        """Return what the browser holds; empty when it holds nothing."""
         return "" if self._sessions is None else request.cookies.get(await self._sessions.cookie(), "")
 
     def is_https(self, request: Request) -> bool:
@@ -280,7 +273,7 @@ def _as_token(password: str) -> bytes:
 
 
 def check_same_origin(request: Request) -> None:
-    """Raises Forbidden unless a browser made this request for a page of ours (S29)."""
+    """Raise Forbidden unless a browser made this request for a page of ours (S29)."""
     site = request.headers.get("sec-fetch-site")
     if site is not None:
         if site == "same-origin":

@@ -87,7 +87,7 @@ class SenderDestination:
     async def attempt(self, lease: Lease) -> Result:
         """Send it once, within `terms.timeout`."""
         if self.unsure == "dead" and lease.priority is Priority.quarantined:
-            # With no trust, whatever was under way in a process that died comes back as a suspect, and only that.
+            # Without crash tolerance, only what was under way in a process that died comes back quarantined.
             return _permanent(_DIED)
         try:
             message = read_message(lease.event.body)

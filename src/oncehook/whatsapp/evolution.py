@@ -38,7 +38,6 @@ def wire_id(id: str) -> str:
 
 
 def proxy_fields(proxy: Proxy) -> dict[str, str]:
-    """Return a proxy as both servers take it."""
     return {
         "protocol": proxy.scheme,
         "host": proxy.host,

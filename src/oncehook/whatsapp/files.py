@@ -181,7 +181,6 @@ def kind_of(mime: str, types: FileTypes = META_TYPES) -> MediaKind:
 
 
 def check_size(kind: MediaKind, size: int, *, animated: bool = False, limits: Mapping[SizeKind, int] = LIMITS) -> None:
-    """Refuse a file that is too large. Raises FileTooLarge."""
     name: SizeKind = "animated sticker" if kind == "sticker" and animated else kind
     limit = limits.get(name, LIMITS[name])
     if size > limit:

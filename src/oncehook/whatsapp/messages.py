@@ -26,8 +26,6 @@ class _Outgoing(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
 
 
 class _Chat(_Outgoing, frozen=True, kw_only=True):
-    """A message in a chat."""
-
     to: str
     reply_to: str | None = None
     """The id of the message that this one answers."""

@@ -113,7 +113,6 @@ class Fault:
 
 
 def reason_of(status: int) -> Reason:
-    """Return the reason for a status, where the answer has no better one."""
     if status in (401, 403):
         return Reason.unauthorized
     if status == 413:
@@ -124,11 +123,9 @@ def reason_of(status: int) -> Reason:
 
 
 def build_unsupported(api: str, what: str) -> SendFailed:
-    """Build the failure of a message that this API cannot send."""
     return SendFailed(f"{api} cannot send {what}.", Reason.unsupported)
 
 
 def build_silence(error: Unanswered) -> SendFailed:
-    """Build the failure of a call that was not answered."""
     may_be_sent = error.reached and error.category is Category.transient
     return SendFailed(str(error), _REASON[error.category], unsure=may_be_sent)

@@ -107,8 +107,6 @@ _CODE_KEPT: Final = 64
 
 @dataclass(slots=True, frozen=True)
 class Call:
-    """One request to an API."""
-
     method: str
     path: str
     body: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -593,7 +591,6 @@ def _decode(body: bytes) -> Any:
 
 
 def without_none(**fields: Any) -> dict[str, Any]:
-    """Return those fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 

@@ -35,7 +35,6 @@ def _ask(question: Coroutine[Any, Any, Any]) -> Any:
 
 
 def _read_position(text: str) -> bytes | None:
-    """Read the position at which a list continues."""
     try:
         return bytes.fromhex(text)[:64] or None
     except ValueError:
@@ -60,12 +59,10 @@ class InboxModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return False  # retention deletes, not people
 
     def get_urls(self) -> list[URLPattern]:
-        """Return the URL of the list alone."""
         name = f"{self.opts.app_label}_{self.opts.model_name}_changelist"
         return [path("", self.admin_site.admin_view(self.changelist_view), name=name)]
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Show the list, or act on the selected rows."""
         if not self.has_view_permission(request):
             raise PermissionDenied
         if request.method == "POST":

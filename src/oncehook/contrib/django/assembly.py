@@ -156,7 +156,6 @@ class DjangoInbox(Inbox):
 
 @functools.cache
 def get_inbox() -> DjangoInbox:
-    """Return the inbox of this process."""
     given, url = read_settings(), store_url()
     if "CONFIG" in given:
         file = beside_manage(given["CONFIG"])

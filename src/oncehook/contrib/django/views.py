@@ -75,8 +75,6 @@ hook.login_required = False  # type: ignore[attr-defined]
 
 
 def show_dashboard(authorize: AuthorizeBlocking[HttpRequest]) -> Callable[..., HttpResponse]:
-    """Build the view of dashboard and API."""
-
     @_outside_transactions
     @csrf_exempt  # the dashboard checks by itself where a change comes from (S29)
     def show(request: HttpRequest, rest: str) -> HttpResponse:

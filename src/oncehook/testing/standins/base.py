@@ -49,8 +49,6 @@ class SentMessage:
 
 @dataclass(slots=True)
 class _ScriptedFault:
-    """A function that answers the next calls instead of the API."""
-
     act: Callable[[Request], Reply]
     left: int | None
     """Calls that it still answers; None: all of them."""
@@ -248,7 +246,6 @@ def _post(url: str, request: Arrival) -> Answer:
 
 
 def json_request(content: bytes) -> Arrival:
-    """Build an unsigned request with a JSON body."""
     return Arrival("", [(b"content-type", b"application/json")], content)
 
 
@@ -263,7 +260,6 @@ def new_message_id() -> str:
 
 
 def new_instance_id() -> str:
-    """Return the id of a new instance of Evolution."""
     return f"{new_hex(8)}-0000-4000-8000-{new_hex(12)}".lower()
 
 

@@ -89,8 +89,6 @@ class MetaHook:
 
 @dataclass(slots=True, frozen=True)
 class Upload:
-    """An uploaded file."""
-
     id: str
     content: bytes
     content_type: str

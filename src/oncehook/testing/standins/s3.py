@@ -16,8 +16,6 @@ _XML: Final = {"content-type": "application/xml"}
 
 @dataclass(slots=True, frozen=True)
 class StoredObject:
-    """A file in the bucket."""
-
     content: bytes = field(repr=False)
     content_type: str
 

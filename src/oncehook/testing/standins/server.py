@@ -170,8 +170,6 @@ class LoopbackServer:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     home: LoopbackServer
     protocol_version = "HTTP/1.1"
     server_version = "stand-in"

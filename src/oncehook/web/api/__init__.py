@@ -142,7 +142,6 @@ def _json(status: int, value: Any, more: Mapping[str, str] | None = None) -> Res
 
 
 def refusal(error: Refused) -> Response:
-    """Return a refusal as the API words it."""
     more = {}
     if error.retry_after is not None:
         # Rounded up: who comes a moment early is refused again.

@@ -39,16 +39,13 @@ from oncehook.web.live import Broadcast, Watcher
 _SINCE: Final = ("since", 'A duration ("24h" ago, unless said otherwise) or an ISO time.')
 BYTES: Final = "application/octet-stream"
 ENDPOINTS: Final[list[Endpoint]] = []
-"""All of them, in the order of this page."""
 
 
 def get(path: str, answer: Any, summary: str, role: Role = Role.viewer, **more: Any) -> Callable[[Handler], Handler]:
-    """Register a handler of questions; see `Endpoint`."""
     return _registering("GET", path, answer, summary, role, more)
 
 
 def post(path: str, answer: Any, summary: str, role: Role = Role.operator, **more: Any) -> Callable[[Handler], Handler]:
-    """Register a handler of acts; see `Endpoint`."""
     return _registering("POST", path, answer, summary, role, more)
 
 

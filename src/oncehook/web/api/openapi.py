@@ -31,8 +31,6 @@ KEY: Final = ("Idempotency-Key", "The same key gets the same answer and makes no
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One thing that can be asked."""
-
     method: str
     path: str
     """Below `/api/v1`."""
@@ -53,7 +51,6 @@ class Endpoint:
 
 
 ALWAYS: Final = (400, 401, 403, 429, 503)
-"""Statuses that every endpoint may answer."""
 
 _MEANINGS: Final[Mapping[int, str]] = {
     400: "The request cannot be read.",
@@ -68,7 +65,6 @@ _MEANINGS: Final[Mapping[int, str]] = {
 
 
 def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
-    """Return the OpenAPI description of these endpoints."""
     shapes: list[type] = [Error]
     for endpoint in endpoints:
         shapes += [shape for shape in (endpoint.answer, endpoint.body) if shape is not None]

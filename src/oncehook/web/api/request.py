@@ -133,7 +133,6 @@ class ApiCall:
 
     @property
     def actor(self) -> str:
-        """Return who asks, as the audit log names them."""
         return self.identity.name
 
     def id(self, kind: type[IdT], place: str = "id") -> IdT:
@@ -157,14 +156,12 @@ class ApiCall:
         return self.admin.read(" ".join(words))
 
     def limit(self) -> int:
-        """Return how many at most."""
         text = self.parameter("limit", str(USUAL))
         if not (text.isascii() and text.isdigit() and len(text) < 5 and 1 <= int(text) <= MOST):
             raise BadRequest(f"`limit` is a number from 1 to {MOST}.")
         return int(text)
 
     def cursor(self, kind: str) -> bytes | None:
-        """Return where to go on in a list of this kind."""
         text = self.parameter("cursor")
         if not text:
             return None
@@ -219,7 +216,6 @@ class ApiCall:
 
 
 def cursor(kind: str, place: bytes | None) -> str | None:
-    """Return where to go on, as it is handed out."""
     return None if place is None else base64.urlsafe_b64encode(kind.encode() + b":" + place).decode().rstrip("=")
 
 

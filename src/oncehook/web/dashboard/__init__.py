@@ -40,8 +40,6 @@ PageHandler = Callable[[PageContext], Awaitable[Response]]
 
 @dataclass(frozen=True, slots=True)
 class PageRoute:
-    """One page or act: where it is, what it does, and who may."""
-
     path: str
     endpoint: PageHandler
     role: Role = Role.viewer
@@ -239,7 +237,7 @@ class DashboardRoutes:
         shown = {
             "error": error,
             "can_link": can_link,
-            "said": request.query_params.get("said", ""),
+            "sentence": request.query_params.get("said", ""),
             "provider": "" if oidc is None else oidc.name,
             "to": own_path(request.query_params.get("to", "")),
             "has_password": self._auth.has_password,
@@ -334,9 +332,8 @@ class DashboardRoutes:
         return answer
 
     def _bare(self, request: Request, error: OncehookError, status: int) -> Response:
-        """Return the same for somebody of whom it is not known what they may see."""
         shown = {"error": error, "code": status, "is_known": False, "is_hosted": self._auth.is_hosted}
-        return html(request, "error.html", status, base="bare.html", said="", back=_back(request), **shown)
+        return html(request, "error.html", status, base="bare.html", sentence="", back=_back(request), **shown)
 
 
 def _back(request: Request) -> str:

@@ -27,8 +27,6 @@ OPEN_DEPTH: Final = 12
 
 @dataclass(slots=True)
 class Node:
-    """One value of a tree."""
-
     name: str
     kind: str
     """`s` text, `n` number and the like, `o` object, `a` array."""
@@ -114,8 +112,6 @@ def dump(body: bytes) -> tuple[list[tuple[str, str, str]], bool]:
 
 @dataclass(frozen=True, slots=True)
 class DiffLine:
-    """A line of a comparison."""
-
     kind: str
     """`same`, `add`, `del`, or `skip` for lines that are alike and left out."""
     number: int | None

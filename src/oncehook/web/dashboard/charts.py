@@ -50,7 +50,6 @@ class Piece:
 
 
 def bar(parts: Iterable[tuple[str, float]], whole: float) -> list[Piece]:
-    """Return parts side by side, as shares of a whole."""
     pieces: list[Piece] = []
     x = 0.0
     for ink, amount in parts:
@@ -69,7 +68,7 @@ class Span:
     """A stretch of time up to now, cut into steps."""
 
     word: str
-    """As it stands in the address."""
+    """As written in the address."""
     title: str
     before: str
     """The stretch before it, in words."""
@@ -83,7 +82,6 @@ class Span:
         return [start + timedelta(seconds=self.step * n) for n in range(ceil(self.seconds / self.step))]
 
     def label(self, at: datetime) -> str:
-        """Return a step's name on the axis."""
         return at.strftime("%d %b") if self.step >= 86_400 else at.strftime("%H:%M")
 
 
@@ -110,12 +108,10 @@ def fill(points: Points | None, steps: Sequence[datetime], step: float) -> list[
 
 
 def total(flows: Flows, *names: str) -> int:
-    """Return the sum of these flows."""
     return sum(n for name in names for _, n in flows.get(name, ()))
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return the value below which this share of sorted values lies."""
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
 
 
@@ -143,7 +139,6 @@ class Latency:
         self._past: dict[tuple[str, int, frozenset[str] | None], Values] = {}
 
     async def get(self, admin: Admin, span: Span, now: datetime) -> Chart:
-        """Return the chart of a stretch of time, in a dozen parts."""
         part = Span(span.word, span.title, span.before, span.seconds, span.seconds / PARTS)
         steps = part.steps(now)
         values = [await self._part(admin, part, at, now) for at in steps]

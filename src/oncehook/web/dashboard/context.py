@@ -63,13 +63,11 @@ class Guide(Protocol):
 
 
 async def dismiss(context: PageContext) -> Response:
-    """Remove a callout."""
     _guide(context).dismiss(context.request.path_params["name"])
     return context.back(await _place(context))
 
 
 async def act(context: PageContext) -> Response:
-    """Do what its button says."""
     _guide(context).act(context.request.path_params["name"])
     return context.back(await _place(context), "mend")
 
@@ -167,7 +165,6 @@ class PageContext(ApiCall):
 
     @property
     def root(self) -> str:
-        """Return the prefix of every path of ours."""
         return root_of(self.request)
 
     @property
@@ -198,7 +195,6 @@ class PageContext(ApiCall):
         return self.request.query_params.getlist(name)
 
     def is_on(self, name: str) -> bool:
-        """Return a box that is ticked."""
         return self.parameter(name) in ("1", "on", "true")
 
     async def form(self) -> dict[str, str]:
@@ -212,7 +208,6 @@ class PageContext(ApiCall):
         return dict(fields)
 
     async def page(self, template: str, *, status: int = 200, **shown: Any) -> Response:
-        """Return a page in its frame."""
         frame = await self.frames.get(self.admin)
         return html(self.request, template, status, **self.around, frame=frame, **shown)
 
@@ -233,7 +228,6 @@ class PageContext(ApiCall):
 
     @property
     def around(self) -> dict[str, Any]:
-        """Return what every template may use."""
         return {
             "identity": self.identity,
             "may_act": self.may_act,
@@ -242,24 +236,22 @@ class PageContext(ApiCall):
             "is_live": self.stream.is_live,
             # Asked for again by the page: "//evil.example/x" would be another site's address.
             "here": "/" + quote(self.request.scope["path"].lstrip("/")),
-            "said": self.request.query_params.get("said", ""),
+            "sentence": self.request.query_params.get("said", ""),
             "now": self.now,
         }
 
-    def back(self, path: str, said: str = "") -> Response:
+    def back(self, path: str, sentence: str = "") -> Response:
         """Redirect to a page after an act."""
         self.frames.forget()
         place, mark, anchor = path.partition("#")
-        if said:
-            place += ("&" if "?" in place else "?") + urlencode({"said": said})
+        if sentence:
+            place += ("&" if "?" in place else "?") + urlencode({"said": sentence})
         return RedirectResponse(self.root + place + mark + anchor, 303, headers=dict(SAFE))
 
     def delivery_id(self) -> DeliveryId:
-        """Return the delivery that the path names."""
         return self.id(DeliveryId)
 
     def read_id(self, kind: type[IdT], text: str) -> IdT:
-        """Return an id that a form or an address names."""
         return some_id(kind, text)
 
 

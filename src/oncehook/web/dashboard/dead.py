@@ -28,7 +28,6 @@ class CauseGroup:
 
     cause: Cause
     query: str
-    """What finds them."""
     rows: Sequence[StoredDelivery] = ()
     previews: Mapping[bytes, Preview] = field(default_factory=dict)
     """What its rows say, and to whom."""
@@ -40,7 +39,6 @@ class CauseGroup:
 
 
 async def dead(context: PageContext) -> Response:
-    """Show all dead letters, in groups."""
     causes = await context.admin.causes()
     groups = [await _group(context, cause, is_open=place < OPENED) for place, cause in enumerate(causes)]
     frame = await context.frames.get(context.admin)
@@ -99,7 +97,6 @@ def query_of(cause: Cause) -> str:
 
 
 async def ask_discard(context: PageContext) -> Response:
-    """Show the dialog before one dead letter is closed."""
     delivery = await context.admin.delivery(context.delivery_id())
     return await context.dialog(
         "discard.html",
@@ -113,7 +110,6 @@ async def ask_discard(context: PageContext) -> Response:
 
 
 async def discard(context: PageContext) -> Response:
-    """Close one dead letter."""
     form = await context.form()
     delivery = await context.admin.discard(context.delivery_id(), actor=context.actor, reason=form.get("reason", ""))
     return context.back(f"/events/{delivery.event_id}", "discard")

@@ -205,7 +205,6 @@ async def _values(context: PageContext, word: str) -> list[str]:
 
 
 async def event(context: PageContext) -> Response:
-    """Show one event, whole."""
     event_id = context.id(EventId)
     shown = await context.admin.event(event_id)
     arrivals = await context.admin.arrivals(event_id)
@@ -257,7 +256,6 @@ class Neighbours:
 
     @property
     def behind(self) -> int:
-        """Return how many wait behind this one."""
         return sum(one.blocked_by == self.mine.id for one in self.line)
 
 

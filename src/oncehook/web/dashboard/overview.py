@@ -35,7 +35,6 @@ class Stat:
 
 
 async def overview(context: PageContext) -> Response:
-    """Show the first page."""
     admin, now = context.admin, context.now
     if not (await admin.events(Filter(), limit=1)).items:
         return await context.page("welcome.html", sources=await admin.sources())

@@ -40,7 +40,6 @@ SENTENCES: Final[Mapping[str, str]] = {
 
 
 def render(template: str, /, **shown: Any) -> str:
-    """Return a page."""
     return _templates().get_template(template).render(**shown)
 
 
@@ -98,7 +97,7 @@ def cut(text: str, longest: int = 24) -> str:
 
 
 def short(value: Id) -> str:
-    """`rpl_…c18d07`."""
+    """Print `rpl_…c18d07`."""
     return f"{value.prefix}…{value.hex()[-10 if isinstance(value, DeliveryId) else -6 :]}"
 
 

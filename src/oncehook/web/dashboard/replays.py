@@ -30,8 +30,6 @@ OPEN: Final = (ReplayState.running, ReplayState.paused)
 
 @dataclass(frozen=True, slots=True)
 class ReplayProgress:
-    """A replay and how far it is."""
-
     replay: StoredReplay
     now: datetime
 
@@ -59,7 +57,6 @@ class ReplayProgress:
 
     @property
     def title(self) -> str:
-        """Return what it is about, in a few words."""
         return str(self.replay.about.get("query", "")) or "one delivery"
 
     @property
@@ -83,7 +80,6 @@ async def replays(context: PageContext) -> Response:
 
 
 async def ask_abort(context: PageContext) -> Response:
-    """Show the dialog before a replay is aborted: what stays done."""
     return await context.dialog(
         "abort.html", run=ReplayProgress(await context.admin.replay(context.id(ReplayId)), context.now)
     )
@@ -95,7 +91,6 @@ async def pause(context: PageContext) -> Response:
 
 
 async def resume(context: PageContext) -> Response:
-    """Let a replay go on."""
     return await _steer(context, ReplayState.running, "resume")
 
 
@@ -231,7 +226,6 @@ def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
 
 
 async def ask_retry(context: PageContext) -> Response:
-    """Show the dialog before an attempt is made early."""
     delivery = await context.admin.delivery(context.delivery_id())
     known = {one.name: one for one in await context.admin.destinations()}
     return await context.dialog(

@@ -46,7 +46,6 @@ class SourceCard:
 
 
 async def sources(context: PageContext) -> Response:
-    """Show where hooks come from."""
     found = await context.admin.sources()
     turned_away = await context.admin.rejections(500)
     lines = await asyncio.gather(*[_flow(context, ("received",), source=source.name) for source in found])
@@ -102,7 +101,6 @@ class DestinationCard:
 
 
 async def destinations(context: PageContext) -> Response:
-    """Show where deliveries go."""
     found = await context.admin.destinations()
     lines = await asyncio.gather(
         *[_flow(context, ("succeeded", "retry", "died"), destination=one.name) for one in found]
@@ -117,21 +115,18 @@ async def destinations(context: PageContext) -> Response:
 
 
 async def ask_pause(context: PageContext) -> Response:
-    """Show the dialog before a destination is paused."""
     return await context.dialog(
         "pause.html", shown=await context.admin.destination(context.request.path_params["name"])
     )
 
 
 async def pause(context: PageContext) -> Response:
-    """Hold a destination back."""
     name, form = context.request.path_params["name"], await context.form()
     await context.admin.pause(name, actor=context.actor, reason=form.get("reason", ""))
     return context.back(f"/destinations#{name}", "pause")
 
 
 async def resume(context: PageContext) -> Response:
-    """Let a destination go on."""
     name = context.request.path_params["name"]
     await context.admin.resume(name, actor=context.actor)
     return context.back(f"/destinations#{name}", "resume")
@@ -186,7 +181,6 @@ async def ask_test(context: PageContext) -> Response:
 
 
 async def test(context: PageContext) -> Response:
-    """Send a test, and show how it was answered."""
     name = context.request.path_params["name"]
     context.admin.check_own(name)
     tested = schemas.encode_test(await context.admin.test_destination(name, actor=context.actor), context.identity.role)
@@ -204,7 +198,6 @@ async def ask_sample(context: PageContext) -> Response:
 
 
 async def sample(context: PageContext) -> Response:
-    """Send a sample, and show what became of it."""
     name, form = context.request.path_params["name"], await context.form()
     sampled = await context.admin.send_sample(name, form.get("type", ""), actor=context.actor)
     source = next(one for one in await context.admin.sources() if one.name == name)

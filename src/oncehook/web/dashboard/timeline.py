@@ -35,7 +35,6 @@ class EventHistory:
     now: datetime
 
     def most(self, destination: str) -> int | None:
-        """Return how many attempts a destination gets."""
         policy = self.policies.get(destination)
         return None if policy is None else policy.attempts
 
@@ -227,16 +226,12 @@ class WaitLine:
 
 @dataclass(frozen=True, slots=True)
 class ArrivalMark:
-    """An arrival."""
-
     outcome: str
     x: float
 
 
 @dataclass(frozen=True, slots=True)
 class NextAttempt:
-    """The next attempt."""
-
     x: float
     y: float
     label: str
@@ -245,8 +240,6 @@ class NextAttempt:
 
 @dataclass(slots=True)
 class TimelineChart:
-    """The whole drawing."""
-
     width: float
     height: float
     now: float | None
@@ -272,7 +265,7 @@ class _Column:
 
 
 class _Scale:
-    """Where moments stand: in columns, wide enough for their labels, wider where more time lies between them."""
+    """The places of moments: in columns, wide enough for their labels, wider where more time lies between them."""
 
     def __init__(self, points: Sequence[tuple[datetime, int]], room: float) -> None:
         self.columns: list[_Column] = []
@@ -302,12 +295,12 @@ class _Scale:
         return bool(self.columns) and at >= self.columns[0].at
 
     def column(self, at: datetime, lane: int) -> _Column:
-        """Return the column in which a moment of a lane stands."""
+        """Return the column of a moment of a lane."""
         fits = [column for column in self.columns if lane in column.lanes and column.at <= at]
         return fits[-1] if fits else self.columns[0]
 
     def x(self, at: datetime) -> float:
-        """Return where any moment stands, between the columns around it."""
+        """Return the x of any moment, between the columns around it."""
         place = bisect_right([column.at for column in self.columns], at)
         if place == 0:
             return self.columns[0].x
@@ -399,9 +392,9 @@ def _draw_lane(drawn: TimelineChart, scale: _Scale, story: EventHistory, deliver
 def _block(attempt: StoredAttempt, x: float, y: float) -> AttemptBlock:
     seconds = max((attempt.ended_at - attempt.started_at).total_seconds(), 0.0)
     inks = {AttemptOutcome.done: "done", AttemptOutcome.crashed: "wait"}
-    said = "done" if attempt.outcome is AttemptOutcome.done else _describe(attempt)
+    result = "done" if attempt.outcome is AttemptOutcome.done else _describe(attempt)
     width = min(10 + 16 * log2(1 + seconds), 70)
-    return AttemptBlock(inks.get(attempt.outcome, "dead"), x, y, round(width, 1), f"{said} · {took(seconds)}")
+    return AttemptBlock(inks.get(attempt.outcome, "dead"), x, y, round(width, 1), f"{result} · {took(seconds)}")
 
 
 def _describe(attempt: StoredAttempt) -> str:

@@ -1,4 +1,4 @@
-// What script adds to pages that work without it. Each part stands by itself.
+// What script adds to pages that work without it. Each part works by itself.
 import { $, $$, toast } from "./dom.js";
 import * as dialog from "./dialog.js";
 import * as keys from "./keys.js";

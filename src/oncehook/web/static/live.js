@@ -20,9 +20,9 @@ class Line extends EventTarget {
   call() {
     if (this.over || this.source || document.hidden) return;
     this.source = new EventSource(this.url, { withCredentials: true });
-    this.source.onopen = (event) => { told(true); this.onopen?.(event); };
+    this.source.onopen = (event) => { showConnection(true); this.onopen?.(event); };
     this.source.onerror = () => {
-      told(false);
+      showConnection(false);
       if (this.source?.readyState === EventSource.CLOSED) { this.hang(); setTimeout(() => this.call(), 5000); }
     };
     for (const name of this.named) this.listen(name);
@@ -36,7 +36,7 @@ class Line extends EventTarget {
   }
 }
 
-function told(well) {
+function showConnection(well) {
   lost = well ? null : lost || new Date();
   const word = $("[data-lost]");
   if (!word) return;

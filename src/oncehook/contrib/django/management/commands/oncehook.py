@@ -50,7 +50,6 @@ def _run(arguments: Sequence[str]) -> NoReturn:
 
 
 def _defaults() -> Mapping[str, Any]:
-    """Build the options that every command gets."""
     from oncehook.cli import COMMANDS
     from oncehook.cli.db import db
     from oncehook.contrib.django.assembly import beside_manage
