@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Final, Generic, Literal, Protocol, Self, TypeAlias, TypeGuard, TypeVar
 
 from oncehook import clock, human
@@ -158,7 +158,8 @@ class Verbs:
         if row.token == token:
             yield from self._sweep()
             return Claim("new", token)
-        _compare(row.payload, stamp)
+        if row.payload is not None and stamp is not None and row.payload != stamp:
+            raise PayloadMismatch
         return _answer(row)
 
     def renew(self, key: str, token: str | None, ttl: str | float | None) -> Steps[None]:
@@ -213,11 +214,6 @@ def _answer(row: Row) -> Claim:
 def _require_owner(is_owner: bool) -> None:
     if not is_owner:
         raise ClaimLost
-
-
-def _compare(kept: str | None, given: str | None) -> None:
-    if kept is not None and given is not None and kept != given:
-        raise PayloadMismatch
 
 
 # -- keys, payloads, tokens, spans -------------------------------------------------------------
@@ -573,9 +569,7 @@ class Claims(_BaseClaims):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _run(self, steps: Steps[T]) -> T:
@@ -675,9 +669,7 @@ class AsyncClaims(_BaseClaims):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _run(self, steps: Steps[T]) -> T:

@@ -306,7 +306,7 @@ def _connect(path: Path, boot: str) -> sqlite3.Connection:
             "PRAGMA mmap_size = 0",
         ):
             connection.execute(statement)
-        if not _has_tables(connection):
+        if "oncehook_clock" not in _names(connection):
             _make_tables(connection, boot)
     except BaseException:
         connection.close()
@@ -316,10 +316,6 @@ def _connect(path: Path, boot: str) -> sqlite3.Connection:
 
 def _names(connection: sqlite3.Connection) -> Iterator[str]:
     return (name for (name,) in connection.execute("SELECT name FROM sqlite_master").fetchall())
-
-
-def _has_tables(connection: sqlite3.Connection) -> bool:
-    return "oncehook_clock" in _names(connection)
 
 
 def _refuse_an_inbox(connection: sqlite3.Connection, path: Path) -> None:

@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -29,7 +28,6 @@ from oncehook.logs import plain
 if TYPE_CHECKING:  # transports import nearly everything: a command's --help must not wait for that
     from oncehook.cli.transport import ApiResponse, Headers, HttpTransport, ReadOnlyTransport, Transport
     from oncehook.inbox import Inbox
-    from oncehook.settings import Loaded
     from oncehook.store.sqlite.connection import FileHolder
 
 T = TypeVar("T")
@@ -97,6 +95,7 @@ class Where:
         self, open_file: Callable[[Path, Inbox | None, bool], Transport], *, needs_server: bool = False
     ) -> Transport:
         from oncehook.cli.transport import LocalTransport
+        from oncehook.settings import load
         from oncehook.settings.build import open_store
         from oncehook.store.sqlite import SqliteStore
 
@@ -106,7 +105,8 @@ class Where:
         if inbox is not None:
             store, is_named = inbox.store, True
         else:
-            settings = self._settings()
+            # Enough to find the store: an app that is not named here may have the rest.
+            settings = load(self.config_file, secrets=False, whole=False)
             store, is_named = open_store(settings.config.store), settings.where("store") != "default"
         if not isinstance(store, SqliteStore):
             if needs_server:
@@ -116,12 +116,6 @@ class Where:
             also = "" if is_named else f" {OTHER_STORE}"
             raise Unreachable(f"There is no store at {store.path} yet.", hint=f"Start one with `oncehook serve`.{also}")
         return open_file(store.path, inbox, is_named)
-
-    def _settings(self) -> Loaded:
-        """Load enough to find the store: an app that is not named here may have the rest."""
-        from oncehook.settings import load
-
-        return load(self.config_file, secrets=False, whole=False)
 
     def _inbox(self) -> Inbox:
         return build_setup(None, self.config_file).inbox
@@ -230,9 +224,7 @@ class Api:
     def __enter__(self) -> Api:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._transport is not None:
             self._transport.close()
 

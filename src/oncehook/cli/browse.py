@@ -202,13 +202,10 @@ def _stats_lines(stats: Mapping[str, Any], by: str | None) -> list[str]:
         names = list(dict.fromkeys(word for counts in stats["by"].values() for word in counts))
         lines += ["", *_matrix((by, *(word.replace("_", " ") for word in names)), stats["by"], names)]
     if by == "destination" and any(per_day := stats["per_day"].values()):
-        days = {day: {name: counts.get(day, 0) for name, counts in stats["per_day"].items()} for day in _days(per_day)}
-        lines += ["", *_matrix(("day", *map(text, stats["per_day"])), days, list(stats["per_day"]))]
+        days = sorted({day for counts in per_day for day in counts})
+        rows = {day: {name: counts.get(day, 0) for name, counts in stats["per_day"].items()} for day in days}
+        lines += ["", *_matrix(("day", *map(text, stats["per_day"])), rows, list(stats["per_day"]))]
     return lines
-
-
-def _days(per_day: Sequence[Mapping[str, int]]) -> list[str]:
-    return sorted({day for counts in per_day for day in counts})
 
 
 def _matrix(head: Sequence[str], rows: Mapping[str, Mapping[str, int]], columns: Sequence[str]) -> list[str]:

@@ -96,7 +96,10 @@ def show(config_file: Path | None, as_json: bool) -> int:
         facts = {"origin": _origin(loaded), "settings": settings, "warnings": list(loaded.warnings)}
         return answer(facts, (), as_json=True)
     warn(loaded.warnings)
-    shown = [(one.name, _show_value(one.value), one.origin) for one in loaded.settings()]
+    shown = [
+        (one.name, one.value if isinstance(one.value, str) else json_line(one.value), one.origin)
+        for one in loaded.settings()
+    ]
     width = min(max(len(value) for _, value, _ in shown), 48)
     rows = [(name, f"{value:<{width}}  {click.style(origin, dim=True)}") for name, value, origin in shown]
     say([f"# {_origin(loaded) or NO_FILE}", *table((), rows)])
@@ -128,10 +131,6 @@ def _refuse(error: ConfigError, as_json: bool) -> int:
         for line in [*problems, *([f"  {error.hint}"] if error.hint else [])]:
             click.echo(line, err=True)
     return 1
-
-
-def _show_value(value: object) -> str:
-    return value if isinstance(value, str) else json_line(value)
 
 
 def _origin(loaded: Loaded) -> str | None:

@@ -195,11 +195,12 @@ def _routes(inbox: Inbox) -> Callable[..., Any]:
 
 
 async def _call(app: Callable[..., Any], method: str, target: str, headers: Headers, body: bytes) -> ApiResponse:
-    """Make one ASGI request, without a server."""
+    from oncehook.web.asgi import call_app
+
     parts = urlsplit(target)
     scope = {
         "type": "http",
-        "asgi": {"version": "3.0"},
+        "asgi": {"version": "3.0", "spec_version": "2.4"},
         "http_version": "1.1",
         "method": method,
         "scheme": "http",
@@ -211,17 +212,5 @@ async def _call(app: Callable[..., Any], method: str, target: str, headers: Head
         "server": ("127.0.0.1", 0),
         "client": ("127.0.0.1", 0),
     }
-    status, pieces = 0, []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    async def send(message: Mapping[str, Any]) -> None:
-        nonlocal status
-        if message["type"] == "http.response.start":
-            status = message["status"]
-        else:
-            pieces.append(message.get("body", b""))
-
-    await app(scope, receive, send)
-    return ApiResponse(status, b"".join(pieces))
+    reply = await call_app(app, scope, body)
+    return ApiResponse(reply.status, reply.body)

@@ -82,7 +82,9 @@ class Bridge:
 
     def _start(self) -> None:
         started: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, args=[started], name="oncehook-bridge", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._live(started)), name="oncehook-bridge", daemon=True
+        )
         self._thread.start()
         try:
             started.result()
@@ -91,9 +93,6 @@ class Bridge:
             self._failure, self._again_at = error, clock.steady() + AGAIN
             raise
         self._failure = None
-
-    def _run(self, started: concurrent.futures.Future[None]) -> None:
-        asyncio.run(self._live(started))
 
     async def _live(self, started: concurrent.futures.Future[None]) -> None:
         try:
@@ -162,7 +161,7 @@ class Bridge:
         `arrival.source` is that part of the URL, and need not be a source's name. The body is read here, and never
         more of it than any source allows.
         """
-        source = self._at(arrival.source)
+        source = next((one for one in self.inbox.sources.values() if one.path == arrival.source), None)
         if source is not None:
             arrival.source = source.name
             if source.path != source.name:  # an unguessable path is not for the store (S25)
@@ -176,9 +175,6 @@ class Bridge:
         if arrival.method != "POST":
             return self._call_receiver(source, lambda receiver: receiver.greet(source, arrival))
         return self._receive(source, arrival).reply
-
-    def _at(self, path: str) -> Source | None:
-        return next((source for source in self.inbox.sources.values() if source.path == path), None)
 
     def _receive(self, source: Source | None, arrival: Arrival) -> Receipt:
         async def take() -> Receipt:

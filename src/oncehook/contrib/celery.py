@@ -1,7 +1,7 @@
 """Celery as a destination: a delivery becomes a task. It is done when the broker has the task, or when it has finished.
 
-The task's id is the delivery's id, so that a task sent twice after a crash is not taken for two events; a replay has an id
-of its own. An unreachable broker is transient: the delivery stays in the store and is retried.
+The task's id is the delivery's id, so that a task sent twice after a crash does not look like two events; a replay has
+an id of its own. An unreachable broker is transient: the delivery stays in the store and is retried.
 """
 
 from __future__ import annotations

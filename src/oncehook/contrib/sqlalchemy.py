@@ -81,7 +81,9 @@ def _on_the_loop(handler: Handler, make: Callable[..., Any] | None) -> Handler:
     async def handle(event: Event, tx: Any) -> Any:
         nonlocal engine, make
         if engine is None:
-            engine, make = _async_engine(), make or _async_session()
+            from sqlalchemy.ext.asyncio import AsyncSession
+
+            engine, make = _async_engine(), make or AsyncSession
         assert make is not None
         connection = engine.connect()
         token = _lent.set(_AsyncLent(tx))
@@ -116,12 +118,6 @@ def _async_engine() -> AsyncEngine:
     return create_async_engine(
         "postgresql+psycopg_async://", async_creator=connect, poolclass=NullPool, use_native_hstore=False
     )
-
-
-def _async_session() -> Callable[..., Any]:
-    from sqlalchemy.ext.asyncio import AsyncSession
-
-    return AsyncSession
 
 
 class _Lent:

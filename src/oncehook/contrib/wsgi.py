@@ -7,7 +7,7 @@ page is open: pages poll every few seconds instead.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping
 from http import HTTPStatus
 from typing import Any, Final
 from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -16,6 +16,7 @@ from oncehook.contrib.bridge import Bridge, put_off, read_body
 from oncehook.errors import OncehookError, Rejected, StoreUnavailable
 from oncehook.model import Headers
 from oncehook.sources import Reply
+from oncehook.web.asgi import call_app
 from oncehook.web.auth import AuthorizeBlocking, Authorized
 from oncehook.web.dashboard import dashboard as hosted
 from oncehook.web.dashboard.context import WAY_IN
@@ -44,7 +45,7 @@ class Dashboard:
         scope = {**_scope(environ), _DECISION: decision, WAY_IN: hooks}
         try:
             body = _body(scope["headers"], environ)
-            return self._bridge.call(_collect(self._app, scope, body), timeout=PATIENCE)
+            return self._bridge.call(call_app(self._app, scope, body), timeout=PATIENCE)
         except Rejected as error:
             return Reply(error.status, str(error).encode(), ((b"content-type", b"text/plain; charset=utf-8"),))
         except OncehookError as error:
@@ -122,26 +123,3 @@ def _body(headers: Headers, environ: WSGIEnvironment) -> bytes:
         return part
 
     return read_body(headers, read, MAX_BODY)
-
-
-async def _collect(app: Callable[..., Awaitable[None]], scope: Scope, body: bytes) -> Reply:
-    coming: list[dict[str, Any]] = [
-        {"type": "http.disconnect"},
-        {"type": "http.request", "body": body, "more_body": False},
-    ]
-    status = 500
-    headers: tuple[tuple[bytes, bytes], ...] = ()
-    parts: list[bytes] = []
-
-    async def receive() -> dict[str, Any]:
-        return coming.pop() if len(coming) > 1 else coming[0]
-
-    async def send(message: MutableMapping[str, Any]) -> None:
-        nonlocal status, headers
-        if message["type"] == "http.response.start":
-            status, headers = message["status"], tuple(message.get("headers", ()))
-        elif message["type"] == "http.response.body":
-            parts.append(message.get("body", b""))
-
-    await app(scope, receive, send)
-    return Reply(status, b"".join(parts), headers)

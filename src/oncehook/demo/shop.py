@@ -12,7 +12,6 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from oncehook import clock
@@ -75,9 +74,7 @@ class Shop:
         self.meta.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.crm.stop()
         self.meta.stop()
 

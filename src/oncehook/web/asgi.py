@@ -118,3 +118,26 @@ class Prefixed:
         named = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-prefix"]
         prefix = named[0].rstrip("/") if len(named) == 1 else ""
         return prefix if _PREFIX.fullmatch(prefix) and is_within(direct_peer(scope), self._trusted) else ""
+
+
+async def call_app(app: App, scope: Scope, body: bytes) -> Reply:
+    """Make one request to an ASGI application in this process, and return its whole answer.
+
+    The scope must say ASGI 2.4: with an older one Starlette cuts a streamed answer at the `http.disconnect`.
+    """
+    coming: list[Message] = [{"type": "http.disconnect"}, {"type": "http.request", "body": body, "more_body": False}]
+    status, parts = 500, list[bytes]()
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+    async def receive() -> Message:
+        return coming.pop() if len(coming) > 1 else coming[0]
+
+    async def send(message: Message) -> None:
+        nonlocal status, headers
+        if message["type"] == "http.response.start":
+            status, headers = message["status"], tuple(message.get("headers", ()))
+        elif message["type"] == "http.response.body":
+            parts.append(message.get("body", b""))
+
+    await app(scope, receive, send)
+    return Reply(status, b"".join(parts), headers)

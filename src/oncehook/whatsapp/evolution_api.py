@@ -104,7 +104,9 @@ class EvolutionApi(Sender):
 
     def _call_for(self, message: Message, id: str | None) -> Call:
         if isinstance(message, Read):
-            return self._read(message)
+            chat = id_of(chat_of(message, "Evolution API"))
+            key = {"remoteJid": chat, "fromMe": False, "id": message.message_id}
+            return self._post("chat/markMessageAsRead", {"readMessages": [key]})
         if isinstance(message, Reaction):
             key = {"remoteJid": id_of(message.to), "fromMe": message.from_me, "id": message.message_id}
             author = {"participant": id_of(message.participant)} if message.participant else {}
@@ -119,10 +121,6 @@ class EvolutionApi(Sender):
         if id is not None:
             body["messageId"] = wire_id(id)  # versions before 2026 do not look at it
         return self._post(f"message/{path}", body)
-
-    def _read(self, message: Read) -> Call:
-        key = {"remoteJid": id_of(chat_of(message, "Evolution API")), "fromMe": False, "id": message.message_id}
-        return self._post("chat/markMessageAsRead", {"readMessages": [key]})
 
     def _post(self, path: str, body: dict[str, Any]) -> Call:
         return Call("POST", f"/{path}/{self._quoted}", body)

@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import import_module
-from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -161,9 +160,7 @@ class S3Files:
         await self.open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     # -- storing -------------------------------------------------------------------------------

@@ -266,7 +266,7 @@ for _act, _state, _summary in (
 ):
 
     @post(f"/replays/{{id}}/{_act}", schemas.Replay, _summary, refusals=(404, 409))
-    async def steer_replay(call: ApiCall, state: ReplayState = _state) -> Any:
+    async def set_replay_state(call: ApiCall, state: ReplayState = _state) -> Any:
         return await call.admin.set_replay_state(call.id(ReplayId), state, actor=call.actor)
 
 

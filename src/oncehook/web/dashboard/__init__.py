@@ -163,11 +163,12 @@ class DashboardRoutes:
                     return await self._log_in_by_link(request, token)
                 if page.method == "POST":
                     check_same_origin(request)
-                context = await self._context(request)
-                if context is None:
+                identity = await self._auth.of(request)
+                if identity is None:
                     return self._send_to_login(request)
-                if context.identity.role < page.role:
-                    raise Forbidden(f"That needs the role {page.role.name}; yours is {context.identity.role.name}.")
+                context = self._context_of(request, identity)
+                if identity.role < page.role:
+                    raise Forbidden(f"That needs the role {page.role.name}; yours is {identity.role.name}.")
                 return await page.endpoint(context)
             except (Refused, StoreError) as error:
                 if context is not None and isinstance(error, Refused) and is_refused_act(request, error):
@@ -179,12 +180,6 @@ class DashboardRoutes:
                 return await self._error_page(request, OncehookError("This page could not be made."), None)
 
         return endpoint
-
-    async def _context(self, request: Request) -> PageContext | None:
-        identity = await self._auth.of(request)
-        if identity is None:
-            return None
-        return self._context_of(request, identity)
 
     def _context_of(self, request: Request, identity: Identity) -> PageContext:
         admin, shared = identity.admin(self._admin), (self._frames, self._latency, self._guide)

@@ -18,8 +18,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from oncehook import clock
 from oncehook.admin import Admin
 from oncehook.errors import BadRequest, NotFound
-from oncehook.model import DeliveryId, IdT, Level, ReplayState
-from oncehook.replay import some_id
+from oncehook.model import Level, ReplayState
 from oncehook.reports import System
 from oncehook.upkeep import Watermark
 from oncehook.web.api.request import ApiCall, check_characters
@@ -247,12 +246,6 @@ class PageContext(ApiCall):
         if sentence:
             place += ("&" if "?" in place else "?") + urlencode({"said": sentence})
         return RedirectResponse(self.root + place + mark + anchor, 303, headers=dict(SAFE))
-
-    def delivery_id(self) -> DeliveryId:
-        return self.id(DeliveryId)
-
-    def read_id(self, kind: type[IdT], text: str) -> IdT:
-        return some_id(kind, text)
 
 
 def root_of(request: Request) -> str:

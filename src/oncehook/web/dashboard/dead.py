@@ -10,7 +10,7 @@ from typing import Final
 from starlette.responses import Response
 
 from oncehook.errors import NotFound, PlanChanged
-from oncehook.model import Cause, DeliveryStatus, Preview, StoredAttempt, StoredDelivery
+from oncehook.model import Cause, DeliveryId, DeliveryStatus, Preview, StoredAttempt, StoredDelivery
 from oncehook.query import fixed, quoted
 from oncehook.replay import ReplayRequest
 from oncehook.web.dashboard import charts
@@ -97,7 +97,7 @@ def query_of(cause: Cause) -> str:
 
 
 async def ask_discard(context: PageContext) -> Response:
-    delivery = await context.admin.delivery(context.delivery_id())
+    delivery = await context.admin.delivery(context.id(DeliveryId))
     return await context.dialog(
         "discard.html",
         delivery=delivery,
@@ -111,24 +111,24 @@ async def ask_discard(context: PageContext) -> Response:
 
 async def discard(context: PageContext) -> Response:
     form = await context.form()
-    delivery = await context.admin.discard(context.delivery_id(), actor=context.actor, reason=form.get("reason", ""))
+    delivery = await context.admin.discard(context.id(DeliveryId), actor=context.actor, reason=form.get("reason", ""))
     return context.back(f"/events/{delivery.event_id}", "discard")
 
 
 async def ask_discard_many(context: PageContext) -> Response:
     """Show the dialog before a group is closed: how many, and which."""
-    return await _show_discard(context, await _dead_of(context))
+    return await _show_discard(context, await _request_dead(context))
 
 
-async def _show_discard(context: PageContext, wish: ReplayRequest, note: str = "", reason: str = "") -> Response:
-    plan = await context.admin.plan(wish)
+async def _show_discard(context: PageContext, request: ReplayRequest, note: str = "", reason: str = "") -> Response:
+    plan = await context.admin.plan(request)
     return await context.dialog(
         "discard.html",
         status=409 if note else 200,
         delivery=None,
         count=plan.by_status.get(DeliveryStatus.dead, 0),
         plan=plan,
-        query=fixed(wish.filter),
+        query=fixed(request.filter),
         action="/dead/discard",
         note=note,
         reason=reason,
@@ -142,12 +142,12 @@ async def discard_many(context: PageContext) -> Response:
     try:
         await context.admin.discard_planned(token, actor=context.actor, reason=reason)
     except PlanChanged as changed:
-        wish, _ = context.admin.read_plan(token)
-        return await _show_discard(context, wish, note=str(changed), reason=reason)
+        request, _ = context.admin.read_plan(token)
+        return await _show_discard(context, request, note=str(changed), reason=reason)
     return context.back("/dead", "discard")
 
 
-async def _dead_of(context: PageContext) -> ReplayRequest:
+async def _request_dead(context: PageContext) -> ReplayRequest:
     """Return what the address means: a query, or events and deliveries by their ids; of these the dead ones."""
     ids = context.many("ids")
     text = context.parameter("query")

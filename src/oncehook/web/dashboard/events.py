@@ -26,6 +26,7 @@ from oncehook.model import (
     StoredReplay,
 )
 from oncehook.query import BODY, WORDS
+from oncehook.replay import some_id
 from oncehook.reports import ShownArrival, ShownEvent
 from oncehook.web.api import schemas
 from oncehook.web.api.request import cursor
@@ -128,7 +129,7 @@ def _describe(delivery: StoredDelivery, now: datetime) -> str:
 async def fresh(context: PageContext) -> Response:
     """Show how many events match that are newer than the list in view."""
     query, latest = context.parameter("query"), context.parameter("after")
-    after = context.read_id(EventId, latest) if latest else b""
+    after = some_id(EventId, latest) if latest else b""
     page = await context.admin.events(_newer(context.admin.read(query), after, context.now), limit=NEW)
     count = sum(event.id > after for event in page.items)
     return context.fragment("_fresh.html", count=count, many=count == NEW, query=query, after=latest)
@@ -208,7 +209,7 @@ async def event(context: PageContext) -> Response:
     event_id = context.id(EventId)
     shown = await context.admin.event(event_id)
     arrivals = await context.admin.arrivals(event_id)
-    story = await _story(context, shown, arrivals)
+    history = await _read_history(context, shown, arrivals)
     tab = context.parameter("tab", "body")
     tab = tab if tab in TABS else "body"
     near = await _neighbours(context, shown)
@@ -216,9 +217,9 @@ async def event(context: PageContext) -> Response:
         "event.html",
         shown=shown,
         event=shown.event,
-        story=story,
-        moments=timeline.moments(story),
-        lanes=timeline.draw(story),
+        history=history,
+        moments=timeline.moments(history),
+        lanes=timeline.draw(history),
         tab=tab,
         near=near,
         message=next(iter((await context.admin.previews(shown.deliveries)).values()), None),
@@ -231,7 +232,7 @@ async def event(context: PageContext) -> Response:
     )
 
 
-async def _story(context: PageContext, shown: ShownEvent, arrivals: Sequence[ShownArrival]) -> EventHistory:
+async def _read_history(context: PageContext, shown: ShownEvent, arrivals: Sequence[ShownArrival]) -> EventHistory:
     found = await asyncio.gather(*[context.admin.attempts(one.id) for one in shown.deliveries[:50]])
     attempts: Mapping[bytes, Sequence[StoredAttempt]] = {
         one.id: made for one, made in zip(shown.deliveries, found, strict=False)
@@ -251,12 +252,12 @@ class Neighbours:
     """The neighbours of an event at one destination, in their order."""
 
     destination: str
-    line: Sequence[StoredDelivery]
+    deliveries: Sequence[StoredDelivery]
     mine: StoredDelivery
 
     @property
     def behind(self) -> int:
-        return sum(one.blocked_by == self.mine.id for one in self.line)
+        return sum(one.blocked_by == self.mine.id for one in self.deliveries)
 
 
 async def _neighbours(context: PageContext, shown: ShownEvent) -> Neighbours | None:

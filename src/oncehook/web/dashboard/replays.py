@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from oncehook import clock
 from oncehook.errors import BadRequest, PlanChanged
-from oncehook.model import DeliveryStatus, Filter, ReplayId, ReplayState, StoredDelivery, StoredReplay
+from oncehook.model import DeliveryId, DeliveryStatus, Filter, ReplayId, ReplayState, StoredDelivery, StoredReplay
 from oncehook.query import fixed
 from oncehook.replay import BEHIND, Plan, ReplayRequest, command
 from oncehook.web.api.request import cursor, rate
@@ -87,19 +87,19 @@ async def ask_abort(context: PageContext) -> Response:
 
 async def pause(context: PageContext) -> Response:
     """Hold a replay: what was handed to workers is still done."""
-    return await _steer(context, ReplayState.paused, "pause")
+    return await _set_state(context, ReplayState.paused, "pause")
 
 
 async def resume(context: PageContext) -> Response:
-    return await _steer(context, ReplayState.running, "resume")
+    return await _set_state(context, ReplayState.running, "resume")
 
 
 async def abort(context: PageContext) -> Response:
     """End a replay: what is done stays done, the rest stays where it was."""
-    return await _steer(context, ReplayState.aborted, "abort")
+    return await _set_state(context, ReplayState.aborted, "abort")
 
 
-async def _steer(context: PageContext, state: ReplayState, note: str) -> Response:
+async def _set_state(context: PageContext, state: ReplayState, note: str) -> Response:
     await context.admin.set_replay_state(context.id(ReplayId), state, actor=context.actor)
     return context.back("/replays", note)
 
@@ -121,11 +121,11 @@ async def plan(context: PageContext) -> Response:
     """Show what a replay would do: recipients, numbers, times, and what is left out. Nothing happens."""
     ids = context.many("ids")
     query = context.parameter("query")
-    wish = await _wish(context, query, ids)
-    return await _show(context, wish, ids, query)
+    request = await _build_request(context, query, ids)
+    return await _show(context, request, ids, query)
 
 
-async def _wish(context: PageContext, query: str, ids: Sequence[str]) -> ReplayRequest:
+async def _build_request(context: PageContext, query: str, ids: Sequence[str]) -> ReplayRequest:
     named = await context.admin.find_named(ids) if ids else None
     return context.admin.build_request(
         query,
@@ -136,9 +136,11 @@ async def _wish(context: PageContext, query: str, ids: Sequence[str]) -> ReplayR
     )
 
 
-async def _show(context: PageContext, wish: ReplayRequest, ids: Sequence[str], query: str, note: str = "") -> Response:
-    made = await context.admin.plan(wish)
-    one = await _only(context, wish)
+async def _show(
+    context: PageContext, request: ReplayRequest, ids: Sequence[str], query: str, note: str = ""
+) -> Response:
+    made = await context.admin.plan(request)
+    one = await _only(context, request)
     return await context.dialog(
         "plan.html",
         status=409 if note else 200,
@@ -148,8 +150,8 @@ async def _show(context: PageContext, wish: ReplayRequest, ids: Sequence[str], q
         note=note,
         must_type=must_type(made),
         request_key=clock.random_bytes(16).hex(),
-        command=command(wish),
-        query=fixed(wish.filter),
+        command=command(request),
+        query=fixed(request.filter),
         is_query=bool(query),
         choices=await _choices(context, one),
         again=[("ids", one_id) for one_id in ids] + ([("query", query)] if query else []),
@@ -165,10 +167,10 @@ def must_type(plan: Plan) -> bool:
     return plan.total > TYPED_ABOVE or plan.by_status.get(DeliveryStatus.done, 0) > 0
 
 
-async def _only(context: PageContext, wish: ReplayRequest) -> StoredDelivery | None:
+async def _only(context: PageContext, request: ReplayRequest) -> StoredDelivery | None:
     """Return the delivery, where exactly one is named."""
-    ids = wish.filter.ids
-    if ids is None or len(ids) != 1 or wish.filter != Filter(ids=ids):
+    ids = request.filter.ids
+    if ids is None or len(ids) != 1 or request.filter != Filter(ids=ids):
         return None
     return await context.admin.delivery(ids[0])
 
@@ -194,28 +196,28 @@ async def _choices(context: PageContext, one: StoredDelivery | None) -> list[Cho
 async def start(context: PageContext) -> Response:
     """Confirm a plan. When the set has changed meanwhile, the new plan is shown instead."""
     form = await context.form()
-    wish, seen = context.admin.read_plan(form.get("plan", ""))
+    request, seen = context.admin.read_plan(form.get("plan", ""))
     expected = seen.count
-    _check_typed(form.get("typed"), wish, expected)
+    _check_typed(form.get("typed"), request, expected)
     reason, key = form.get("reason", ""), form.get("request_key") or None
-    one = await _only(context, wish)
+    one = await _only(context, request)
     if one is not None:
         await context.admin.replay_one(
-            one.id, actor=context.actor, force=wish.force, fresh_id=wish.fresh_id, reason=reason, request_key=key
+            one.id, actor=context.actor, force=request.force, fresh_id=request.fresh_id, reason=reason, request_key=key
         )
         return context.back(f"/events/{one.event_id}", "replay")
     try:
         made = await context.admin.start_replay(
-            wish, actor=context.actor, reason=reason, request_key=key, expected=expected
+            request, actor=context.actor, reason=reason, request_key=key, expected=expected
         )
     except PlanChanged as changed:
-        return await _show(context, wish, [], fixed(wish.filter), note=str(changed))
+        return await _show(context, request, [], fixed(request.filter), note=str(changed))
     return context.back(f"/replays#{made.id}", "replay")
 
 
-def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
+def _check_typed(typed: str | None, request: ReplayRequest, expected: int) -> None:
     # With `force` there may be done ones among them: the page asks for the number then, and so do we.
-    if expected <= TYPED_ABOVE and not wish.force:
+    if expected <= TYPED_ABOVE and not request.force:
         return
     digits = "".join(character for character in typed or "" if character not in " ,.")
     if digits != str(expected):
@@ -226,7 +228,7 @@ def _check_typed(typed: str | None, wish: ReplayRequest, expected: int) -> None:
 
 
 async def ask_retry(context: PageContext) -> Response:
-    delivery = await context.admin.delivery(context.delivery_id())
+    delivery = await context.admin.delivery(context.id(DeliveryId))
     known = {one.name: one for one in await context.admin.destinations()}
     return await context.dialog(
         "retry.html",
@@ -239,5 +241,5 @@ async def ask_retry(context: PageContext) -> Response:
 
 async def retry(context: PageContext) -> Response:
     """Make the next attempt due now."""
-    delivery = await context.admin.retry(context.delivery_id(), actor=context.actor)
+    delivery = await context.admin.retry(context.id(DeliveryId), actor=context.actor)
     return context.back(f"/events/{delivery.event_id}", "retry")

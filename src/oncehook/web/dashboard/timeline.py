@@ -56,11 +56,11 @@ class Moment:
     """The number of an arrival whose body differs."""
 
 
-def moments(story: EventHistory) -> list[Moment]:
+def moments(history: EventHistory) -> list[Moment]:
     """Return all of it, newest first; what lies ahead on top."""
-    found = [*_arrivals(story), *_replays(story)]
-    for delivery in story.deliveries:
-        found += _delivery(story, delivery)
+    found = [*_arrivals(history), *_replays(history)]
+    for delivery in history.deliveries:
+        found += _delivery(history, delivery)
     found.sort(key=lambda moment: (moment.due_at is not None, moment.at), reverse=True)
     return found
 
@@ -68,30 +68,30 @@ def moments(story: EventHistory) -> list[Moment]:
 # -- arrivals ----------------------------------------------------------------------------------
 
 
-def _arrivals(story: EventHistory) -> Iterator[Moment]:
-    known = len(story.arrivals)
-    for number, arrival in enumerate(story.arrivals, 1):
+def _arrivals(history: EventHistory) -> Iterator[Moment]:
+    known = len(history.arrivals)
+    for number, arrival in enumerate(history.arrivals, 1):
         # Of many copies the latest are kept: their own numbers are counted from the end.
-        shown = number if number == 1 else story.copies - known + number
+        shown = number if number == 1 else history.copies - known + number
         yield Moment(
             arrival.at,
             str(arrival.outcome),
             f"Arrival {shown}, {arrival.outcome}",
-            _about(story, arrival),
+            _about(history, arrival),
             compare=number if arrival.body_differs else None,
         )
 
 
-def _about(story: EventHistory, arrival: ShownArrival) -> str:
+def _about(history: EventHistory, arrival: ShownArrival) -> str:
     if arrival.outcome is Outcome.accepted:
-        count = len(story.deliveries)
+        count = len(history.deliveries)
         made = "no route matches" if not count else f"{count} deliver{'y' if count == 1 else 'ies'} made"
         return f"stored, {made}"
     return "same key, another body" if arrival.body_differs else "same body, folded into this event"
 
 
-def _replays(story: EventHistory) -> Iterator[Moment]:
-    for replay in story.replays.values():
+def _replays(history: EventHistory) -> Iterator[Moment]:
+    for replay in history.replays.values():
         reason = f": “{first_line(replay.reason)}”" if replay.reason else ""
         kind = f"one of {replay.planned} deliveries" if replay.planned > 1 else "one delivery"
         yield Moment(replay.created_at, "replay", f"Replay by {replay.actor}", f"{kind}{reason}")
@@ -100,25 +100,27 @@ def _replays(story: EventHistory) -> Iterator[Moment]:
 # -- deliveries --------------------------------------------------------------------------------
 
 
-def _delivery(story: EventHistory, delivery: StoredDelivery) -> Iterator[Moment]:
+def _delivery(history: EventHistory, delivery: StoredDelivery) -> Iterator[Moment]:
     previous: StoredAttempt | None = None
-    for attempt in story.attempts.get(delivery.id, ()):
-        yield _attempt(story, delivery, attempt, previous)
+    for attempt in history.attempts.get(delivery.id, ()):
+        yield _attempt(history, delivery, attempt, previous)
         previous = attempt
     if delivery.status in (DeliveryStatus.pending, DeliveryStatus.leased):
-        yield _ahead(story, delivery)
+        yield _ahead(history, delivery)
     elif end := _end(delivery, previous):
         yield end
 
 
 def _attempt(
-    story: EventHistory, delivery: StoredDelivery, attempt: StoredAttempt, previous: StoredAttempt | None
+    history: EventHistory, delivery: StoredDelivery, attempt: StoredAttempt, previous: StoredAttempt | None
 ) -> Moment:
     wait = 0.0 if previous is None else (attempt.started_at - previous.ended_at).total_seconds()
+    number = _number(history, delivery, attempt.run, attempt.n)
     return Moment(
         attempt.started_at,
         attempt_state(attempt),
-        f"{delivery.destination}, {_number(story, delivery, attempt.run, attempt.n)}{_describe_end(attempt)}",
+        f"{delivery.destination}, {number}"
+        + ("" if attempt.outcome is AttemptOutcome.retry else f", {attempt.outcome}"),
         evidence(attempt),
         waited=f"waited {show_span(wait)}" if wait >= 1 else "",
     )
@@ -130,12 +132,8 @@ def attempt_state(attempt: StoredAttempt) -> str:
     return states.get(attempt.outcome, "failed")
 
 
-def _describe_end(attempt: StoredAttempt) -> str:
-    return "" if attempt.outcome is AttemptOutcome.retry else f", {attempt.outcome}"
-
-
-def _number(story: EventHistory, delivery: StoredDelivery, run: int, n: int) -> str:
-    most = story.most(delivery.destination)
+def _number(history: EventHistory, delivery: StoredDelivery, run: int, n: int) -> str:
+    most = history.most(delivery.destination)
     count = f"attempt {n}" if most is None else f"attempt {n} of {max(most, n)}"
     return f"run {run}, {count}" if run > 1 else count
 
@@ -162,16 +160,16 @@ def answer(attempt: StoredAttempt) -> str:
     return "no answer" if attempt.evidence.status is None else str(attempt.evidence.status)
 
 
-def _ahead(story: EventHistory, delivery: StoredDelivery) -> Moment:
+def _ahead(history: EventHistory, delivery: StoredDelivery) -> Moment:
     name = delivery.destination
     if delivery.status is DeliveryStatus.leased:
-        number = _number(story, delivery, delivery.run, max(delivery.attempts, 1))
-        return Moment(story.now, "leased", f"{name}, {number}, in progress", "a worker has it", due_at=story.now)
-    number = _number(story, delivery, delivery.run, delivery.attempts + 1)
+        number = _number(history, delivery, delivery.run, max(delivery.attempts, 1))
+        return Moment(history.now, "leased", f"{name}, {number}, in progress", "a worker has it", due_at=history.now)
+    number = _number(history, delivery, delivery.run, delivery.attempts + 1)
     if delivery.due_at is None:
         behind = "waiting for an earlier event of its subject" if delivery.blocked_by else "held"
-        return Moment(story.now, "pending", f"{name}, {number}", behind, due_at=story.now)
-    if delivery.due_at <= story.now:
+        return Moment(history.now, "pending", f"{name}, {number}", behind, due_at=history.now)
+    if delivery.due_at <= history.now:
         return Moment(delivery.due_at, "future", f"{name}, {number}", "due now", due_at=delivery.due_at)
     return Moment(delivery.due_at, "future", f"{name}, {number}", "", due_at=delivery.due_at)
 
@@ -313,13 +311,13 @@ class _Scale:
         return before.x + (after.x - before.x) * min(max(share, 0.12), 0.94)
 
 
-def draw(story: EventHistory) -> TimelineChart | None:
+def draw(history: EventHistory) -> TimelineChart | None:
     """Return the drawing; None where everything happened in one moment, and the list says it all."""
-    deliveries = list(story.deliveries[:LANES])
-    points = [(arrival.at, 0) for arrival in story.arrivals]
+    deliveries = list(history.deliveries[:LANES])
+    points = [(arrival.at, 0) for arrival in history.arrivals]
     for lane, delivery in enumerate(deliveries, 1):
-        points += [(attempt.started_at, lane) for attempt in story.attempts.get(delivery.id, ())]
-        if _is_ahead(delivery, story.now) and delivery.due_at is not None:
+        points += [(attempt.started_at, lane) for attempt in history.attempts.get(delivery.id, ())]
+        if _is_ahead(delivery, history.now) and delivery.due_at is not None:
             points.append((delivery.due_at, lane))
     if not deliveries:
         return None
@@ -327,17 +325,18 @@ def draw(story: EventHistory) -> TimelineChart | None:
     if len(scale.columns) < 2:
         return None
     height = 46.0 * (len(deliveries) + 1) + 20
-    drawn = TimelineChart(max(WIDTH, scale.end + 150), height + 30, _now(story, scale))
+    now = round(scale.x(history.now), 1) if any(_is_ahead(d, history.now) for d in history.deliveries) else None
+    drawn = TimelineChart(max(WIDTH, scale.end + 150), height + 30, now)
     drawn.names = [("arrivals", 38.0), *[(d.destination, _y(lane)) for lane, d in enumerate(deliveries, 1)]]
-    _draw_time(drawn, scale, story.now)
+    _draw_time(drawn, scale, history.now)
     last_x = -100.0
-    for arrival in story.arrivals:
+    for arrival in history.arrivals:
         x = scale.column(arrival.at, 0).x
         if scale.holds(arrival.at) and x - last_x > 8:
             drawn.seen.append(ArrivalMark(str(arrival.outcome), x))
             last_x = x
     for lane, delivery in enumerate(deliveries, 1):
-        _draw_lane(drawn, scale, story, delivery, lane)
+        _draw_lane(drawn, scale, history, delivery, lane)
     return drawn
 
 
@@ -349,11 +348,6 @@ def _is_ahead(delivery: StoredDelivery, now: datetime) -> bool:
     return delivery.status is DeliveryStatus.pending and delivery.due_at is not None and delivery.due_at > now
 
 
-def _now(story: EventHistory, scale: _Scale) -> float | None:
-    """Draw the present where something still lies ahead."""
-    return round(scale.x(story.now), 1) if any(_is_ahead(d, story.now) for d in story.deliveries) else None
-
-
 def _draw_time(drawn: TimelineChart, scale: _Scale, now: datetime) -> None:
     for before, after in zip(scale.columns, scale.columns[1:], strict=False):
         if (after.at - before.at).total_seconds() > 30:
@@ -363,11 +357,11 @@ def _draw_time(drawn: TimelineChart, scale: _Scale, now: datetime) -> None:
         drawn.ticks.append((column.x, column.at.strftime("%H:%M:%S" if is_today else "%d %b %H:%M")))
 
 
-def _draw_lane(drawn: TimelineChart, scale: _Scale, story: EventHistory, delivery: StoredDelivery, lane: int) -> None:
+def _draw_lane(drawn: TimelineChart, scale: _Scale, history: EventHistory, delivery: StoredDelivery, lane: int) -> None:
     y = _y(lane)
     end: float | None = None
     previous: StoredAttempt | None = None
-    for attempt in story.attempts.get(delivery.id, ()):
+    for attempt in history.attempts.get(delivery.id, ()):
         if scale.holds(attempt.started_at):
             x = scale.column(attempt.started_at, lane).x
             if previous is not None and end is not None and x - end > 34:
@@ -377,14 +371,14 @@ def _draw_lane(drawn: TimelineChart, scale: _Scale, story: EventHistory, deliver
             drawn.tries.append(block)
             end = x + block.width
         previous = attempt
-    if _is_ahead(delivery, story.now) and delivery.due_at is not None:
+    if _is_ahead(delivery, history.now) and delivery.due_at is not None:
         x = scale.column(delivery.due_at, lane).x
         start = (end if end is not None else LEFT) + 8
-        since = previous.ended_at if previous else story.now
+        since = previous.ended_at if previous else history.now
         drawn.waits.append(
             WaitLine(start, x - 10, y, show_span((delivery.due_at - since).total_seconds()), is_ahead=True)
         )
-        most = story.most(delivery.destination)
+        most = history.most(delivery.destination)
         number = f"attempt {delivery.attempts + 1}" + ("" if most is None else f" of {most}")
         drawn.nexts.append(NextAttempt(x, y, number, delivery.due_at))
 
