@@ -63,8 +63,6 @@ class Misused(Failed):
 
 
 class Unreachable(Failed):
-    """A server that does not answer."""
-
     exit_code = 3
 
 
@@ -340,7 +338,6 @@ def no_answer(address: object, error: OSError, hint: str = "Is `oncehook serve` 
 
 
 def check_known(name: str, known: Mapping[str, object] | list[str], what: str) -> None:
-    """Refuse a name that is not known, and list those that are."""
     if name not in known:
         raise Misused(f'There is no {what} "{plain(name)[:60]}".', hint=f"There are: {plain(', '.join(known))}.")
 

@@ -208,7 +208,6 @@ def _percentiles(times: list[float]) -> dict[str, float]:
 
 
 def _fsync(folder: Path) -> dict[str, float]:
-    """Measure how long the disk under the store takes to keep one block."""
     block, times = clock.random_bytes(4096), []
     with (folder / "fsync").open("wb", buffering=0) as file:
         for _ in range(SYNCS):

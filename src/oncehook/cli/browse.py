@@ -162,7 +162,6 @@ def destination_state(found: Mapping[str, Any]) -> str:
 
 
 def list_dead(api: Api, destination: str | None, as_json: bool) -> int:
-    """Print dead letters, by destination and cause."""
     head = ("count", "destination", "cause", "first", "last", "sample")
     return _list(api.get("dead", destination=destination), head, _cause_row, "no dead letters", as_json)
 

@@ -338,7 +338,6 @@ def token(name: str, role: str, expires: str | None, sources: str | None, no_pay
 
 
 def _limits(expires: str | None, sources: str | None, no_payloads: bool) -> dict[str, object]:
-    """Return the settings of a token's limits."""
     from oncehook.settings.values import duration
 
     limits: dict[str, object] = {}

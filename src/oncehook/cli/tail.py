@@ -348,10 +348,8 @@ class Screen:
         self._plan: dict[str, Any] | None = None
         """The replay to confirm with y."""
         self._event: list[str] = []
-        """The event that is shown instead of the list."""
 
     def run(self) -> None:
-        """Show moments until q is pressed."""
         with _raw_terminal():
             self._draw()
             while True:

@@ -163,7 +163,6 @@ async def _run(sender: Sender, work: Work) -> Mapping[str, object]:
 
 
 def _from_destination(config_file: Path | None, name: str) -> Sender:
-
     config = load(config_file, whole=False).config
     senders = {known: one for known, one in config.destination.items() if hasattr(one, "whatsapp")}
     if name not in senders:
@@ -173,7 +172,6 @@ def _from_destination(config_file: Path | None, name: str) -> Sender:
 
 
 def _from_options(settings: Mapping[str, str | None], *, allow_private: bool) -> Sender:
-
     api = settings["api"] or _api_of_others()
     if api is None:
         raise ConfigError("Which API?", hint="Say --destination NAME, or --api meta, evolution-api or evolution-go.")

@@ -38,7 +38,6 @@ STOP_SECONDS: Final = 0.5
 STEP: Final = 20.0
 """Seconds of history that pass at once: about as long as a retry waits."""
 ACTS: Final = range(2, 7)
-"""How many things may happen in a step."""
 EXPIRES: Final = 48
 """The minute in which the CRM's key expires."""
 MOST_POLLS: Final = 1000

@@ -23,13 +23,11 @@ from oncehook.upkeep import Limits
 from oncehook.whatsapp import MetaCloud
 
 SOURCES: Final = {"whatsapp": "whatsapp-cloud", "stripe": "stripe", "github": "github", "bookings": "acuity"}
-"""Name: preset."""
 
 NOBODY: Final = "5585900000000"
 """A number that is not on WhatsApp: what is sent to it becomes a dead letter."""
 
 MINUTES: Final = 60
-"""Minutes of history at the first look."""
 
 MENDS_AFTER: Final = timedelta(minutes=5)
 

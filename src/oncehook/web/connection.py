@@ -130,7 +130,6 @@ class Connections:
         task.add_done_callback(self._tasks.discard)
 
     async def watch(self) -> None:
-        """Close what takes too long, until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(1.0)

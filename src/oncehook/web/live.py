@@ -58,7 +58,6 @@ class Watcher:
         self.stir.set()
 
     def take(self) -> bytes:
-        """Return all that waits, as one piece."""
         self.stir.clear()
         moments = list(self.waiting)
         self.waiting.clear()
@@ -80,7 +79,6 @@ class Broadcast:
 
     @property
     def is_there(self) -> bool:
-        """Tell whether anybody watches now."""
         return bool(self._watchers)
 
     def publish(self, kind: str, fields: Mapping[str, Any]) -> None:

@@ -152,7 +152,6 @@ class Auth:
         self._announce(self.link())
 
     def is_own_machine(self, request: Request) -> bool:
-        """Tell whether it comes straight from this machine and is meant for it."""
         # A browser is expected here: what tells one from a program says nothing about the way it came.
         headers = [pair for pair in request.scope["headers"] if pair[0] not in (b"origin", b"sec-fetch-site")]
         return is_local(headers, self._peer_of(request.scope))

@@ -223,7 +223,7 @@ class EvolutionApi(Sender):
 
     async def edit_message(self, to: str, message_id: str, text: str) -> dict[str, Any]:
         """Replace the words of a message of our own; WhatsApp allows it for 15 minutes."""
-        number = self._one_spelling(to)
+        number = self._normalise_number(to)
         key = {"remoteJid": id_of(number), "fromMe": True, "id": message_id}
         return await self._ask(self._post("chat/updateMessage", {"number": number, "text": text, "key": key}))
 
@@ -231,19 +231,19 @@ class EvolutionApi(Sender):
         self, to: str, message_id: str, *, from_me: bool = True, participant: str | None = None
     ) -> dict[str, Any]:
         """Delete a message for everybody; in a group that we administer, one that `participant` wrote."""
-        body = {"id": message_id, "remoteJid": id_of(self._one_spelling(to)), "fromMe": from_me}
-        author = {"participant": id_of(self._one_spelling(participant))} if participant else {}
+        body = {"id": message_id, "remoteJid": id_of(self._normalise_number(to)), "fromMe": from_me}
+        author = {"participant": id_of(self._normalise_number(participant))} if participant else {}
         path = f"/chat/deleteMessageForEveryone/{self._quoted}"
         return await self._ask(Call("DELETE", path, body | author))
 
     async def message_status(self, message_id: str, *, to: str | None = None) -> dict[str, Any]:
         """Fetch the status of a message as the server has stored it (`data`)."""
-        chat = {"remoteJid": id_of(self._one_spelling(to))} if to else {}
+        chat = {"remoteJid": id_of(self._normalise_number(to))} if to else {}
         return await self._ask(self._post("chat/findStatusMessage", {"where": {"id": message_id, **chat}}))
 
     async def set_presence(self, to: str, state: str, *, delay: int = 1200) -> dict[str, Any]:
         """Show that we are `composing`, `recording` or `paused`, for so many milliseconds."""
-        body = {"number": self._one_spelling(to), "presence": state, "delay": delay}
+        body = {"number": self._normalise_number(to), "presence": state, "delay": delay}
         return await self._ask(self._post("chat/sendPresence", body))
 
 

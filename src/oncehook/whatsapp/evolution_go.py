@@ -233,12 +233,12 @@ class EvolutionGo(Sender):
 
     async def edit_message(self, to: str, message_id: str, text: str) -> dict[str, Any]:
         """Replace the words of a message of our own."""
-        body = {"chat": id_of(self._one_spelling(to)), "messageId": message_id, "message": text}
+        body = {"chat": id_of(self._normalise_number(to)), "messageId": message_id, "message": text}
         return await self._ask(Call("POST", "/message/edit", body))
 
     async def delete_message(self, to: str, message_id: str) -> dict[str, Any]:
         """Delete a message of our own for everybody."""
-        body = {"chat": id_of(self._one_spelling(to)), "messageId": message_id}
+        body = {"chat": id_of(self._normalise_number(to)), "messageId": message_id}
         return await self._ask(Call("POST", "/message/delete", body))
 
     async def message_status(self, message_id: str) -> dict[str, Any]:
@@ -248,7 +248,7 @@ class EvolutionGo(Sender):
     async def set_presence(self, to: str, state: str) -> dict[str, Any]:
         """Show that we are `composing`, `recording` or `paused`."""
         audio = state == "recording"
-        body = {"number": self._one_spelling(to), "state": "composing" if audio else state, "isAudio": audio}
+        body = {"number": self._normalise_number(to), "state": "composing" if audio else state, "isAudio": audio}
         return await self._ask(Call("POST", "/message/presence", body))
 
     def _as_admin(self, method: str, path: str, body: dict[str, Any] | None = None) -> Call:

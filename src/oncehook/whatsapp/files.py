@@ -190,7 +190,7 @@ def check_size(kind: MediaKind, size: int, *, animated: bool = False, limits: Ma
 def _choose_kind(mime: str, filename: str | None, types: FileTypes) -> MediaKind:
     kind = kind_of(mime, types)
     named = _guess_type(filename)
-    if kind == "document" and _is_media(named):
+    if kind == "document" and named.partition("/")[0] in _FAMILIES:
         # a broken download or a disguised file, which must not reach a customer
         raise FileUnsupported(f"The file is named like {named}, and is {mime}.")
     return kind
@@ -209,10 +209,6 @@ def _list_types(kind: MediaKind, types: FileTypes) -> str:
 
 def _article(kind: SizeKind) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
-
-
-def _is_media(mime: str) -> bool:
-    return mime.partition("/")[0] in _FAMILIES
 
 
 def _most(kind: MediaKind | None, limits: Mapping[SizeKind, int]) -> int:

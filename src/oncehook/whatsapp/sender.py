@@ -479,7 +479,7 @@ class Sender(ABC):
         done: dict[str, Any] = await method(**options)
         return done
 
-    def _one_spelling(self, text: str) -> str:
+    def _normalise_number(self, text: str) -> str:
         """Normalise the number of a call that is no message. Raises SendFailed."""
         try:
             return normalise(text, country=self.country)

@@ -80,11 +80,11 @@ class _Keys:
 
     def reveal(self) -> dict[str, str]:
         names = {"aws_access_key_id": self.access, "aws_secret_access_key": self.secret}
-        return {name: _text(key) for name, key in names.items()}
-
-
-def _text(key: str | Secret) -> str:
-    return (key if isinstance(key, str) else key.reveal().decode("ascii", "replace")).strip()
+        texts = {
+            name: key if isinstance(key, str) else key.reveal().decode("ascii", "replace")
+            for name, key in names.items()
+        }
+        return {name: text.strip() for name, text in texts.items()}
 
 
 class S3Files:
@@ -413,7 +413,6 @@ def _read_settings(env: Environment) -> dict[str, Any]:
 
 
 def _variables(env: Environment, family: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    """Return the variable that holds each setting."""
     return {
         setting: next(name for name in names if env.get(name))
         for setting, names in family.items()

@@ -20,7 +20,7 @@ from django.utils import timezone
 from oncehook.contrib.django import assembly
 from oncehook.contrib.django.models import DeadLetter, Delivery, Event
 from oncehook.errors import BadRequest, OncehookError, Refused
-from oncehook.model import DeliveryId, EventId, ListedDelivery, ListedEvent, Page, StoredDelivery
+from oncehook.model import DeliveryId, ListedDelivery, ListedEvent, Page, StoredDelivery
 from oncehook.replay import some_id
 
 ROWS: Final = 50
@@ -140,9 +140,6 @@ class InboxModelAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
 @admin.register(Event)
 class EventAdmin(InboxModelAdmin):
-    """Events, newest first."""
-
-    kind = EventId
     columns = ("received", "source", "type", "subject", "key", "arrivals", "deliveries")
 
     async def _page(self, query: str, before: bytes | None) -> Page[ListedEvent]:
@@ -161,8 +158,6 @@ def _state(delivery: ListedDelivery | StoredDelivery) -> str:
 
 @admin.register(Delivery)
 class DeliveryAdmin(InboxModelAdmin):
-    """Deliveries, newest first."""
-
     columns = ("received", "source", "type", "subject", "destination", "status", "attempts", "last error")
     acts = (REPLAY, DISCARD)
 

@@ -12,8 +12,6 @@ from django.db import models
 
 
 class Event(models.Model):
-    """An event, one per source and key."""
-
     id: models.CharField[str, str] = models.CharField(primary_key=True, max_length=40)
 
     class Meta:
@@ -22,8 +20,6 @@ class Event(models.Model):
 
 
 class Delivery(models.Model):
-    """One event for one destination."""
-
     id: models.CharField[str, str] = models.CharField(primary_key=True, max_length=40)
 
     class Meta:

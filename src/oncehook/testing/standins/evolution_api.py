@@ -37,7 +37,6 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "sendContact": ("number", "contact"),
     "sendPoll": ("number", "name", "selectableCount", "values"),
 }
-"""Required fields by kind of message."""
 
 MESSAGE_TYPES: Final = {
     "text": "conversation",

@@ -32,7 +32,6 @@ REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {
     "contact": ("number", "vcard"),
     "poll": ("number", "question", "options"),
 }
-"""Required fields by kind of message."""
 
 LATER: Final[Mapping[str, tuple[str, ...]]] = {
     "edit": ("chat", "message", "messageId"),

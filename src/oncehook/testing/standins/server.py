@@ -69,8 +69,6 @@ class Request:
 
 @dataclass(slots=True, frozen=True)
 class FormPart:
-    """One part of a multipart body."""
-
     content: bytes = field(repr=False)
     filename: str | None
     content_type: str

@@ -83,8 +83,7 @@ async def get_body(call: ApiCall) -> Response:
 
 @get("/events/{id}/arrivals", schemas.Arrival, "Every time it came.", listed=True, refusals=(404, 409))
 async def list_arrivals(call: ApiCall) -> Any:
-    found = await call.admin.arrivals(call.id(EventId))
-    return _whole(found)
+    return _whole(await call.admin.arrivals(call.id(EventId)))
 
 
 @get("/events/{id}/arrivals/{arrival}/body", None, "The bytes that came then.", media=BYTES, refusals=(403, 404, 409))
@@ -204,7 +203,7 @@ async def replay_delivery(call: ApiCall) -> schemas.Replayed:
 
 @post("/replays/plan", schemas.Plan, "What a replay would do.", body=Choose, refusals=(404,))
 async def plan_replay(call: ApiCall) -> Any:
-    return await call.admin.plan(await _wish(call, await call.body(Choose)))
+    return await call.admin.plan(await _build_request(call, await call.body(Choose)))
 
 
 @post(
@@ -219,15 +218,15 @@ async def plan_replay(call: ApiCall) -> Any:
 async def start_replay(call: ApiCall) -> schemas.Replayed:
     body = await call.body(StartReplay)
     if body.plan is None:
-        wish, expected = await _wish(call, body), None
+        request, expected = await _build_request(call, body), None
     else:
-        wish, seen = call.admin.read_plan(body.plan)
+        request, seen = call.admin.read_plan(body.plan)
         expected = seen.count
         if body != StartReplay(plan=body.plan, rate=body.rate, fresh_id=body.fresh_id, reason=body.reason):
             raise _says_already()
-        wish = replace(wish, fresh_id=body.fresh_id or wish.fresh_id, rate=rate(body.rate) or wish.rate)
+        request = replace(request, fresh_id=body.fresh_id or request.fresh_id, rate=rate(body.rate) or request.rate)
     made = await call.admin.start_replay(
-        wish, actor=call.actor, reason=body.reason, request_key=call.request_key(), expected=expected
+        request, actor=call.actor, reason=body.reason, request_key=call.request_key(), expected=expected
     )
     return schemas.Replayed(replay_id=str(made.id))
 
@@ -236,7 +235,7 @@ def _says_already() -> BadRequest:
     return BadRequest("A plan says already what is meant.", hint="For other deliveries, plan anew.")
 
 
-async def _wish(call: ApiCall, body: Choose) -> ReplayRequest:
+async def _build_request(call: ApiCall, body: Choose) -> ReplayRequest:
     return call.admin.build_request(
         body.query,
         ids=None if body.ids is None else await call.admin.find_named(body.ids),
@@ -361,7 +360,7 @@ async def get_system(call: ApiCall) -> Any:
     return await call.admin.system()
 
 
-# -- trials, imported keys, erasure ------------------------------------------------------------
+# -- samples, imported keys, erasure -----------------------------------------------------------
 
 
 @post("/destinations/{name}/test", schemas.Tested, "Send it one harmless, signed test.", refusals=(404, 429))
@@ -385,7 +384,7 @@ async def sample_source(call: ApiCall) -> Any:
     body=Remember,
     refusals=(404,),
 )
-async def remember(call: ApiCall) -> schemas.Remembered:
+async def import_keys(call: ApiCall) -> schemas.Remembered:
     body = await call.body(Remember)
     new = await call.admin.import_keys(call.request.path_params["name"], body.keys, actor=call.actor)
     return schemas.Remembered(new=new, known=len(body.keys) - new)

@@ -319,7 +319,7 @@ System = shape(
 )
 
 
-# -- acts of an admin, and trials --------------------------------------------------------------
+# -- acts of an admin, and samples -------------------------------------------------------------
 
 
 class Remembered(ApiAnswer, frozen=True):

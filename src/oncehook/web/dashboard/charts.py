@@ -71,7 +71,6 @@ class Span:
     """As written in the address."""
     title: str
     before: str
-    """The stretch before it, in words."""
     seconds: float
     step: float
 

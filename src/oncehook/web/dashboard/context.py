@@ -30,8 +30,6 @@ from oncehook.web.session import Auth
 
 @dataclass(frozen=True, slots=True)
 class Callout:
-    """One thing to look at, and what can be done about it."""
-
     name: str
     shape: str
     """The shape of a state, as pages draw it."""

@@ -32,7 +32,6 @@ class CauseGroup:
     previews: Mapping[bytes, Preview] = field(default_factory=dict)
     """What its rows say, and to whom."""
     replayable: Collection[bytes] = ()
-    """Those that can be replayed now."""
     last: StoredAttempt | None = None
     """The last attempt of the sample, with its evidence."""
     is_open: bool = False

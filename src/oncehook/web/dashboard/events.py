@@ -176,7 +176,6 @@ def _chips(query: str, sources: Sequence[str]) -> list[tuple[str, str]]:
 
 
 async def complete(context: PageContext) -> Response:
-    """Show what could come next in the query."""
     return context.fragment("_complete.html", groups=await _completions(context, context.parameter("query")))
 
 

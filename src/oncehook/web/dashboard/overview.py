@@ -20,8 +20,6 @@ from oncehook.web.dashboard.render import number, percent, stopwatch
 
 @dataclass(frozen=True, slots=True)
 class Stat:
-    """One of the six numbers."""
-
     label: str
     value: str
     unit: str

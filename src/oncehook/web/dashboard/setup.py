@@ -169,11 +169,10 @@ async def system(context: PageContext) -> Response:
     )
 
 
-# -- trials ----------------------------------------------------------------------------------
+# -- samples ---------------------------------------------------------------------------------
 
 
 async def ask_test(context: PageContext) -> Response:
-    """Show the dialog before a test: what is sent, and to whom."""
     one = await context.admin.destination(context.request.path_params["name"])
     if not context.admin.can_test(one.name):
         raise BadRequest(f"{one.name} is no web address; only those can be tested.")
@@ -188,7 +187,6 @@ async def test(context: PageContext) -> Response:
 
 
 async def ask_sample(context: PageContext) -> Response:
-    """Show the dialog before a sample: which one, and where it will go."""
     name = context.request.path_params["name"]
     found = [one for one in await context.admin.sources() if one.name == name]
     kinds = context.admin.sample_types(name)

@@ -23,8 +23,6 @@ from oncehook.web.dashboard.render import first_line, took
 
 @dataclass(frozen=True, slots=True)
 class EventHistory:
-    """Everything that is known about one event's way."""
-
     arrivals: Sequence[ShownArrival]
     copies: int
     deliveries: Sequence[StoredDelivery]
@@ -202,8 +200,6 @@ LANES: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class AttemptBlock:
-    """An attempt: a block on its lane."""
-
     ink: str
     x: float
     y: float

@@ -15,8 +15,6 @@ APP: Final = "oncehook.contrib.django:inbox"
 
 
 class Command(BaseCommand):
-    """The command line of `oncehook` as a management command."""
-
     help = "The webhook inbox: serve, worker, events, replay, dead and all other commands of `oncehook`."
     requires_system_checks: tuple[str, ...] = ()
 
