@@ -69,9 +69,6 @@ class PerLoop(Generic[C]):
             await self._close(client)
 
 
-# -- forks -------------------------------------------------------------------------------------
-
-
 class Forkable(Protocol):
     """A connector whose connections must not be used, nor closed, by a child of the process that opened them."""
 

@@ -140,9 +140,6 @@ def _row(values: tuple[Any, ...]) -> Row:
     return Row(done, token, payload, result, max(0.0, left))
 
 
-# -- connectors --------------------------------------------------------------------------------
-
-
 class PostgresConnector:
     """A few blocking connections; a thread that finds none free waits for one."""
 

@@ -131,9 +131,6 @@ def _row(reply: list[Any]) -> Row:
     )
 
 
-# -- connectors --------------------------------------------------------------------------------
-
-
 class RedisConnector:
     """A pool of blocking connections. redis-py keeps it apart from that of a forked child by itself."""
 

@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # presets import much: --help must not wait for that
     from oncehook.model import Arrival
     from oncehook.sources import Source
 
-# -- send --------------------------------------------------------------------------------------
-
 
 @click.command("send")
 @click.argument("source", required=False)
@@ -141,8 +139,6 @@ def _list_samples(sources: Mapping[str, Source], *, others: bool) -> int:
     say(f"{name:<20} {', '.join(presets.load(name).samples)}" for name in more)
     return 0
 
-
-# -- forward -----------------------------------------------------------------------------------
 
 SKEW: Final = timedelta(seconds=30)
 """How far the clocks of this machine and of the inbox may be apart."""

@@ -161,7 +161,9 @@ class CeleryDestination:
             if meta["status"] == "SUCCESS":
                 return Result(evidence=kept_result(meta["result"]))
             if meta["status"] in ("FAILURE", "REVOKED"):
-                return failure(_as_error(meta["result"]), self.terms.rules)
+                error = meta["result"]
+                error = error if isinstance(error, BaseException) else RuntimeError(str(error))
+                return failure(error, self.terms.rules)
             await asyncio.sleep(wait)
             wait = min(wait * 1.5, _LATEST)
 
@@ -221,10 +223,6 @@ def _headers(lease: Lease) -> dict[str, Any]:
         "oncehook_attempt": lease.delivery.attempt,
         "oncehook_run": lease.delivery.run,
     }
-
-
-def _as_error(result: object) -> BaseException:
-    return result if isinstance(result, BaseException) else RuntimeError(str(result))
 
 
 def _classify_error(error: Exception) -> Result:

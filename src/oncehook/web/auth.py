@@ -114,7 +114,7 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks: the name that goes into the audit log, the role, and what it may see."""
+    """Somebody who asks: the name that goes into the audit log, the role, and what it may see."""
 
     name: str
     role: Role

@@ -459,7 +459,7 @@ class AppExchange(Exchange):
 
 
 class _RequestLines:
-    """Counts the spaces in the first line of each request.
+    """A count of the spaces in the first line of each request.
 
     The parser takes any number of them, and does not say where in a piece of bytes a request begins: that is where the
     one before it ends, by its head and its length. Every request pays for this, so most of it is done only where a head

@@ -37,7 +37,7 @@ from oncehook.web.peers import direct_peer, is_within, network_of, peer_finder
 
 
 class DashboardSessions:
-    """Begins, finds and ends sessions. Finding one writes nothing."""
+    """The sessions of the store. Finding one writes nothing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

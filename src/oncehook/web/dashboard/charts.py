@@ -132,7 +132,7 @@ Values = Sequence[float | None]
 
 
 class Latency:
-    """Makes the chart, and keeps what is past."""
+    """The chart of latencies; parts that are past are computed once."""
 
     def __init__(self) -> None:
         self._past: dict[tuple[str, int, frozenset[str] | None], Values] = {}

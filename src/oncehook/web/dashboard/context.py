@@ -127,7 +127,7 @@ class Frame:
 
 
 class Frames:
-    """Keeps the frame for a second: many open pages ask the store no more often than one."""
+    """The frame, kept for a second: many open pages ask the store no more often than one."""
 
     def __init__(self) -> None:
         self._kept: dict[frozenset[str] | None, tuple[Frame, float]] = {}

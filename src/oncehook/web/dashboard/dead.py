@@ -92,9 +92,6 @@ def query_of(cause: Cause) -> str:
     return f'{found} "{text}"'
 
 
-# -- discarding --------------------------------------------------------------------------------
-
-
 async def ask_discard(context: PageContext) -> Response:
     delivery = await context.admin.delivery(context.id(DeliveryId))
     return await context.dialog(
