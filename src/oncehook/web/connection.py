@@ -32,7 +32,7 @@ from oncehook.model import Headers
 from oncehook.sources import Network, Reply
 from oncehook.web.asgi import App, Message
 from oncehook.web.hooks import HookRequest, Hooks
-from oncehook.web.peers import UNKNOWN, Scope, network_of, plain, stands_for_many
+from oncehook.web.peers import UNKNOWN, Scope, is_shared_address, network_of, plain
 
 log = logging.getLogger("oncehook.web")
 
@@ -113,7 +113,7 @@ class Connections:
         return True
 
     def may_hold_many(self, address: str) -> bool:
-        return stands_for_many(address, self._trusted)
+        return is_shared_address(address, self._trusted)
 
     def release(self, connection: InboundConnection) -> None:
         if connection in self.open:

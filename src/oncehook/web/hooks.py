@@ -14,7 +14,7 @@ from oncehook.errors import Malformed, Overloaded, Rejected, TooLarge
 from oncehook.ingest import Begun, Receipt, Receiver
 from oncehook.model import Arrival, Headers
 from oncehook.sources import Network, Reply, Source
-from oncehook.web.peers import PeerOf, network_of, stands_for_many
+from oncehook.web.peers import PeerOf, is_shared_address, network_of
 
 MOST_HELD: Final = 256 << 20
 """Bytes of unfinished bodies at most, over all connections."""
@@ -70,7 +70,7 @@ class BodyBudget:
         return BodyBudget(self._most, self._trusted)
 
     def begin(self, peer: str, refuse: Callable[[], None]) -> UnfinishedBody:
-        most = self._most if stands_for_many(peer, self._trusted) else self._most // SHARES
+        most = self._most if is_shared_address(peer, self._trusted) else self._most // SHARES
         return UnfinishedBody(self, network_of(peer), most, refuse)
 
     def add(self, body: UnfinishedBody, size: int) -> None:

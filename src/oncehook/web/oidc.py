@@ -315,19 +315,14 @@ class Oidc:
         if metadata.issuer != self._settings.issuer:
             raise self._down("its description names another issuer; write issuer as the provider does, to the letter")
         schemes = ("https",) if self._settings.issuer.startswith("https://") else ("https", "http")
-        for url in (metadata.authorization_endpoint, metadata.token_endpoint, metadata.jwks_uri):
-            try:
-                usable = urlsplit(read_url(url)).scheme in schemes
-            except ConfigError:
-                usable = False
-            if not usable:
-                raise self._down("its description holds an address that cannot be used")
-        return msgspec.structs.replace(
-            metadata,
-            authorization_endpoint=read_url(metadata.authorization_endpoint),
-            token_endpoint=read_url(metadata.token_endpoint),
-            jwks_uri=read_url(metadata.jwks_uri),
-        )
+        names = ("authorization_endpoint", "token_endpoint", "jwks_uri")
+        try:
+            urls = {name: read_url(getattr(metadata, name)) for name in names}
+        except ConfigError:
+            urls = {}
+        if not urls or any(urlsplit(url).scheme not in schemes for url in urls.values()):
+            raise self._down("its description holds an address that cannot be used")
+        return msgspec.structs.replace(metadata, **urls)
 
     async def _fetch_keys(self, metadata: _Metadata, *, anew: bool = False) -> Sequence[Jwk]:
         """Return the provider's keys, as of an hour ago at most; `anew`: of some seconds ago."""

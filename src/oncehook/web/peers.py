@@ -61,7 +61,7 @@ def network_of(address: str) -> str:
     return plain(address)
 
 
-def stands_for_many(address: str, trusted: Sequence[Network]) -> bool:
+def is_shared_address(address: str, trusted: Sequence[Network]) -> bool:
     """Tell whether a share per address would be shared by many: a proxy of ours, or a tunnel on this machine."""
     return address != UNKNOWN and (ip_address(address).is_loopback or is_within(address, trusted))
 
