@@ -368,7 +368,7 @@ def _log_fields(held: Held, error: OncehookError) -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def renewing(held: Held, renew: Callable[[], None]) -> Iterator[None]:
+def renew_on_thread(held: Held, renew: Callable[[], None]) -> Iterator[None]:
     """Renew on a thread until the block ends, so that a function that blocks its own thread keeps the claim."""
     stop = threading.Event()
 
@@ -386,7 +386,7 @@ def renewing(held: Held, renew: Callable[[], None]) -> Iterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def renewing_async(held: Held, renew: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
+async def renew_on_task(held: Held, renew: Callable[[], Awaitable[None]]) -> AsyncIterator[None]:
     """Renew on a task until the block ends: a coroutine that blocks the event loop for `ttl` loses its claim."""
     stop = asyncio.Event()
 
@@ -554,7 +554,7 @@ class Claims(_BaseClaims):
     def work(self, held: Held, *, keep: str | float | None = None) -> Iterator[None]:
         """Run the block of `hold` for a claim that was made before."""
         try:
-            with renewing(held, lambda: self._run(renew(self._verbs, held))):
+            with renew_on_thread(held, lambda: self._run(renew(self._verbs, held))):
                 yield
         except BaseException:
             self._run(give_back(self._verbs, held))
@@ -654,7 +654,7 @@ class AsyncClaims(_BaseClaims):
     async def work(self, held: Held, *, keep: str | float | None = None) -> AsyncIterator[None]:
         """Run the block of `hold` for a claim that was made before."""
         try:
-            async with renewing_async(held, lambda: self._run(renew(self._verbs, held))):
+            async with renew_on_task(held, lambda: self._run(renew(self._verbs, held))):
                 yield
         except BaseException:
             await self._run(give_back(self._verbs, held))

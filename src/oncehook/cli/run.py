@@ -195,9 +195,9 @@ async def _work(
 def _probes(setup: Setup, listen: str | None) -> contextlib.AbstractAsyncContextManager[None]:
     if listen is None:
         return contextlib.nullcontext()
-    from oncehook.web.server import answering_probes
+    from oncehook.web.server import serve_probes
 
-    return answering_probes(setup.inbox, listen)
+    return serve_probes(setup.inbox, listen)
 
 
 async def _first(*coroutines: Coroutine[Any, Any, object]) -> None:

@@ -91,7 +91,7 @@ def _sends(command: Callable[..., Draft]) -> Callable[..., int]:
         help="When to try again; never what may have been sent.",
     )
     @functools.wraps(command)
-    def sending(retry: str, **options: Any) -> Work:
+    def build_work(retry: str, **options: Any) -> Work:
         draft = command(**options)
         if not callable(draft):
             messages.check(draft)
@@ -103,7 +103,7 @@ def _sends(command: Callable[..., Draft]) -> Callable[..., int]:
 
         return send
 
-    return _uses_sender(sending)
+    return _uses_sender(build_work)
 
 
 def _in_chat(command: Callable[..., Draft]) -> Callable[..., Draft]:

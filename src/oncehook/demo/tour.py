@@ -37,11 +37,11 @@ class Tour:
             self._crm.mend()
 
     async def callouts(self) -> Sequence[Callout]:
-        made = {"twice": self._came_twice, "again": self._tried_again, "replay": self._replay_me}
+        made = {"twice": self._show_duplicate, "again": self._show_retry, "replay": self._show_replay}
         found = [await make() for name, make in made.items() if name not in self._dismissed]
         return [callout for callout in found if callout is not None]
 
-    async def _came_twice(self) -> Callout | None:
+    async def _show_duplicate(self) -> Callout | None:
         if self._twice is None:
             self._twice = await self._find_twin()
         if self._twice is None:
@@ -66,8 +66,8 @@ class Tour:
                     return event.id
         return None
 
-    async def _tried_again(self) -> Callout | None:
-        waiting = await self._waiting()
+    async def _show_retry(self) -> Callout | None:
+        waiting = await self._find_waiting()
         if waiting is None:
             return None
         return Callout(
@@ -81,7 +81,7 @@ class Tour:
             link_text="See its timeline",
         )
 
-    async def _waiting(self) -> StoredDelivery | None:
+    async def _find_waiting(self) -> StoredDelivery | None:
         """Return the same delivery while it waits; then another, the one that waits longest."""
         waiting = Filter(destination="ledger", status=DeliveryStatus.pending, attempts_above=0)
         found = {one.id: one for one in (await self._admin.deliveries(waiting, limit=50)).items if one.due_at}
@@ -89,7 +89,7 @@ class Tour:
             self._again = max(found, key=lambda one: str(found[one].due_at), default=None)
         return None if self._again is None else found[self._again]
 
-    async def _replay_me(self) -> Callout:
+    async def _show_replay(self) -> Callout:
         dead = (await self._admin.levels())["crm"].dead
         them = count(dead, "delivery")
         if self._crm.is_broken:

@@ -42,11 +42,11 @@ class Traffic:
 
     async def run(self, rate: float) -> None:
         """Send until cancelled, about so many hooks a second."""
-        await self._impatient()
+        await self._send_many()
         was_broken = True
         while True:
             before = self.sent["sent"]
-            await (self._impatient() if chance.random() < 0.04 else self.act())
+            await (self._send_many() if chance.random() < 0.04 else self.act())
             if was_broken and not self._shop.crm.is_broken:  # the next one shows everybody that it is well again
                 was_broken = False
                 await self._post("bookings", self._draft("bookings", "scheduled"))
@@ -77,7 +77,7 @@ class Traffic:
                 late = self._shop.meta.status(of, "delivered")
                 await self._post("whatsapp", *self._shop.meta.webhooks(late))
 
-    async def _impatient(self) -> None:
+    async def _send_many(self) -> None:
         """Send many messages of one customer in one request: they are worked one at a time, in order."""
         hooks = [self._shop.meta.message(from_="5511988880142", text=line, name="Ana") for line in IMPATIENT]
         await self._send("whatsapp", *self._shop.meta.webhooks(*hooks))

@@ -60,11 +60,11 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Stop the trial of a coroutine on the loop that the coroutine runs on."""
     trial = item.stash.get(_TRIAL, None)
     if trial is not None and isinstance(item, pytest.Function):
-        item.obj = _ending_with(trial, item.obj)
+        item.obj = _stop_after(trial, item.obj)
     return (yield)
 
 
-def _ending_with(trial: TestInbox, test: Callable[..., Any]) -> Callable[..., Any]:
+def _stop_after(trial: TestInbox, test: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(test)
     async def run_test(*args: Any, **kwargs: Any) -> Any:
         try:

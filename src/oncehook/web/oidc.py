@@ -255,7 +255,7 @@ class Oidc:
             raise self._build_failure("the answer has no code")
         token = await self._exchange(metadata, code, sign_in)
         try:
-            return self._signed_in(await self._verify(metadata, token, sign_in))
+            return self._identify(await self._verify(metadata, token, sign_in))
         except InvalidToken as error:
             raise self._build_failure(str(error)) from None
 
@@ -360,7 +360,7 @@ class Oidc:
 
     # -- who that is, and what they may do -----------------------------------------------------
 
-    def _signed_in(self, claims: Claims) -> SignedIn:
+    def _identify(self, claims: Claims) -> SignedIn:
         settings, subject = self._settings, str(claims["sub"])
         email = _email(claims)
         name = email or f"oidc:{subject}"[:LONGEST_NAME]

@@ -216,7 +216,7 @@ async def serve_inbox(
             raise ConfigError(f"Cannot listen on {host}:{port}: {error.strerror or error}") from error
 
 
-def answering_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContextManager[None]:
+def serve_probes(inbox: Inbox, bind: str) -> contextlib.AbstractAsyncContextManager[None]:
     """Answer health and metrics of an inbox that receives nothing, at an address (`host:port`). Raises ConfigError."""
     return _serve_at(bind, Starlette(routes=[*probe_routes(inbox.troubles), metrics_route(inbox.metrics, None)]))
 

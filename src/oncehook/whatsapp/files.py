@@ -278,7 +278,7 @@ def detect(data: bytes, filename: str | None = None) -> str:
 
     A name never counts for a type with a magic number: a file called .jpg that does not begin like one is no JPEG.
     """
-    found = _by_content(data)
+    found = _detect_content(data)
     if found:
         return found
     named = _guess_type(filename)
@@ -292,14 +292,14 @@ def is_animated(data: bytes) -> bool:
     return data[:4] == b"RIFF" and data[8:16] == b"WEBPVP8X" and bool(data[20:21] and data[20] & 2)
 
 
-def _by_content(data: bytes) -> str | None:
+def _detect_content(data: bytes) -> str | None:
     for mark, mime in _MARKS:
         if data.startswith(mark):
             return mime
     if data[:4] == b"RIFF":
         return _RIFF.get(data[8:12])
     if data[4:8] == b"ftyp":
-        return _film_or_sound(data)
+        return _detect_mp4(data)
     if data[:4] == b"OggS":
         return _ogg(data[:_HEAD])
     if data[:4] == b"\x1aE\xdf\xa3":
@@ -310,10 +310,10 @@ def _by_content(data: bytes) -> str | None:
         return next((mime for name, mime in _COMPOUND.items() if name.encode("utf-16-le") in data), "application/x-cfb")
     if data[:2] == b"BM" and int.from_bytes(data[2:6], "little") == len(data):
         return "image/bmp"
-    return _mpeg_sound(data) or ("text/html" if _HTML.match(data[:_HEAD]) else None)
+    return _detect_mpeg_sound(data) or ("text/html" if _HTML.match(data[:_HEAD]) else None)
 
 
-def _mpeg_sound(data: bytes) -> str | None:
+def _detect_mpeg_sound(data: bytes) -> str | None:
     """Detect MP3 and AAC: both begin with eleven set bits, possibly after an ID3 tag."""
     at = 0
     if data[:3] == b"ID3" and len(data) >= 10:
@@ -334,7 +334,7 @@ def _ogg(head: bytes) -> str:
     return OPUS if b"OpusHead" in head else "audio/ogg"
 
 
-def _film_or_sound(data: bytes) -> str:
+def _detect_mp4(data: bytes) -> str:
     """Return the type of an mp4 by its brand, or where that is a general one by its tracks."""
     brand = data[8:12]
     if brand in _BRANDS:

@@ -52,9 +52,9 @@ class DjangoDestination(HandlerDestination):
     # database has broken.
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
-        return await super()._in_thread(self._tidily, function, *arguments)
+        return await super()._in_thread(self._call_tidily, function, *arguments)
 
-    def _tidily(self, function: Callable[..., Any], *arguments: object) -> Any:
+    def _call_tidily(self, function: Callable[..., Any], *arguments: object) -> Any:
         close_old_connections()
         try:
             return function(*arguments)
