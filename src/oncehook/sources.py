@@ -24,16 +24,7 @@ from oncehook import clock, human
 from oncehook.errors import ConfigError
 from oncehook.logs import ration
 from oncehook.model import LONGEST_BODY, Arrival, StoredEvent, line, unpack_head
-from oncehook.rules import (
-    DEFAULT_KEY,
-    DEFAULT_TYPE,
-    BodyHash,
-    Redaction,
-    RuleContext,
-    Rules,
-    Spec,
-    compile_rule,
-)
+from oncehook.rules import DEFAULT_KEY, DEFAULT_TYPE, BodyHash, Redaction, RuleContext, Rules, Spec, compile_rule
 from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret, Secret
 from oncehook.settings.check import find_gaps, is_for_loopback
 from oncehook.settings.read import Settings, read_program, settings_class

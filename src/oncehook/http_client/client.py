@@ -23,16 +23,7 @@ from aiohappyeyeballs import start_connection
 from oncehook.errors import ConfigError
 from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted
 from oncehook.http_client.addresses import AddressRefused, Guard, LookUp, Names, Network, is_address
-from oncehook.http_client.connection import (
-    Closed,
-    Connection,
-    Late,
-    NoHttp,
-    Origin,
-    Target,
-    encode_head,
-    read_target,
-)
+from oncehook.http_client.connection import Closed, Connection, Late, NoHttp, Origin, Target, encode_head, read_target
 from oncehook.http_client.proxy import Proxy, ProxyFailed, open_tunnel, read_proxy
 
 MOST_KEPT: Final = 4096

@@ -23,12 +23,7 @@ from oncehook.secret import reveal_text
 from oncehook.settings import EncryptConfig, Loaded, RetentionConfig, WatermarkConfig
 from oncehook.settings.check import find_kinds, has_secret_address, read_address
 from oncehook.settings.read import Problem, Settings, fields_of, raise_all, read_program
-from oncehook.settings.tables import (
-    BreakerSettings,
-    HandlerSettings,
-    RouteSettings,
-    TermSettings,
-)
+from oncehook.settings.tables import BreakerSettings, HandlerSettings, RouteSettings, TermSettings
 from oncehook.settings.values import hide_password
 from oncehook.sources import Source
 from oncehook.store.base import NameIds, Store
