@@ -13,7 +13,7 @@ from starlette.responses import Response
 from oncehook import clock
 from oncehook.errors import BadRequest, PlanChanged
 from oncehook.model import DeliveryStatus, Filter, ReplayId, ReplayState, StoredDelivery, StoredReplay
-from oncehook.query import fixed
+from oncehook.query import write_query
 from oncehook.replay import BEHIND, Plan, ReplayRequest, command
 from oncehook.web.api.request import cursor, rate
 from oncehook.web.dashboard import charts
@@ -154,7 +154,7 @@ async def _show(context: PageContext, wish: ReplayRequest, ids: Sequence[str], q
         must_type=must_type(made),
         request_key=clock.random_bytes(16).hex(),
         command=command(wish),
-        query=fixed(wish.filter),
+        query=write_query(wish.filter),
         is_query=bool(query),
         choices=await _choices(context, one),
         again=[("ids", one_id) for one_id in ids] + ([("query", query)] if query else []),
@@ -214,7 +214,7 @@ async def start(context: PageContext) -> Response:
             wish, actor=context.actor, reason=reason, request_key=key, expected=expected
         )
     except PlanChanged as changed:
-        return await _show(context, wish, [], fixed(wish.filter), note=str(changed))
+        return await _show(context, wish, [], write_query(wish.filter), note=str(changed))
     return context.back(f"/replays#{made.id}", "replay")
 
 
