@@ -24,7 +24,8 @@ from oncehook import clock, human
 from oncehook.errors import ConfigError
 from oncehook.logs import ration
 from oncehook.model import LONGEST_BODY, Arrival, StoredEvent, line, unpack_head
-from oncehook.rules import DEFAULT_KEY, DEFAULT_TYPE, BodyHash, Redaction, RuleContext, Rules, Spec, compile_rule
+from oncehook.payload import BodyHash, Redaction
+from oncehook.rules import DEFAULT_KEY, DEFAULT_TYPE, RuleContext, Rules, Spec, compile_rule
 from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret, Secret
 from oncehook.settings.check import find_gaps, is_for_loopback
 from oncehook.settings.read import Settings, read_program, settings_class
@@ -56,7 +57,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     @property
     def framed_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers with the body's length, which a 204 must not state (RFC 9110, 8.6)."""
+        """Headers with the body's length, which a 204 must not state (RFC 9110, 8.6)."""
         length = [] if self.status == 204 else [(b"content-length", b"%d" % len(self.body))]
         return [*self.headers, *length]
 
@@ -127,12 +128,12 @@ class Preset:
         self.body_authenticated = body_authenticated
         """Whether the check covers the body; if not, the body is a hint and the object should be fetched."""
         self.key_authenticated = key_authenticated
-        """Whether the check covers where the key stands; if not, a captured request can come back under another key."""
+        """Whether the check covers where the key is; if not, a captured request can come back under another key."""
         self.watch_proof = watch_proof
         """Whether what was signed once and comes under another key is marked; None: where the body is signed and the
         key is not."""
         self.own = own
-        """Where in what is signed an id or a time of its own stands. What was signed once is then one event, whatever
+        """Place of an id or a time of its own in what is signed. What was signed once is then one event, whatever
         its key: a copy of the first, or its conflict. Without it such an event is only marked, for the sender may mean
         it."""
         self.coalesce = coalesce
@@ -145,7 +146,6 @@ class Preset:
         self.facts, self.samples = facts, samples
 
     def replace(self, **changes: Any) -> Preset:
-        """Return a preset like this one but for these changes."""
         mine = {name: value for name, value in vars(self).items() if name != "settings"}
         return Preset(**{**mine, **vars(self.settings), **changes})
 
@@ -175,7 +175,7 @@ class Source:
         """Settings of `[source.NAME]` over those of the preset over the general ones."""
         self.path: str = self.settings.path or name
         """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
-        self.scheme = self.base.scheme if given.verify is None else build_scheme(given.verify)
+        self.scheme = self.base.scheme if given.verify is None else _build_scheme(given.verify)
         self.loopback_only = loopback_only or is_for_loopback(given)
         """Open to direct requests from this machine only: development secrets, unconfirmed `none`."""
         self._compile_secrets(signing)
@@ -195,7 +195,6 @@ class Source:
         lasting = [secret.reveal() for secret in given if secret.until is None]
         ending = [OldSecret(secret.reveal(), secret.until, secret.name) for secret in given if secret.until]
         self.old_secrets = sorted(ending, key=lambda old: old.ends_at)
-        """Those that end."""
         self.secrets = [*lasting, *(_bytes(old.value) for old in self.old_secrets)]
         """All of them, also those that are over."""
         self.signing = signing or (self.secrets[0] if self.secrets else b"")
@@ -237,21 +236,20 @@ class Source:
         preset = self.preset if given.verify is None else None
         key = self.places["key"]
         self.body_authenticated = preset.body_authenticated if preset else "body" in self.scheme.covers
-        """Whether the check covers the body."""
         is_theirs = preset is not None and given.key is None
         self.key_authenticated = self.base.key_authenticated if is_theirs else _is_signed(key, self.scheme)
-        """Whether the check covers where the key stands."""
         watched = preset.watch_proof if preset else None
         if watched is None:
             watched = self.body_authenticated and not self.key_authenticated
-        self.proof = _proof(self.scheme) if watched else None
+        # What a scheme signs, where it says so itself; else the body.
+        signed = getattr(self.scheme, "proof", None) or (lambda arrival: arrival.body)
+        self.proof: Proof | None = signed if watched else None
         """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
         self.own = compile_rule("own", preset.own) if preset else None
-        """Where in what is signed an id or a time of its own stands."""
 
     @property
     def valid_secrets(self) -> list[bytes]:
-        """Return the secrets that verify now."""
+        """Secrets that verify now."""
         over = {_bytes(old.value) for old in self.old_secrets if old.ends_at <= clock.now_utc()}
         return [secret for secret in self.secrets if secret not in over]
 
@@ -269,7 +267,6 @@ class Source:
         return found
 
     def allows(self, peer: str) -> bool:
-        """Tell whether arrivals from this address are let in at all."""
         if not self.settings.ip_allow:
             return True
         try:
@@ -279,7 +276,7 @@ class Source:
         return any(address in network for network in self.settings.ip_allow)
 
     def preview_of(self, event: StoredEvent) -> str | None:
-        """Return what a person wrote in an event, as one short line; None where there is nothing to be read."""
+        """Return what a person wrote in an event, in one short text; None where there is nothing to be read."""
         if self.preview is None or len(event.body) > LONGEST_BODY:
             return None
         method, target, pairs = unpack_head(event.request_head)
@@ -317,8 +314,7 @@ def build(
     return Source(name, read, signing=signing, loopback_only=loopback_only)
 
 
-def build_scheme(spec: Verify) -> Scheme:
-    """Build the scheme that a setting or a program names."""
+def _build_scheme(spec: Verify) -> Scheme:
     if isinstance(spec, str | Mapping | Sequence):
         return from_config(spec)
     return cast("Scheme", spec) if hasattr(spec, "verifier") else Custom(spec)
@@ -365,11 +361,6 @@ def _is_signed(spec: Spec, scheme: Scheme) -> bool:
     return kind == "literal" or ("body" in scheme.covers and (kind != "form" or "headers" in scheme.covers))
 
 
-def _proof(scheme: Scheme) -> Proof:
-    """Return what a scheme signs, where it says so itself; else the body."""
-    return getattr(scheme, "proof", None) or (lambda arrival: arrival.body)
-
-
 def _credentials(scheme: Scheme) -> list[str]:
     """Return the paths of the secret itself in the body: it must not reach the store (S25)."""
     if isinstance(scheme, Either):
@@ -402,7 +393,6 @@ def split_at(path: str) -> Splitter:
 
 
 def _choose_key(given: Settings, preset: Preset | None, scheme: Scheme) -> Spec:
-    """Return where to look for the key: what the settings say, else the preset, else the default."""
     spec = given.key
     if spec is None:
         spec = preset.settings.key if preset else _default_key(scheme)

@@ -435,6 +435,6 @@ def redirect_followed() -> None:
 @mistake("is_global as filter")
 def is_global_as_filter() -> None:
     """The standard library knows what is private."""
-    look = addresses.denied
+    look = addresses.find_denial
     # In our own words, so that only what it lets through can tell it from our table.
     everywhere(look, lambda address: None if address.is_global else look(address) or "private")

@@ -1,4 +1,4 @@
-"""The manners of known receivers: how each answers while it is not ready, and how patiently to wait for it.
+"""Known receivers: how each answers while it is not ready, and how long to wait for it.
 
 `preset = "n8n"` on an HTTP destination names one. Whatever is not about being ready is left to the table of
 `categories` and to the destination's own settings.
@@ -19,11 +19,11 @@ NAMES: Final[tuple[ReceiverName, ...]] = get_args(ReceiverName)
 
 
 @dataclass(slots=True, frozen=True)
-class Receiver:
-    """A program that many send to."""
+class KnownReceiver:
+    """A program that many send to, and how it answers."""
 
     unready: Callable[[Answer], str | None]
-    """Say, in one line, why an answer means that it is not ready yet; None: it was ready."""
+    """From an answer to why it means "not ready yet", in a few words; None: it was ready."""
     retry: Policy
     """When to try again while it is not, whatever the destination's `retry` says."""
 
@@ -35,7 +35,7 @@ class Receiver:
 
 
 def _n8n(answer: Answer) -> str | None:
-    """n8n listens before it is ready: then it knows no webhook (404), has no database (503), or says 200 to everything.
+    """Find out whether n8n is not ready yet: it knows no webhook (404), has no database (503), or says 200 to all.
 
     It answers 404 as well while a workflow is off, and for another method than the workflow's, which no wait will mend.
     """
@@ -51,10 +51,10 @@ _THREE_DAYS: Final = policy(
 )
 """A start takes half a minute, migrations some minutes, and a workflow may be off over a weekend."""
 
-RECEIVERS: Final[Mapping[str, Receiver]] = {"n8n": Receiver(_n8n, _THREE_DAYS)}
+RECEIVERS: Final[Mapping[str, KnownReceiver]] = {"n8n": KnownReceiver(_n8n, _THREE_DAYS)}
 
 
-def receiver_of(name: str) -> Receiver:
+def receiver_of(name: str) -> KnownReceiver:
     """Return the receiver that a setting names. Raises ConfigError for one that is not known."""
     if name not in RECEIVERS:
         raise ConfigError(

@@ -14,7 +14,7 @@ from oncehook.model import Category
 
 @dataclass(slots=True, frozen=True)
 class Answer:
-    """What came back: decided by its status line, whatever became of its body."""
+    """Answer to a call: decided by its status, whatever became of its body."""
 
     status: int
     body: bytes = field(repr=False)

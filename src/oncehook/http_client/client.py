@@ -22,9 +22,10 @@ from aiohappyeyeballs import start_connection
 
 from oncehook.errors import ConfigError
 from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted
-from oncehook.http_client.addresses import AddressRefused, Guard, LookUp, Names, Network, is_address
+from oncehook.http_client.addresses import AddressRefused, Guard, LookUp, Names, Network
 from oncehook.http_client.connection import Closed, Connection, Late, NoHttp, Origin, Target, encode_head, read_target
 from oncehook.http_client.proxy import Proxy, ProxyFailed, open_tunnel, read_proxy
+from oncehook.http_client.urls import is_address
 
 MOST_KEPT: Final = 4096
 """Bytes of an answer's body that are read; what comes after stays unread, and the connection is closed."""

@@ -54,7 +54,7 @@ class Target:
 
 @lru_cache(maxsize=1024)
 def read_target(url: str) -> Target:
-    """Take apart an address that `read_url` has read. Raises ValueError for what no request line can carry."""
+    """Take apart an address that `read_url` has read. Raises ValueError for what no request can carry."""
     parts = urlsplit(url)
     netloc = host_of(url)
     path = url.partition(f"://{netloc}")[2]
@@ -72,21 +72,21 @@ def encode_head(
     method: str, target: Target, headers: Mapping[str, str], body: bytes | None, *, absolute: bool = False
 ) -> bytes:
     """Encode everything up to the body. Raises ValueError, which repeats nothing, for what no header may carry."""
-    lines = "\r\n".join([*map(": ".join, headers.items()), "", ""])
+    encoded = "\r\n".join([*map(": ".join, headers.items()), "", ""])
     ends = len(headers) + 1
-    if lines.count("\r") != ends or lines.count("\n") != ends or "\0" in lines:
+    if encoded.count("\r") != ends or encoded.count("\n") != ends or "\0" in encoded:
         raise ValueError("a header must not hold the end of a line")
-    added = _added(method, tuple(headers), body is not None)
+    added = _encode_added(method, tuple(headers), body is not None)
     length = "" if body is None and method in _BODILESS else f"Content-Length: {len(body or b'')}\r\n"
     start = target.absolute_start if absolute else target.start
-    return f"{method}{start}{added}{length}{lines}".encode()
+    return f"{method}{start}{added}{length}{encoded}".encode()
 
 
 @lru_cache(maxsize=512)
-def _added(method: str, names: tuple[str, ...], has_body: bool) -> str:
-    """Return the header lines that a request gets unless it brings its own, cached by the names that it brings.
+def _encode_added(method: str, names: tuple[str, ...], has_body: bool) -> str:
+    """Encode the headers that a request gets unless it brings its own, cached by the names that it brings.
 
-    No header can end its line or take the place of one that is ours, so nothing that a sender, a person or a setting
+    No header can end early or take the place of one that is ours, so nothing that a sender, a person or a setting
     wrote can become a second request.
     """
     known = {name.lower() for name in names}
@@ -99,7 +99,7 @@ def _added(method: str, names: tuple[str, ...], has_body: bool) -> str:
 
 
 HEAD_MOST: Final = 32 << 10
-"""Bytes that may come before the body: of the head, and of what is said in between (1xx)."""
+"""Bytes that may come before the body: of the head, and of announcements before it (1xx)."""
 HEADERS_MOST: Final = 100
 CHUNK_MOST: Final = 16
 """Bytes that may come for each byte of the body that is kept; a chunk of one byte takes six."""
@@ -125,7 +125,7 @@ class Closed(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """Makes one call at a time."""
+    """Connection that makes one call at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin, home: HttpClient) -> None:
         self.origin = origin
@@ -135,7 +135,7 @@ class Connection(asyncio.Protocol):
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport
         self._waiting: asyncio.Future[Answer] | None = None
-        """Who waits for the answer; None: nobody asked for anything."""
+        """Future of the answer; None: nobody asked for anything."""
         self._timer: asyncio.TimerHandle
         self._rest: memoryview | None = None
         """What is still to be sent of a large body."""
@@ -143,11 +143,9 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_open(self) -> bool:
-        """Whether another call can be made."""
         return not self._transport.is_closing()
 
     def abort(self) -> None:
-        """End it now."""
         self._transport.abort()
 
     # -- calling -------------------------------------------------------------------------------
@@ -190,7 +188,7 @@ class Connection(asyncio.Protocol):
                 self._send_more()
 
     def _send_more(self) -> None:
-        """The next piece, when the one before has gone; between two of them the loop does other work."""
+        """Send the next piece, when the one before has gone; between two of them the loop does other work."""
         if self._rest is None or self._is_paused:
             return
         piece, rest = self._rest[:_PIECE], self._rest[_PIECE:]
@@ -200,22 +198,18 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._send_more)
 
     def pause_writing(self) -> None:
-        """The other end is slow to read."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """It has read."""
         self._is_paused = False
         self._send_more()
 
     # -- what comes back -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The way is open."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
         if self._waiting is None:  # nobody asked: it must not be taken for the answer to the next call
             self._was_unasked = True
             self.abort()
@@ -234,24 +228,22 @@ class Connection(asyncio.Protocol):
             self._spoilt()
 
     def eof_received(self) -> None:
-        """The other end says no more."""
-        self._ended()
+        self._end()
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
-        self._ended()
+        self._end()
         self._home.forget(self)
 
     # -- the parser's calls --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Behind a complete answer there must be nothing."""
+        """Refuse anything behind a complete answer."""
         if self._is_complete:
             raise NoHttp
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Of all headers one is kept, and none counts that comes behind the body."""
+        """Keep one of the headers; none counts that comes behind the body."""
         if self._status:
             return
         self._headers += 1
@@ -262,7 +254,7 @@ class Connection(asyncio.Protocol):
             self._retry_after = value.decode("latin-1").strip()
 
     def on_headers_complete(self) -> None:
-        """There is an answer, unless it is one of those that only announce it."""
+        """Take the head for the answer, unless it only announces one (1xx)."""
         status = self._parser.get_status_code()
         if status < 200:
             if status < 100 or status == 101:
@@ -280,14 +272,12 @@ class Connection(asyncio.Protocol):
             self._keeps = version == "1.1" and self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
         if self._length < self._most:
             self._pieces.append(body)
         self._length += len(body)
 
     def on_message_complete(self) -> None:
-        """The end of the answer, or of an announcement."""
-        self._is_complete = self._status != 0
+        self._is_complete = self._status != 0  # else it was an announcement (1xx)
 
     # -- how it ends ---------------------------------------------------------------------------
 
@@ -297,7 +287,7 @@ class Connection(asyncio.Protocol):
     def _spoilt(self) -> None:
         self._finish() if self._status else self._fail(NoHttp())
 
-    def _ended(self) -> None:
+    def _end(self) -> None:
         if self._waiting is not None:
             self._finish() if self._status else self._fail(Closed(silent=not self._received))
 
@@ -319,7 +309,7 @@ class Connection(asyncio.Protocol):
             waiting.set_exception(error)
 
     def _settle(self) -> asyncio.Future[Answer]:
-        """The call is over; what comes from now on belongs to no call."""
+        """End the call: what comes from now on belongs to none."""
         assert self._waiting is not None
         waiting, self._waiting = self._waiting, None
         self._timer.cancel()

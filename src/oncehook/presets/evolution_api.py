@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.rules import BodyHash, Rule, RuleContext
+from oncehook.payload import BodyHash
+from oncehook.rules import Rule, RuleContext
 from oncehook.sources import Preset, Sample, split_at
 from oncehook.verify import Either, Jwt, Token
 

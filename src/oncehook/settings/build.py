@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar, Unpack
 
 import msgspec
 
-from oncehook.categories import Classify, Rules
+from oncehook.categories import Classify, FailureRules
 from oncehook.destinations import registry
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.handler import TIMEOUT
@@ -68,7 +68,7 @@ def terms_from(settings: Settings, classify: Classify | None = None, shared: Seq
         concurrency=settings.concurrency,
         rate=settings.rate,
         breaker=Breaker(**{name: getattr(settings.breaker, name) for name in fields_of(BreakerSettings)}),
-        rules=Rules(frozenset(settings.transient), frozenset(settings.permanent), classify, shared),
+        rules=FailureRules(frozenset(settings.transient), frozenset(settings.permanent), classify, shared),
     )
 
 

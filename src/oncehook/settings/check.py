@@ -99,7 +99,7 @@ def _deep_paths(name: str, source: Settings, reader: SettingsReader) -> Iterator
 
 
 def _texts(spec: object) -> Iterator[str]:
-    """Return the places of a rule, however deep they stand in it."""
+    """Yield the places of a rule, however deep they are in it."""
     if isinstance(spec, str):
         yield spec
     elif isinstance(spec, dict):
@@ -125,7 +125,7 @@ def _relays(config: Config, reader: SettingsReader) -> Iterator[str]:
 
 
 def is_unverified(source: Settings) -> bool:
-    """Tell whether it was said by name that nothing is checked."""
+    """Tell whether the settings say by name that nothing is checked."""
     if isinstance(source.verify, Mapping):
         return source.verify.get("scheme") == "none"
     if source.verify is None or isinstance(source.verify, str | Sequence):
@@ -261,7 +261,7 @@ def _note(reader: SettingsReader, path: tuple[str, str], key: str, look: Callabl
 # -- destinations that are this inbox ----------------------------------------------------------
 
 _INGEST: Final = re.compile(r".*/in/([A-Za-z0-9_-]+)/?")
-_EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - told apart, not bound
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
