@@ -22,7 +22,7 @@ from oncehook import clock, ingest, model
 from oncehook.claims import postgres as postgres_claims
 from oncehook.claims import redis as redis_claims
 from oncehook.claims import sqlite as sqlite_claims
-from oncehook.http_client import Answer, addresses
+from oncehook.http_client import HttpAnswer, addresses
 from oncehook.http_client.client import HttpClient
 from oncehook.http_client.connection import Connection
 from oncehook.ingest import Receiver
@@ -422,7 +422,7 @@ def redirect_followed() -> None:
             places.append(value.decode())
         on_header(self, name, value)
 
-    async def following(self: HttpClient, method: str, url: str, *rest: Any, **options: Any) -> Answer:
+    async def following(self: HttpClient, method: str, url: str, *rest: Any, **options: Any) -> HttpAnswer:
         answer = await call(self, method, url, *rest, **options)
         if not 300 <= answer.status < 400:
             return answer

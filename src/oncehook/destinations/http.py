@@ -18,7 +18,7 @@ from oncehook.destinations.base import Result, Terms
 from oncehook.destinations.receivers import ReceiverName, receiver_of
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client import HttpAnswer, Unanswered
 from oncehook.http_client.addresses import Network
 from oncehook.http_client.urls import read_url, secret_parts, shown_url
 from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, hops_of, unpack_head
@@ -187,7 +187,7 @@ class HttpDestination:
 
     # -- what came back ------------------------------------------------------------------------
 
-    def _judge(self, answer: Answer) -> Result:
+    def _judge(self, answer: HttpAnswer) -> Result:
         rules, status = self.terms.rules, answer.status
         category, error = rules.of_status(status), failure(status)
         unready = None if status in rules.permanent else self._why_unready(answer)
@@ -204,7 +204,7 @@ class HttpDestination:
             pause="answered 410 Gone" if status == 410 and category is Category.permanent else None,
         )
 
-    def _why_unready(self, came: Answer | Unanswered) -> str | None:
+    def _why_unready(self, came: HttpAnswer | Unanswered) -> str | None:
         return None if self._receiver is None else self._receiver.why_unready(came)
 
     def _retry_while_unready(self, unready: str | None) -> Policy | None:

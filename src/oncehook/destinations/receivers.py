@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from oncehook.errors import ConfigError
-from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client import HttpAnswer, Unanswered
 from oncehook.retry import Policy, policy
 
 ReceiverName = Literal["n8n"]
@@ -22,19 +22,19 @@ NAMES: Final[tuple[ReceiverName, ...]] = get_args(ReceiverName)
 class KnownReceiver:
     """A program that many send to, and how it answers."""
 
-    unready: Callable[[Answer], str | None]
+    unready: Callable[[HttpAnswer], str | None]
     """From an answer to why it means "not ready yet", in a few words; None: it was ready."""
     retry: Policy
     """When to try again while it is not, whatever the destination's `retry` says."""
 
-    def why_unready(self, came: Answer | Unanswered) -> str | None:
+    def why_unready(self, came: HttpAnswer | Unanswered) -> str | None:
         """Return why the receiver was not ready; None where it was. Nobody listens while it is started anew."""
-        if isinstance(came, Answer):
+        if isinstance(came, HttpAnswer):
             return self.unready(came)
         return None if came.reached else str(came)
 
 
-def _n8n(answer: Answer) -> str | None:
+def _n8n(answer: HttpAnswer) -> str | None:
     """Find out whether n8n is not ready yet: it knows no webhook (404), has no database (503), or says 200 to all.
 
     It answers 404 as well while a workflow is off, and for another method than the workflow's, which no wait will mend.

@@ -13,7 +13,7 @@ from oncehook.model import Category
 
 
 @dataclass(slots=True, frozen=True)
-class Answer:
+class HttpAnswer:
     """Answer to a call: decided by its status, whatever became of its body."""
 
     status: int
@@ -34,7 +34,7 @@ class Unanswered(OncehookError):
         """Whether the other end may have received the call; False when there never was a connection."""
 
 
-class Forbidden(Unanswered):
+class AddressForbidden(Unanswered):
     """Every address this name leads to is one that may not be called."""
 
     code = "address_forbidden"

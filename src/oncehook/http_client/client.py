@@ -1,4 +1,4 @@
-"""The guarded HTTP client: a request goes out, an `Answer` comes back or an `Unanswered` is raised.
+"""The guarded HTTP client: a request goes out, an `HttpAnswer` comes back or an `Unanswered` is raised.
 
 Every address is checked when a name is looked up and again on the socket that is about to connect, so a name that
 changes its mind in between reaches nothing (S17). There are no redirects, cookies or compression here, and no proxy but
@@ -21,7 +21,7 @@ from typing import Final
 from aiohappyeyeballs import start_connection
 
 from oncehook.errors import ConfigError
-from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted
+from oncehook.http_client import AddressForbidden, HttpAnswer, Unanswered, Untrusted
 from oncehook.http_client.addresses import AddressRefused, Guard, LookUp, Names, Network
 from oncehook.http_client.connection import Closed, Connection, Late, NoHttp, Origin, Target, encode_head, read_target
 from oncehook.http_client.proxy import Proxy, ProxyFailed, open_tunnel, read_proxy
@@ -88,7 +88,7 @@ class HttpClient:
             self._is_empty.clear()
             await self._is_empty.wait()  # the loop takes a turn or two to let go of a socket
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> HttpAnswer:
         """POST what carries an Idempotency-Key: see `request`, with `again`."""
         return await self.request("POST", url, headers, body, within=within, again=True)
 
@@ -102,7 +102,7 @@ class HttpClient:
         within: float,
         most: int = MOST_KEPT,
         again: bool = False,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Call an address that `read_url` has read, within so many seconds in all. Raises Unanswered.
 
         An answer counts from its head on: when its body then does not come in time, it is cut there, as it is after
@@ -125,7 +125,7 @@ class HttpClient:
         reached = connection is not None
         bodiless = method == "HEAD"
         try:
-            answer: Answer | None = None
+            answer: HttpAnswer | None = None
             if connection is not None:
                 try:
                     answer = await connection.exchange(head, body, deadline=deadline, most=most, bodiless=bodiless)
@@ -296,7 +296,7 @@ def _late(seconds: float, *, reached: bool) -> Unanswered:
 
 def _not_connected(host: str, proxy: Proxy | None, step: str, error: BaseException, reached: bool) -> Unanswered:
     if isinstance(error, AddressRefused):
-        return Forbidden(f"{host} is not called: {error}; see allow_private", reached=reached)
+        return AddressForbidden(f"{host} is not called: {error}; see allow_private", reached=reached)
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(f"the certificate of {host} is not trusted: {_describe(error)}", reached=reached)
     if proxy is not None:

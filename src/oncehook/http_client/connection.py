@@ -1,4 +1,4 @@
-"""One connection to one place: the bytes of a request go out, an `Answer` comes back, one after the other.
+"""One connection to one place: the bytes of a request go out, an `HttpAnswer` comes back, one after the other.
 
 An answer counts from its head on: when the rest does not come, comes wrong or is too much, it is cut there.
 Only a connection on which an answer was read to its very end is used again; one that says anything unasked is closed.
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from oncehook.http_client import Answer
+from oncehook.http_client import HttpAnswer
 from oncehook.http_client.urls import host_of
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
         self._home = home
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport
-        self._waiting: asyncio.Future[Answer] | None = None
+        self._waiting: asyncio.Future[HttpAnswer] | None = None
         """Future of the answer; None: nobody asked for anything."""
         self._timer: asyncio.TimerHandle
         self._rest: memoryview | None = None
@@ -152,13 +152,13 @@ class Connection(asyncio.Protocol):
 
     async def exchange(
         self, head: bytes, body: bytes | None, *, deadline: float, most: int, bodiless: bool = False
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send a request and wait for the answer. Raises NoHttp, Late or Closed. Whoever stops waiting ends it."""
         if self._was_unasked:
             raise NoHttp
         if not self.is_open:
             raise Closed(silent=True)
-        waiting: asyncio.Future[Answer] = self._loop.create_future()
+        waiting: asyncio.Future[HttpAnswer] = self._loop.create_future()
         self._waiting = waiting
         self._timer = self._loop.call_at(deadline, self._ran_out)
         self._most, self._bodiless = most, bodiless
@@ -292,7 +292,7 @@ class Connection(asyncio.Protocol):
             self._finish() if self._status else self._fail(Closed(silent=not self._received))
 
     def _finish(self, *, reuse: bool = False) -> None:
-        answer = Answer(self._status, b"".join(self._pieces)[: self._most], self._retry_after)
+        answer = HttpAnswer(self._status, b"".join(self._pieces)[: self._most], self._retry_after)
         reuse = reuse and self._rest is None and not self._is_paused and self.is_open
         waiting = self._settle()
         if reuse:
@@ -308,7 +308,7 @@ class Connection(asyncio.Protocol):
         if not waiting.done():
             waiting.set_exception(error)
 
-    def _settle(self) -> asyncio.Future[Answer]:
+    def _settle(self) -> asyncio.Future[HttpAnswer]:
         """End the call: what comes from now on belongs to none."""
         assert self._waiting is not None
         waiting, self._waiting = self._waiting, None
