@@ -60,10 +60,7 @@ PRESET = Preset(
     event_time=["$.payload.timestamp", "$.timestamp"],
     preview="$.payload.body",
     rank=rank,
-    rank_scope=[
-        ["$.session", "$.payload.id", "$.payload.participant"],
-        ["$.session", "$.payload.id"],
-    ],
+    rank_scope=[["$.session", "$.payload.id", "$.payload.participant"], ["$.session", "$.payload.id"]],
     horizon="30s",
     keep_keys="30d",
     daily_volume=50,
