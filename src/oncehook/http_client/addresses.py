@@ -146,7 +146,9 @@ class Names:
             kept[1].rotate(-1)
             return list(kept[1])
         found = await _outcome(self._ask(host, port))
-        self._keep((host, port), now, found)
+        if len(self._kept) >= _MOST:
+            del self._kept[next(iter(self._kept))]
+        self._kept[host, port] = (now, deque(found))
         return found
 
     def _ask(self, host: str, port: int) -> asyncio.Task[Sequence[str]]:
@@ -160,11 +162,6 @@ class Names:
         self._asking.pop(key, None)
         if not done.cancelled():
             done.exception()  # when nobody waits any more, nobody needs to hear of it
-
-    def _keep(self, key: tuple[str, int], now: float, found: Sequence[str]) -> None:
-        if len(self._kept) >= _MOST:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = (now, deque(found))
 
     async def resolve(self, host: str, port: int) -> Sequence[str]:
         """Return the allowed ones among the addresses of a name; refuse a name that has none."""

@@ -72,7 +72,6 @@ class HttpClient:
         self._is_empty = asyncio.Event()
 
     async def open(self) -> None:
-        """Be ready to call, on the running loop."""
         self._loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
@@ -175,7 +174,6 @@ class HttpClient:
         return None
 
     def keep(self, connection: Connection) -> None:
-        """Keep a connection for the next call."""
         if self._loop is None:
             connection.abort()
             return
@@ -185,7 +183,6 @@ class HttpClient:
             self._close_timer = self._loop.call_later(self._idle, self._close_idle)
 
     def forget(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
         self._open.discard(connection)
         if not self._open:
             self._is_empty.set()
@@ -307,7 +304,7 @@ def _not_connected(host: str, proxy: Proxy | None, step: str, error: BaseExcepti
 
 
 def _describe(error: BaseException) -> str:
-    """Describe an error of the system in one line."""
+    """Describe an error of the system in a few words."""
     if isinstance(error, OSError) and not isinstance(error, socket.gaierror | ssl.SSLError) and error.errno:
         return os.strerror(error.errno)  # the loops each put it in words of their own
     text = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)

@@ -140,6 +140,7 @@ class Connection(asyncio.Protocol):
         self._rest: memoryview | None = None
         """What is still to be sent of a large body."""
         self._is_paused = self._was_unasked = False
+        self._received = 0
 
     @property
     def is_open(self) -> bool:
@@ -160,7 +161,7 @@ class Connection(asyncio.Protocol):
             raise Closed(silent=True)
         waiting: asyncio.Future[HttpAnswer] = self._loop.create_future()
         self._waiting = waiting
-        self._timer = self._loop.call_at(deadline, self._ran_out)
+        self._timer = self._loop.call_at(deadline, self._end, Late())
         self._most, self._bodiless = most, bodiless
         self._received = self._headers = self._header_bytes = self._length = self._status = 0
         self._allowed = HEAD_MOST
@@ -218,21 +219,21 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
-            self._spoilt()
+            self._end(NoHttp())
             return
         if self._is_complete:
             self._finish(reuse=self._keeps)
         elif self._status and self._length >= self._most:
             self._finish()
         elif self._received > self._allowed:
-            self._spoilt()
+            self._end(NoHttp())
 
     def eof_received(self) -> None:
-        self._end()
+        self._end(Closed(silent=not self._received))
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._end()
+        self._end(Closed(silent=not self._received))
         self._home.forget(self)
 
     # -- the parser's calls --------------------------------------------------------------------
@@ -281,15 +282,10 @@ class Connection(asyncio.Protocol):
 
     # -- how it ends ---------------------------------------------------------------------------
 
-    def _ran_out(self) -> None:
-        self._finish() if self._status else self._fail(Late())
-
-    def _spoilt(self) -> None:
-        self._finish() if self._status else self._fail(NoHttp())
-
-    def _end(self) -> None:
+    def _end(self, error: NoHttp | Late | Closed) -> None:
+        """End the call, if there is one: with as much of the answer as came, or with an error."""
         if self._waiting is not None:
-            self._finish() if self._status else self._fail(Closed(silent=not self._received))
+            self._finish() if self._status else self._fail(error)
 
     def _finish(self, *, reuse: bool = False) -> None:
         answer = HttpAnswer(self._status, b"".join(self._pieces)[: self._most], self._retry_after)

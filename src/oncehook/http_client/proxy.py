@@ -119,14 +119,10 @@ def proxy_from(environ: Mapping[str, str], instance: str | None = None) -> str |
 
 def named_proxy(environ: Mapping[str, str], instance: str | None = None) -> str | None:
     """Return what the environment says about this instance's proxy, which may be `none`; None where it says nothing."""
-    own = environ.get(f"ONCEHOOK_PROXY_{_variable(instance)}", "").strip() if instance else ""
+    name = re.sub(r"[^A-Z0-9]", "_", (instance or "").upper())  # SHOP_1 for shop-1
+    own = environ.get(f"ONCEHOOK_PROXY_{name}", "").strip() if instance else ""
     named = own or environ.get("ONCEHOOK_PROXY", "").strip()
     return named or next(filter(None, (_from_pieces(environ, prefix) for prefix in _PREFIXES)), None)
-
-
-def _variable(instance: str) -> str:
-    """Return an instance's name as a part of a variable's: `SHOP_1` for `shop-1`."""
-    return re.sub(r"[^A-Z0-9]", "_", instance.upper())
 
 
 def _from_pieces(environ: Mapping[str, str], prefix: str) -> str | None:
