@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -41,20 +41,24 @@ class Registry:
 class Instrument:
     """A named measure, by labels."""
 
+    _kind: ClassVar[type[CounterMetricFamily | GaugeMetricFamily]]
+
     def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
         self._name, self._about, self._labels = name, about, labels
+        self._values: dict[tuple[str, ...], Any] = {}
         registry.instruments.append(self)
 
     def family(self) -> Metric:
-        raise NotImplementedError
+        family = self._kind(self._name, self._about, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        return family
 
 
 class Counter(Instrument):
     """A number that only grows."""
 
-    def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
-        super().__init__(registry, name, about, *labels)
-        self._values: dict[tuple[str, ...], int] = {}
+    _kind = CounterMetricFamily
 
     def add(self, *labels: str, by: int = 1) -> None:
         """Count more. With 0, it is shown from the start, so that its first rise is seen."""
@@ -64,34 +68,17 @@ class Counter(Instrument):
         """Return a copy of what was counted so far, by labels."""
         return dict(self._values)
 
-    def family(self) -> Metric:
-        return _fill(CounterMetricFamily(self._name, self._about, labels=self._labels), self._values)
-
 
 class Gauge(Instrument):
     """A number that goes up and down."""
 
-    def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
-        super().__init__(registry, name, about, *labels)
-        self._values: dict[tuple[str, ...], float] = {}
+    _kind = GaugeMetricFamily
 
     def set(self, value: float, *labels: str) -> None:
         self._values[labels] = value
 
     def clear(self) -> None:
-        """Show nothing, until it is set anew."""
         self._values.clear()
-
-    def family(self) -> Metric:
-        return _fill(GaugeMetricFamily(self._name, self._about, labels=self._labels), self._values)
-
-
-def _fill(
-    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[tuple[str, ...], float]
-) -> CounterMetricFamily | GaugeMetricFamily:
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family
 
 
 class Histogram(Instrument):
@@ -239,7 +226,6 @@ class Observer:
             self._log_arrival(level, source, outcomes, seconds, items, ids)
 
     def operation(self, name: str, seconds: float) -> None:
-        """Note how long an operation of the store took."""
         self._operations.add(name, seconds)
 
     def _log_arrival(
