@@ -150,27 +150,13 @@ def _names(error: BaseException) -> Iterator[str]:
 
 # -- what an error says about itself -----------------------------------------------------------
 
-_AWS_PASSING: Final = frozenset(
-    {
-        "BandwidthLimitExceeded",
-        "EC2ThrottledException",
-        "InternalError",
-        "PriorRequestNotComplete",
-        "ProvisionedThroughputExceededException",
-        "RequestLimitExceeded",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "RequestTimeout",
-        "RequestTimeoutException",
-        "SlowDown",
-        "ThrottledException",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequests",
-        "TooManyRequestsException",
-        "TransactionInProgressException",
-    }
-)
+_AWS_PASSING: Final = frozenset({
+    "BandwidthLimitExceeded", "EC2ThrottledException", "InternalError", "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException", "RequestLimitExceeded", "RequestThrottled",
+    "RequestThrottledException", "RequestTimeout", "RequestTimeoutException", "SlowDown", "ThrottledException",
+    "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException",
+    "TransactionInProgressException",
+})  # fmt: skip
 """AWS answers some of these with 400."""
 
 _DJANGO: Final = {
@@ -241,50 +227,22 @@ def _within(table: object, *names: str) -> Any:
 
 # -- the table ---------------------------------------------------------------------------------
 
-_NO_ADDRESS: Final = frozenset(
-    {
-        "InvalidSchema",
-        "InvalidURL",
-        "LocalProtocolError",
-        "LocationParseError",
-        "LocationValueError",
-        "MissingSchema",
-        "NonHttpUrlClientError",
-        "UnsupportedProtocol",
-    }
-)
+_NO_ADDRESS: Final = frozenset({
+    "InvalidSchema", "InvalidURL", "LocalProtocolError", "LocationParseError", "LocationValueError",
+    "MissingSchema", "NonHttpUrlClientError", "UnsupportedProtocol",
+})  # fmt: skip
 _CERTIFICATE: Final = "SSLCertVerificationError"
 
 _NETWORK: Final = (
     # time
-    "Timeout",
-    "TimeoutError",
-    "TimeoutException",
-    "TimeoutExpired",
-    "TimedOut",
-    "TimeLimitExceeded",
+    "Timeout", "TimeoutError", "TimeoutException", "TimeoutExpired", "TimedOut", "TimeLimitExceeded",
     # connections
-    "AutoReconnect",
-    "ConnectError",
-    "ConnectionClosed",
-    "ConnectionClosedError",
-    "ConnectionError",
-    "ConnectionFailure",
-    "NetworkError",
-    "SSLError",
-    "TransportError",
-    "URLError",
-    "gaierror",
-    "herror",
+    "AutoReconnect", "ConnectError", "ConnectionClosed", "ConnectionClosedError", "ConnectionError",
+    "ConnectionFailure", "NetworkError", "SSLError", "TransportError", "URLError", "gaierror", "herror",
     # half an answer
-    "BadStatusLine",
-    "ChunkedEncodingError",
-    "ClientPayloadError",
-    "IncompleteRead",
-    "IncompleteReadError",
-    "MaxRetryError",
-    "ProtocolError",
-)
+    "BadStatusLine", "ChunkedEncodingError", "ClientPayloadError", "IncompleteRead", "IncompleteReadError",
+    "MaxRetryError", "ProtocolError",
+)  # fmt: skip
 """How the names of such errors end, in the standard library and in others."""
 
 _NETWORK_NUMBERS: Final = frozenset(
@@ -389,45 +347,14 @@ _STATUS_TEXT: Final = re.compile(
 """As urllib, requests, httpx and curl write it, and people."""
 
 _MARKS: Final = (
-    "bad gateway",
-    "broken pipe",
-    "connection aborted",
-    "connection closed",
-    "connection error",
-    "connection refused",
-    "connection reset",
-    "connectionerror",
-    "could not resolve",
-    "could not serialize",
-    "deadlock detected",
-    "eai_again",
-    "econnaborted",
-    "econnrefused",
-    "econnreset",
-    "ehostunreach",
-    "enetunreach",
-    "enotfound",
-    "eof occurred",
-    "epipe",
-    "etimedout",
-    "failure in name resolution",
-    "host is down",
-    "incompleteread",
-    "name or service not known",
-    "network is unreachable",
-    "no route to host",
-    "no such host",
-    "nodename nor servname",
-    "remote end closed connection",
-    "server disconnected",
-    "service unavailable",
-    "socket hang up",
-    "temporarily unavailable",
-    "timed out",
-    "timeout",
-    "too many requests",
-    "unexpected eof",
-)
+    "bad gateway", "broken pipe", "connection aborted", "connection closed", "connection error",
+    "connection refused", "connection reset", "connectionerror", "could not resolve", "could not serialize",
+    "deadlock detected", "eai_again", "econnaborted", "econnrefused", "econnreset", "ehostunreach", "enetunreach",
+    "enotfound", "eof occurred", "epipe", "etimedout", "failure in name resolution", "host is down",
+    "incompleteread", "name or service not known", "network is unreachable", "no route to host", "no such host",
+    "nodename nor servname", "remote end closed connection", "server disconnected", "service unavailable",
+    "socket hang up", "temporarily unavailable", "timed out", "timeout", "too many requests", "unexpected eof",
+)  # fmt: skip
 
 
 def _text(error: CalledProcessError) -> str:
