@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from types import MappingProxyType
 from typing import Any, Final, Literal, Unpack, cast
@@ -204,16 +205,15 @@ class Source:
         kept_out = [self.verify_token] if self.verify_token and not self.loopback_only else []
         self.masking = Masking(_spellings(self.scheme, [*self.secrets, *kept_out]))
         """Takes the source's own secrets out of heads."""
-
-        def build_verifier(secrets: Sequence[bytes]) -> Verifier:
-            return self.scheme.verifier(secrets, url=self.settings.public_url, tolerance=self.settings.tolerance)
-
-        self.verifier = _rotating(build_verifier, lasting, self.old_secrets)
+        verifier = partial(self.scheme.verifier, url=self.settings.public_url, tolerance=self.settings.tolerance)
+        self.verifier = _rotating(verifier, lasting, self.old_secrets)
 
     def _compile_rules(self, given: Settings) -> None:
-        settings = self.settings
+        settings, key = self.settings, given.key
+        if key is None:
+            key = self.preset.settings.key if self.preset else _default_key(self.scheme)
         self.places: dict[str, Spec] = {
-            "key": _choose_key(given, self.preset, self.scheme),
+            "key": None if key == "none" else key,
             **{name: getattr(settings, name) for name in ("type", "subject", "event_time", "rank", "rank_scope")},
         }
         """The rules as they were written, to show them and to make samples that fit."""
@@ -390,13 +390,6 @@ def split_at(path: str) -> Splitter:
         return (wrap(data, names, item) for item in found)
 
     return split
-
-
-def _choose_key(given: Settings, preset: Preset | None, scheme: Scheme) -> Spec:
-    spec = given.key
-    if spec is None:
-        spec = preset.settings.key if preset else _default_key(scheme)
-    return None if spec == "none" else spec
 
 
 def _default_key(scheme: Scheme) -> Spec:

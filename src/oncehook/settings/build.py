@@ -37,7 +37,6 @@ T = TypeVar("T")
 
 
 def destination_from(name: str, settings: Settings) -> Destination:
-    """Build the destination that checked settings describe."""
     for word in find_kinds(settings):
         kind = registry.find(word)
         assert kind is not None, "it was found when its table was read"
@@ -60,7 +59,6 @@ def destination_from(name: str, settings: Settings) -> Destination:
 
 
 def terms_from(settings: Settings, classify: Classify | None = None, shared: Sequence[Classify] = ()) -> Terms:
-    """Build the terms that checked settings describe."""
     return Terms(
         retry=settings.retry,
         timeout=settings.timeout,
@@ -73,11 +71,7 @@ def terms_from(settings: Settings, classify: Classify | None = None, shared: Seq
 
 
 def terms_of(
-    name: str,
-    *,
-    classify: Classify | None = None,
-    shared: Sequence[Classify] = (),
-    **terms: Unpack[TermSettings],
+    name: str, *, classify: Classify | None = None, shared: Sequence[Classify] = (), **terms: Unpack[TermSettings]
 ) -> Terms:
     """Build the terms that a program describes, for a destination of this name. Raises ConfigError."""
     return terms_from(read_program(TermSettings, ("destination", name), terms), classify, shared)
@@ -139,7 +133,6 @@ class Comparison:
         return theirs
 
     def retention(self, mine: RetentionConfig) -> RetentionConfig:
-        """Return how long things are kept, by both."""
         theirs, unsaid = self._loaded.config.retention, RetentionConfig()
         chosen = {
             name: self.one_of(f"retention.{name}", getattr(mine, name), getattr(unsaid, name), getattr(theirs, name))
@@ -228,7 +221,6 @@ def _file(url: str) -> str:
 
 
 def limits_of(mark: WatermarkConfig) -> Limits:
-    """Return the limits that checked settings describe."""
     return Limits(**msgspec.structs.asdict(mark))
 
 

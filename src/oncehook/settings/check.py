@@ -329,7 +329,9 @@ def _check_routes(config: Config, reader: SettingsReader) -> None:
 
 def _routes(config: Config, reader: SettingsReader) -> Iterator[tuple[tuple[str, int], Settings]]:
     # numbers in the file and here agree only while no route failed, so positions come from the file
-    positions = [number for number in range(_count(reader)) if not reader.has_failed(("route", number))]
+    written = reader.origin.tree.get("route")
+    count = len(written) if isinstance(written, list) else 0
+    positions = [number for number in range(count) if not reader.has_failed(("route", number))]
     return ((("route", number), route) for number, route in zip(positions, config.route, strict=True))
 
 
@@ -380,11 +382,6 @@ def _check_needs(reader: SettingsReader, path: tuple[str, int], route: Settings,
 def _names(reader: SettingsReader, kind: str) -> list[str]:
     tables = reader.origin.tree.get(kind)
     return list(tables) if isinstance(tables, dict) else []
-
-
-def _count(reader: SettingsReader) -> int:
-    routes = reader.origin.tree.get("route")
-    return len(routes) if isinstance(routes, list) else 0
 
 
 # -- who can reach the server-------------------------------------------------------------------

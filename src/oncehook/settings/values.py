@@ -21,6 +21,7 @@ from oncehook import human, model
 from oncehook.errors import ConfigError
 from oncehook.http_client.urls import is_address
 from oncehook.human import nearest, suggest_clause
+from oncehook.payload import BodyHash, Redaction
 from oncehook.secret import REFERENCE_FORMS, Secret
 
 if TYPE_CHECKING:
@@ -311,7 +312,6 @@ _PASSWORD_FIELD: Final = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECA
 
 
 def hide_password(url: str) -> str:
-    """Return a store's address without its password."""
     return _PASSWORD_FIELD.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
@@ -408,7 +408,6 @@ def _bind(value: object, place: Spot) -> str:
 
 
 def split_bind(bind: str) -> tuple[str, int]:
-    """Return host and port of an `admin_bind`."""
     host, _, port = bind.rpartition(":")
     return host.strip("[]"), int(port)
 
@@ -518,18 +517,14 @@ def _rank(value: object, place: Spot) -> Any:
     return _rule(value, place)
 
 
-def _volatile(value: object, place: Spot) -> tuple[str, ...]:
-    from oncehook.payload import BodyHash
+def _paths(compile: Callable[[Sequence[str]], object]) -> Form:
+    """Return the form of a list of paths that can be compiled."""
 
-    BodyHash(paths := _texts(value))
-    return paths
+    def read(value: object, place: Spot) -> tuple[str, ...]:
+        compile(paths := _texts(value))
+        return paths
 
-
-def _redact(value: object, place: Spot) -> tuple[str, ...]:
-    from oncehook.payload import Redaction
-
-    Redaction(paths := _texts(value))
-    return paths
+    return Form(read, TEXTS.schema, list)
 
 
 def _split(value: object, place: Spot) -> Any:
@@ -601,8 +596,8 @@ KEY: Final = Form(lambda value, place: value if value == "none" else _rule(value
 PRESET: Final = Form(_preset, {"type": "string", "examples": ["stripe", "whatsapp-cloud"]})
 RULE: Final = Form(_rule, _RULE)
 RANK: Final = Form(_rank, {"anyOf": [_RULE, {"type": "object", "required": ["of", "order"]}]})
-VOLATILE: Final = Form(_volatile, TEXTS.schema, list)
-REDACT: Final = Form(_redact, TEXTS.schema, list)
+VOLATILE: Final = _paths(BodyHash)
+REDACT: Final = _paths(Redaction)
 SPLIT: Final = Form(_split, {"type": "string", "pattern": "^\\$"})
 _SCHEME: Final = [{"type": "string"}, {"type": "object", "required": ["scheme"]}]
 VERIFY: Final = Form(_verify, {"anyOf": [*_SCHEME, {"type": "array", "items": {"anyOf": _SCHEME}, "minItems": 1}]})
