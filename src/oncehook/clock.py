@@ -46,7 +46,6 @@ def forward(seconds: float) -> None:
 
 
 def random_bytes(count: int) -> bytes:
-    """Return unpredictable bytes."""
     return os.urandom(count)
 
 

@@ -237,7 +237,7 @@ class Inbox:
         """Add a source. Settings are those of `[source.NAME]`; durations and sizes may be words.
 
         `secret` and `verify_token` are given themselves, or `secret_env` and `verify_token_env` name their variables.
-        Functions may stand for settings: `verify` is then given the arrival and a secret and returns True for a genuine
+        Functions may replace settings: `verify` is then given the arrival and a secret and returns True for a genuine
         one, `split` is given the parsed body and the arrival and makes its parts, and `key`, `subject`, `type`,
         `event_time` and `preview` are given a `RuleContext`.
 
@@ -535,13 +535,7 @@ class Inbox:
         return await self.receiver.receive(Arrival(source, build.as_headers(headers), body, query, "POST", "", peer))
 
     async def emit(
-        self,
-        source: str,
-        type: str,
-        payload: object,
-        *,
-        key: str | None = None,
-        subject: str | None = None,
+        self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
     ) -> str:
         """Keep an event of one's own and fan it out like any other; returns its id, or the first one's with that key.
 
@@ -572,7 +566,7 @@ class Inbox:
     async def send_message(self, destination: str, message: Message, *, key: str | None) -> str:
         """Emit a message to a sender: kept, retried, and sent once per key unless a person replays it.
 
-        What one recipient gets comes in order. `key=None` must be said: then nothing keeps it from being sent twice.
+        What one recipient gets comes in order. `key=None` must be written: then nothing keeps it from being sent twice.
         Returns the event's id, or the first one's with that key. Raises InvalidMessage for what could never be sent.
         """
         from oncehook.whatsapp.destination import SenderDestination

@@ -79,11 +79,9 @@ class Traces:
     # -- what the inbox calls when it starts ---------------------------------------------------
 
     def receiver(self, *parts: Any) -> Receiver:
-        """Build a receiver of these parts, with a span for each arrival."""
         return _TracedReceiver(self, *parts)
 
     def destination(self, destination: Destination) -> Destination:
-        """Wrap a destination, with a span for each attempt."""
         if isinstance(destination, HttpDestination):
             destination.trace_headers = self._outgoing
         return _TracedDestination(destination, self)

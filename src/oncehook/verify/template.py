@@ -52,7 +52,6 @@ class Address:
         self.base = text.partition("?")[0].encode()
 
     def of(self, arrival: Arrival) -> bytes:
-        """Return the URL that this arrival was sent to."""
         return self.base + b"?" + arrival.query if arrival.query else self.whole
 
 
