@@ -1,8 +1,8 @@
-"""Which category a failure has: one table for what handlers raise, destinations answer and senders meet.
+"""Categories of failures: one table for what handlers raise, destinations answer and senders meet.
 
 A status or an exception comes in; `transient`, `permanent` or `unknown` goes out, with the seconds that the other side
-asks for. Libraries are recognised by the shape and the names of their errors, so that none has to be imported. What one
-destination says otherwise is in its `FailureRules`.
+asks for. Libraries are recognised by the shape and the names of their errors, so that none has to be imported.
+`FailureRules` holds what one destination says otherwise.
 """
 
 from __future__ import annotations

@@ -449,7 +449,7 @@ class ClosedReceiver(Receiver):
 
 
 STEP: Final = 0.02
-"""Seconds between two looks. An answer is due one step before the budget ends, so that it is never late."""
+"""Seconds between two checks. An answer is due one step before the budget ends, so that it is never late."""
 
 
 class AckDeadlines:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class _MeteredNode(JSONPathNode):
-    """A value that the query goes on from."""
-
     __slots__ = ("_meter",)
 
     def __init__(self, meter: Meter, value: object, location: tuple[int | str, ...], root: Any) -> None:
@@ -33,8 +31,6 @@ class _MeteredNode(JSONPathNode):
 
 
 class _MeteredQuery(JSONPathQuery):
-    """A query that counts."""
-
     __slots__ = ("_meter",)
 
     def __init__(self, query: JSONPathQuery, meter: Meter) -> None:

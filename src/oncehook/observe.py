@@ -64,9 +64,9 @@ class Counter(Instrument):
         """Count more. With 0, it is shown from the start, so that its first rise is seen."""
         self._values[labels] = self._values.get(labels, 0) + by
 
-    def values(self) -> dict[tuple[str, ...], int]:
+    def values(self) -> collections.Counter[tuple[str, ...]]:
         """Return a copy of what was counted so far, by labels."""
-        return dict(self._values)
+        return collections.Counter(self._values)
 
 
 class Gauge(Instrument):
@@ -194,7 +194,7 @@ class Observer:
         """
         ration.sum_up()
         arrivals, attempts = self._arrivals.values(), self._attempts.values()
-        came, made = _more(arrivals, self._summed[0]), _more(attempts, self._summed[1])
+        came, made = arrivals - self._summed[0], attempts - self._summed[1]
         self._summed = arrivals, attempts
         if self.verbose:
             return
@@ -429,13 +429,9 @@ _LEVELS: Final = {Settle.done: logging.DEBUG, Settle.retry: logging.INFO, Settle
 _MOMENTS: Final = {Settle.done: "attempt.done", Settle.retry: "attempt.retry", Settle.dead: "delivery.dead"}
 
 
-def _more(now: Mapping[tuple[str, ...], int], before: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
-    return {labels: n - before.get(labels, 0) for labels, n in now.items()}
-
-
 def _of(counted: Mapping[tuple[str, ...], int], outcome: str) -> collections.Counter[str]:
-    """Return how often this outcome was counted, by source or destination, where it was."""
-    return collections.Counter({name: n for (name, what), n in counted.items() if what == outcome and n})
+    """Return how often this outcome was counted, by source or destination."""
+    return collections.Counter({name: n for (name, what), n in counted.items() if what == outcome})
 
 
 def _attempt_fields(destination: str, settled: Settlement, worker: str | None) -> dict[str, object]:

@@ -386,7 +386,7 @@ def split_at(path: str) -> Splitter:
             found = found.get(name) if isinstance(found, dict) else None
         if not isinstance(found, list):
             return [data]
-        # One by one, so that who takes them can stop: each repeats the envelope, and a batch may grow without bound.
+        # One by one, so that the caller can stop: each repeats the envelope, and a batch may grow without bound.
         return (wrap(data, names, item) for item in found)
 
     return split

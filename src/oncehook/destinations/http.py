@@ -43,13 +43,13 @@ _NEVER_FORWARDED: Final = re.compile(r"authorization|cookie2?|set-cookie2?|proxy
 _ALWAYS: Final = frozenset({"content-type", "traceparent", "tracestate"})
 """Headers of the sender that need not be listed to be passed on."""
 _ALWAYS_LINES: Final = re.compile(rf"\r\n({'|'.join(sorted(_ALWAYS))}): ([^\r]*(?:\r(?!\n)[^\r]*)*)")
-"""The same in a head that `pack_head` made, so that nobody reads all of it for their sake."""
+"""The same in a head that `pack_head` made, which so need not be parsed as a whole."""
 _TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _MASKED: Final = "[masked]"
 _SHORTEST_SECRET: Final = 6
 _VISIBLE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 _PLAIN: Final = re.compile(r"[!-$&-~]*")
-"""What is visible already."""
+"""Text that needs no escape."""
 
 
 class HttpDestination:

@@ -1,6 +1,6 @@
-"""The configuration: one file, what lies over it, read and checked as a whole.
+"""The configuration: one file and what overrides it, read and checked as a whole.
 
-`load` finds `oncehook.toml` (or `[tool.oncehook]`), lays environment variables and flags over it, and returns a
+`load` finds `oncehook.toml` (or `[tool.oncehook]`), has environment variables and flags override it, and returns a
 `Loaded`; inbox and CLI call it. Everything wrong is reported at once, each with its place and remedy.
 The settings themselves are in `tables.py`.
 """
@@ -159,11 +159,11 @@ def _check_secrets(reader: SettingsReader) -> None:
             reader.note(path, f"{error} {error.hint}".rstrip())
 
 
-# -- what lies over the file -------------------------------------------------------------------
+# -- what overrides the file -------------------------------------------------------------------
 
 
 def _override(reader: SettingsReader, env: Mapping[str, str], flags: Mapping[str, object]) -> dict[str, SettingPath]:
-    """Lay the environment, then the flags over the file; returns the variables that are settings."""
+    """Override the file by the environment, then by the flags; returns the variables that are settings."""
     variables: dict[str, SettingPath] = {}
     for path, about in _reachable(Config, reader.origin.tree, ()):
         variable = "ONCEHOOK_" + "__".join(str(step).upper().replace("-", "_") for step in path)

@@ -156,7 +156,7 @@ def find_gaps(name: str, source: Settings) -> Iterator[tuple[str, str]]:
 
     preset = presets.load(source.preset)
     for need in preset.needs:
-        # Who brings a verifier of their own is not asked for what the preset's would have needed.
+        # A verifier of one's own needs nothing of what the preset's would have needed.
         if not getattr(source, need) and (source.verify is None or need == "key"):
             yield need, f'[source.{name}] needs {need}: the preset "{preset.name}" asks for it'
 

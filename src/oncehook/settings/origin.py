@@ -83,7 +83,7 @@ class SettingsOrigin:
     def _is_given(self, path: SettingPath) -> bool:
         value: object = self.tree
         for step in path:
-            # a numbered table is a list; seen as a mapping, both are asked alike
+            # a list is looked at as a mapping of its indexes
             table = dict(enumerate(value)) if isinstance(value, list) else value
             if not isinstance(table, dict) or step not in table:
                 return False
