@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from oncehook.presets import _base
 from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Fields, Hmac
@@ -53,13 +54,11 @@ PRESET = Preset(
     samples={
         "invitee.created": Sample(_INVITEE % ("invitee.created", "active", "null")),
         "invitee.canceled": Sample(_INVITEE % ("invitee.canceled", "canceled", "null")),
-        "invitee_no_show.created": Sample(
-            _INVITEE
-            % (
-                "invitee_no_show.created",
-                "active",
-                '{"uri":"https://api.calendly.com/invitee_no_shows/N{id}","created_at":"{now_iso}"}',
-            )
+        "invitee_no_show.created": _base.fill(
+            _INVITEE,
+            "invitee_no_show.created",
+            "active",
+            '{"uri":"https://api.calendly.com/invitee_no_shows/N{id}","created_at":"{now_iso}"}',
         ),
     },
 )

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from oncehook.model import Arrival
 from oncehook.payload import text_of
-from oncehook.presets import _meta
+from oncehook.presets import _base, _meta
 from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Sample
 
@@ -367,16 +367,14 @@ PRESET = Preset(
     samples={
         "message.text": Sample(_ENVELOPE % (_CONTACT + ',"messages":[' + _MESSAGE % "" + "]")),
         "status.delivered": Sample(_ENVELOPE % ('"statuses":[' + _STATUS % "delivered" + "]")),
-        "batch": Sample(
-            _ENVELOPE
-            % (
-                _CONTACT
-                + ',"messages":['
-                + ",".join(_MESSAGE % part for part in ("A", "B"))
-                + '],"statuses":['
-                + ",".join(_STATUS % word for word in ("sent", "delivered", "read"))
-                + "]"
-            )
+        "batch": _base.fill(
+            _ENVELOPE,
+            _CONTACT
+            + ',"messages":['
+            + ",".join(_MESSAGE % part for part in ("A", "B"))
+            + '],"statuses":['
+            + ",".join(_STATUS % word for word in ("sent", "delivered", "read"))
+            + "]",
         ),
     },
 )
