@@ -145,8 +145,8 @@ def load(
     for finding in ends:
         reader.note(*finding)
     raise_all(reader.problems, hint=_APP if ends else "")
-    odd = (*warnings(config, reader), *_odd_variables(env, variables, reader))
-    return Loaded(config, origin.file, odd, reader)
+    odd = [f"{origin.place(path)}: {sentence}" for path, sentence in warnings(config, reader)]
+    return Loaded(config, origin.file, (*odd, *_odd_variables(env, variables, reader)), reader)
 
 
 def _check_secrets(reader: SettingsReader) -> None:

@@ -59,42 +59,37 @@ def check_bind(config: Config, host: str) -> None:
         raise ConfigError("\n".join(sentence for _, sentence in findings))
 
 
-def warnings(config: Config, reader: SettingsReader) -> Iterator[str]:
+def warnings(config: Config, reader: SettingsReader) -> Iterator[Finding]:
     """Yield what is allowed, and yet worth a warning."""
     for name, source in config.source.items():
+        at, where = ("source", name), f"in [source.{name}]"
         if source.path is not None and len(source.path) < SHORTEST_PATH:
-            place = reader.origin.place(("source", name, "path"))
-            yield f"{place}: path in [source.{name}] can be guessed; take {SHORTEST_PATH} random characters or more"
+            yield (*at, "path"), f"path {where} can be guessed; take {SHORTEST_PATH} random characters or more"
         if is_unverified(source) and source.secret:
-            place = reader.origin.place(("source", name, "secret"))
-            yield f'{place}: secret in [source.{name}] is not used: verify is "none"'
-        yield from _deep_paths(name, source, reader)
+            yield (*at, "secret"), f'secret {where} is not used: verify is "none"'
+        yield from _deep_paths(name, source)
         for secret in () if is_unverified(source) else source.secret:
             if secret.is_set() and (why := weakness(secret.reveal(), SHORTEST_SECRET)):
-                place = reader.origin.place(("source", name, "secret"))
-                yield f"{place}: secret in [source.{name}] {why}: whoever guesses it can send what passes for genuine"
+                yield (*at, "secret"), f"secret {where} {why}: whoever guesses it can send what passes for genuine"
     for path, name, why in _weak_tokens(config.server):
-        yield f"{reader.origin.place(path)}: {name} in [server] {why}; take a random one: oncehook token NAME"
-    yield from _relays(config, reader)
-    for name, source_name in _own_destinations(config).items():
-        place = reader.origin.place(("destination", name, "url"))
-        yield f"{place}: url in [destination.{name}] leads back to [source.{source_name}] of this inbox"
+        yield path, f"{name} in [server] {why}; take a random one: oncehook token NAME"
+    yield from _relays(config)
+    for name, goal in _own_destinations(config).items():
+        yield ("destination", name, "url"), f"url in [destination.{name}] leads back to [source.{goal}] of this inbox"
     if reader.origin.file and reader.origin.line(("store",)) and hide_password(config.store) != config.store:
-        yield (
-            f"{reader.origin.place(('store',))}: store holds a password, so this file is not safe to commit; "
-            "set ONCEHOOK_STORE in the environment instead"
-        )
+        sentence = "store holds a password, so this file is not safe to commit"
+        yield ("store",), f"{sentence}; set ONCEHOOK_STORE in the environment instead"
 
 
-def _deep_paths(name: str, source: Settings, reader: SettingsReader) -> Iterator[str]:
+def _deep_paths(name: str, source: Settings) -> Iterator[Finding]:
     """Yield paths with two descents, which look at the square of a body and are given up in a large one."""
     for setting in ("key", "subject", "type", "event_time", "rank", "rank_scope", "preview", "redact", "volatile"):
         for text in _texts(getattr(source, setting)):
             if text.startswith(("$", "?$")) and descents(text) > 1:
-                place = reader.origin.place(("source", name, setting))
                 yield (
-                    f'{place}: {setting} in [source.{name}]: "{text}" descends twice (..), which is given up in large '
-                    "bodies; name the way to what it looks for"
+                    ("source", name, setting),
+                    f'{setting} in [source.{name}]: "{text}" descends twice (..), which is given up in large bodies; '
+                    "name the way to what it looks for",
                 )
 
 
@@ -109,7 +104,7 @@ def _texts(spec: object) -> Iterator[str]:
             yield from _texts(one)
 
 
-def _relays(config: Config, reader: SettingsReader) -> Iterator[str]:
+def _relays(config: Config) -> Iterator[Finding]:
     """Yield routes by which anyone can send WhatsApp messages in our name."""
     for route in config.route:
         source, destination = config.source.get(route.from_), config.destination.get(route.to)
@@ -117,8 +112,8 @@ def _relays(config: Config, reader: SettingsReader) -> Iterator[str]:
             continue
         is_hidden = source.path is not None and len(source.path) >= SHORTEST_PATH
         if is_unverified(source) and not is_for_loopback(source) and not is_hidden:
-            place = reader.origin.place(("source", route.from_, "verify"))
-            yield f'{place}: anyone can send WhatsApp messages as "{route.to}": [source.{route.from_}] is not verified'
+            sentence = f'anyone can send WhatsApp messages as "{route.to}": [source.{route.from_}] is not verified'
+            yield ("source", route.from_, "verify"), sentence
 
 
 # -- sources -----------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from oncehook import human, model
 from oncehook.errors import ConfigError
-from oncehook.http_client.urls import is_address
+from oncehook.http_client.urls import is_address, read_url, shown_url
 from oncehook.human import nearest, suggest_clause
 from oncehook.payload import BodyHash, Redaction
 from oncehook.secret import REFERENCE_FORMS, Secret
@@ -365,20 +365,12 @@ def _check_url(parts: SplitResult | None) -> None:
 
 def _address(value: object, place: Spot) -> str | Secret:
     """Read the address of a destination: a web address, also one of other letters, or a reference to one."""
-    from oncehook.http_client.urls import read_url
-
     if not isinstance(value, str):
         return place.secret(value)
     text = _text(value)
     _check_url(_split_url(text))
     read_url(text)
     return text
-
-
-def _show_address(address: str | Secret) -> str:
-    from oncehook.http_client.urls import shown_url
-
-    return show_secret(address) if isinstance(address, Secret) else shown_url(address)
 
 
 def _split_url(text: str) -> SplitResult | None:
@@ -451,7 +443,12 @@ PRIVATE: Final = Form(
 )
 URL: Final = Form(_url, {"type": "string", "format": "uri", "pattern": "^https?://"})
 SITE: Final = Form(_site, URL.schema)
-ADDRESS: Final = Form(_address, {"anyOf": [URL.schema, _REFERENCE]}, _show_address, is_secret=True)
+ADDRESS: Final = Form(
+    _address,
+    {"anyOf": [URL.schema, _REFERENCE]},
+    lambda address: show_secret(address) if isinstance(address, Secret) else shown_url(address),
+    is_secret=True,
+)
 CERTIFICATES: Final = Form(_certificates, {"type": "string", "minLength": 1}, str)
 HOST: Final = Form(_host, {"type": "string"})
 BIND: Final = Form(_bind, {"type": "string", "examples": ["127.0.0.1:4021"]})
