@@ -1,6 +1,6 @@
 """The addresses that a name leads to, as far as they may be called; kept for a few seconds.
 
-`HttpClient` asks before it connects, and judges every address once more on the socket (S17).
+`client` asks before it connects, and checks every address once more on the socket (S17).
 """
 
 from __future__ import annotations
