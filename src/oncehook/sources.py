@@ -147,6 +147,7 @@ class Preset:
         self.facts, self.samples = facts, samples
 
     def replace(self, **changes: Any) -> Preset:
+        """Return a preset like this one but for these changes."""
         mine = {name: value for name, value in vars(self).items() if name != "settings"}
         return Preset(**{**mine, **vars(self.settings), **changes})
 

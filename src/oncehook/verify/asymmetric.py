@@ -284,6 +284,7 @@ class PayPal(Scheme):
         return verify
 
     def proof(self, arrival: Arrival) -> bytes:
+        """Return the id of the transmission."""
         return readers.header("paypal-transmission-id")(arrival) or b""
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
