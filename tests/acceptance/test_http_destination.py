@@ -23,7 +23,7 @@ import pytest
 from standardwebhooks import Webhook
 
 from oncehook import clock
-from oncehook.categories import Rules
+from oncehook.categories import FailureRules
 from oncehook.destinations.base import Destination, Result, Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
@@ -140,7 +140,7 @@ def head(*headers: tuple[str, str]) -> bytes:
 async def opened(url: str | Sink, **options: Any) -> AsyncIterator[HttpDestination]:
     where = url if isinstance(url, str) else f"http://127.0.0.1:{url.port}/hook"
     options.setdefault("allow_private", LOOPBACK)
-    terms = Terms(timeout=options.pop("timeout", 60.0), rules=options.pop("rules", Rules()))
+    terms = Terms(timeout=options.pop("timeout", 60.0), rules=options.pop("rules", FailureRules()))
     made = HttpDestination("sink", where, terms=terms, **options)
     await made.open()
     try:
@@ -397,7 +397,7 @@ async def test_statuses_that_a_destination_names_count_before_the_table(
     sink: Sink, status: int, category: Category | None
 ) -> None:
     sink.says = b"HTTP/1.1 %d Whatever\r\nContent-Length: 0\r\n\r\n" % status
-    rules = Rules(transient=frozenset({404, 410}), permanent=frozenset({409, 503}))
+    rules = FailureRules(transient=frozenset({404, 410}), permanent=frozenset({409, 503}))
     result = await attempt(sink, rules=rules)
     assert (result.category, result.pause) == (category, None), "who is to be tried again is not paused"
     assert len(sink.seen) == 1
