@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oncehook.errors import BadRequest, QueryInvalid
 from oncehook.human import moment
-from oncehook.model import SIGNS, Category, Clause, DeliveryStatus, Filter, read_number
+from oncehook.model import SIGNS, Category, Clause, DeliveryId, DeliveryStatus, EventId, Filter, ReplayId, read_number
 from oncehook.query import WORDS, fixed, parse, quoted
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
@@ -176,14 +176,15 @@ def test_a_moment_ago_is_counted_from_now() -> None:
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
 ids = st.binary(min_size=16, max_size=16)
+delivery_ids, event_ids, replay_ids = ids.map(DeliveryId), ids.map(EventId), ids.map(ReplayId)
 times = st.datetimes(datetime(1971, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC))
 numbers = st.integers(-(10**20), 10**20).map(str) | st.floats(allow_nan=False, allow_infinity=False).map(repr)
 clauses = st.builds(Clause, path=st.lists(texts, min_size=1, max_size=4).map(tuple), sign=st.just("="), value=texts)
 clauses |= st.builds(Clause, path=st.tuples(texts), sign=st.sampled_from(SIGNS), value=numbers)
 filters = st.builds(
     Filter,
-    ids=st.none() | st.lists(ids, min_size=1, max_size=3, unique=True).map(tuple),
-    event_id=st.none() | ids,
+    ids=st.none() | st.lists(delivery_ids, min_size=1, max_size=3, unique=True).map(tuple),
+    event_id=st.none() | event_ids,
     source=st.none() | texts,
     destination=st.none() | texts,
     status=st.none() | st.sampled_from(DeliveryStatus),
@@ -195,7 +196,7 @@ filters = st.builds(
     code=st.none() | st.sampled_from(["503", "5xx"]),
     attempts_above=st.none() | st.integers(0, 50),
     attempts_below=st.none() | st.integers(0, 50),
-    replay_id=st.none() | ids,
+    replay_id=st.none() | replay_ids,
     since=st.none() | times,
     until=st.none() | times,
     text=st.none() | texts,
