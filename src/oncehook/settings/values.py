@@ -159,7 +159,10 @@ def _factor(value: object, place: Spot) -> float:
 
 
 def _jitter(value: object, place: Spot) -> float | str:
-    return str(value) if value in ("full", "none") else duration(value)
+    if value in ("full", "none"):
+        return str(value)
+    # `0` is a way to write "none" that programs have always had
+    return human.seconds(value) if isinstance(value, str | int | float) else duration(value)
 
 
 def _size(value: object, place: Spot) -> int:
