@@ -152,6 +152,13 @@ def _factor(value: object, place: Spot) -> float:
     return float(value)
 
 
+def _jitter(value: object, place: Spot) -> float | str:
+    if value in ("full", "none"):
+        return str(value)
+    # `0` is a way to write "none" that programs have always had
+    return human.seconds(value) if isinstance(value, str | int | float) else duration(value)
+
+
 def _size(value: object, place: Spot) -> int:
     if not isinstance(value, str | int) or (count := human.size(value)) < 1:
         raise ConfigError(f"must be a size; {human.SIZE_FORMS}")
@@ -194,7 +201,7 @@ TOLERANCE: Final = Form(
 )
 FACTOR: Final = Form(_factor, {"type": "number", "minimum": 1, "maximum": 100})
 JITTER: Final = Form(
-    lambda value, place: value if value in ("full", "none") else duration(value),
+    _jitter,
     {"type": ["string", "number"], "examples": ["full", "none", "0.5s"]},
     lambda value: value if isinstance(value, str) else human.show_duration(value),
 )
