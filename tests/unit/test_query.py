@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from oncehook.errors import BadRequest, QueryInvalid
 from oncehook.human import moment
-from oncehook.model import Category, Clause, DeliveryId, DeliveryStatus, EventId, Filter, ReplayId, SIGNS, read_number
+from oncehook.model import SIGNS, Category, Clause, DeliveryId, DeliveryStatus, EventId, Filter, ReplayId, read_number
 from oncehook.query import WORDS, parse, quote_value, write_query
 
 NOW = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
