@@ -87,7 +87,7 @@ from oncehook.reports import (
 )
 from oncehook.retry import Policy
 from oncehook.routes import Route
-from oncehook.rules import bounded
+from oncehook.rules import bound_text
 from oncehook.samples import Sampled, Tested
 from oncehook.sources import Source
 from oncehook.store.base import KEPT_REJECTIONS, Store
@@ -691,7 +691,7 @@ class Admin:
 
     def _erase_order(self, subject: str, source: str | None, actor: str = "", reason: str = "") -> EraseOrder:
         query.check_text(subject, "The subject", LONGEST_SUBJECT)
-        kept = bounded(subject)
+        kept = bound_text(subject)
         if not kept:
             raise BadRequest("Whose events? An empty subject means nobody's.")
         if source is None and self.scope is not None:
@@ -699,7 +699,7 @@ class Admin:
                 "Say of which source: you may not see all of them.", hint=f"One of: {', '.join(self._sources)}."
             )
         source_id = None if source is None else self._source(source).id
-        return EraseOrder(kept, source_id, actor, reason, query.quoted(kept))
+        return EraseOrder(kept, source_id, actor, reason, query.quote_value(kept))
 
     # -- tests and samples -----------------------------------------------------------------------
 

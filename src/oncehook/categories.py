@@ -1,8 +1,8 @@
-"""Which category a failure has: one table for what handlers raise, destinations answer and senders meet.
+"""Categories of failures: one table for what handlers raise, destinations answer and senders meet.
 
 A status or an exception comes in; `transient`, `permanent` or `unknown` goes out, with the seconds that the other side
-asks for. Libraries are recognised by the shape and the names of their errors, so that none has to be imported. What one
-destination says otherwise stands in its `Rules`.
+asks for. Libraries are recognised by the shape and the names of their errors, so that none has to be imported.
+`FailureRules` holds what one destination says otherwise.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PASSING: Final = frozenset({408, 425, 429})
 
 @dataclass(slots=True, frozen=True)
 class Failure:
-    """What is to be thought of a failure."""
+    """Category of a failure, and when to try again."""
 
     category: Category
     retry_after: float | None = None
@@ -56,13 +56,11 @@ def check_classify(classify: Classify) -> Classify:
 
 
 @dataclass(slots=True, frozen=True)
-class Rules:
-    """What one destination says about its failures; the table decides the rest."""
+class FailureRules:
+    """Categories that one destination gives its own failures; the table decides the rest."""
 
     transient: frozenset[int] = frozenset()
-    """Statuses that are worth another attempt here."""
     permanent: frozenset[int] = frozenset()
-    """Statuses that are not."""
     classify: Classify | None = None
     shared: Sequence[Classify] = ()
     """Those of the whole inbox, asked after the destination's own."""
@@ -78,41 +76,41 @@ class Rules:
 
     def of_status(self, status: int) -> Category | None:
         """Return what kind of failure a status is here; None: it went well."""
-        return self._told(status) or category_of(status)
+        return self._find_status(status) or category_of(status)
 
     def of_error(self, error: BaseException) -> Failure:
         """Return what an exception says about an attempt, whatever it is."""
         if isinstance(error, GiveUp | RetryLater):
             return Failure(Category.permanent if isinstance(error, GiveUp) else Category.transient)
         chain = _chain(error)
-        asked = next((seconds for one in chain if (seconds := _asked(one)) is not None), None)
-        if (category := self._classified(error)) is not None:
-            return Failure(category, asked)
+        after = next((seconds for one in chain if (seconds := _read_retry_after(one)) is not None), None)
+        if (category := self._classify(error)) is not None:
+            return Failure(category, after)
         if isinstance(error, BaseExceptionGroup):
             return min(map(self.of_error, error.exceptions), key=lambda one: _HOPE.index(one.category))
-        return Failure(self._of_chain(chain), asked)
+        return Failure(self._of_chain(chain), after)
 
-    def _told(self, status: int | None) -> Category | None:
+    def _find_status(self, status: int | None) -> Category | None:
         if status in self.transient:
             return Category.transient
         return Category.permanent if status in self.permanent else None
 
-    def _classified(self, error: BaseException) -> Category | None:
+    def _classify(self, error: BaseException) -> Category | None:
         if not isinstance(error, Exception):
             return None
         for classify in (self.classify, *self.shared):
             if classify is None:
                 continue
             try:
-                if (said := classify(error)) is not None:
-                    return Category(said)
+                if (category := classify(error)) is not None:
+                    return Category(category)
             except Exception:  # whoever reads the log must learn of it; the attempt must be settled all the same
                 log.exception("classify.failed")
         return None
 
     def _of_chain(self, chain: Sequence[BaseException]) -> Category:
         status = next(filter(None, map(_status, chain)), None)
-        found = self._told(status) or next(filter(None, map(_own_word, chain)), None)
+        found = self._find_status(status) or next(filter(None, map(_own_word, chain)), None)
         if found is None and status is not None:
             found = category_of(status)
         if found is None:
@@ -127,7 +125,7 @@ _DEEPEST: Final = 16
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and what stands behind it: its cause, and what libraries carry in `reason`, `orig` and `args`."""
+    """Return an error and what is behind it: its cause, and what libraries carry in `reason`, `orig` and `args`."""
     found: list[BaseException] = []
     left: list[object] = [error]
     while left and len(found) < _DEEPEST:
@@ -152,27 +150,13 @@ def _names(error: BaseException) -> Iterator[str]:
 
 # -- what an error says about itself -----------------------------------------------------------
 
-_AWS_PASSING: Final = frozenset(
-    {
-        "BandwidthLimitExceeded",
-        "EC2ThrottledException",
-        "InternalError",
-        "PriorRequestNotComplete",
-        "ProvisionedThroughputExceededException",
-        "RequestLimitExceeded",
-        "RequestThrottled",
-        "RequestThrottledException",
-        "RequestTimeout",
-        "RequestTimeoutException",
-        "SlowDown",
-        "ThrottledException",
-        "Throttling",
-        "ThrottlingException",
-        "TooManyRequests",
-        "TooManyRequestsException",
-        "TransactionInProgressException",
-    }
-)
+_AWS_PASSING: Final = frozenset({
+    "BandwidthLimitExceeded", "EC2ThrottledException", "InternalError", "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException", "RequestLimitExceeded", "RequestThrottled",
+    "RequestThrottledException", "RequestTimeout", "RequestTimeoutException", "SlowDown", "ThrottledException",
+    "Throttling", "ThrottlingException", "TooManyRequests", "TooManyRequestsException",
+    "TransactionInProgressException",
+})  # fmt: skip
 """AWS answers some of these with 400."""
 
 _DJANGO: Final = {
@@ -213,7 +197,7 @@ def _status(error: BaseException) -> int | None:
     return None
 
 
-def _asked(error: BaseException) -> float | None:
+def _read_retry_after(error: BaseException) -> float | None:
     """Return the seconds after which an error, or the answer it carries, asks to be tried again."""
     after = _get(error, "retry_after")
     if isinstance(after, int | float) and not isinstance(after, bool) and 0 <= after < math.inf:
@@ -226,11 +210,11 @@ def _asked(error: BaseException) -> float | None:
     ):
         for name in ("Retry-After", "retry-after"):
             try:
-                said = headers.get(name)
+                value = headers.get(name)
             except Exception:  # not what it looks like
                 break
-            if said is not None:
-                return retry_after(str(said), clock.now_utc())
+            if value is not None:
+                return retry_after(str(value), clock.now_utc())
     return None
 
 
@@ -243,50 +227,22 @@ def _within(table: object, *names: str) -> Any:
 
 # -- the table ---------------------------------------------------------------------------------
 
-_NO_ADDRESS: Final = frozenset(
-    {
-        "InvalidSchema",
-        "InvalidURL",
-        "LocalProtocolError",
-        "LocationParseError",
-        "LocationValueError",
-        "MissingSchema",
-        "NonHttpUrlClientError",
-        "UnsupportedProtocol",
-    }
-)
+_NO_ADDRESS: Final = frozenset({
+    "InvalidSchema", "InvalidURL", "LocalProtocolError", "LocationParseError", "LocationValueError",
+    "MissingSchema", "NonHttpUrlClientError", "UnsupportedProtocol",
+})  # fmt: skip
 _CERTIFICATE: Final = "SSLCertVerificationError"
 
 _NETWORK: Final = (
     # time
-    "Timeout",
-    "TimeoutError",
-    "TimeoutException",
-    "TimeoutExpired",
-    "TimedOut",
-    "TimeLimitExceeded",
+    "Timeout", "TimeoutError", "TimeoutException", "TimeoutExpired", "TimedOut", "TimeLimitExceeded",
     # connections
-    "AutoReconnect",
-    "ConnectError",
-    "ConnectionClosed",
-    "ConnectionClosedError",
-    "ConnectionError",
-    "ConnectionFailure",
-    "NetworkError",
-    "SSLError",
-    "TransportError",
-    "URLError",
-    "gaierror",
-    "herror",
+    "AutoReconnect", "ConnectError", "ConnectionClosed", "ConnectionClosedError", "ConnectionError",
+    "ConnectionFailure", "NetworkError", "SSLError", "TransportError", "URLError", "gaierror", "herror",
     # half an answer
-    "BadStatusLine",
-    "ChunkedEncodingError",
-    "ClientPayloadError",
-    "IncompleteRead",
-    "IncompleteReadError",
-    "MaxRetryError",
-    "ProtocolError",
-)
+    "BadStatusLine", "ChunkedEncodingError", "ClientPayloadError", "IncompleteRead", "IncompleteReadError",
+    "MaxRetryError", "ProtocolError",
+)  # fmt: skip
 """How the names of such errors end, in the standard library and in others."""
 
 _NETWORK_NUMBERS: Final = frozenset(
@@ -368,24 +324,20 @@ def _is_no_json(error: BaseException) -> bool:
     return any(name in ("JSONDecodeError", "ContentTypeError") for name in _names(error))
 
 
-def _is_mistake(error: BaseException) -> bool:
-    return isinstance(error, _MISTAKES)
-
-
 _TABLE: Final[Sequence[tuple[Callable[[BaseException], bool], Category]]] = (
     (_leads_nowhere, Category.permanent),
     (_is_network, Category.transient),
     (_is_no_json, Category.unknown),
-    (_is_mistake, Category.permanent),
+    (lambda error: isinstance(error, _MISTAKES), Category.permanent),
 )
-"""For errors without a status. The first row that holds for the error, or for what stands behind it, counts."""
+"""For errors without a status. The first row that holds for the error, or for what is behind it, counts."""
 
 
-# -- what a program said before it failed ------------------------------------------------------
+# -- the error output of a program -------------------------------------------------------------
 
 _KEPT: Final = 16_384
 
-_STATUS_SAID: Final = re.compile(
+_STATUS_TEXT: Final = re.compile(
     r"http(?:/[0-9.]{1,3})?(?: (?:error|status|code)){0,2}[ :=]{1,2}([0-9]{3})\b"
     r"|\b([0-9]{3}) (?:server|client) error\b"
     r"|(?:server|client) error '([0-9]{3})\b"
@@ -395,56 +347,25 @@ _STATUS_SAID: Final = re.compile(
 """As urllib, requests, httpx and curl write it, and people."""
 
 _MARKS: Final = (
-    "bad gateway",
-    "broken pipe",
-    "connection aborted",
-    "connection closed",
-    "connection error",
-    "connection refused",
-    "connection reset",
-    "connectionerror",
-    "could not resolve",
-    "could not serialize",
-    "deadlock detected",
-    "eai_again",
-    "econnaborted",
-    "econnrefused",
-    "econnreset",
-    "ehostunreach",
-    "enetunreach",
-    "enotfound",
-    "eof occurred",
-    "epipe",
-    "etimedout",
-    "failure in name resolution",
-    "host is down",
-    "incompleteread",
-    "name or service not known",
-    "network is unreachable",
-    "no route to host",
-    "no such host",
-    "nodename nor servname",
-    "remote end closed connection",
-    "server disconnected",
-    "service unavailable",
-    "socket hang up",
-    "temporarily unavailable",
-    "timed out",
-    "timeout",
-    "too many requests",
-    "unexpected eof",
-)
+    "bad gateway", "broken pipe", "connection aborted", "connection closed", "connection error",
+    "connection refused", "connection reset", "connectionerror", "could not resolve", "could not serialize",
+    "deadlock detected", "eai_again", "econnaborted", "econnrefused", "econnreset", "ehostunreach", "enetunreach",
+    "enotfound", "eof occurred", "epipe", "etimedout", "failure in name resolution", "host is down",
+    "incompleteread", "name or service not known", "network is unreachable", "no route to host", "no such host",
+    "nodename nor servname", "remote end closed connection", "server disconnected", "service unavailable",
+    "socket hang up", "temporarily unavailable", "timed out", "timeout", "too many requests", "unexpected eof",
+)  # fmt: skip
 
 
 def _text(error: CalledProcessError) -> str:
     """Return the end of what a program wrote to stderr, in lower case."""
-    said = error.stderr
-    if isinstance(said, bytes):
-        said = said[-_KEPT:].decode("utf-8", "replace")
-    return said[-_KEPT:].lower() if isinstance(said, str) else ""
+    text = error.stderr
+    if isinstance(text, bytes):
+        text = text[-_KEPT:].decode("utf-8", "replace")
+    return text[-_KEPT:].lower() if isinstance(text, str) else ""
 
 
 def _status_in(text: str) -> int | None:
     """Return the last status of a failure that a text names."""
-    named = [int(number) for found in _STATUS_SAID.findall(text) for number in found if number]
+    named = [int(number) for found in _STATUS_TEXT.findall(text) for number in found if number]
     return next((status for status in reversed(named) if 300 <= status < 600), None)

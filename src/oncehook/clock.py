@@ -1,4 +1,4 @@
-"""The only door to time and chance, so that tests can hold both.
+"""The one source of time and chance, so that tests can hold both.
 
 Nothing else in the package imports `time` or `random` (a static test sees to it). Leases, windows and
 retries are measured by the *store's* clock; this one serves signatures' timestamps, ids and durations.
@@ -26,17 +26,16 @@ chance = random.SystemRandom()
 
 
 def now() -> float:
-    """Seconds since 1970, by this machine's wall clock."""
-    return time.time() + _skew + (_wrong_by(_wrong) if _wrong else 0.0)
+    """Return the seconds since 1970, by this machine's wall clock."""
+    return time.time() + _skew + (float(Path(_wrong).read_text()) if _wrong else 0.0)
 
 
 def now_utc() -> datetime:
-    """The same moment as an aware datetime."""
     return datetime.fromtimestamp(now(), UTC)
 
 
 def steady() -> float:
-    """Seconds that only ever grow, whatever happens to the wall clock."""
+    """Return seconds that only ever grow, whatever happens to the wall clock."""
     return time.clock_gettime(_STEADY) + _skew
 
 
@@ -46,12 +45,7 @@ def forward(seconds: float) -> None:
     _skew += seconds
 
 
-def _wrong_by(file: str) -> float:
-    return float(Path(file).read_text())
-
-
 def random_bytes(count: int) -> bytes:
-    """Unpredictable bytes."""
     return os.urandom(count)
 
 

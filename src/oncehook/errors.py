@@ -9,7 +9,7 @@
     │   ├── KeyConflict             422
     │   ├── Malformed               400
     │   └── TooManyHops             400, an event that goes round in a circle
-    ├── Refused             whoever asks at the desk: this cannot be done now; answered 4xx
+    ├── Refused             a question or an act of people that cannot be answered now: 4xx
     │   ├── Unauthorized            401, no or a wrong credential
     │   │   └── TokenExpired        401, the token was right until some moment
     │   ├── Forbidden               403, the role does not suffice
@@ -78,7 +78,7 @@ class SignatureInvalid(Rejected):
     """Unknown source, or the signature does not match."""
 
     # One answer for an unknown source, a bad, a stale and a missing signature:
-    # a stranger learns nothing. `reason` is for our own log, never for the answer.
+    # an outsider learns nothing. `reason` is for our own log, never for the answer.
     code = "signature_invalid"
     status = 401
 

@@ -53,7 +53,7 @@ class Event:
 
     @property
     def source(self) -> str:
-        """Where it came from."""
+        """Name of the source it came from."""
         return self._lease.event.source
 
     @property
@@ -68,7 +68,7 @@ class Event:
 
     @property
     def subject(self) -> str | None:
-        """The object it is about: events of one subject come one at a time, in order."""
+        """Object it is about: events of one subject come one at a time, in order."""
         return self._lease.event.subject
 
     @property
@@ -88,7 +88,7 @@ class Event:
 
     @property
     def body(self) -> bytes:
-        """The bytes as received; of a batch, the sender's own envelope around this one item."""
+        """Bytes as received; of a batch, the sender's own envelope around this one item."""
         return self._lease.event.body
 
     @property
@@ -113,7 +113,7 @@ class Event:
 
     @property
     def whatsapp(self) -> IncomingMessage:
-        """The WhatsApp message it holds, read alike from Cloud API, 360dialog, Evolution API and Evolution Go.
+        """WhatsApp message it holds, read alike from Cloud API, 360dialog, Evolution API and Evolution Go.
 
         Raises NoMessage where it holds none: a status, a call, anything that is not WhatsApp's.
         """
@@ -139,7 +139,7 @@ class Event:
 
     @property
     def attempt(self) -> int:
-        """Its number within this run, from 1."""
+        """Number of the attempt within this run, from 1."""
         return self._lease.delivery.attempt
 
     @property
@@ -149,7 +149,7 @@ class Event:
 
     @property
     def replay(self) -> bool:
-        """Whether a person or program asked for it again."""
+        """True where a person or program asked for it again."""
         return self._lease.delivery.replay_id is not None
 
     @property
@@ -159,7 +159,7 @@ class Event:
 
     @property
     def trigger(self) -> Trigger:
-        """Why this attempt is made."""
+        """Reason for this attempt."""
         return self._lease.trigger
 
     @property

@@ -76,13 +76,9 @@ def size(text: str | int) -> int:
     4194304
     """
     if not isinstance(text, str):
-        value = _number(text, "size", SIZE_FORMS)
-        exact = Decimal(value)
-    elif match := _SIZE.fullmatch(text):
-        factor = _BYTES.get(match[2].lower())
-        if factor is None:
-            raise ConfigError(f"{text!r} is not a size; {SIZE_FORMS}")
-        exact = Decimal(match[1]) * factor
+        exact = Decimal(_number(text, "size", SIZE_FORMS))
+    elif (match := _SIZE.fullmatch(text)) and (unit := match[2].lower()) in _BYTES:
+        exact = Decimal(match[1]) * _BYTES[unit]
     else:
         raise ConfigError(f"{text!r} is not a size; {SIZE_FORMS}")
     if exact != int(exact):
@@ -171,16 +167,6 @@ def show_size(size: int) -> str:
         if size and size % factor == 0:
             return f"{size // factor}{name}"
     return f"{size}B"
-
-
-def show_bytes(size: int) -> str:
-    """Print about how large something is: `689 bytes`, `2.1 kB`, `4.20 MB`."""
-    if size < 1000:
-        return count(size, "byte")
-    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
-        if size >= factor:
-            return f"{size / factor:.2f} {unit}"
-    return f"{size / 1e3:.1f} kB"
 
 
 def show_rate(rate: float) -> str:

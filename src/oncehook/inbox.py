@@ -1,7 +1,7 @@
 """The inbox: sources, destinations and routes are defined, then it is started, takes in, works, and is stopped.
 
-Programs make one with `Inbox(store)` or `Inbox.from_toml()`, start it, and mount `asgi()`; the command line and the
-web faces do the same and ask it for everything they show. Until the start it only keeps the address of its store.
+Programs make one with `Inbox(store)` or `Inbox.from_toml()`, start it, and mount `asgi()`; the CLI and the
+web pages do the same and ask it for everything they show. Until the start it only keeps the address of its store.
 """
 
 from __future__ import annotations
@@ -147,14 +147,14 @@ class Inbox:
 
     @property
     def store(self) -> Store:
-        """The store at `store_url`: built when it is first asked for, opened by `start`."""
+        """Store at `store_url`: built when it is first asked for, opened by `start`."""
         if self._parts.store is None:
             self._parts.store = build.open_store(self.store_url, self.cipher)
         return self._parts.store
 
     @property
     def admin(self) -> Admin:
-        """Every question and act of people and programs."""
+        """Questions and acts of people and programs."""
         return self._admin
 
     def move_store(self, url: str) -> None:
@@ -164,12 +164,12 @@ class Inbox:
 
     @property
     def is_started(self) -> bool:
-        """Whether it can receive, and whether it is too late to add anything."""
+        """True once it can receive, and it is too late to add anything."""
         return self._parts.receiver is not None
 
     @property
     def migrates(self) -> bool:
-        """Whether a start brings the store's schema up to date."""
+        """True where a start brings the store's schema up to date."""
         return self._migrate
 
     # -- from settings -------------------------------------------------------------------------
@@ -237,7 +237,7 @@ class Inbox:
         """Add a source. Settings are those of `[source.NAME]`; durations and sizes may be words.
 
         `secret` and `verify_token` are given themselves, or `secret_env` and `verify_token_env` name their variables.
-        Functions may stand for settings: `verify` is then given the arrival and a secret and returns True for a genuine
+        Functions may replace settings: `verify` is then given the arrival and a secret and returns True for a genuine
         one, `split` is given the parsed body and the arrival and makes its parts, and `key`, `subject`, `type`,
         `event_time` and `preview` are given a `RuleContext`.
 
@@ -446,12 +446,12 @@ class Inbox:
 
     @property
     def worker(self) -> Worker | None:
-        """The worker of this process, while there is one."""
+        """Worker of this process, while there is one."""
         return self._parts.worker
 
     @property
     def draining(self) -> bool:
-        """Whether it has begun to stop."""
+        """True from the moment it begins to stop."""
         return self._parts.draining
 
     @property
@@ -504,7 +504,7 @@ class Inbox:
 
     @property
     def receiver(self) -> Receiver:
-        """The receiver of arrivals; while the inbox is not started, one that asks every sender to try again."""
+        """Receiver of arrivals; while the inbox is not started, one that asks every sender to try again."""
         if self._parts.receiver is None:
             return ClosedReceiver(self.sources, self.store, self.plan_deliveries, self.observer)
         return self._parts.receiver
@@ -535,13 +535,7 @@ class Inbox:
         return await self.receiver.receive(Arrival(source, build.as_headers(headers), body, query, "POST", "", peer))
 
     async def emit(
-        self,
-        source: str,
-        type: str,
-        payload: object,
-        *,
-        key: str | None = None,
-        subject: str | None = None,
+        self, source: str, type: str, payload: object, *, key: str | None = None, subject: str | None = None
     ) -> str:
         """Keep an event of one's own and fan it out like any other; returns its id, or the first one's with that key.
 
@@ -572,7 +566,7 @@ class Inbox:
     async def send_message(self, destination: str, message: Message, *, key: str | None) -> str:
         """Emit a message to a sender: kept, retried, and sent once per key unless a person replays it.
 
-        What one recipient gets comes in order. `key=None` must be said: then nothing keeps it from being sent twice.
+        What one recipient gets comes in order. `key=None` must be written: then nothing keeps it from being sent twice.
         Returns the event's id, or the first one's with that key. Raises InvalidMessage for what could never be sent.
         """
         from oncehook.whatsapp.destination import SenderDestination

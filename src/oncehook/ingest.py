@@ -50,7 +50,7 @@ from oncehook.model import (
     read_hops,
 )
 from oncehook.routes import Planner
-from oncehook.rules import Reading, RuleContext, bounded, key_text
+from oncehook.rules import Reading, RuleContext, bound_text, key_text
 from oncehook.sources import PLAIN, Odd, Reply, Source
 from oncehook.store.base import Pending, Store
 
@@ -90,7 +90,7 @@ class ArrivalObserver(Protocol):
         A batch has one outcome for each of its parts: those of the items, in their order, then those ignored.
         """
 
-    def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None: ...
+    def note_rejection(self, arrival: Arrival, source: Source | None, error: Rejected) -> None: ...
 
     def unavailable(self, source: str, error: StoreUnavailable) -> None: ...
 
@@ -139,7 +139,6 @@ class Receiver:
         return max(limits, default=PLAIN.settings.max_body)
 
     async def receive(self, arrival: Arrival) -> Receipt:
-        """Take in one arrival for the source of its name."""
         return await self.take(self.sources.get(arrival.source), arrival)
 
     async def take(self, source: Source | None, arrival: Arrival) -> Receipt:
@@ -156,12 +155,15 @@ class Receiver:
         try:
             verdicts = await begun.pending.future
             if begun.source.settings.revive_dead and self._revive is not None:
-                await self._revive_dead(verdicts)
+                # Before the answer: after "duplicate" a sender may never come again.
+                for verdict in verdicts:
+                    if verdict.outcome is Outcome.duplicate:
+                        await self._revive(verdict.event_id)
         except asyncio.CancelledError:
             begun.pending.abandoned = True  # nobody hears the answer: what is not taken yet is withdrawn
             raise
         except Exception as error:
-            return self._failed(begun.source, begun.arrival, error)
+            return self._answer_failure(begun.source, begun.arrival, error)
         return self.finish(begun)
 
     def begin(self, source: Source | None, arrival: Arrival) -> Begun | Receipt:
@@ -179,16 +181,16 @@ class Receiver:
             pending = self._record(source, arrival, items, split=parts > 1)
             return Begun(source, arrival, parts, items, pending, started)
         except Exception as error:
-            return self._failed(source, arrival, error)
+            return self._answer_failure(source, arrival, error)
 
     def finish(self, begun: Begun) -> Receipt:
         """Return the answer, once the store has decided."""
         try:
             return self._acknowledge(begun, begun.pending.future.result())
         except Exception as error:
-            return self._failed(begun.source, begun.arrival, error)
+            return self._answer_failure(begun.source, begun.arrival, error)
 
-    def _failed(self, source: Source | None, arrival: Arrival, error: Exception) -> Receipt:
+    def _answer_failure(self, source: Source | None, arrival: Arrival, error: Exception) -> Receipt:
         if isinstance(error, Rejected):
             return Receipt(self.turn_away(source, arrival, error), "rejected", [])
         if isinstance(error, StoreUnavailable):
@@ -217,8 +219,7 @@ class Receiver:
         self._observer.arrival(source.name, outcomes, clock.perf() - started, len(arrival.body), (), [])
 
     def turn_away(self, source: Source | None, arrival: Arrival, error: Rejected) -> Reply:
-        """Reject an arrival, and note that."""
-        self._observer.rejected(arrival, source, error)
+        self._observer.note_rejection(arrival, source, error)
         return Reply(error.status, _sentence(str(error), error.code))
 
     def _fail_ours(self, source: Source | None, error: Exception) -> Reply:
@@ -307,7 +308,7 @@ class Receiver:
         item = Item(
             new_id(),
             kind,
-            None if parts is None else bounded(key_text(list(map(mask.text, parts)))),
+            None if parts is None else bound_text(key_text(list(map(mask.text, parts)))),
             None if parts is None else key_hash(source.name, parts),
             keep,
             mask.text(reading.subject),
@@ -332,13 +333,6 @@ class Receiver:
         pending = self._store.record(Intake(arrival_id, source.id, head, items, raw))
         self._deadlines.watch(pending, source.settings.budget)
         return pending
-
-    async def _revive_dead(self, verdicts: Sequence[Verdict]) -> None:
-        """Replay dead letters of duplicates before the answer: after "duplicate" a sender may never come again."""
-        assert self._revive is not None
-        for verdict in verdicts:
-            if verdict.outcome is Outcome.duplicate:
-                await self._revive(verdict.event_id)
 
     def _acknowledge(self, begun: Begun, verdicts: Sequence[Verdict]) -> Receipt:
         source, parts, items = begun.source, begun.parts, begun.items
@@ -455,7 +449,7 @@ class ClosedReceiver(Receiver):
 
 
 STEP: Final = 0.02
-"""Seconds between two looks. An answer is due one step before the budget ends, so that it is never late."""
+"""Seconds between two checks. An answer is due one step before the budget ends, so that it is never late."""
 
 
 class AckDeadlines:
@@ -536,7 +530,6 @@ class Emitter:
 
     @property
     def store(self) -> Store:
-        """The store that events are kept in."""
         return self._inbox.store
 
     async def emit(self, draft: Draft) -> str:
@@ -555,7 +548,6 @@ class Emitter:
         return str(verdict.event_id)
 
     def emit_in_blocking(self, tx: Any, draft: Draft) -> str:
-        """Keep an event with a transaction of a thread."""
         self._register_blocking([draft.source])
         (verdict,) = self.store.record_in_blocking(tx, self._intake(draft))
         return str(verdict.event_id)
@@ -566,7 +558,6 @@ class Emitter:
         return [self._emission(one) for one in drafts]
 
     def emissions_blocking(self, drafts: Sequence[Draft]) -> list[Emission]:
-        """Return what a handler on a thread has emitted (PostgreSQL)."""
         self._register_blocking(one.source for one in drafts)
         return [self._emission(one) for one in drafts]
 
@@ -587,11 +578,11 @@ class Emitter:
         key, body = draft.key, draft.body
         item = Item(
             new_id(),
-            bounded(draft.type, 200),
-            None if key is None else bounded(key),
+            bound_text(draft.type, 200),
+            None if key is None else bound_text(key),
             None if key is None else key_hash(draft.source, (key,)),
             KEEP_EMITTED,
-            None if draft.subject is None else bounded(draft.subject),
+            None if draft.subject is None else bound_text(draft.subject),
             body,
             digest(body),
             marks=Mark.emitted if key is not None else Mark.emitted | Mark.unkeyed,

@@ -1,8 +1,8 @@
-"""Log lines: colour on a terminal, JSON elsewhere, and no way for untrusted text to forge one (S35).
+"""Log records: colour on a terminal, JSON elsewhere, and no way for untrusted text to forge one (S35).
 
-A line is a moment, `log.error("delivery.dead", extra={"fields": {…}})`. `serve` and `worker` render its fields; in a
+A record is a moment, `log.error("delivery.dead", extra={"fields": {…}})`. `serve` and `worker` render its fields; in a
 program with a logging of its own, a filter puts them into the message. What an outsider can cause is logged through
-`ration`: a few lines a second each, the rest in sum.
+`ration`: a few records a second each, the rest in sum.
 """
 
 from __future__ import annotations
@@ -20,15 +20,12 @@ from oncehook import clock
 
 
 def set_up_logging(level: str = "info", stream: IO[str] = sys.stderr, *, for_people: bool | None = None) -> bool:
-    """Render every log line of this process on one stream: for people on a terminal, as JSON elsewhere.
-
-    Returns whether lines are for people.
-    """
+    """Render every log record of this process on one stream; returns whether for people, or else as JSON."""
     import structlog
 
     people = stream.isatty() if for_people is None else for_people
     colored = stream.isatty() and not os.environ.get("NO_COLOR")
-    renderer: Callable[..., Any] = _Lines(colored) if people else structlog.processors.JSONRenderer(default=str)
+    renderer: Callable[..., Any] = _TextRenderer(colored) if people else structlog.processors.JSONRenderer(default=str)
     handler = logging.StreamHandler(stream)
     handler.addFilter(_leave_details)
     handler.setFormatter(
@@ -53,7 +50,7 @@ _OWN: Final = frozenset({*vars(logging.makeLogRecord({})), "message", "asctime",
 
 
 def _add_fields(logger: object, method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
-    """Add what was logged along with the message: the fields of a moment, or the extra values of another's line."""
+    """Add what was logged along with the message: the fields of a moment, or the extra values of a foreign record."""
     record: logging.LogRecord = event["_record"]
     extra = {name: value for name, value in vars(record).items() if name not in _OWN and name[0] != "_"}
     return {**event, **extra, **getattr(record, "fields", {})}
@@ -71,11 +68,11 @@ _HIDDEN: Final = frozenset(
 _HIDDEN_OF_ATTEMPTS: Final = _HIDDEN | {
     "delivery_id", "again_in_s", "attempt", "run", "attempts", "final_status", "key", "worker",
 }  # fmt: skip
-"""The event's id finds its deliveries too, and the rest is said in words."""
+"""The event's id finds its deliveries too, and the rest is put into words."""
 
 
-class _Lines:
-    """A line for people: time, moment, source and type, then the rest. Untrusted text cannot forge a line (S35)."""
+class _TextRenderer:
+    """Renderer for people: time, moment, source and type, then the rest. Untrusted text cannot forge a record (S35)."""
 
     def __init__(self, colored: bool) -> None:
         self._colored = colored
@@ -130,30 +127,30 @@ def _short(text: str, width: int = 52) -> str:
 
 
 def plain(text: str) -> str:
-    """Return text in which nothing can move the cursor or end the line."""
+    """Return text in which nothing can move the cursor or break the line."""
     return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _indent(trace: str) -> list[str]:
-    """Indent a traceback, because it may quote untrusted text, and no line of it must pass for one of ours."""
-    return [f"    {plain(line)}" for line in trace.splitlines()]
+    """Indent a traceback, because it may quote untrusted text, which must not pass for a record of ours."""
+    return [f"    {plain(text)}" for text in trace.splitlines()]
 
 
-# -- lines that an outsider can cause ----------------------------------------------------------
+# -- records that an outsider can cause --------------------------------------------------------
 
 FEW: Final = 5
-"""Lines of one moment that are logged each, from one sum to the next."""
+"""Records of one moment that are logged each, from one sum to the next."""
 _MOST_KINDS: Final = 40
 """Kinds that one sum tells apart."""
 _UNCALLED: Final = 2.0
-"""Seconds after which a line sums up by itself: nobody else does where no inbox runs."""
+"""Seconds after which a record sums up by itself: nobody else does where no inbox runs."""
 
 
 class Ration:
-    """Bound on the lines that an outsider can cause, so that a flood of requests is no flood of lines.
+    """Bound on the records that an outsider can cause, so that a flood of requests is no flood of logs.
 
-    Of each moment the first few are logged as they are; the others are counted by kind and summed up in one
-    line, by `sum_up`, once a second. Called from any thread.
+    Of each moment the first few are logged as they are; the others are counted by kind and summed up by `sum_up`, once
+    a second. Called from any thread.
     """
 
     def __init__(self) -> None:
@@ -187,7 +184,7 @@ class Ration:
             logger.log(level, moment, extra={"fields": fields}, exc_info=exc_info, stacklevel=2)
 
     def sum_up(self) -> None:
-        """Log in one line per moment what was only counted since the last call, and begin anew."""
+        """Log in one record per moment what was only counted since the last call, and begin anew."""
         with self._turn:
             rest, self._rest = self._rest, {}
             self._logged.clear()
@@ -212,14 +209,14 @@ LOGGERS: Final = (
     "api", "arrival", "attempt", "audit", "bridge", "claims", "receive", "replay", "settings", "source", "store",
     "sweep", "web", "whatsapp", "worker",
 )  # fmt: skip
-"""By name, after `oncehook.`: a filter of `oncehook` itself would not be asked about their lines."""
+"""By name, after `oncehook.`: a filter of `oncehook` itself would not be asked about their records."""
 
 _TRACES: Final = logging.Formatter()
 _WORD: Final = re.compile(r"[\w.:/@+,-]+")
 
 
 def show_details() -> None:
-    """Have whatever handler there is show the fields of our lines beside their moment."""
+    """Have whatever handler there is show the fields of our records beside their moment."""
     for name in LOGGERS:
         logging.getLogger(f"oncehook.{name}").addFilter(_add_details)
 
@@ -231,10 +228,10 @@ class _Details:
         self._fields = fields
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={_quoted(value)}" for name, value in self._fields.items() if value not in (None, ""))
+        return " ".join(f"{name}={_quote(value)}" for name, value in self._fields.items() if value not in (None, ""))
 
 
-def _quoted(value: object) -> str:
+def _quote(value: object) -> str:
     """Return a single word as is; quote anything else so that untrusted text cannot break out of the quotes."""
     text = ",".join(map(str, value)) if isinstance(value, list) else _words(value)
     if _WORD.fullmatch(text):
@@ -244,11 +241,11 @@ def _quoted(value: object) -> str:
 
 
 def _add_details(record: logging.LogRecord) -> bool:
-    """Put the fields into the message; `moment` keeps the bare word, for whoever counts or picks lines."""
+    """Put the fields into the message; `moment` keeps the bare word, for whoever counts or picks records."""
     if not hasattr(record, "moment"):  # it may have been through this in the process that it comes from
         vars(record)["moment"] = record.msg
         if fields := getattr(record, "fields", None):
-            # As an argument: what groups lines by their unformatted message finds one and the same per moment.
+            # As an argument: what groups records by their unformatted message finds one and the same per moment.
             record.msg, record.args = f"{record.msg} %s", (_Details(fields),)
         if record.exc_info:
             record.exc_text = "\n".join(_indent(_TRACES.formatException(record.exc_info)))

@@ -1,7 +1,7 @@
 """The library's JSONPath queries with everything counted that they look at.
 
-`payload` compiles a path and has it metered. The library makes a node for each value that it goes on from, so a node of
-our own counts; a query inside a filter begins with a node of its own, and is exchanged for one that counts as well.
+`payload` compiles a path and calls `meter_query`. The library makes a node for each value that it goes on from, so a
+node of our own counts; a query inside a filter begins with a node of its own, and is replaced by one that counts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class _MeteredNode(JSONPathNode):
-    """A value that the query goes on from."""
-
     __slots__ = ("_meter",)
 
     def __init__(self, meter: Meter, value: object, location: tuple[int | str, ...], root: Any) -> None:
@@ -33,8 +31,6 @@ class _MeteredNode(JSONPathNode):
 
 
 class _MeteredQuery(JSONPathQuery):
-    """A query that counts."""
-
     __slots__ = ("_meter",)
 
     def __init__(self, query: JSONPathQuery, meter: Meter) -> None:
@@ -49,7 +45,7 @@ class _MeteredQuery(JSONPathQuery):
         return nodes
 
 
-def metered(query: JSONPathQuery, meter: Meter) -> Any:
+def meter_query(query: JSONPathQuery, meter: Meter) -> Any:
     """Return the query so that it counts, also inside its filters."""
     for segment in query.segments:
         for selector in segment.selectors:
@@ -60,7 +56,7 @@ def metered(query: JSONPathQuery, meter: Meter) -> Any:
 
 def _meter_expression(expression: object, meter: Meter) -> None:
     if isinstance(expression, FilterQuery):
-        expression.query = metered(expression.query, meter)
+        expression.query = meter_query(expression.query, meter)
     elif isinstance(expression, Expression):
         for name in ("expression", "left", "right"):
             _meter_expression(getattr(expression, name, None), meter)

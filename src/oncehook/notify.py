@@ -1,6 +1,6 @@
 """Notifications for systemd: READY, STOPPING, and a WATCHDOG beat for as long as the event loop turns.
 
-`serve` and `worker` run inside `supervised()`. Where nobody listens (no NOTIFY_SOCKET) nothing is sent.
+`serve` and `worker` run inside `supervise()`. Where nobody listens (no NOTIFY_SOCKET) nothing is sent.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def _read_interval(env: Mapping[str, str]) -> float | None:
 
 
 @contextlib.asynccontextmanager
-async def supervised(env: Mapping[str, str] = os.environ) -> AsyncIterator[Supervisor]:
+async def supervise(env: Mapping[str, str] = os.environ) -> AsyncIterator[Supervisor]:
     """Beat for the watchdog for as long as the block runs."""
     supervisor = Supervisor(env)
     beating = asyncio.create_task(supervisor.beat(), name="oncehook-watchdog")

@@ -1,4 +1,4 @@
-"""Metrics and logs: one log line and a few numbers per arrival and per attempt.
+"""Metrics and logs: one log record and a few numbers per arrival and per attempt.
 
 `Observer` counts for Prometheus, logs the moment, publishes it to whoever follows, and gathers what was rejected, and
 what is volume, until the inbox writes it down. Bodies and secrets never appear.
@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 from prometheus_client import generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -35,65 +35,50 @@ class Registry:
         self.instruments: list[Instrument] = []
 
     def collect(self) -> Iterable[Metric]:
-        """Return what all instruments show now."""
         return [instrument.family() for instrument in self.instruments]
 
 
 class Instrument:
     """A named measure, by labels."""
 
+    _kind: ClassVar[type[CounterMetricFamily | GaugeMetricFamily]]
+
     def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
         self._name, self._about, self._labels = name, about, labels
+        self._values: dict[tuple[str, ...], Any] = {}
         registry.instruments.append(self)
 
     def family(self) -> Metric:
-        """Return what it shows now."""
-        raise NotImplementedError
+        family = self._kind(self._name, self._about, labels=self._labels)
+        for labels, value in self._values.items():
+            family.add_metric(labels, value)
+        return family
 
 
 class Counter(Instrument):
     """A number that only grows."""
 
-    def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
-        super().__init__(registry, name, about, *labels)
-        self._values: dict[tuple[str, ...], int] = {}
+    _kind = CounterMetricFamily
 
     def add(self, *labels: str, by: int = 1) -> None:
-        """Count one more. With 0, it is shown from the start, so that its first rise is seen."""
+        """Count more. With 0, it is shown from the start, so that its first rise is seen."""
         self._values[labels] = self._values.get(labels, 0) + by
 
-    def values(self) -> dict[tuple[str, ...], int]:
+    def values(self) -> collections.Counter[tuple[str, ...]]:
         """Return a copy of what was counted so far, by labels."""
-        return dict(self._values)
-
-    def family(self) -> Metric:
-        return _fill(CounterMetricFamily(self._name, self._about, labels=self._labels), self._values)
+        return collections.Counter(self._values)
 
 
 class Gauge(Instrument):
     """A number that goes up and down."""
 
-    def __init__(self, registry: Registry, name: str, about: str, *labels: str) -> None:
-        super().__init__(registry, name, about, *labels)
-        self._values: dict[tuple[str, ...], float] = {}
+    _kind = GaugeMetricFamily
 
     def set(self, value: float, *labels: str) -> None:
         self._values[labels] = value
 
     def clear(self) -> None:
-        """Show nothing, until it is set anew."""
         self._values.clear()
-
-    def family(self) -> Metric:
-        return _fill(GaugeMetricFamily(self._name, self._about, labels=self._labels), self._values)
-
-
-def _fill(
-    family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[tuple[str, ...], float]
-) -> CounterMetricFamily | GaugeMetricFamily:
-    for labels, value in values.items():
-        family.add_metric(labels, value)
-    return family
 
 
 class Histogram(Instrument):
@@ -106,7 +91,6 @@ class Histogram(Instrument):
         """Per label: how many fell into each bucket, into none of them, and the sum of all."""
 
     def add(self, label: str | tuple[str, ...], value: float) -> None:
-        """Note one measurement."""
         row = self._rows.get(label)
         if row is None:
             row = self._rows[label] = [0] * (len(self._buckets) + 2)
@@ -134,7 +118,7 @@ class LiveStream(Protocol):
 
     @property
     def is_there(self) -> bool:
-        """Whether anybody follows it now: otherwise nothing is put into words."""
+        """Tell whether anybody follows it now: otherwise nothing is put into words."""
 
     def publish(self, kind: str, fields: Mapping[str, object]) -> None:
         """Publish one moment. Called on the loop; must be quick and must not raise."""
@@ -157,9 +141,8 @@ class Observer:
 
     def __init__(self, engine: str) -> None:
         self.verbose = False
-        """On a terminal every arrival is worth a line; elsewhere only what somebody may have to act on."""
+        """Log every arrival at info, for a terminal; else only what somebody may have to act on."""
         self.worker: str | None = None
-        """Id of the worker of this process, for log lines."""
         self.registry = all_ = Registry()
         self._arrivals = Counter(all_, "oncehook_arrivals", "Arrivals by outcome", "source", "outcome")
         self._acks = Histogram(
@@ -205,14 +188,13 @@ class Observer:
         self.refusals = Refusals()
 
     def sum_up(self) -> None:
-        """Log in one line each what outsiders have caused since the last call and was not logged, and what has gone
-        well, of which each is a line at debug.
+        """Log in one record each what was only counted since the last call: what outsiders caused, and what went well.
 
-        Where every arrival and attempt is a line at info, what has gone well is not summed up.
+        With `verbose`, what went well was logged one by one.
         """
         ration.sum_up()
         arrivals, attempts = self._arrivals.values(), self._attempts.values()
-        came, made = _more(arrivals, self._summed[0]), _more(attempts, self._summed[1])
+        came, made = arrivals - self._summed[0], attempts - self._summed[1]
         self._summed = arrivals, attempts
         if self.verbose:
             return
@@ -244,13 +226,12 @@ class Observer:
             self._log_arrival(level, source, outcomes, seconds, items, ids)
 
     def operation(self, name: str, seconds: float) -> None:
-        """Note how long an operation of the store took."""
         self._operations.add(name, seconds)
 
     def _log_arrival(
         self, level: int, source: str, outcomes: Sequence[str], seconds: float, items: Sequence[Item], ids: list[str]
     ) -> None:
-        # Of a batch, the line is named by what somebody may have to look at, then by what was new.
+        # Of a batch, the record is named by what somebody may have to look at, then by what was new.
         outcome = next((word for word in ("conflict", "accepted") if word in outcomes), outcomes[0])
         fields: dict[str, object] = {"source": source, "outcome": outcome, "duration_s": round(seconds, 6)}
         if len(outcomes) == 1 and items:
@@ -268,16 +249,16 @@ class Observer:
         else:
             log.log(level, f"arrival.{outcome}", extra={"fields": fields})
 
-    def rejected(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
+    def note_rejection(self, arrival: Arrival, source: Source | None, error: Rejected) -> None:
         # An unknown source's name is untrusted text: never a label, and never as it came.
         name = "unknown" if source is None else source.name
         self._arrivals.add(name, "rejected")
         self._counts[0 if source is None else source.id, "rejected"] += 1
         reason = error.reason if isinstance(error, SignatureInvalid) else error.code
-        asked, size = plain(arrival.source[:63]), len(arrival.body)
-        self._rejections.append(Rejection(asked, clock.now_utc(), error.code, reason, arrival.peer, size))
+        named, size = plain(arrival.source[:63]), len(arrival.body)
+        self._rejections.append(Rejection(named, clock.now_utc(), error.code, reason, arrival.peer, size))
         fields: dict[str, object] = {
-            "source": asked, "code": error.code, "reason": reason, "peer": arrival.peer, "size": size,
+            "source": named, "code": error.code, "reason": reason, "peer": arrival.peer, "size": size,
         }  # fmt: skip
         if self.audience.is_there:
             self.audience.publish("arrival", {"outcome": "rejected", **fields})
@@ -384,12 +365,11 @@ class Observer:
         seen = {"watermark": mark.name, "level": mark.level, "limit": mark.limit, "crossed": mark.crossed}
         self.audience.publish("watermark", seen)
         moment = "watermark.crossed" if mark.crossed else "watermark.back"
-        # Not `level`: that is the log line's own.
+        # Not `level`: that is the log record's own.
         fields = {"watermark": mark.name, "measured": mark.level, "limit": mark.limit}
         log.log(logging.WARNING if mark.crossed else logging.INFO, moment, extra={"fields": fields})
 
     def watermarks(self, marks: Sequence[Watermark]) -> None:
-        """Show the levels of all watermarks."""
         for mark in marks:
             self._crossed.set(int(mark.crossed), mark.name)
 
@@ -424,7 +404,6 @@ class Refusals:
         self._due_at = 0.0
 
     def add(self, way: str, network: str) -> None:
-        """Count one."""
         self._ways[way] += 1
         self._networks[network if network in self._networks or len(self._networks) < self.MOST else "others"] += 1
 
@@ -450,13 +429,9 @@ _LEVELS: Final = {Settle.done: logging.DEBUG, Settle.retry: logging.INFO, Settle
 _MOMENTS: Final = {Settle.done: "attempt.done", Settle.retry: "attempt.retry", Settle.dead: "delivery.dead"}
 
 
-def _more(now: Mapping[tuple[str, ...], int], before: Mapping[tuple[str, ...], int]) -> dict[tuple[str, ...], int]:
-    return {labels: n - before.get(labels, 0) for labels, n in now.items()}
-
-
 def _of(counted: Mapping[tuple[str, ...], int], outcome: str) -> collections.Counter[str]:
-    """Return how often this outcome was counted, by source or destination, where it was."""
-    return collections.Counter({name: n for (name, what), n in counted.items() if what == outcome and n})
+    """Return how often this outcome was counted, by source or destination."""
+    return collections.Counter({name: n for (name, what), n in counted.items() if what == outcome})
 
 
 def _attempt_fields(destination: str, settled: Settlement, worker: str | None) -> dict[str, object]:

@@ -1,7 +1,6 @@
 """The one reader of bodies: what a key rule sees and what a handler's `event.json()` sees come from here (S12).
 
-Bytes come in, Python values go out; whatever cannot be read raises `Unreadable` and nothing else (S11). Called by keys,
-receive and the event a handler is given.
+Bytes come in, Python values go out; whatever cannot be read raises `Unreadable` and nothing else (S11).
 """
 
 from __future__ import annotations
@@ -225,7 +224,7 @@ class _Node(Protocol):
     def location(self) -> Location: ...
 
 
-class _Query(Protocol):
+class _PathQuery(Protocol):
     def finditer(self, value: Any, /) -> Iterator[_Node]: ...
 
 
@@ -240,7 +239,6 @@ class Meter:
         self._left = 0
 
     def reset(self) -> None:
-        """Begin an evaluation."""
         self._left = self._most
 
     def count(self, value: object) -> None:
@@ -307,13 +305,13 @@ def descents(text: str) -> int:
     return _QUOTED.sub("", text).count("..")
 
 
-def _compile(text: str, meter: Meter) -> _Query:
+def _compile(text: str, meter: Meter) -> _PathQuery:
     import jsonpath_rfc9535  # slow to import, and most paths never need it
 
-    from oncehook.metered import metered
+    from oncehook.metered import meter_query
 
     try:
-        query: _Query = metered(jsonpath_rfc9535.compile(text), meter)
+        query: _PathQuery = meter_query(jsonpath_rfc9535.compile(text), meter)
         return query
     except (jsonpath_rfc9535.JSONPathError, OverflowError) as error:  # the latter for a number like 1e999
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""The one query language: the same text in API, command line and dashboard.
+"""The one query language: the same text in the API, the CLI and the dashboard.
 
-`parse` turns `source:stripe status:dead body.amount:>1000 since:2h refund` into a `Filter`; `fixed` writes one back as
-text in which "two hours ago" has become a moment, for plans and for commands to copy. `WORDS` is the table of words:
+`parse` turns `source:stripe status:dead body.amount:>1000 since:2h refund` into a `Filter`; `write_query` writes text
+in which "two hours ago" has become a moment, for plans and for commands to copy. `WORDS` is the table of words:
 errors, completion, help and the reference read it. No text reaches a database but as a parameter (S36).
 """
 
@@ -124,7 +124,7 @@ def _read(word: str, value: str, now: datetime) -> Mapping[str, Any]:
 
 def _read_clause(word: str, value: str, is_quoted: bool) -> Clause:
     """Read `body.a.b:>10`. A sign in quotes is text."""
-    path = tuple(map(_unquoted, _STEPS.findall(word))) if _PLACES.fullmatch(word) else ()
+    path = tuple(map(_unquote_step, _STEPS.findall(word))) if _PLACES.fullmatch(word) else ()
     sign = "" if is_quoted else next((one for one in SIGNS if value.startswith(one)), "")
     clause = Clause(path, sign or "=", value.removeprefix(sign))
     if not 0 < len(path) <= MAX_DEPTH:
@@ -139,7 +139,7 @@ def _read_clause(word: str, value: str, is_quoted: bool) -> Clause:
     return clause
 
 
-def _unquoted(step: str) -> str:
+def _unquote_step(step: str) -> str:
     return _ESCAPED.sub(r"\1", step[1:-1]) if step.startswith('"') else step
 
 
@@ -253,7 +253,7 @@ WORDS: Final[Mapping[str, Word]] = {
 # -- and back ----------------------------------------------------------------------------------
 
 
-def fixed(filter: Filter) -> str:
+def write_query(filter: Filter) -> str:
     """Write the filter as a query that means the same at any time. `parse` reads it back."""
     if filter.ids is not None and not filter.ids:
         raise ValueError("a filter of no ids means nothing; as a query it would mean everything")
@@ -281,14 +281,14 @@ def _write(filter: Filter, field: str) -> Iterator[str]:
     elif field == "text":
         yield value if _is_plain_text(value) else _in_quotes(value)
     else:
-        yield f"{field}:{show_moment(value) if isinstance(value, datetime) else quoted(value)}"
+        yield f"{field}:{show_moment(value) if isinstance(value, datetime) else quote_value(value)}"
 
 
 def _write_clause(clause: Clause) -> str:
     place = ".".join(step if _PLAIN_STEP.fullmatch(step) else _in_quotes(step) for step in clause.path)
     if clause.sign != "=":
         return f"{BODY}{place}:{clause.sign}{clause.value}"
-    return f"{BODY}{place}:{_in_quotes(clause.value) if clause.value.startswith(SIGNS) else quoted(clause.value)}"
+    return f"{BODY}{place}:{_in_quotes(clause.value) if clause.value.startswith(SIGNS) else quote_value(clause.value)}"
 
 
 def _is_plain_text(value: str) -> bool:
@@ -296,7 +296,7 @@ def _is_plain_text(value: str) -> bool:
     return all(_PLAIN.fullmatch(word) and ":" not in word and not _ID.fullmatch(word) for word in words)
 
 
-def quoted(value: str) -> str:
+def quote_value(value: str) -> str:
     """Return a value as a query takes it, in quotes where it must be."""
     return value if _PLAIN.fullmatch(value) else _in_quotes(value)
 

@@ -58,7 +58,7 @@ class ReplayRequest:
     def about(self) -> dict[str, object]:
         """Return the request in words, to be kept with the replay."""
         return {
-            "query": query.fixed(self.filter),
+            "query": query.write_query(self.filter),
             "force": self.force,
             "fresh_id": self.fresh_id,
             "rate": None if self.rate is None else show_rate(self.rate),
@@ -261,7 +261,7 @@ def _subject_of(filter: Filter) -> list[str]:
     if filter.event_id is not None and filter == Filter(event_id=filter.event_id, destination=filter.destination):
         named = [str(filter.event_id)]
         return named if filter.destination is None else [*named, "--to", filter.destination]
-    return ["--query", query.fixed(filter)]
+    return ["--query", query.write_query(filter)]
 
 
 # -- tokens ------------------------------------------------------------------------------------
@@ -279,7 +279,9 @@ class _Token(msgspec.Struct, array_like=True, frozen=True):
 
 def encode_token(request: ReplayRequest, seen: PlanSnapshot) -> str:
     """Return the token of a plan."""
-    token = _Token(2, query.fixed(request.filter), request.force, request.fresh_id, request.rate, seen.count, seen.at)
+    token = _Token(
+        2, query.write_query(request.filter), request.force, request.fresh_id, request.rate, seen.count, seen.at
+    )
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")
 
 

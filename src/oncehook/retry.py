@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: the one retry policy, for deliveries and for every sender.
+"""The wait before the next attempt: one retry policy, for deliveries and for every sender.
 
 A policy is a formula (base, factor, cap, jitter) or a list of waits. `quick` and `durable` have names. Chance is handed
 in, so that a test can hold it; the result is finite and never negative for any attempt number (R38).
@@ -25,7 +25,7 @@ LONGEST: Final = 7 * 86_400.0
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """When to try again, and when to give up."""
+    """Policy of retries: when to try again, and when to give up."""
 
     attempts: int
     """In all, the first one included."""
@@ -38,7 +38,7 @@ class Policy:
     """Explicit waits, instead of the formula; a tenth is added at most."""
 
     def wait(self, attempt: int, chance: Chance = clock.chance.random) -> float | None:
-        """Seconds to wait after this attempt (1 is the first) has failed; None: give up."""
+        """Return the seconds to wait after this attempt (1 is the first) has failed; None: give up."""
         if attempt >= self.attempts:
             return None
         if self.waits:
@@ -56,7 +56,7 @@ class Policy:
         return full + (0.0 if isinstance(self.jitter, str) else self.jitter * chance())
 
     def in_words(self) -> Sequence[float]:
-        """The waits at their longest, for people."""
+        """Return the waits at their longest, for people."""
         return [self.wait(n, lambda: 1.0) or 0.0 for n in range(1, self.attempts)]
 
 
@@ -84,7 +84,7 @@ def policy(spec: str | Sequence[str | float] | Mapping[str, object] | Policy) ->
 
 
 def retry_after(text: str | None, now: datetime) -> float | None:
-    """Seconds that a `Retry-After` header asks for, as a number or as a date; None when it says nothing usable."""
+    """Return the seconds that a `Retry-After` header asks for, by number or date; None when it says nothing usable."""
     if text is None:
         return None
     if text.strip().isascii() and text.strip().isdigit():

@@ -1,4 +1,4 @@
-"""Which destinations an event goes to: type patterns and comparisons, decided when it arrives.
+"""Routes from sources to destinations: type patterns and comparisons, decided when an event arrives.
 
 A route names a source and a destination, and may ask for more: `when = { type = "message.*" }`, a header
 (`"header:X-Env" = "prod"`) or a value in the body (`"$.amount" = ">1000"`). All that is asked must hold.
@@ -21,7 +21,7 @@ from oncehook.settings.tables import RouteSettings
 
 Test = Callable[[str], bool]
 Planner = Callable[[Arrival, Item], Sequence[Planned]]
-"""Says which deliveries an event would make."""
+"""From an event to the deliveries that it makes."""
 
 _COMPARISONS: Final[Sequence[tuple[str, Callable[[Decimal, Decimal], bool]]]] = (
     (">=", operator.ge),
@@ -61,7 +61,6 @@ class Route:
             self.options |= Options.hold
 
     def matches(self, arrival: Arrival, item: Item) -> bool:
-        """Tell whether this event is sent this way."""
         if self._type is not None and not self._type(item.type):
             return False
         for rule, test in self._places:
@@ -84,9 +83,9 @@ def plan(routes: Sequence[Route], arrival: Arrival, item: Item) -> list[Planned]
     planned: dict[int, Planned] = {}
     for route in routes:
         if route.destination_id not in planned and route.matches(arrival, item):
-            line = None if item.subject is None else subject_key(route.destination, arrival.source, item.subject)
+            queue_key = None if item.subject is None else subject_key(route.destination, arrival.source, item.subject)
             planned[route.destination_id] = Planned(
-                DeliveryId.of(item.event_id, route.destination_id), route.destination_id, line, int(route.options)
+                DeliveryId.of(item.event_id, route.destination_id), route.destination_id, queue_key, int(route.options)
             )
     return list(planned.values())
 

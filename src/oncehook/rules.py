@@ -1,4 +1,4 @@
-"""The rule language: where in an arrival to find its key, subject, type, time and rank.
+"""The rule language: the places of key, subject, type, time and rank in an arrival.
 
 A rule is a place (`header:Name`, `query:name`, `form:field`, `literal:text`, or a JSONPath that begins with `$`), or
 a list of places of which the first that is there counts; a place that is itself a list is a composite, all of whose
@@ -23,11 +23,9 @@ from oncehook.logs import ration
 from oncehook.model import Arrival, Headers
 from oncehook.payload import (
     MISSING,
-    BodyHash,
     OverBudget,
     Parse,
     Path,
-    Redaction,
     Unreadable,
     parse,
     parse_form,
@@ -84,14 +82,14 @@ class RuleContext:
 
     @property
     def data(self) -> Any:
-        """The parsed JSON body; None when it cannot be read, or is a form."""
+        """Parsed JSON body; None when it cannot be read, or is a form."""
         if not self._loaded:
             self._load()
         return None if self._data is MISSING else self._data
 
     @property
     def media_type(self) -> str | None:
-        """The content type without its parameters."""
+        """Content type without its parameters."""
         text = self.find_header(b"content-type")
         return None if text is None else text.partition(";")[0].strip().lower()
 
@@ -100,7 +98,6 @@ class RuleContext:
         return self.find_header(name.lower().encode("latin-1", "replace"))
 
     def find_header(self, name: bytes) -> str | None:
-        """Return a header by its name in lower case."""
         if self._head is None:
             self._head = dict(self.arrival.headers)
         value = self._head.get(name)
@@ -168,23 +165,6 @@ def _single(fields: Mapping[str, list[str]], name: str) -> str | None:
     return values[0] or None if values and values.count(values[0]) == len(values) else None
 
 
-__all__ = [
-    "DEFAULT_KEY",
-    "DEFAULT_TYPE",
-    "BodyHash",
-    "PythonRule",
-    "Reading",
-    "Redaction",
-    "Rule",
-    "RuleContext",
-    "Rules",
-    "Spec",
-    "bounded",
-    "compile_rule",
-    "header",
-    "key_text",
-]
-
 DEFAULT_KEY: Final = [
     "header:Idempotency-Key",
     "$.idempotency_key",
@@ -206,27 +186,14 @@ Parts = tuple[str, ...]
 
 
 @dataclass(slots=True, frozen=True)
-class _Header:
-    name: bytes
+class _Named:
+    """A header, a query parameter, or a field of a form."""
+
+    find: Callable[[RuleContext, Any], str | None]
+    name: str | bytes
 
     def read(self, context: RuleContext) -> str | None:
-        return context.find_header(self.name)
-
-
-@dataclass(slots=True, frozen=True)
-class _Query:
-    name: str
-
-    def read(self, context: RuleContext) -> str | None:
-        return context.query(self.name)
-
-
-@dataclass(slots=True, frozen=True)
-class _Form:
-    name: str
-
-    def read(self, context: RuleContext) -> str | None:
-        return context.form(self.name)
+        return self.find(context, self.name)
 
 
 @dataclass(slots=True, frozen=True)
@@ -246,7 +213,7 @@ class _Json:
         return value or None if type(value) is str else text_of(value)  # most are texts, and this is the hot path
 
 
-_Simple = _Header | _Query | _Form | _Literal | _Json
+_Simple = _Named | _Literal | _Json
 
 
 @dataclass(slots=True, frozen=True)
@@ -281,11 +248,11 @@ def _parse_place(text: object) -> _Simple:
         return _Json(Path(text))
     prefix, _, name = text.partition(":")
     if prefix == "header" and _TOKEN.fullmatch(name):
-        return _Header(name.lower().encode())
+        return _Named(RuleContext.find_header, name.lower().encode())
     if prefix == "query" and name:
-        return _Query(name)
+        return _Named(RuleContext.query, name)
     if prefix == "form" and name:
-        return _Form(name)
+        return _Named(RuleContext.form, name)
     if prefix == "literal" and name:
         return _Literal(name)
     if text.startswith("?"):
@@ -351,7 +318,7 @@ class Rule:
 
     @property
     def constant(self) -> bool:
-        """Whether some place gives the same value whatever the arrival."""
+        """True where some place gives the same value whatever the arrival."""
         return any(isinstance(place, _Literal) or getattr(place, "is_constant", False) for place in self.places)
 
     def read(self, context: RuleContext) -> Parts | None:
@@ -442,7 +409,7 @@ class Rules:
         return Reading(
             key,
             None if subject is None else key_text(subject),
-            None if kind is None else bounded(kind[0] if len(kind) == 1 else ".".join(filter(None, kind)), 200),
+            None if kind is None else bound_text(kind[0] if len(kind) == 1 else ".".join(filter(None, kind)), 200),
             None if event_time is None else _read_time(event_time[0]),
             None if rank is None else _read_rank(rank[0], self._order),
             None if scope is None else key_text(scope),
@@ -511,11 +478,11 @@ def _read_rank(text: str, order: Mapping[str, int] | None) -> int | None:
 def key_text(parts: Sequence[str]) -> str:
     """Return parts as one text to show and to order by: `a:b`, with a backslash before a colon of a part."""
     if len(parts) == 1:
-        return bounded(parts[0])
-    return bounded(":".join(part.replace("\\", "\\\\").replace(":", "\\:") for part in parts))
+        return bound_text(parts[0])
+    return bound_text(":".join(part.replace("\\", "\\\\").replace(":", "\\:") for part in parts))
 
 
-def bounded(text: str, limit: int = 512) -> str:
+def bound_text(text: str, limit: int = 512) -> str:
     """Return a text that every store can hold: without NUL and lone surrogates, in at most `limit` bytes of UTF-8.
 
     Of a longer one the end is replaced by a digest of the whole, so that different texts stay different.

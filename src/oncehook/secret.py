@@ -56,14 +56,13 @@ class Secret:
     kind: Literal["env", "file", "credential", "program"]
     reference: str
     setting: str = ""
-    """What it is needed for, for error messages: `source.orders.secret`."""
+    """The setting that needs it, for error messages: `source.orders.secret`."""
     _read: Callable[[], bytes] = field(default=bytes, repr=False, compare=False)
     until: datetime | None = None
     """When it ends, of a secret that is rotated out."""
 
     @classmethod
     def from_env(cls, variable: str, setting: str = "", env: Mapping[str, str] = os.environ) -> Secret:
-        """Refer to a secret in an environment variable."""
         quiet = env if isinstance(env, Environment) else Environment(env)
         return cls("env", variable, setting, lambda: _read_variable(quiet, variable))
 
@@ -80,14 +79,13 @@ class Secret:
 
     @classmethod
     def from_program(cls, value: str | bytes | OldSecret, setting: str = "") -> Secret:
-        """Make one of a secret that Python gives itself."""
         if isinstance(value, OldSecret):
             return replace(cls.from_program(value.value, setting), reference=value.name, until=value.ends_at)
         return cls("program", "", setting, lambda: value.encode() if isinstance(value, str) else value)
 
     @property
     def name(self) -> str:
-        """Return what may be shown: `env:META_APP_SECRET`."""
+        """Name that may be shown: `env:META_APP_SECRET`."""
         return f"{self.kind}:{self.reference}" if self.kind != "program" else self.reference
 
     def reveal(self) -> bytes:
@@ -131,7 +129,7 @@ class OldSecret:
 
     @property
     def ends_at(self) -> datetime:
-        """Return the moment from which it counts no more. Raises ConfigError for what is no date."""
+        """Moment from which it counts no more. Raises ConfigError for what is no date."""
         return read_until(self.until)
 
 
@@ -272,7 +270,7 @@ _SHORT: Final = {'"': b'"', "\\": b"\\", "/": b"/", "\b": b"b", "\f": b"f", "\n"
 
 
 class Masking:
-    """Replaces secrets in bytes by `[redacted]`; one that could be a number in JSON by nines, so that it stays JSON."""
+    """Replacement of secrets in bytes by `[redacted]`; of what could be a number by nines, so that JSON stays JSON."""
 
     __slots__ = ("_needles", "_short", "_spelled", "_texts")
 
@@ -287,7 +285,6 @@ class Masking:
         self._short = [(b"\\" + _SHORT[c], c.encode()) for c in _SHORT if any(c.encode() in n for n in needles)]
 
     def __bool__(self) -> bool:
-        """Tell whether there is anything to look for."""
         return bool(self._needles)
 
     def __call__(self, data: bytes) -> bytes:

@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_address
 from types import MappingProxyType
 from typing import Any, Final, Literal, Unpack, cast
@@ -24,16 +25,8 @@ from oncehook import clock, human
 from oncehook.errors import ConfigError
 from oncehook.logs import ration
 from oncehook.model import LONGEST_BODY, Arrival, StoredEvent, line, unpack_head
-from oncehook.rules import (
-    DEFAULT_KEY,
-    DEFAULT_TYPE,
-    BodyHash,
-    Redaction,
-    RuleContext,
-    Rules,
-    Spec,
-    compile_rule,
-)
+from oncehook.payload import BodyHash, Redaction
+from oncehook.rules import DEFAULT_KEY, DEFAULT_TYPE, RuleContext, Rules, Spec, compile_rule
 from oncehook.secret import SHORTEST_SECRET, Masking, OldSecret, Secret
 from oncehook.settings.check import find_gaps, is_for_loopback
 from oncehook.settings.read import Settings, read_program, settings_class
@@ -65,7 +58,7 @@ class Reply(msgspec.Struct, frozen=True):
 
     @property
     def framed_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers with the body's length, which a 204 must not state (RFC 9110, 8.6)."""
+        """Headers with the body's length, which a 204 must not state (RFC 9110, 8.6)."""
         length = [] if self.status == 204 else [(b"content-length", b"%d" % len(self.body))]
         return [*self.headers, *length]
 
@@ -136,12 +129,12 @@ class Preset:
         self.body_authenticated = body_authenticated
         """Whether the check covers the body; if not, the body is a hint and the object should be fetched."""
         self.key_authenticated = key_authenticated
-        """Whether the check covers where the key stands; if not, a captured request can come back under another key."""
+        """Whether the check covers where the key is; if not, a captured request can come back under another key."""
         self.watch_proof = watch_proof
         """Whether what was signed once and comes under another key is marked; None: where the body is signed and the
         key is not."""
         self.own = own
-        """Where in what is signed an id or a time of its own stands. What was signed once is then one event, whatever
+        """Place of an id or a time of its own in what is signed. What was signed once is then one event, whatever
         its key: a copy of the first, or its conflict. Without it such an event is only marked, for the sender may mean
         it."""
         self.coalesce = coalesce
@@ -184,7 +177,7 @@ class Source:
         """Settings of `[source.NAME]` over those of the preset over the general ones."""
         self.path: str = self.settings.path or name
         """The last part of its address: its name, or the unguessable path it was given instead (S8)."""
-        self.scheme = self.base.scheme if given.verify is None else build_scheme(given.verify)
+        self.scheme = self.base.scheme if given.verify is None else _build_scheme(given.verify)
         self.loopback_only = loopback_only or is_for_loopback(given)
         """Open to direct requests from this machine only: development secrets, unconfirmed `none`."""
         self._compile_secrets(signing)
@@ -204,7 +197,6 @@ class Source:
         lasting = [secret.reveal() for secret in given if secret.until is None]
         ending = [OldSecret(secret.reveal(), secret.until, secret.name) for secret in given if secret.until]
         self.old_secrets = sorted(ending, key=lambda old: old.ends_at)
-        """Those that end."""
         self.secrets = [*lasting, *(_bytes(old.value) for old in self.old_secrets)]
         """All of them, also those that are over."""
         self.signing = signing or (self.secrets[0] if self.secrets else b"")
@@ -214,16 +206,15 @@ class Source:
         kept_out = [self.verify_token] if self.verify_token and not self.loopback_only else []
         self.masking = Masking(_spellings(self.scheme, [*self.secrets, *kept_out]))
         """Takes the source's own secrets out of heads."""
-
-        def build_verifier(secrets: Sequence[bytes]) -> Verifier:
-            return self.scheme.verifier(secrets, url=self.settings.public_url, tolerance=self.settings.tolerance)
-
-        self.verifier = _rotating(build_verifier, lasting, self.old_secrets)
+        verifier = partial(self.scheme.verifier, url=self.settings.public_url, tolerance=self.settings.tolerance)
+        self.verifier = _rotating(verifier, lasting, self.old_secrets)
 
     def _compile_rules(self, given: Settings) -> None:
-        settings = self.settings
+        settings, key = self.settings, given.key
+        if key is None:
+            key = self.preset.settings.key if self.preset else _default_key(self.scheme)
         self.places: dict[str, Spec] = {
-            "key": _choose_key(given, self.preset, self.scheme),
+            "key": None if key == "none" else key,
             **{name: getattr(settings, name) for name in ("type", "subject", "event_time", "rank", "rank_scope")},
         }
         """The rules as they were written, to show them and to make samples that fit."""
@@ -246,21 +237,20 @@ class Source:
         preset = self.preset if given.verify is None else None
         key = self.places["key"]
         self.body_authenticated = preset.body_authenticated if preset else "body" in self.scheme.covers
-        """Whether the check covers the body."""
         is_theirs = preset is not None and given.key is None
         self.key_authenticated = self.base.key_authenticated if is_theirs else _is_signed(key, self.scheme)
-        """Whether the check covers where the key stands."""
         watched = preset.watch_proof if preset else None
         if watched is None:
             watched = self.body_authenticated and not self.key_authenticated
-        self.proof = _proof(self.scheme) if watched else None
+        # What a scheme signs, where it says so itself; else the body.
+        signed = getattr(self.scheme, "proof", None) or (lambda arrival: arrival.body)
+        self.proof: Proof | None = signed if watched else None
         """What makes two arrivals the same signed thing, where a captured request could come back under another key."""
         self.own = compile_rule("own", preset.own) if preset else None
-        """Where in what is signed an id or a time of its own stands."""
 
     @property
     def valid_secrets(self) -> list[bytes]:
-        """Return the secrets that verify now."""
+        """Secrets that verify now."""
         over = {_bytes(old.value) for old in self.old_secrets if old.ends_at <= clock.now_utc()}
         return [secret for secret in self.secrets if secret not in over]
 
@@ -278,7 +268,6 @@ class Source:
         return found
 
     def allows(self, peer: str) -> bool:
-        """Tell whether arrivals from this address are let in at all."""
         if not self.settings.ip_allow:
             return True
         try:
@@ -288,7 +277,7 @@ class Source:
         return any(address in network for network in self.settings.ip_allow)
 
     def preview_of(self, event: StoredEvent) -> str | None:
-        """Return what a person wrote in an event, as one short line; None where there is nothing to be read."""
+        """Return what a person wrote in an event, in one short text; None where there is nothing to be read."""
         if self.preview is None or len(event.body) > LONGEST_BODY:
             return None
         method, target, pairs = unpack_head(event.request_head)
@@ -326,8 +315,7 @@ def build(
     return Source(name, read, signing=signing, loopback_only=loopback_only)
 
 
-def build_scheme(spec: Verify) -> Scheme:
-    """Build the scheme that a setting or a program names."""
+def _build_scheme(spec: Verify) -> Scheme:
     if isinstance(spec, str | Mapping | Sequence):
         return from_config(spec)
     return cast("Scheme", spec) if hasattr(spec, "verifier") else Custom(spec)
@@ -374,11 +362,6 @@ def _is_signed(spec: Spec, scheme: Scheme) -> bool:
     return kind == "literal" or ("body" in scheme.covers and (kind != "form" or "headers" in scheme.covers))
 
 
-def _proof(scheme: Scheme) -> Proof:
-    """Return what a scheme signs, where it says so itself; else the body."""
-    return getattr(scheme, "proof", None) or (lambda arrival: arrival.body)
-
-
 def _credentials(scheme: Scheme) -> list[str]:
     """Return the paths of the secret itself in the body: it must not reach the store (S25)."""
     if isinstance(scheme, Either):
@@ -404,18 +387,10 @@ def split_at(path: str) -> Splitter:
             found = found.get(name) if isinstance(found, dict) else None
         if not isinstance(found, list):
             return [data]
-        # One by one, so that who takes them can stop: each repeats the envelope, and a batch may grow without bound.
+        # One by one, so that the caller can stop: each repeats the envelope, and a batch may grow without bound.
         return (wrap(data, names, item) for item in found)
 
     return split
-
-
-def _choose_key(given: Settings, preset: Preset | None, scheme: Scheme) -> Spec:
-    """Return where to look for the key: what the settings say, else the preset, else the default."""
-    spec = given.key
-    if spec is None:
-        spec = preset.settings.key if preset else _default_key(scheme)
-    return None if spec == "none" else spec
 
 
 def _default_key(scheme: Scheme) -> Spec:

@@ -53,7 +53,7 @@ KEPT: Final = "oncehook-traceparent"
 """The header under which the context of `receive` is kept with an event."""
 
 
-def wanted() -> Traces | None:
+def find_traces() -> Traces | None:
     """Return traces, where an OpenTelemetry SDK has been set up in this process; else None."""
     return Traces() if "opentelemetry.sdk.trace" in sys.modules else None
 
@@ -79,11 +79,9 @@ class Traces:
     # -- what the inbox calls when it starts ---------------------------------------------------
 
     def receiver(self, *parts: Any) -> Receiver:
-        """Build a receiver of these parts, with a span for each arrival."""
         return _TracedReceiver(self, *parts)
 
     def destination(self, destination: Destination) -> Destination:
-        """Wrap a destination, with a span for each attempt."""
         if isinstance(destination, HttpDestination):
             destination.trace_headers = self._outgoing
         return _TracedDestination(destination, self)
@@ -177,7 +175,7 @@ class Traces:
 
 
 class _TracedReceiver(Receiver):
-    """A receiver that makes a span of each arrival."""
+    """Receiver with a span for each arrival."""
 
     def __init__(self, traces: Traces, *parts: Any) -> None:
         super().__init__(*parts)
@@ -189,10 +187,10 @@ class _TracedReceiver(Receiver):
         if isinstance(begun, Receipt):
             self._traces.end_receive(span, begun.outcome, begun.event_ids)
         else:
-            begun.pending.future.add_done_callback(partial(self._decided, span))
+            begun.pending.future.add_done_callback(partial(self._end_decided, span))
         return begun
 
-    def _decided(self, span: Span, decided: asyncio.Future[list[Verdict]]) -> None:
+    def _end_decided(self, span: Span, decided: asyncio.Future[list[Verdict]]) -> None:
         if decided.cancelled():
             self._traces.end_receive(span, "abandoned")
         elif error := decided.exception():

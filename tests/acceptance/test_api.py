@@ -78,7 +78,7 @@ async def either(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 def dlv(value: bytes) -> str:
-    return str(value)
+    return str(DeliveryId(value))
 
 
 def evt(value: bytes) -> str:
@@ -353,11 +353,11 @@ async def test_what_is_not_finished_is_never_replayed(either: House) -> None:
     assert await either.refused("POST", done, {}) == (409, "not_replayable")
     await either.post(done, {"force": True})
     await either.post(f"/deliveries/{dlv(found['discarded'][0])}/replay")
-    missing = str(new_id())
+    missing = str(DeliveryId(new_id()))
     assert await either.refused("POST", f"/deliveries/{missing}/replay", {}) == (404, "not_found")
 
 
-async def test_a_replay_is_offered_only_where_it_can_work(either: House) -> None:
+async def test_a_replay_is_offered_only_where_it_can_work(either: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ended, not erased, not replayed a moment ago, and for a destination that somebody works for."""
     found = await mixture(either.store)
     ended = [one for status in ("dead", "dead of mail", "discarded", "done") for one in found[status]]
@@ -377,7 +377,8 @@ async def test_a_replay_is_offered_only_where_it_can_work(either: House) -> None
     worker = StoredWorker("w", "elsewhere", 1, clock.now_utc(), clock.now_utc(), 0, ["old"])
     await either.store.register_worker(worker)
     assert await offered() == {*ended, nowhere}
-    either.admin._now = lambda: clock.now_utc() + timedelta(seconds=61)
+    later = clock.now_utc() + timedelta(seconds=61)
+    monkeypatch.setattr(clock, "now_utc", lambda: later)
     assert await offered() == {*ended, nowhere, replayed}
 
 
@@ -422,7 +423,7 @@ async def test_retry_makes_a_waiting_delivery_due(house: House) -> None:
     assert datetime.fromisoformat(shown["due_at"]) <= datetime.now(UTC) + timedelta(seconds=1)
     assert await finish(house.store) == [made]
     assert await house.refused("POST", f"/deliveries/{dlv(made)}/retry") == (409, "not_waiting")
-    missing = str(new_id())
+    missing = str(DeliveryId(new_id()))
     assert await house.refused("POST", f"/deliveries/{missing}/retry") == (404, "not_found")
 
 
@@ -434,7 +435,7 @@ async def test_a_dead_letter_is_discarded_with_its_reason(house: House) -> None:
     assert (shown["status"], shown["reason"]) == ("discarded", "a test order")
     assert (await house.post(path, {}))["status"] == "discarded"  # a double click
     assert await house.refused("POST", f"/deliveries/{dlv(pending)}/discard", {}) == (409, "not_waiting")
-    missing = str(new_id())
+    missing = str(DeliveryId(new_id()))
     assert await house.refused("POST", f"/deliveries/{missing}/discard", {}) == (404, "not_found")
 
 
@@ -671,7 +672,7 @@ async def test_a_replay_is_paused_resumed_and_aborted(either: House) -> None:
     assert (await either.post(f"{path}/resume"))["state"] == "running"
     assert (await either.post(f"{path}/abort"))["state"] == "aborted"
     assert await either.refused("POST", f"{path}/resume") == (409, "not_waiting")
-    missing = str(new_id())
+    missing = str(ReplayId(new_id()))
     assert await either.refused("POST", f"/replays/{missing}/abort") == (404, "not_found")
 
 
@@ -859,7 +860,7 @@ async def test_it_works_below_any_prefix(house: House) -> None:
 
 def address(path: str) -> str:
     kind = {"events": EventId, "deliveries": DeliveryId, "replays": ReplayId}.get(path.split("/")[1])
-    return path.replace("{id}", str(new_id()) if kind else "").replace("{name}", "crm")
+    return path.replace("{id}", str(kind(new_id())) if kind else "").replace("{name}", "crm")
 
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS, ids=lambda e: f"{e.method} {e.path}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from oncehook import Event, Inbox
-from oncehook.model import DeliveryStatus, EventId, Filter
+from oncehook.model import ArrivalId, DeliveryStatus, EventId, Filter
 from oncehook.settings import load
 from oncehook.settings.build import Encrypt
 from oncehook.store.cipher import Cipher
@@ -113,7 +113,7 @@ async def test_the_api_says_what_cannot_be_decrypted(tmp_path: Path) -> None:
         assert (await house.ask("GET", f"/events/{fine_id}/body")).body == b'{"n": 3}'
         arrivals = (await house.get(f"/events/{fine_id}/arrivals"))["items"]
         assert [one["outcome"] for one in arrivals] == ["accepted", "conflict"]
-        arrival_id = str(conflict.event_id)
+        arrival_id = str(ArrivalId(conflict.event_id))
         assert await house.refused("GET", f"/events/{fine_id}/arrivals/{arrival_id}/body") == (409, "undecryptable")
         assert [one["status"] for one in (await house.get("/deliveries"))["items"]] == ["pending", "pending"]
 

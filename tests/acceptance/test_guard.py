@@ -98,7 +98,7 @@ async def serving(
     """A server with a few sources, stopped as an operator would. What comes from this machine is a proxy's word."""
     path = folder / "inbox.db"
     inbox = Inbox(f"sqlite:{path}")
-    inbox.store = SqliteStore(path, **store)
+    inbox._parts.store = SqliteStore(path, **store)
     scheme = Hmac(header="X-Signature", prefix="sha256=")
     inbox.source("orders", verify=scheme, secret=SECRET, key="$.id", budget="20s")
     inbox.source("hasty", verify=scheme, secret=SECRET, key="$.id", budget="0.4s")

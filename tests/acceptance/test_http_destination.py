@@ -23,13 +23,13 @@ import pytest
 from standardwebhooks import Webhook
 
 from oncehook import clock
-from oncehook.categories import Rules
+from oncehook.categories import FailureRules
 from oncehook.destinations.base import Destination, Result, Terms
 from oncehook.destinations.http import HttpDestination
 from oncehook.errors import ConfigError
 from oncehook.http_client.addresses import Network
 from oncehook.http_client.client import HttpClient
-from oncehook.model import Arrival, Category, Lease, Options, Priority, pack_head
+from oncehook.model import Arrival, Category, Lease, Options, Priority, ReplayId, pack_head
 from oncehook.verify.standard import StandardWebhooks
 from tests import certificates
 from tests.leases import make_lease
@@ -37,6 +37,7 @@ from tests.leases import make_lease
 SECRET, OLD_SECRET = b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", b"whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD"
 EVENT = bytes.fromhex("0199a4e80a007000800000000000") + b"\0\0"
 EVENT_ID = "evt_0199a4e80a0070008000000000000000"
+REPLAY = ReplayId(b"r" * 16)
 BODY = '{"hello": "wörld"}'.encode()
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 LOOPBACK = [ip_network("127.0.0.1/32")]
@@ -46,7 +47,7 @@ LOOPBACK = [ip_network("127.0.0.1/32")]
 
 
 @dataclass
-class PlanSnapshot:
+class Received:
     """One request as it came over the wire."""
 
     line: str
@@ -60,7 +61,7 @@ class PlanSnapshot:
         return dict(self.pairs)
 
 
-Behaviour = Callable[[PlanSnapshot, asyncio.StreamWriter], Awaitable[None]]
+Behaviour = Callable[[Received, asyncio.StreamWriter], Awaitable[None]]
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Sink:
 
     port: int = 0
     says: bytes | Behaviour = OK
-    seen: list[PlanSnapshot] = field(default_factory=list)
+    seen: list[Received] = field(default_factory=list)
     connections: int = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -87,12 +88,12 @@ class Sink:
         writer.close()
 
 
-async def read_request(reader: asyncio.StreamReader) -> PlanSnapshot:
+async def read_request(reader: asyncio.StreamReader) -> Received:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").removesuffix("\r\n\r\n")
     line, *lines = head.split("\r\n")
     pairs = [(name.lower(), value) for name, _, value in (text.partition(": ") for text in lines)]
     length = next(int(value) for name, value in pairs if name == "content-length")
-    return PlanSnapshot(line, pairs, await reader.readexactly(length))
+    return Received(line, pairs, await reader.readexactly(length))
 
 
 @asynccontextmanager
@@ -140,7 +141,7 @@ def head(*headers: tuple[str, str]) -> bytes:
 async def opened(url: str | Sink, **options: Any) -> AsyncIterator[HttpDestination]:
     where = url if isinstance(url, str) else f"http://127.0.0.1:{url.port}/hook"
     options.setdefault("allow_private", LOOPBACK)
-    terms = Terms(timeout=options.pop("timeout", 60.0), rules=options.pop("rules", Rules()))
+    terms = Terms(timeout=options.pop("timeout", 60.0), rules=options.pop("rules", FailureRules()))
     made = HttpDestination("sink", where, terms=terms, **options)
     await made.open()
     try:
@@ -232,22 +233,22 @@ async def test_without_a_secret_there_is_no_signature_and_without_a_subject_no_s
     ("changes", "expected"),
     [
         ({"attempt": 3}, ("3", "1", "retry")),
-        ({"run": 2, "replay_id": b"r" * 16}, ("1", "2", "replay")),
-        ({"run": 2, "replay_id": b"r" * 16, "turn": Priority.replay}, ("1", "2", "bulk-replay")),
-        ({"run": 2, "attempt": 2, "replay_id": b"r" * 16}, ("2", "2", "retry")),
+        ({"run": 2, "replay_id": REPLAY}, ("1", "2", "replay")),
+        ({"run": 2, "replay_id": REPLAY, "priority": Priority.replay}, ("1", "2", "bulk-replay")),
+        ({"run": 2, "attempt": 2, "replay_id": REPLAY}, ("2", "2", "retry")),
     ],
 )
 async def test_it_says_which_attempt_this_is_and_why(sink: Sink, changes: Any, expected: tuple[str, str, str]) -> None:
     await attempt(sink, lease(**changes))
     headers = sink.seen[0].headers
     assert (headers["oncehook-attempt"], headers["oncehook-run"], headers["oncehook-trigger"]) == expected
-    assert headers.get("oncehook-replay") == ("rpl_" + (b"r" * 16).hex() if "replay_id" in changes else None)
+    assert headers.get("oncehook-replay") == ("rpl_" + REPLAY.hex() if "replay_id" in changes else None)
 
 
 async def test_the_id_stays_the_same_over_all_attempts_unless_a_fresh_one_is_ordered(sink: Sink) -> None:
     """R50, R53, R48."""
     async with opened(sink, sign=[SECRET]) as destination:
-        for work in (lease(), lease(attempt=2), lease(run=2, replay_id=b"r" * 16)):
+        for work in (lease(), lease(attempt=2), lease(run=2, replay_id=REPLAY)):
             await destination.attempt(work)
         await destination.attempt(lease(run=2, options=Options.fresh_id | Options.hold))
         await destination.attempt(lease(run=2, attempt=2, options=Options.fresh_id))
@@ -397,7 +398,7 @@ async def test_statuses_that_a_destination_names_count_before_the_table(
     sink: Sink, status: int, category: Category | None
 ) -> None:
     sink.says = b"HTTP/1.1 %d Whatever\r\nContent-Length: 0\r\n\r\n" % status
-    rules = Rules(transient=frozenset({404, 410}), permanent=frozenset({409, 503}))
+    rules = FailureRules(transient=frozenset({404, 410}), permanent=frozenset({409, 503}))
     result = await attempt(sink, rules=rules)
     assert (result.category, result.pause) == (category, None), "who is to be tried again is not paused"
     assert len(sink.seen) == 1
@@ -436,7 +437,7 @@ async def test_retry_after_in_seconds_and_as_a_date(sink: Sink, monkeypatch: pyt
 async def test_what_it_said_is_kept_up_to_4_kb(sink: Sink) -> None:
     poured = 0
 
-    async def pour(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
+    async def pour(seen: Received, writer: asyncio.StreamWriter) -> None:
         nonlocal poured
         writer.write(b"HTTP/1.1 500 X\r\nTransfer-Encoding: chunked\r\n\r\n")
         while True:
@@ -480,7 +481,7 @@ async def test_nothing_is_decompressed(sink: Sink, encoding: bytes) -> None:
 async def test_our_own_credentials_do_not_come_back_into_the_store(sink: Sink) -> None:
     """S25: many receivers repeat the request in their answer."""
 
-    async def repeat(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
+    async def repeat(seen: Received, writer: asyncio.StreamWriter) -> None:
         text = repr(seen.headers).encode() + b" hush-hush-token"
         writer.write(b"HTTP/1.1 400 X\r\nContent-Length: %d\r\n\r\n%b" % (len(text), text))
 
@@ -514,11 +515,11 @@ async def test_cookies_do_not_last(sink: Sink) -> None:
 # -- one deadline over everything (R55) --------------------------------------------------------
 
 
-async def never(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
+async def never(seen: Received, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
 
-async def drip_head(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
+async def drip_head(seen: Received, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\n")
     while True:
         writer.write(b"X-A: b\r\n")
@@ -526,7 +527,7 @@ async def drip_head(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.02)
 
 
-async def drip_body(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
+async def drip_body(seen: Received, writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 4000\r\n\r\n")
     while True:
         writer.write(b".")
@@ -558,7 +559,7 @@ async def test_a_drip_fed_body_ends_at_the_deadline_and_the_status_stands(sink: 
 
 
 async def test_a_status_stands_when_the_body_is_cut_off(sink: Sink) -> None:
-    async def cut(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
+    async def cut(seen: Received, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 X\r\nContent-Length: 100\r\n\r\nhalf")
         await writer.drain()
         writer.close()
@@ -644,7 +645,7 @@ async def test_a_name_that_leads_nowhere_is_transient() -> None:
     ],
 )
 async def test_nonsense_is_transient(sink: Sink, said: bytes, error: str) -> None:
-    async def say(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
+    async def say(seen: Received, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         await writer.drain()
         writer.close()
@@ -657,7 +658,7 @@ async def test_nonsense_is_transient(sink: Sink, said: bytes, error: str) -> Non
 
 
 async def test_a_kept_connection_that_was_just_closed_costs_no_attempt(sink: Sink) -> None:
-    async def rude(seen: PlanSnapshot, writer: asyncio.StreamWriter) -> None:
+    async def rude(seen: Received, writer: asyncio.StreamWriter) -> None:
         if len(sink.seen) == 2:  # the second request over the first connection
             writer.close()
         else:

@@ -41,6 +41,8 @@ async def test_an_event_does_not_go_round_for_ever(engine: Engine) -> None:
     answer = await receiver.client().post("/in/loop", b"{}", {"webhook-id": "first"})
     assert answer.status == 200
     await until(lambda: ("dead",) in engine.rows("SELECT status FROM deliveries"))
+    # the last refusal may be settled before the hop that led to it
+    await until(lambda: ("pending",) not in engine.rows("SELECT status FROM deliveries"))
     assert sorted(engine.rows("SELECT status FROM deliveries")) == [("dead",), *[("done",)] * MOST_HOPS]
     assert len(engine.rows("SELECT id FROM events")) == MOST_HOPS + 1
     [(status, said)] = engine.rows("SELECT status, answer FROM attempts WHERE outcome = 'dead'")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted, addresses
+from oncehook.http_client import AddressForbidden, HttpAnswer, Unanswered, Untrusted, addresses
 from oncehook.http_client.client import HttpClient
 from oncehook.http_client.connection import _PIECE, LARGE
 from oncehook.model import Category
@@ -69,7 +69,7 @@ async def call(
     headers: Mapping[str, str] = {},
     within: float = 60,
     **how: Any,
-) -> Answer:
+) -> HttpAnswer:
     body = how.pop("body", None if method in ("GET", "HEAD") else b"{}")
     return await outbound.request(method, f"{api.url}/", headers, body, within=within, **how)
 
@@ -148,7 +148,7 @@ async def test_an_answer_that_says_where_it_ends_leaves_the_connection_for_the_n
 
     async with facing(in_pieces) as (outbound, api):
         for _ in range(3):
-            assert await call(outbound, api) == Answer(status, body)
+            assert await call(outbound, api) == HttpAnswer(status, body)
         assert api.connections == 1
 
 
@@ -180,7 +180,7 @@ async def test_after_any_other_answer_the_next_call_has_a_connection_of_its_own(
     async with facing(said, OK) as (outbound, api):
         first = await call(outbound, api)
         assert (first.status // 100, first.body) == (2, body)
-        assert await call(outbound, api) == Answer(200, b"ok")
+        assert await call(outbound, api) == HttpAnswer(200, b"ok")
         assert api.connections == 2
 
 
@@ -230,14 +230,14 @@ async def test_a_server_that_speaks_first_is_not_listened_to() -> None:
     async with listening(greet) as server, opened() as outbound:
         for _ in range(3):
             with suppress(Unanswered):  # it may also come after the request, and then it is as good as an answer
-                assert await outbound.request("POST", url_of(server), {}, b"{}", within=0.3) == Answer(200, b"ok")
+                assert await outbound.request("POST", url_of(server), {}, b"{}", within=0.3) == HttpAnswer(200, b"ok")
 
 
 @on_both_loops
 async def test_nobody_waits_for_what_is_not_kept() -> None:
     async with facing(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n0123456789") as (outbound, api):
         got = await asyncio.wait_for(call(outbound, api, within=600, most=10), 60)
-        assert got == Answer(200, b"0123456789")
+        assert got == HttpAnswer(200, b"0123456789")
 
 
 @on_both_loops
@@ -251,7 +251,7 @@ async def test_the_first_retry_after_of_the_answer_itself_is_kept() -> None:
 @on_both_loops
 async def test_the_head_of_an_answer_is_enough_for_head() -> None:
     async with facing(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n", OK) as (outbound, api):
-        assert await call(outbound, api, "HEAD") == Answer(200, b"")
+        assert await call(outbound, api, "HEAD") == HttpAnswer(200, b"")
         assert (await call(outbound, api)).body == b"ok"
         assert api.connections == 2
 
@@ -463,7 +463,7 @@ async def test_a_call_that_is_cancelled_while_its_answer_arrives_leaves_the_next
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-            assert await other == Answer(200, b"ok")
+            assert await other == HttpAnswer(200, b"ok")
 
 
 @on_both_loops
@@ -661,7 +661,7 @@ async def test_an_answer_before_all_was_sent_counts_and_ends_the_connection() ->
 
     async with listening(refuse, limit=1 << 12) as server, opened() as outbound:
         for n in (1, 2):
-            assert await outbound.request("POST", url_of(server), {}, b"x" * (32 << 20), within=60) == Answer(
+            assert await outbound.request("POST", url_of(server), {}, b"x" * (32 << 20), within=60) == HttpAnswer(
                 413, b"big"
             )
             assert connections == n
@@ -779,7 +779,7 @@ async def test_every_address_of_a_name_is_judged_before_there_is_a_socket() -> N
     async with facing(OK, allow_private=False, look_up=look_up) as (outbound, api):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(HttpClient, "_socket", lambda self, info: socket.socket(*info[:3]))
-            with pytest.raises(Forbidden):
+            with pytest.raises(AddressForbidden):
                 await outbound.request("POST", f"http://a.example:{api.port}/", {}, b"", within=60)
         assert api.connections == 0
 
@@ -787,7 +787,7 @@ async def test_every_address_of_a_name_is_judged_before_there_is_a_socket() -> N
 @on_both_loops
 async def test_an_address_in_the_url_is_judged_too() -> None:
     async with facing(OK, allow_private=False) as (outbound, api):
-        with pytest.raises(Forbidden) as raised:
+        with pytest.raises(AddressForbidden) as raised:
             await call(outbound, api)
         assert not raised.value.reached
         assert api.connections == 0
@@ -813,7 +813,7 @@ async def test_over_tls_connections_are_checked_kept_and_large_bodies_pass(
         async with opened(ca=certificate[0], look_up=look_up) as outbound:
             url = f"https://hooks.example:{api.port}/"
             for sent in (b"a", body, b"b"):
-                assert await outbound.request("POST", url, {}, sent, within=60) == Answer(200, b"ok")
+                assert await outbound.request("POST", url, {}, sent, within=60) == HttpAnswer(200, b"ok")
             assert api.connections == 1
             assert [asked.body for asked in api.asked] == [b"a", body, b"b"]
             assert api.asked[0].headers["host"] == f"hooks.example:{api.port}"
@@ -893,7 +893,7 @@ async def test_whatever_a_server_says_a_call_ends_and_the_next_one_gets_its_own_
 
         async def be_told(number: str) -> None:
             got = await call(outbound, api, headers={"number": number, "honest": "1"}, again=True)
-            assert got == Answer(200, number.encode())
+            assert got == HttpAnswer(200, number.encode())
 
         for start in range(0, 200, 50):
             numbers = [str(number) for number in range(start, start + 50)]

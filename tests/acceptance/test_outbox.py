@@ -19,7 +19,7 @@ import pytest
 from oncehook import Event, Inbox
 from oncehook.errors import ConfigError, MigrationNeeded, StoreUnavailable
 from oncehook.model import EventId, Filter, ReplayCommand, new_id
-from tests.acceptance.conftest import Engine
+from tests.acceptance.conftest import Engine, make_engine
 from tests.acceptance.outbox_app import make
 from tests.acceptance.test_crashes import end_leases
 from tests.torture.fleet import HANG
@@ -289,8 +289,9 @@ async def test_two_processes_at_once(postgres: Engine) -> None:
 # -- in a transaction of one's own -------------------------------------------------------------
 
 
-async def test_an_event_in_a_transaction_of_ones_own(postgres: Engine) -> None:
+async def test_an_event_in_a_transaction_of_ones_own(tmp_path: Path) -> None:
     """The inbox need not be started where it is emitted; who works is elsewhere, and woken by the commit."""
+    postgres = make_engine("postgres", tmp_path, bare=True)
     seen = asyncio.Queue[tuple[str, str | None]]()
     works, emits = Inbox(postgres.url), Inbox(postgres.url)
     url = postgres.url.partition("?schema=")[0]

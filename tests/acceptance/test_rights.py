@@ -20,7 +20,7 @@ from starlette.applications import Starlette
 
 from oncehook import admin, clock
 from oncehook.errors import StoreUnavailable
-from oncehook.model import Evidence, Filter, Rejection, Settle, Settlement
+from oncehook.model import ArrivalId, DeliveryId, Evidence, Filter, Rejection, ReplayId, Settle, Settlement
 from oncehook.secret import Secret
 from oncehook.settings.tables import TokenConfig
 from oncehook.web import api
@@ -75,11 +75,11 @@ async def rights(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
 
 
 def dlv(delivery: bytes) -> str:
-    return str(delivery)
+    return str(DeliveryId(delivery))
 
 
 def evt(delivery: bytes) -> str:
-    return str(delivery.event_id)
+    return str(DeliveryId(delivery).event_id)
 
 
 async def dead_pair(rights: Rights) -> tuple[bytes, bytes]:
@@ -119,8 +119,8 @@ async def test_what_it_may_not_see_is_not_there(rights: Rights) -> None:
     """404 and not 403, alike in every word with what never was."""
     _, other = await dead_pair(rights)
     made = (await rights.ask(ADMIN, "POST", "/replays", {"query": "source:orders status:dead"})).json["replay_id"]
-    there = {"{id}": evt(other), "{arrival}": str(other.event_id), "{name}": "orders"}
-    gone = {"{id}": evt(bytes(16)), "{arrival}": str(bytes(16)), "{name}": "nobody"}
+    there = {"{id}": evt(other), "{arrival}": str(ArrivalId(other.event_id)), "{name}": "orders"}
+    gone = {"{id}": evt(bytes(16)), "{arrival}": str(ArrivalId(bytes(16))), "{name}": "nobody"}
     asked = 0
     for endpoint in ENDPOINTS:
         if "{" not in endpoint.path:
@@ -132,7 +132,7 @@ async def test_what_it_may_not_see_is_not_there(rights: Rights) -> None:
             if path.startswith("/deliveries"):
                 names = names | {"{id}": dlv(other) if names is there else dlv(bytes(16))}
             elif path.startswith("/replays"):
-                names = names | {"{id}": made if names is there else str(bytes(16))}
+                names = names | {"{id}": made if names is there else str(ReplayId(bytes(16)))}
             elif path.startswith("/destinations"):
                 names = names | {"{name}": "mail" if names is there else "nobody"}
             for place, value in names.items():
@@ -448,7 +448,7 @@ async def test_a_flood_of_refusals_leaves_few_lines(rights: Rights, monkeypatch:
     for n in range(20 * 9):
         await rights.ask(viewer, "POST", f"/destinations/{n}/resume")
     told = [detail.get("so_far_this_minute") for _, _, _, detail in await acts(rights)]
-    assert told == [None] * admin.FIRST + [40, 80, 160]
+    assert told == [None] * admin.NOTED_EACH + [40, 80, 160]
     steady += 60
     await rights.ask(viewer, "POST", "/destinations/crm/resume")
     assert len(await acts(rights)) == len(told) + 1

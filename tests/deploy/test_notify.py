@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from oncehook.notify import Supervisor, supervised
+from oncehook.notify import Supervisor, supervise
 from tests.acceptance.sink import Sink
 from tests.waiting import until
 
@@ -96,7 +96,7 @@ async def test_ready_says_what_it_does(manager: Manager) -> None:
 
 
 async def test_a_loop_that_hangs_is_silent(manager: Manager) -> None:
-    async with supervised({"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "30000"}):
+    async with supervise({"NOTIFY_SOCKET": manager.address, "WATCHDOG_USEC": "30000"}):
         await until(lambda: "WATCHDOG=1" in manager.pending())
         time.sleep(0.2)  # the loop does not turn
         assert manager.pending() == []
@@ -118,7 +118,7 @@ async def test_a_loop_that_hangs_is_silent(manager: Manager) -> None:
     ],
 )
 async def test_where_nobody_listens_nothing_happens(env: dict[str, str]) -> None:
-    async with supervised(env) as supervisor:
+    async with supervise(env) as supervisor:
         supervisor.ready("x")
         supervisor.stopping()
         assert supervisor.interval is None

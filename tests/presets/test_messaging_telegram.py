@@ -77,7 +77,7 @@ async def test_the_token_lets_it_in_and_is_not_kept(tmp_path: Path) -> None:
         taken = await send_as(place, {"update_id": 1, "message": MESSAGE}, {TOKEN: SECRET.decode()})
         assert taken.outcome == "accepted"
         [event] = await place.events()
-        assert b"x-telegram-bot-api-secret-token: [masked]" in event.head
+        assert b"x-telegram-bot-api-secret-token: [masked]" in event.request_head
         assert SECRET not in place.bytes_on_disk()
 
 

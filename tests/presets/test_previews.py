@@ -11,7 +11,7 @@ import pytest
 
 from oncehook import presets
 from oncehook.errors import ConfigError
-from oncehook.model import LONGEST_BODY, Arrival, EventDetails, Mark, new_id, pack_head
+from oncehook.model import LONGEST_BODY, Arrival, ArrivalId, EventDetails, EventId, Mark, new_id, pack_head
 from oncehook.sources import Source, build
 from oncehook.verify import Nothing
 
@@ -31,7 +31,22 @@ def kept(body: bytes, *, header: tuple[bytes, bytes] = JSON, query: bytes = b"",
     """An event as it stands in the store: of a part of a batch, the head is with the batch."""
     head = b"" if batch else pack_head(Arrival("x", [header], body, query, path="/in/x"))
     return EventDetails(
-        new_id(), "x", "t", None, None, NOW, None, Mark.none, head, body, new_id() if batch else None, 1
+        EventId(new_id()),
+        1,
+        "x",
+        "t",
+        None,
+        None,
+        NOW,
+        None,
+        Mark.none,
+        None,
+        None,
+        head,
+        body,
+        batch_id=ArrivalId(new_id()) if batch else None,
+        copies=1,
+        same_as=None,
     )
 
 

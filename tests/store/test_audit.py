@@ -9,11 +9,10 @@ from contextlib import closing
 import psycopg
 import pytest
 
-from oncehook.admin import Admin
 from oncehook.model import EraseOrder, subject_hash
 from oncehook.store.base import Store
 from tests.store.conftest import Ground, PostgresGround, SqliteGround
-from tests.store.making import DAY, dead_letters
+from tests.store.making import DAY, AdminOnly, dead_letters
 
 REFUSED = (sqlite3.IntegrityError, psycopg.errors.RestrictViolation)
 
@@ -169,8 +168,8 @@ async def test_an_old_line_behind_a_younger_one_waits(ground: Ground, store: Sto
 async def test_a_replay_of_a_subject_does_not_name_it(ground: Ground, store: Store) -> None:
     """A line cannot be changed when the subject is erased, so it holds a hash from the beginning."""
     await dead_letters(store, "cus_42")
-    admin = Admin(store, sources={}, destinations={})
-    await admin.start_replay(admin.wish("subject:cus_42 status:dead"), actor="ann")
+    admin = AdminOnly(store).admin
+    await admin.start_replay(admin.build_request("subject:cus_42 status:dead"), actor="ann")
     [line] = [line for line in await store.audit_log() if line.act == "replay"]
     assert "cus_42" not in str(line)
     assert f"#{subject_hash('cus_42')}" in str(line.detail["query"])

@@ -20,6 +20,7 @@ from oncehook.store.base import Store
 from oncehook.store.cipher import Cipher
 from oncehook.store.migrate import migrations
 from oncehook.store.postgres import read as postgres_read
+from oncehook.store.sqlite import connection as sqlite_connection
 from oncehook.store.sqlite import read
 from tests.servers import fresh_schema, shared_postgres
 from tests.store.conftest import Ground
@@ -215,7 +216,7 @@ async def test_what_was_taken_out_is_not_found(ground: Ground, store: Store) -> 
 @pytest.fixture(scope="module")
 def sqlite_says() -> Iterator[Callable[[bytes, Clause], bool]]:
     with closing(sqlite3.connect(":memory:")) as connection:
-        read.teach(connection, Cipher())
+        sqlite_connection.teach(connection, Cipher())
 
         def says(body: bytes, *asked: Clause) -> bool:
             text = "SELECT count(*) FROM (SELECT :body AS body, NULL AS id) e WHERE true " + read.SAYS
@@ -231,10 +232,10 @@ def test_python_is_asked_about_few() -> None:
 
     def says(body: bytes, asked: str) -> bool:
         told.append(body)
-        return read.says(body, asked)
+        return sqlite_connection.says(body, asked)
 
     with closing(sqlite3.connect(":memory:")) as connection:
-        read.teach(connection, Cipher())
+        sqlite_connection.teach(connection, Cipher())
         connection.create_function("body_says", 2, says, deterministic=True)
         connection.execute("CREATE TABLE events (body BLOB, id BLOB)")
         sent = [b'{"n": %d, "t": "%d"}' % (n, n) for n in range(100)] + [b"no JSON", b'{"n": "97"}']

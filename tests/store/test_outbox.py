@@ -337,7 +337,7 @@ async def test_the_callers_commit_wakes_workers_elsewhere(place: Place) -> None:
     store = PostgresStore(place.url, schema=place.schema)
     place.stores.append(store)
     woken = asyncio.Event()
-    store.observer.wake = lambda _: woken.set()
+    store.observer.wake, store.observer.works = (lambda _: woken.set()), True
     await store.open()
     writer = await place.open()
     await woken.wait()  # as soon as it listens: for what was called before

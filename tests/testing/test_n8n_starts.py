@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from oncehook.errors import ConfigError
-from oncehook.http_client import Answer
+from oncehook.http_client import HttpAnswer
 from oncehook.model import Category
 from oncehook.testing import TestInbox
 from oncehook.testing.standins import N8nStandIn
@@ -95,8 +95,8 @@ async def test_another_method_than_the_workflows_is_no_matter_of_time() -> None:
     from oncehook.destinations.receivers import receiver_of
 
     n8n = receiver_of("n8n")
-    assert n8n.why_unready(Answer(404, WRONG_METHOD)) is None
-    assert n8n.why_unready(Answer(200, b'{"message":"Workflow was started"}')) is None
+    assert n8n.why_unready(HttpAnswer(404, WRONG_METHOD)) is None
+    assert n8n.why_unready(HttpAnswer(200, b'{"message":"Workflow was started"}')) is None
     with pytest.raises(ConfigError, match="n8n") as refused:
         receiver_of("stripe")
     assert "sources" in refused.value.hint

@@ -23,7 +23,6 @@ from starlette.applications import Starlette
 from oncehook.inbox import Inbox
 from oncehook.model import Arrival
 from oncehook.sources import Reply, Source
-from oncehook.store.sqlite import SqliteStore
 from oncehook.verify import Hmac
 from oncehook.web import server
 from oncehook.web.asgi import HookApp
@@ -152,12 +151,11 @@ def replace_common(common: dict[str, Any], **changed: Any) -> dict[str, Any]:
 
 @contextlib.asynccontextmanager
 async def served(
-    folder: Path, way: str, limits: ConnectionLimits = LIMITS, *, most_held: int = 256 << 20, **store: Any
+    folder: Path, way: str, limits: ConnectionLimits = LIMITS, *, most_held: int = 256 << 20
 ) -> AsyncIterator[Served]:
     """One server, on the running loop."""
     path = folder / f"{way}.db"
     inbox = Inbox(f"sqlite:{path}")
-    inbox.store = SqliteStore(path, **store)
     furnish(inbox)
     async with inbox.running():
         hooks = Hooks(inbox.receiver, "/in/", peer_finder(()), BodyBudget(most_held))

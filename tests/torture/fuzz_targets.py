@@ -23,7 +23,7 @@ from oncehook import human, payload, presets, query, settings
 from oncehook.errors import ConfigError, QueryInvalid, Rejected, SignatureInvalid
 from oncehook.ingest import Receiver, is_direct
 from oncehook.model import Arrival, Headers, key_hash, pack_head, unpack_head
-from oncehook.rules import Rule, RuleContext, Rules, bounded
+from oncehook.rules import Rule, RuleContext, Rules, bound_text
 from oncehook.settings import development
 from oncehook.sources import Network, Source
 from oncehook.web.peers import UNKNOWN, peer_finder, plain
@@ -68,7 +68,7 @@ def sources() -> list[Source]:
 
 
 def fuzz_body(data: bytes) -> None:
-    """A JSON body, read as a whole: it is shallow, bounded, and hashes without an error."""
+    """A JSON body, read as a whole: it is shallow, bound_text, and hashes without an error."""
     with suppress(payload.Unreadable):
         value = payload.parse(data)
         assert _depth(value) <= payload.MAX_DEPTH
@@ -133,14 +133,14 @@ def fuzz_key(data: bytes) -> None:
     cut = len(joined) // 2
     moved = (joined[:cut], [joined[cut:]])
     assert (key_hash(*one) == key_hash(*moved)) == (one == moved)
-    assert len(bounded(joined).encode()) <= 512
+    assert len(bound_text(joined).encode()) <= 512
 
 
 def fuzz_query(data: bytes) -> None:
     """The query language; what it understood it can say again."""
     with suppress(QueryInvalid):
         meant = query.parse(data.decode("utf-8", "surrogateescape"), NOW)
-        assert query.parse(query.fixed(meant), NOW) == meant
+        assert query.parse(query.write_query(meant), NOW) == meant
 
 
 def fuzz_config(data: bytes) -> None:

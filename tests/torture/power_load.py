@@ -21,6 +21,7 @@ from oncehook.store.cipher import Cipher
 from oncehook.store.sqlite import SqliteStore, connection
 from tests.store.making import CRM, done, enrolled, intake, item, take
 from tests.torture.power_tap import Tap
+from tests.torture.seeded_bugs import everywhere
 
 ROUNDS: Final = 120
 CHECKPOINT: Final = 24
@@ -84,7 +85,7 @@ def settings(synchronous: str) -> Callable[[Path, Cipher], sqlite3.Connection]:
 
 def main(folder: Path, synchronous: str, seed: str) -> None:
     tap = Tap()
-    connection.connect = settings(synchronous)
+    everywhere(connection.connect, settings(synchronous))
     asyncio.run(load(folder / "oncehook.db", tap, random.Random(seed)))
     (folder / "tape").write_bytes(pickle.dumps(tap.tape))
 

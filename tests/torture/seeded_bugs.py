@@ -22,7 +22,7 @@ from oncehook import clock, ingest, model
 from oncehook.claims import postgres as postgres_claims
 from oncehook.claims import redis as redis_claims
 from oncehook.claims import sqlite as sqlite_claims
-from oncehook.http_client import Answer, addresses
+from oncehook.http_client import HttpAnswer, addresses
 from oncehook.http_client.client import HttpClient
 from oncehook.http_client.connection import Connection
 from oncehook.ingest import Receiver
@@ -272,12 +272,12 @@ def synchronous_normal() -> None:
     """Twice as fast."""
     connect = connection.connect
 
-    def faster(path: Path) -> sqlite3.Connection:
-        connection = connect(path)
+    def faster(path: Path, cipher: Cipher) -> sqlite3.Connection:
+        connection = connect(path, cipher)
         connection.execute("PRAGMA synchronous = NORMAL")
         return connection
 
-    connection.connect = faster
+    everywhere(connect, faster)
 
 
 @mistake("4xx on storage error")
@@ -422,7 +422,7 @@ def redirect_followed() -> None:
             places.append(value.decode())
         on_header(self, name, value)
 
-    async def following(self: HttpClient, method: str, url: str, *rest: Any, **options: Any) -> Answer:
+    async def following(self: HttpClient, method: str, url: str, *rest: Any, **options: Any) -> HttpAnswer:
         answer = await call(self, method, url, *rest, **options)
         if not 300 <= answer.status < 400:
             return answer
@@ -435,6 +435,6 @@ def redirect_followed() -> None:
 @mistake("is_global as filter")
 def is_global_as_filter() -> None:
     """The standard library knows what is private."""
-    look = addresses.denied
+    look = addresses.find_denial
     # In our own words, so that only what it lets through can tell it from our table.
     everywhere(look, lambda address: None if address.is_global else look(address) or "private")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from oncehook.errors import ConfigError
-from oncehook.http_client.addresses import TABLE, AddressRefused, Guard, denied
+from oncehook.http_client.addresses import TABLE, AddressRefused, Guard, find_denial
 from oncehook.http_client.urls import read_url, secret_parts, shown_url, with_path
 
 # -- the table ---------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def denied_line(text: str) -> str:
 
 @pytest.mark.parametrize("text", PUBLIC)
 def test_the_public_internet_begins_where_an_entry_ends(text: str) -> None:
-    assert denied(ip_address(text)) is None
+    assert find_denial(ip_address(text)) is None
     Guard().check(text)
 
 

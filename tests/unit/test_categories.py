@@ -40,7 +40,7 @@ from oncehook import GiveUp, InProgress, RetryLater
 from oncehook.destinations.base import Result
 from oncehook.destinations.handler import failure
 from oncehook.errors import Overloaded, StoreUnavailable
-from oncehook.http_client import Forbidden, Unanswered, Untrusted
+from oncehook.http_client import AddressForbidden, Unanswered, Untrusted
 from oncehook.model import Category
 from oncehook.payload import Unreadable
 from oncehook.whatsapp.outcomes import Reason, SendFailed
@@ -380,7 +380,7 @@ def test_the_network_and_time_are_transient(error: Exception) -> None:
         Unreadable("not readable as JSON"),
         ssl.SSLCertVerificationError(1, "certificate verify failed"),
         http.client.InvalidURL("no port"),
-        Forbidden("a private address"),
+        AddressForbidden("a private address"),
         Untrusted("expired"),
         StorageFailed("wrong keys", transient=False),
         SendFailed("gone", Reason.invalid_number),

@@ -146,7 +146,7 @@ def test_no_line_and_no_field_can_be_forged(written: io.StringIO, text: str) -> 
     observer.verbose = True
     observer.arrival("orders", ["accepted"], 0.1, 1, [item(text, text, text)], ["evt_1"])
     observer.arrival("orders", ["accepted"] * 2, 0.1, 1, [item()] * 2, ["evt_1", text])
-    observer.rejected(Arrival(text, [], b"", peer=text), None, SignatureInvalid(text))
+    observer.note_rejection(Arrival(text, [], b"", peer=text), None, SignatureInvalid(text))
     logging.getLogger("oncehook.store").error("store.failed", extra={"fields": {"error": text, "group": {text: 1}}})
     lines = written.getvalue().splitlines()
     one, batch, rejected, failed = map(details, lines)
@@ -174,7 +174,7 @@ def test_bodies_and_secrets_are_in_no_line(written: io.StringIO) -> None:
     observer = Observer("sqlite")
     secret = Arrival("orders", [(b"authorization", b"Bearer canary")], b"canary", b"token=canary", path="/in/canary")
     observer.arrival("orders", ["conflict"], 0.1, 1, [item()], ["evt_1"])
-    observer.rejected(secret, SOURCE, SignatureInvalid("mismatch"))
+    observer.note_rejection(secret, SOURCE, SignatureInvalid("mismatch"))
     assert len(written.getvalue().splitlines()) == 2
     assert "canary" not in written.getvalue()
     assert "the body" not in written.getvalue()

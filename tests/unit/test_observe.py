@@ -97,7 +97,7 @@ def test_what_is_odd_is_counted(observer: Observer) -> None:
 
 def test_a_strangers_text_never_becomes_a_label(observer: Observer) -> None:
     for name in ("never-heard-of", EVIL, '"},x{'):
-        observer.rejected(Arrival(name, [], b"body", peer="192.0.2.1"), None, SignatureInvalid("unknown source"))
+        observer.note_rejection(Arrival(name, [], b"body", peer="192.0.2.1"), None, SignatureInvalid("unknown source"))
     observer.arrival("orders", ["accepted"], 0.1, 1, [item(EVIL, EVIL, EVIL)], ["evt_1"])
     text = observer.exposition(None).decode()
     assert 'oncehook_arrivals_total{outcome="rejected",source="unknown"} 3.0' in text
@@ -110,9 +110,9 @@ def test_a_strangers_text_never_becomes_a_label(observer: Observer) -> None:
 
 def test_rejections_are_gathered_until_they_are_written(observer: Observer) -> None:
     SOURCE.id = 7
-    observer.rejected(Arrival("orders", [], b"12345", peer="192.0.2.1"), SOURCE, SignatureInvalid("stale"))
-    observer.rejected(Arrival("orders", [], b"", peer="192.0.2.1"), SOURCE, TooLarge())
-    observer.rejected(Arrival(EVIL * 100, [], b""), None, SignatureInvalid("unknown source"))
+    observer.note_rejection(Arrival("orders", [], b"12345", peer="192.0.2.1"), SOURCE, SignatureInvalid("stale"))
+    observer.note_rejection(Arrival("orders", [], b"", peer="192.0.2.1"), SOURCE, TooLarge())
+    observer.note_rejection(Arrival(EVIL * 100, [], b""), None, SignatureInvalid("unknown source"))
     gathered, counts = observer.take_counts()
     assert [(r.source, r.code, r.reason, r.peer, r.size) for r in gathered[:2]] == [
         ("orders", "signature_invalid", "stale", "192.0.2.1", 5),
@@ -128,7 +128,7 @@ def test_rejections_are_gathered_until_they_are_written(observer: Observer) -> N
 def test_a_flood_of_rejections_is_bounded(observer: Observer) -> None:
     SOURCE.id = 7
     for _ in range(5000):
-        observer.rejected(Arrival("orders", [], b""), SOURCE, SignatureInvalid())
+        observer.note_rejection(Arrival("orders", [], b""), SOURCE, SignatureInvalid())
     gathered, counts = observer.take_counts()
     assert (len(gathered), counts[7, "rejected"]) == (1000, 5000)
 
@@ -161,7 +161,7 @@ def test_one_json_line_for_what_somebody_may_have_to_act_on(observer: Observer, 
     observer.arrival("orders", ["accepted"], 0.1, 1, [item()], ["evt_1"])
     observer.arrival("orders", ["duplicate"], 0.1, 1, [item()], ["evt_1"])
     observer.arrival("orders", ["conflict"], 0.12345678, 1, [item()], ["evt_1"])
-    observer.rejected(Arrival("orders", [], b"12345", peer="192.0.2.1"), SOURCE, SignatureInvalid("stale"))
+    observer.note_rejection(Arrival("orders", [], b"12345", peer="192.0.2.1"), SOURCE, SignatureInvalid("stale"))
     observer.unavailable("orders", Overloaded())
     conflict, rejected, error = (json.loads(line) for line in lines_of(stream))
     assert conflict.pop("timestamp").endswith("Z")
@@ -263,7 +263,7 @@ def test_no_line_can_be_forged(observer: Observer, stream: io.StringIO, for_peop
     set_up_logging("info", stream, for_people=for_people)
     observer.verbose = True
     observer.arrival("orders", ["accepted"], 0.1, 1, [item(EVIL, EVIL, EVIL)], ["evt_1"])
-    observer.rejected(Arrival(EVIL, [], b"", peer=EVIL), None, SignatureInvalid(EVIL))
+    observer.note_rejection(Arrival(EVIL, [], b"", peer=EVIL), None, SignatureInvalid(EVIL))
     logging.getLogger("oncehook.x").warning("said %s", EVIL, extra={"error": EVIL})
     logging.getLogger("uvicorn.error").error(EVIL)
     lines = lines_of(stream)
@@ -296,7 +296,7 @@ def test_bodies_and_secrets_are_in_no_line(observer: Observer, stream: io.String
     set_up_logging("debug", stream, for_people=for_people)
     secret = Arrival("orders", [(b"authorization", b"Bearer canary")], b"canary", b"token=canary", path="/in/canary")
     observer.arrival("orders", ["conflict"], 0.1, 1, [item()], ["evt_1"])
-    observer.rejected(secret, SOURCE, SignatureInvalid("mismatch"))
+    observer.note_rejection(secret, SOURCE, SignatureInvalid("mismatch"))
     assert len(lines_of(stream)) == 2
     assert "canary" not in stream.getvalue()
     assert "the body" not in stream.getvalue()
@@ -311,11 +311,11 @@ def test_colour_only_on_a_terminal(observer: Observer, stream: io.StringIO, monk
     monkeypatch.delenv("NO_COLOR", raising=False)
     terminal, plain_terminal = Terminal(), Terminal()
     assert set_up_logging("info", terminal) is True
-    observer.rejected(Arrival("orders", [], b""), SOURCE, SignatureInvalid())
+    observer.note_rejection(Arrival("orders", [], b""), SOURCE, SignatureInvalid())
     assert "\x1b[31marrival.rejected" in terminal.getvalue()
     monkeypatch.setenv("NO_COLOR", "1")
     assert set_up_logging("info", plain_terminal) is True
-    observer.rejected(Arrival("orders", [], b""), SOURCE, SignatureInvalid())
+    observer.note_rejection(Arrival("orders", [], b""), SOURCE, SignatureInvalid())
     assert "\x1b" not in plain_terminal.getvalue()
 
 

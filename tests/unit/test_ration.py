@@ -38,7 +38,7 @@ def told(caught: Caught) -> list[tuple[str, dict[str, object]]]:
 def forge(observer: Observer, times: int, source: Source | None, error: Rejected) -> None:
     for n in range(times):
         name = f"guess-{n}" if source is None else source.name
-        observer.rejected(Arrival(name, [], b"{}", peer="192.0.2.1"), source, error)
+        observer.note_rejection(Arrival(name, [], b"{}", peer="192.0.2.1"), source, error)
 
 
 def test_of_a_flood_of_forgeries_a_few_are_logged_and_the_rest_in_sum(caught: Caught) -> None:

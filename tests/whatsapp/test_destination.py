@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from oncehook.categories import Rules
+from oncehook.categories import FailureRules
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import ConfigError
 from oncehook.model import ANSWER_KEPT, Category, Lease, Options, Preview, Priority
@@ -31,7 +31,7 @@ async def attempt(
     *,
     unsure: Unsure = "retry",
     timeout: float = 5.0,
-    rules: Rules = Rules(),  # noqa: B008 - it does not change
+    rules: FailureRules = FailureRules(),  # noqa: B008 - it does not change
     **how: Any,
 ) -> Result:
     phone = Phone([answer] if answer is not None else [])
@@ -84,7 +84,7 @@ async def test_the_category_is_that_of_the_reason(reason: Reason) -> None:
 
 
 async def test_a_status_that_the_settings_name_counts_before_the_apis_reason() -> None:
-    rules = Rules(transient=frozenset({400}))
+    rules = FailureRules(transient=frozenset({400}))
     assert (await attempt(closed(), rules=rules)).category is Category.transient
 
 

@@ -20,7 +20,7 @@ import pytest
 
 from oncehook import Inbox
 from oncehook.errors import ConfigError
-from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted
+from oncehook.http_client import AddressForbidden, HttpAnswer, Unanswered, Untrusted
 from oncehook.http_client.client import HttpClient
 from oncehook.http_client.proxy import proxy_from, read_proxy
 from oncehook.model import Category
@@ -142,7 +142,7 @@ async def behind(
 
 async def call(
     relay: Relay, url: str = "http://api.example/send", *, proxy: str | None = None, within: float = 60, **rules: Any
-) -> Answer:
+) -> HttpAnswer:
     outbound = HttpClient(proxy=proxy or relay.url(), **rules)
     await outbound.open()
     try:
@@ -192,7 +192,7 @@ async def test_tls_goes_through_to_the_other_end_and_is_checked_there(
 async def test_a_target_written_as_an_address_is_judged_and_the_proxy_is_not(kind: Literal["http", "socks5"]) -> None:
     async with behind(kind, OK) as (relay, api):
         for host in ("127.0.0.1", "10.0.0.1", "169.254.169.254", "[::1]", "[::ffff:10.0.0.1]"):
-            with pytest.raises(Forbidden) as raised:
+            with pytest.raises(AddressForbidden) as raised:
                 await call(relay, f"http://{host}/send")
             assert not raised.value.reached
         assert not relay.wanted

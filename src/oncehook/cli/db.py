@@ -128,9 +128,9 @@ async def _prune(config: Config) -> Pruned:
     async with _open_store(config, migrate=False) as store:
         ids = await store.register_names((), ())
         keep = {
-            ids.sources[name]: source.settings.keep_events
+            ids.sources[name]: source.keep_events
             for name, source in config.source.items()
-            if source.settings.keep_events is not None and name in ids.sources
+            if source.keep_events is not None and name in ids.sources
         }
         removed = Pruned()
         with Progress("pruning", unit="events") as bar:

@@ -30,7 +30,7 @@ from oncehook.cli.options import Setup, build_setup, config_option, voice
 from oncehook.cli.output import say
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.logs import set_up_logging
-from oncehook.notify import supervised
+from oncehook.notify import supervise
 
 if TYPE_CHECKING:
     from oncehook.inbox import Inbox
@@ -88,11 +88,11 @@ def serve(
 
 
 def _build(app: str | None, config_file: Path | None, settings: Mapping[str, object]) -> Setup:
-    from oncehook.traces import wanted
+    from oncehook.traces import find_traces
 
     setup = build_setup(app, config_file, settings)
     setup.inbox.observer.verbose = set_up_logging(setup.config.server.log_level)
-    setup.inbox.traces = setup.inbox.traces or wanted()
+    setup.inbox.traces = setup.inbox.traces or find_traces()
     return setup
 
 
@@ -100,7 +100,7 @@ async def _serve(setup: Setup, restart: Restart, *, work: bool, ui: bool, browse
     from oncehook.web.server import serve_inbox
 
     with restart.on_hangup():
-        async with supervised() as supervisor, setup.inbox.running(work=work):
+        async with supervise() as supervisor, setup.inbox.running(work=work):
 
             def stopping() -> None:
                 restart.stopping()
@@ -180,7 +180,7 @@ async def _work(
         loop.add_signal_handler(number, on_signal)
     running = setup.inbox.running(work=True, only=only, concurrency=concurrency)
     with restart.on_hangup():
-        async with supervised() as supervisor, running, _probes(setup, listen):
+        async with supervise() as supervisor, running, _probes(setup, listen):
             _freeze_objects()
             names = ", ".join(only or setup.inbox.destinations)
             say([f"oncehook worker ready for {names}"], err=True)

@@ -1,4 +1,4 @@
-"""What the worker asks of a destination, whatever its kind: make one attempt, and say how it went."""
+"""Destinations as the worker sees them, whatever their kind: each makes one attempt and returns its result."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-from oncehook.categories import Rules
+from oncehook.categories import FailureRules
 from oncehook.model import NO_EVIDENCE, Breaker, Category, Emission, Evidence, Lease, Settle, Settlement
 from oncehook.retry import DURABLE, Policy
 
 
 @dataclass(slots=True, frozen=True)
 class Terms:
-    """How a destination wants to be treated."""
+    """Terms under which a destination is sent to."""
 
     retry: Policy = DURABLE
     timeout: float = 15.0
     """Seconds that one attempt may take, in all."""
     lease: float = 10.0
-    """Seconds for which a worker's silence is borne."""
+    """Seconds of a worker's silence after which its lease ends."""
     concurrency: int = 16
     """Attempts at once, per worker process."""
     rate: float | None = None
     """Attempts begun per second, per worker process."""
     breaker: Breaker = field(default_factory=Breaker)
-    rules: Rules = field(default_factory=Rules)
+    rules: FailureRules = field(default_factory=FailureRules)
     """Which category its failures have, where the general table is not meant."""
 
 
 @dataclass(slots=True, frozen=True)
 class Result:
-    """How one attempt went."""
+    """Outcome of one attempt."""
 
     category: Category | None = None
-    """What kind of failure it was; None: it went well."""
+    """Category of the failure; None: it went well."""
     evidence: Evidence = NO_EVIDENCE
     retry_after: float | None = None
     """Seconds after which the destination wants to be asked again: not sooner than that, nor than our own policy."""
@@ -63,7 +63,7 @@ class Destination(Protocol):
     """Its id in the store; assigned when the inbox starts."""
     terms: Terms
     crash_tolerance: int
-    """Crashes of the process that are not held against a delivery (see LeaseRequest.trust)."""
+    """Crashes of the process that are not held against a delivery (see LeaseRequest.crash_tolerance)."""
     kind: str
     """`handler`, `http`, `sender`, or an integration's own word (`celery`), as it is shown."""
     address: str

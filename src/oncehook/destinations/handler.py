@@ -2,7 +2,7 @@
 
 What a handler raises decides what becomes of its delivery: `GiveUp` ends it, `RetryLater` says when, and anything else
 has the category that `categories` finds for it. What it returns is kept with the attempt. A coroutine is cancelled at
-its time limit; a thread cannot be, so its lease is kept until it ends (DESIGN.md 8.16).
+its time limit; a thread cannot be, so its lease is kept until it ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 import msgspec
 
 from oncehook import clock, faults, human
-from oncehook.categories import Rules
+from oncehook.categories import FailureRules
 from oncehook.destinations.base import WELL, Result, Terms, settlement
 from oncehook.errors import ConfigError, LeaseLost, RetryLater
 from oncehook.event import Event
@@ -33,14 +33,14 @@ Handler = Callable[..., Any]
 _NOT_THEIRS: Final = (str(Path(__file__).parent.parent), str(Path(asyncio.__file__).parent))
 """Frames of ours and of the loop say nothing about where a handler went wrong."""
 
-NO_RULES: Final = Rules()
+NO_RULES: Final = FailureRules()
 
 TIMEOUT: Final = 60.0
 """Seconds for a handler that says nothing else."""
 
 
 class HandlerDestination:
-    """See `Destination`."""
+    """A Python function that handles events; see `Destination`."""
 
     kind = "handler"
     crash_tolerance = 0
@@ -73,7 +73,6 @@ class HandlerDestination:
 
     @property
     def is_cancellable(self) -> bool:
-        """Whether an attempt can be ended at its time limit."""
         return self._on_loop
 
     async def open(self) -> None:
@@ -111,7 +110,7 @@ class HandlerDestination:
             faults.point("before_tx_settle")
             lease.is_settling = True
             await tx.settle(settlement(self.terms, lease, well, clock.perf() - started))
-        return _settled(well.emits)
+        return _note_commit(well.emits)
 
     async def _within_limit(self, attempt: Any) -> Any:
         try:
@@ -132,7 +131,7 @@ class HandlerDestination:
         return Result(evidence=kept_result(returned), commit=event.effect, emits=await self._emitter.emissions(drafts))
 
     async def _on_a_thread_with_tx(self, lease: Lease, event: Event) -> Result:
-        return _settled(await self._in_thread(self._call_with_tx, lease, event))
+        return _note_commit(await self._in_thread(self._call_with_tx, lease, event))
 
     def _call_with_tx(self, lease: Lease, event: Event) -> Sequence[Emission]:
         started = clock.perf()
@@ -146,29 +145,29 @@ class HandlerDestination:
 
     async def _in_thread(self, function: Callable[..., Any], *arguments: object) -> Any:
         # What is current here (a trace's span, say) is current for the handler too.
-        called = partial(copy_context().run, _carried, function, *arguments)
-        result = await asyncio.get_running_loop().run_in_executor(self._threads, called)
+        call = partial(copy_context().run, _call_on_thread, function, *arguments)
+        result = await asyncio.get_running_loop().run_in_executor(self._threads, call)
         if inspect.isawaitable(result):
             return await self._within_limit(result)  # a partial or a callable object that turned out to be asynchronous
         return result
 
 
 def _is_called_off() -> bool:
-    """Whether the worker ends this attempt. Otherwise something that the handler awaited was cancelled: a failure."""
+    """Tell whether the worker ends this attempt; else something that the handler awaited was cancelled: a failure."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
 
-def _carried(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call it on a thread: no future can carry a StopIteration, and who awaits one would wait for ever."""
+def _call_on_thread(function: Callable[..., Any], *arguments: object) -> Any:
+    """Call a function, with StopIteration replaced: no future can carry it, and who awaits one would wait for ever."""
     try:
         return function(*arguments)
     except StopIteration as error:
         raise RuntimeError("the handler raised StopIteration").with_traceback(error.__traceback__) from error
 
 
-def _settled(emits: Sequence[Emission]) -> Result:
-    """It was settled in the handler's own transaction, which is committed."""
+def _note_commit(emits: Sequence[Emission]) -> Result:
+    """Report what was emitted: the handler's own transaction, which settled the delivery, is committed."""
     for emission in emits:
         emission.committed()
     return Result(settled=True)
@@ -191,28 +190,25 @@ def _name_of(kind: type) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def failure(error: BaseException, rules: Rules = NO_RULES) -> Result:
+def failure(error: BaseException, rules: FailureRules = NO_RULES) -> Result:
     """Return what an exception says about an attempt."""
     found = rules.of_error(error)
     after = error.after if isinstance(error, RetryLater) else None
+    trace = "".join(traceback.format_exception(error))
     return Result(
         found.category,
-        Evidence(error=_first_line(error), answer=_trace(error)),
+        # The end of the traceback: that is where it went wrong.
+        Evidence(error=_first_line(error), answer=trace.encode("utf-8", "replace")[-ANSWER_KEPT:]),
         retry_after=found.retry_after,
         wait=None if after is None else human.seconds(after),
     )
 
 
 def _first_line(error: BaseException) -> str:
-    """`ValueError: no such order   app.py:9`: what happened, and where in the handler."""
+    """Return what happened, and where in the handler: `ValueError: no such order   app.py:9`."""
     message = str(error).strip().split("\n")[0]
-    said = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith(_NOT_THEIRS)]
     where = f"   {own[-1].filename.rpartition('/')[2]}:{own[-1].lineno}" if own else ""
-    return said[:500] + where
-
-
-def _trace(error: BaseException) -> bytes:
-    """The end of the traceback: that is where it went wrong."""
-    return "".join(traceback.format_exception(error)).encode("utf-8", "replace")[-ANSWER_KEPT:]
+    return text[:500] + where

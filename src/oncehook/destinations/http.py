@@ -18,7 +18,7 @@ from oncehook.destinations.base import Result, Terms
 from oncehook.destinations.receivers import ReceiverName, receiver_of
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client import HttpAnswer, Unanswered
 from oncehook.http_client.addresses import Network
 from oncehook.http_client.urls import read_url, secret_parts, shown_url
 from oncehook.model import ANSWER_KEPT, Category, Evidence, Lease, hops_of, unpack_head
@@ -43,13 +43,13 @@ _NEVER_FORWARDED: Final = re.compile(r"authorization|cookie2?|set-cookie2?|proxy
 _ALWAYS: Final = frozenset({"content-type", "traceparent", "tracestate"})
 """Headers of the sender that need not be listed to be passed on."""
 _ALWAYS_LINES: Final = re.compile(rf"\r\n({'|'.join(sorted(_ALWAYS))}): ([^\r]*(?:\r(?!\n)[^\r]*)*)")
-"""The same in a head that `pack_head` made, so that nobody reads all of it for their sake."""
+"""The same in a head that `pack_head` made, which so need not be parsed as a whole."""
 _TRACE: Final = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(?:-.*)?")
 _MASKED: Final = "[masked]"
 _SHORTEST_SECRET: Final = 6
 _VISIBLE: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 _PLAIN: Final = re.compile(r"[!-$&-~]*")
-"""What is visible already."""
+"""Text that needs no escape."""
 
 
 class HttpDestination:
@@ -73,7 +73,7 @@ class HttpDestination:
         outbound: HttpClient | None = None,
         preset: ReceiverName | None = None,
     ) -> None:
-        """`preset` names a receiver whose manners are known. Of a `url` that `is_secret`, only the host is shown.
+        """`preset` names a known receiver. Of a `url` that `is_secret`, only the host is shown.
 
         `outbound` brings rules and connections of its own; then `allow_private` and `ca` say nothing.
         """
@@ -84,11 +84,11 @@ class HttpDestination:
         self.address = f"POST {shown_url(self._url, is_secret=is_secret)}"
         self._signers = tuple(map(signer, sign))
         self._headers = {
-            read_header_name(said): read_header_value(said, text) for said, text in (headers or {}).items()
+            read_header_name(header): read_header_value(header, text) for header, text in (headers or {}).items()
         }
         self._forwarded = frozenset(map(read_forwarded_name, forward_headers))
         self._forwarded -= self._headers.keys()
-        self._hidden = _hidden([*self._headers.values(), *(secret_parts(self._url) if is_secret else ())])
+        self._hidden = _list_hidden([*self._headers.values(), *(secret_parts(self._url) if is_secret else ())])
         self._allow_private, self._ca = allow_private, ca
         self._outbound = outbound
         self._receiver = None if preset is None else receiver_of(preset)
@@ -96,26 +96,23 @@ class HttpDestination:
         """What tells the receiver which trace an attempt belongs to, where attempts are traced (see `traces`)."""
 
     def apart(self) -> HttpDestination:
-        """The same under the same rules, with connections of its own; also where no worker has opened this one."""
+        """Return a copy under the same rules, with connections of its own; also where no worker has opened this one."""
         twin = copy(self)
         twin._outbound = None
         return twin
 
     async def open(self) -> None:
-        """Be ready to send, on the running loop. The client is loaded here, and nowhere before."""
         if self._outbound is None:
-            from oncehook.http_client.client import HttpClient
+            from oncehook.http_client.client import HttpClient  # loaded here, and nowhere before
 
             self._outbound = HttpClient(allow_private=self._allow_private, ca=self._ca)
         await self._outbound.open()
 
     async def close(self) -> None:
-        """Let go of the connections."""
         if self._outbound is not None:
             await self._outbound.close()
 
     async def attempt(self, lease: Lease) -> Result:
-        """Send it once, within `terms.timeout`."""
         assert self._outbound is not None
         try:
             headers = self._headers_for(lease)
@@ -164,12 +161,12 @@ class HttpDestination:
         return headers
 
     def _from_request(self, head: bytes) -> dict[str, str]:
-        """Of the sender's headers its content type, its trace and those that are listed.
+        """Return, of the sender's headers, its content type, its trace and those that are listed.
 
         What came twice is joined by a comma; that is no trace any more, nor is one that is not well formed.
         """
         pairs = unpack_head(head)[2] if self._forwarded else _ALWAYS_LINES.findall(head.decode("latin-1"))
-        wanted = self._wanted(pairs)
+        wanted = self._choose_forwarded(pairs)
         found: dict[str, str] = {}
         for name, raw in pairs:
             if name in wanted and raw != _MASKED:
@@ -181,7 +178,7 @@ class HttpDestination:
             found.pop("tracestate", None)
         return found
 
-    def _wanted(self, pairs: Sequence[tuple[str, str]]) -> frozenset[str]:
+    def _choose_forwarded(self, pairs: Sequence[tuple[str, str]]) -> frozenset[str]:
         if not self._forwarded:
             return _ALWAYS
         # what the sender's Connection header names was meant for its next hop, and that was us
@@ -190,13 +187,13 @@ class HttpDestination:
 
     # -- what came back ------------------------------------------------------------------------
 
-    def _judge(self, answer: Answer) -> Result:
+    def _judge(self, answer: HttpAnswer) -> Result:
         rules, status = self.terms.rules, answer.status
-        category, said = rules.of_status(status), failure(status)
+        category, error = rules.of_status(status), failure(status)
         unready = None if status in rules.permanent else self._why_unready(answer)
         if unready is not None:
-            category, said = Category.transient, unready
-        evidence = Evidence(status, said, self._masked(answer.body)[:ANSWER_KEPT] or None)
+            category, error = Category.transient, unready
+        evidence = Evidence(status, error, self._mask(answer.body)[:ANSWER_KEPT] or None)
         if category is None:
             return Result(evidence=evidence)
         return Result(
@@ -207,14 +204,14 @@ class HttpDestination:
             pause="answered 410 Gone" if status == 410 and category is Category.permanent else None,
         )
 
-    def _why_unready(self, came: Answer | Unanswered) -> str | None:
+    def _why_unready(self, came: HttpAnswer | Unanswered) -> str | None:
         return None if self._receiver is None else self._receiver.why_unready(came)
 
     def _retry_while_unready(self, unready: str | None) -> Policy | None:
         return None if self._receiver is None or unready is None else self._receiver.retry
 
-    def _masked(self, body: bytes) -> bytes:
-        """An answer that repeats our own credentials must not carry them into the store (S25)."""
+    def _mask(self, body: bytes) -> bytes:
+        """Mask our own credentials in an answer that repeats them: they must not get into the store (S25)."""
         is_cut = len(body) >= ANSWER_KEPT
         for secret in self._hidden:
             if secret in body:
@@ -232,19 +229,19 @@ def _without_half(body: bytes, hidden: Iterable[bytes]) -> bytes:
 
 
 def failure(status: int) -> str | None:
-    """One line about a status that is not well; always the same for the same one, so that causes can be counted."""
+    """Describe a status that is not well; always alike for the same one, so that causes can be counted."""
     if 200 <= status < 300:
         return None
     return f"HTTP {status}; redirects are not followed" if 300 <= status < 400 else f"HTTP {status}"
 
 
 def header_text(text: str) -> str:
-    """A text as a header may carry it: what is not visible ASCII, and `%`, as percent-encoded UTF-8."""
+    """Encode a text for a header: what is not visible ASCII, and `%`, as percent-encoded UTF-8."""
     return text if _PLAIN.fullmatch(text) else quote(text, safe=_VISIBLE, errors="replace")
 
 
 def _legal(raw: str) -> str | None:
-    """A received value as it is sent on, byte for byte; None when no header may carry it (S24)."""
+    """Return a received value as it is sent on, byte for byte; None when no header may carry it (S24)."""
     if raw.isascii():
         return raw if _VALUE.fullmatch(raw) else None
     try:
@@ -281,7 +278,7 @@ def read_forwarded_name(name: str) -> str:
     return read_header_name(name)
 
 
-def _hidden(values: Iterable[str]) -> tuple[bytes, ...]:
-    """What an answer must not repeat: headers of ours, the credential after its scheme, parts of a secret address."""
+def _list_hidden(values: Iterable[str]) -> tuple[bytes, ...]:
+    """List what no answer may repeat: our headers, the credential after its scheme, parts of a secret address."""
     pieces = {piece for value in values for piece in (value, value.rpartition(" ")[2])}
     return tuple(sorted((p.encode() for p in pieces if len(p) >= _SHORTEST_SECRET), key=len, reverse=True))

@@ -1,4 +1,4 @@
-"""The manners of known receivers: how each answers while it is not ready, and how patiently to wait for it.
+"""Known receivers: how each answers while it is not ready, and how long to wait for it.
 
 `preset = "n8n"` on an HTTP destination names one. Whatever is not about being ready is left to the table of
 `categories` and to the destination's own settings.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
 from oncehook.errors import ConfigError
-from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client import HttpAnswer, Unanswered
 from oncehook.retry import Policy, policy
 
 ReceiverName = Literal["n8n"]
@@ -19,23 +19,23 @@ NAMES: Final[tuple[ReceiverName, ...]] = get_args(ReceiverName)
 
 
 @dataclass(slots=True, frozen=True)
-class Receiver:
-    """A program that many send to."""
+class KnownReceiver:
+    """A program that many send to, and how it answers."""
 
-    unready: Callable[[Answer], str | None]
-    """Say, in one line, why an answer means that it is not ready yet; None: it was ready."""
+    unready: Callable[[HttpAnswer], str | None]
+    """From an answer to why it means "not ready yet", in a few words; None: it was ready."""
     retry: Policy
     """When to try again while it is not, whatever the destination's `retry` says."""
 
-    def why_unready(self, came: Answer | Unanswered) -> str | None:
+    def why_unready(self, came: HttpAnswer | Unanswered) -> str | None:
         """Return why the receiver was not ready; None where it was. Nobody listens while it is started anew."""
-        if isinstance(came, Answer):
+        if isinstance(came, HttpAnswer):
             return self.unready(came)
         return None if came.reached else str(came)
 
 
-def _n8n(answer: Answer) -> str | None:
-    """n8n listens before it is ready: then it knows no webhook (404), has no database (503), or says 200 to everything.
+def _n8n(answer: HttpAnswer) -> str | None:
+    """Find out whether n8n is not ready yet: it knows no webhook (404), has no database (503), or says 200 to all.
 
     It answers 404 as well while a workflow is off, and for another method than the workflow's, which no wait will mend.
     """
@@ -51,10 +51,10 @@ _THREE_DAYS: Final = policy(
 )
 """A start takes half a minute, migrations some minutes, and a workflow may be off over a weekend."""
 
-RECEIVERS: Final[Mapping[str, Receiver]] = {"n8n": Receiver(_n8n, _THREE_DAYS)}
+RECEIVERS: Final[Mapping[str, KnownReceiver]] = {"n8n": KnownReceiver(_n8n, _THREE_DAYS)}
 
 
-def receiver_of(name: str) -> Receiver:
+def receiver_of(name: str) -> KnownReceiver:
     """Return the receiver that a setting names. Raises ConfigError for one that is not known."""
     if name not in RECEIVERS:
         raise ConfigError(

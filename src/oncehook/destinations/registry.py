@@ -40,7 +40,6 @@ class DestinationKind:
 
 
 def names() -> list[str]:
-    """Return the name of every kind there is."""
     return sorted({*OURS, *(point.name for point in entry_points(group=GROUP))})
 
 

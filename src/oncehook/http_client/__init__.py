@@ -13,8 +13,8 @@ from oncehook.model import Category
 
 
 @dataclass(slots=True, frozen=True)
-class Answer:
-    """What came back: decided by its status line, whatever became of its body."""
+class HttpAnswer:
+    """Answer to a call: decided by its status, whatever became of its body."""
 
     status: int
     body: bytes = field(repr=False)
@@ -34,7 +34,7 @@ class Unanswered(OncehookError):
         """Whether the other end may have received the call; False when there never was a connection."""
 
 
-class Forbidden(Unanswered):
+class AddressForbidden(Unanswered):
     """Every address this name leads to is one that may not be called."""
 
     code = "address_forbidden"

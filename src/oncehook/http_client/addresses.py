@@ -1,6 +1,6 @@
 """The addresses that a name leads to, as far as they may be called; kept for a few seconds.
 
-`direct` asks before it connects, and judges every address once more on the socket (S17); `proxied` asks for a proxy.
+`client` asks before it connects, and checks every address once more on the socket (S17).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class AddressRefused(OSError):
 
 
 class Guard:
-    """Says of an address whether it may be called: public ones always, others when they are allowed."""
+    """Guard of the addresses that may be called: public ones always, others when they are allowed."""
 
     def __init__(self, allow_private: bool | Sequence[Network] = False) -> None:
         self._everything = allow_private is True
@@ -87,7 +87,7 @@ class Guard:
             raise AddressRefused(f"{text} is not a public address ({what})")
 
     def refuses(self, text: str) -> str | None:
-        """What this address is, when it may not be called; None when it may."""
+        """Return what this address is, when it may not be called; None when it may."""
         try:
             address = ip_address(text.partition("%")[0])
         except ValueError:
@@ -95,23 +95,23 @@ class Guard:
         return self._refuses(address)
 
     def _refuses(self, address: Address) -> str | None:
-        what = None if self._everything else denied(address)
+        what = None if self._everything else find_denial(address)
         if what is None:
             return None
         if not any(address in network for network in self._allowed):
             return what
         # Whoever allows a tunnel has not yet allowed what lies behind it.
-        inner = embedded(address)
+        inner = find_embedded(address)
         return None if inner is None else self._refuses(inner)
 
 
-def denied(address: Address) -> str | None:
-    """What the table says about an address; None when it is public."""
+def find_denial(address: Address) -> str | None:
+    """Return what the table says about an address; None when it is public."""
     return next((what for network, what in _DENIED if address in network), None)
 
 
-def embedded(address: Address) -> IPv4Address | None:
-    """The IPv4 address that an IPv6 address stands for, where its prefix says so."""
+def find_embedded(address: Address) -> IPv4Address | None:
+    """Return the IPv4 address inside an IPv6 address, where its prefix says that there is one."""
     if isinstance(address, IPv4Address):
         return None
     found = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
@@ -120,17 +120,8 @@ def embedded(address: Address) -> IPv4Address | None:
     return found
 
 
-def is_address(host: str) -> bool:
-    """Whether a host is written as an address, so that no name has to be looked up."""
-    try:
-        ip_address(host)
-    except ValueError:
-        return False
-    return True
-
-
 LookUp = Callable[[str, int], Awaitable[Sequence[str]]]
-"""The addresses a host's name leads to."""
+"""From a host's name and a port to the addresses that it leads to."""
 
 KEPT: Final = 10.0
 """Seconds for which a name is not looked up again. What it led to is judged at every connection all the same."""
@@ -139,7 +130,7 @@ _MOST: Final = 1000
 
 
 class Names:
-    """What names lead to. Whoever asks for one that is being looked up waits for that answer."""
+    """Cache of what names lead to. Whoever asks for one that is being looked up waits for that answer."""
 
     def __init__(self, guard: Guard, look_up: LookUp | None = None) -> None:
         self._guard = guard
@@ -148,35 +139,32 @@ class Names:
         self._asking: dict[tuple[str, int], asyncio.Task[Sequence[str]]] = {}
 
     async def addresses(self, host: str, port: int) -> Sequence[str]:
-        """Those that may be called, each time beginning with another one. Raises OSError, also AddressRefused."""
+        """Return those that may be called, each time beginning with another. Raises OSError, also AddressRefused."""
         now = asyncio.get_running_loop().time()
         kept = self._kept.get((host, port))
         if kept is not None and now < kept[0] + KEPT:
             kept[1].rotate(-1)
             return list(kept[1])
         found = await _outcome(self._ask(host, port))
-        self._keep((host, port), now, found)
+        if len(self._kept) >= _MOST:
+            del self._kept[next(iter(self._kept))]
+        self._kept[host, port] = (now, deque(found))
         return found
 
     def _ask(self, host: str, port: int) -> asyncio.Task[Sequence[str]]:
         task = self._asking.get((host, port))
         if task is None:
             task = self._asking[host, port] = asyncio.create_task(self.resolve(host, port))
-            task.add_done_callback(lambda done: self._asked((host, port), done))
+            task.add_done_callback(lambda done: self._forget((host, port), done))
         return task
 
-    def _asked(self, key: tuple[str, int], done: asyncio.Task[Sequence[str]]) -> None:
+    def _forget(self, key: tuple[str, int], done: asyncio.Task[Sequence[str]]) -> None:
         self._asking.pop(key, None)
         if not done.cancelled():
             done.exception()  # when nobody waits any more, nobody needs to hear of it
 
-    def _keep(self, key: tuple[str, int], now: float, found: Sequence[str]) -> None:
-        if len(self._kept) >= _MOST:
-            del self._kept[next(iter(self._kept))]
-        self._kept[key] = (now, deque(found))
-
     async def resolve(self, host: str, port: int) -> Sequence[str]:
-        """The allowed ones among the addresses of a name; when there are none, the name is refused."""
+        """Return the allowed ones among the addresses of a name; refuse a name that has none."""
         refused: list[AddressRefused] = []
         allowed: list[str] = []
         for address in await self._look_up(host, port):
@@ -193,7 +181,7 @@ class Names:
         return allowed
 
     def close(self) -> None:
-        """Whoever still waits gets an error."""
+        """Fail whoever still waits."""
         for task in self._asking.values():
             task.cancel()
 
@@ -210,7 +198,7 @@ async def _outcome(task: asyncio.Task[Sequence[str]]) -> Sequence[str]:
 
 
 async def look_up_name(host: str, port: int) -> Sequence[str]:
-    """Ask the system, on a thread of its own: a name server that hangs must hold up nobody else's work."""
+    """Ask the system, on a thread of its own: a name server that hangs must not hold up the rest."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[Sequence[str]] = loop.create_future()
 

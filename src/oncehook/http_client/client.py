@@ -1,4 +1,4 @@
-"""The guarded HTTP client: a request goes out, an `Answer` comes back or an `Unanswered` is raised.
+"""The guarded HTTP client: a request goes out, an `HttpAnswer` comes back or an `Unanswered` is raised.
 
 Every address is checked when a name is looked up and again on the socket that is about to connect, so a name that
 changes its mind in between reaches nothing (S17). There are no redirects, cookies or compression here, and no proxy but
@@ -21,19 +21,11 @@ from typing import Final
 from aiohappyeyeballs import start_connection
 
 from oncehook.errors import ConfigError
-from oncehook.http_client import Answer, Forbidden, Unanswered, Untrusted
-from oncehook.http_client.addresses import AddressRefused, Guard, LookUp, Names, Network, is_address
-from oncehook.http_client.connection import (
-    Closed,
-    Connection,
-    Late,
-    NoHttp,
-    Origin,
-    Target,
-    encode_head,
-    read_target,
-)
+from oncehook.http_client import AddressForbidden, HttpAnswer, Unanswered, Untrusted
+from oncehook.http_client.addresses import AddressRefused, Guard, LookUp, Names, Network
+from oncehook.http_client.connection import Closed, Connection, Late, NoHttp, Origin, Target, encode_head, read_target
 from oncehook.http_client.proxy import Proxy, ProxyFailed, open_tunnel, read_proxy
+from oncehook.http_client.urls import is_address
 
 MOST_KEPT: Final = 4096
 """Bytes of an answer's body that are read; what comes after stays unread, and the connection is closed."""
@@ -80,7 +72,6 @@ class HttpClient:
         self._is_empty = asyncio.Event()
 
     async def open(self) -> None:
-        """Be ready to call, on the running loop."""
         self._loop = asyncio.get_running_loop()
 
     async def close(self) -> None:
@@ -96,7 +87,7 @@ class HttpClient:
             self._is_empty.clear()
             await self._is_empty.wait()  # the loop takes a turn or two to let go of a socket
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> HttpAnswer:
         """POST what carries an Idempotency-Key: see `request`, with `again`."""
         return await self.request("POST", url, headers, body, within=within, again=True)
 
@@ -110,7 +101,7 @@ class HttpClient:
         within: float,
         most: int = MOST_KEPT,
         again: bool = False,
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Call an address that `read_url` has read, within so many seconds in all. Raises Unanswered.
 
         An answer counts from its head on: when its body then does not come in time, it is cut there, as it is after
@@ -133,7 +124,7 @@ class HttpClient:
         reached = connection is not None
         bodiless = method == "HEAD"
         try:
-            answer: Answer | None = None
+            answer: HttpAnswer | None = None
             if connection is not None:
                 try:
                     answer = await connection.exchange(head, body, deadline=deadline, most=most, bodiless=bodiless)
@@ -183,7 +174,6 @@ class HttpClient:
         return None
 
     def keep(self, connection: Connection) -> None:
-        """Keep a connection for the next call."""
         if self._loop is None:
             connection.abort()
             return
@@ -193,7 +183,6 @@ class HttpClient:
             self._close_timer = self._loop.call_later(self._idle, self._close_idle)
 
     def forget(self, connection: Connection) -> None:
-        """Forget a connection that has ended."""
         self._open.discard(connection)
         if not self._open:
             self._is_empty.set()
@@ -304,7 +293,7 @@ def _late(seconds: float, *, reached: bool) -> Unanswered:
 
 def _not_connected(host: str, proxy: Proxy | None, step: str, error: BaseException, reached: bool) -> Unanswered:
     if isinstance(error, AddressRefused):
-        return Forbidden(f"{host} is not called: {error}; see allow_private", reached=reached)
+        return AddressForbidden(f"{host} is not called: {error}; see allow_private", reached=reached)
     if isinstance(error, ssl.SSLCertVerificationError):
         return Untrusted(f"the certificate of {host} is not trusted: {_describe(error)}", reached=reached)
     if proxy is not None:
@@ -315,7 +304,7 @@ def _not_connected(host: str, proxy: Proxy | None, step: str, error: BaseExcepti
 
 
 def _describe(error: BaseException) -> str:
-    """Describe an error of the system in one line."""
+    """Describe an error of the system in a few words."""
     if isinstance(error, OSError) and not isinstance(error, socket.gaierror | ssl.SSLError) and error.errno:
         return os.strerror(error.errno)  # the loops each put it in words of their own
     text = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or str(error)

@@ -1,4 +1,4 @@
-"""One connection to one place: the bytes of a request go out, an `Answer` comes back, one after the other.
+"""One connection to one place: the bytes of a request go out, an `HttpAnswer` comes back, one after the other.
 
 An answer counts from its head on: when the rest does not come, comes wrong or is too much, it is cut there.
 Only a connection on which an answer was read to its very end is used again; one that says anything unasked is closed.
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from oncehook.http_client import Answer
+from oncehook.http_client import HttpAnswer
 from oncehook.http_client.urls import host_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Target:
 
 @lru_cache(maxsize=1024)
 def read_target(url: str) -> Target:
-    """Take apart an address that `read_url` has read. Raises ValueError for what no request line can carry."""
+    """Take apart an address that `read_url` has read. Raises ValueError for what no request can carry."""
     parts = urlsplit(url)
     netloc = host_of(url)
     path = url.partition(f"://{netloc}")[2]
@@ -72,21 +72,21 @@ def encode_head(
     method: str, target: Target, headers: Mapping[str, str], body: bytes | None, *, absolute: bool = False
 ) -> bytes:
     """Encode everything up to the body. Raises ValueError, which repeats nothing, for what no header may carry."""
-    lines = "\r\n".join([*map(": ".join, headers.items()), "", ""])
+    encoded = "\r\n".join([*map(": ".join, headers.items()), "", ""])
     ends = len(headers) + 1
-    if lines.count("\r") != ends or lines.count("\n") != ends or "\0" in lines:
+    if encoded.count("\r") != ends or encoded.count("\n") != ends or "\0" in encoded:
         raise ValueError("a header must not hold the end of a line")
-    added = _added(method, tuple(headers), body is not None)
+    added = _encode_added(method, tuple(headers), body is not None)
     length = "" if body is None and method in _BODILESS else f"Content-Length: {len(body or b'')}\r\n"
     start = target.absolute_start if absolute else target.start
-    return f"{method}{start}{added}{length}{lines}".encode()
+    return f"{method}{start}{added}{length}{encoded}".encode()
 
 
 @lru_cache(maxsize=512)
-def _added(method: str, names: tuple[str, ...], has_body: bool) -> str:
-    """Return the header lines that a request gets unless it brings its own, cached by the names that it brings.
+def _encode_added(method: str, names: tuple[str, ...], has_body: bool) -> str:
+    """Encode the headers that a request gets unless it brings its own, cached by the names that it brings.
 
-    No header can end its line or take the place of one that is ours, so nothing that a sender, a person or a setting
+    No header can end early or take the place of one that is ours, so nothing that a sender, a person or a setting
     wrote can become a second request.
     """
     known = {name.lower() for name in names}
@@ -99,7 +99,7 @@ def _added(method: str, names: tuple[str, ...], has_body: bool) -> str:
 
 
 HEAD_MOST: Final = 32 << 10
-"""Bytes that may come before the body: of the head, and of what is said in between (1xx)."""
+"""Bytes that may come before the body: of the head, and of announcements before it (1xx)."""
 HEADERS_MOST: Final = 100
 CHUNK_MOST: Final = 16
 """Bytes that may come for each byte of the body that is kept; a chunk of one byte takes six."""
@@ -125,7 +125,7 @@ class Closed(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """Makes one call at a time."""
+    """Connection that makes one call at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, origin: Origin, home: HttpClient) -> None:
         self.origin = origin
@@ -134,35 +134,34 @@ class Connection(asyncio.Protocol):
         self._home = home
         self._parser = HttpResponseParser(self)
         self._transport: asyncio.Transport
-        self._waiting: asyncio.Future[Answer] | None = None
-        """Who waits for the answer; None: nobody asked for anything."""
+        self._waiting: asyncio.Future[HttpAnswer] | None = None
+        """Future of the answer; None: nobody asked for anything."""
         self._timer: asyncio.TimerHandle
         self._rest: memoryview | None = None
         """What is still to be sent of a large body."""
         self._is_paused = self._was_unasked = False
+        self._received = 0
 
     @property
     def is_open(self) -> bool:
-        """Whether another call can be made."""
         return not self._transport.is_closing()
 
     def abort(self) -> None:
-        """End it now."""
         self._transport.abort()
 
     # -- calling -------------------------------------------------------------------------------
 
     async def exchange(
         self, head: bytes, body: bytes | None, *, deadline: float, most: int, bodiless: bool = False
-    ) -> Answer:
+    ) -> HttpAnswer:
         """Send a request and wait for the answer. Raises NoHttp, Late or Closed. Whoever stops waiting ends it."""
         if self._was_unasked:
             raise NoHttp
         if not self.is_open:
             raise Closed(silent=True)
-        waiting: asyncio.Future[Answer] = self._loop.create_future()
+        waiting: asyncio.Future[HttpAnswer] = self._loop.create_future()
         self._waiting = waiting
-        self._timer = self._loop.call_at(deadline, self._ran_out)
+        self._timer = self._loop.call_at(deadline, self._end, Late())
         self._most, self._bodiless = most, bodiless
         self._received = self._headers = self._header_bytes = self._length = self._status = 0
         self._allowed = HEAD_MOST
@@ -190,7 +189,7 @@ class Connection(asyncio.Protocol):
                 self._send_more()
 
     def _send_more(self) -> None:
-        """The next piece, when the one before has gone; between two of them the loop does other work."""
+        """Send the next piece, when the one before has gone; between two of them the loop does other work."""
         if self._rest is None or self._is_paused:
             return
         piece, rest = self._rest[:_PIECE], self._rest[_PIECE:]
@@ -200,22 +199,18 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._send_more)
 
     def pause_writing(self) -> None:
-        """The other end is slow to read."""
         self._is_paused = True
 
     def resume_writing(self) -> None:
-        """It has read."""
         self._is_paused = False
         self._send_more()
 
     # -- what comes back -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The way is open."""
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Read on."""
         if self._waiting is None:  # nobody asked: it must not be taken for the answer to the next call
             self._was_unasked = True
             self.abort()
@@ -224,34 +219,32 @@ class Connection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (HttpParserError, HttpParserUpgrade):
-            self._spoilt()
+            self._end(NoHttp())
             return
         if self._is_complete:
             self._finish(reuse=self._keeps)
         elif self._status and self._length >= self._most:
             self._finish()
         elif self._received > self._allowed:
-            self._spoilt()
+            self._end(NoHttp())
 
     def eof_received(self) -> None:
-        """The other end says no more."""
-        self._ended()
+        self._end(Closed(silent=not self._received))
         self.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It is over."""
-        self._ended()
+        self._end(Closed(silent=not self._received))
         self._home.forget(self)
 
     # -- the parser's calls --------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        """Behind a complete answer there must be nothing."""
+        """Refuse anything behind a complete answer."""
         if self._is_complete:
             raise NoHttp
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Of all headers one is kept, and none counts that comes behind the body."""
+        """Keep one of the headers; none counts that comes behind the body."""
         if self._status:
             return
         self._headers += 1
@@ -262,7 +255,7 @@ class Connection(asyncio.Protocol):
             self._retry_after = value.decode("latin-1").strip()
 
     def on_headers_complete(self) -> None:
-        """There is an answer, unless it is one of those that only announce it."""
+        """Take the head for the answer, unless it only announces one (1xx)."""
         status = self._parser.get_status_code()
         if status < 200:
             if status < 100 or status == 101:
@@ -280,29 +273,22 @@ class Connection(asyncio.Protocol):
             self._keeps = version == "1.1" and self._parser.should_keep_alive()
 
     def on_body(self, body: bytes) -> None:
-        """A piece of the body."""
         if self._length < self._most:
             self._pieces.append(body)
         self._length += len(body)
 
     def on_message_complete(self) -> None:
-        """The end of the answer, or of an announcement."""
-        self._is_complete = self._status != 0
+        self._is_complete = self._status != 0  # else it was an announcement (1xx)
 
     # -- how it ends ---------------------------------------------------------------------------
 
-    def _ran_out(self) -> None:
-        self._finish() if self._status else self._fail(Late())
-
-    def _spoilt(self) -> None:
-        self._finish() if self._status else self._fail(NoHttp())
-
-    def _ended(self) -> None:
+    def _end(self, error: NoHttp | Late | Closed) -> None:
+        """End the call, if there is one: with as much of the answer as came, or with an error."""
         if self._waiting is not None:
-            self._finish() if self._status else self._fail(Closed(silent=not self._received))
+            self._finish() if self._status else self._fail(error)
 
     def _finish(self, *, reuse: bool = False) -> None:
-        answer = Answer(self._status, b"".join(self._pieces)[: self._most], self._retry_after)
+        answer = HttpAnswer(self._status, b"".join(self._pieces)[: self._most], self._retry_after)
         reuse = reuse and self._rest is None and not self._is_paused and self.is_open
         waiting = self._settle()
         if reuse:
@@ -318,8 +304,8 @@ class Connection(asyncio.Protocol):
         if not waiting.done():
             waiting.set_exception(error)
 
-    def _settle(self) -> asyncio.Future[Answer]:
-        """The call is over; what comes from now on belongs to no call."""
+    def _settle(self) -> asyncio.Future[HttpAnswer]:
+        """End the call: what comes from now on belongs to none."""
         assert self._waiting is not None
         waiting, self._waiting = self._waiting, None
         self._timer.cancel()

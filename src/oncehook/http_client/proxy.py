@@ -1,8 +1,8 @@
-"""The proxy a client goes through: read from one word, or from the environment in the form that Webshare hands out.
+"""The proxy a client goes through: read from one setting, or from the environment in the form that Webshare hands out.
 
 `read_proxy` takes `http://user:password@host:port` or `socks5://…`; `proxy_from` finds such a word for an instance in
 `ONCEHOOK_PROXY_<INSTANCE>`, `ONCEHOOK_PROXY`, or `PROXY_HOST` or `WEBSHARE_PROXY_HOST` and its companions, and refuses
-to go without one unless that is said (`none`). Neither ever repeats credentials.
+to go without one unless the word is `none`. Neither ever repeats credentials.
 Called by the client, by senders and by whoever tells an instance which proxy to use.
 """
 
@@ -35,7 +35,7 @@ _SCHEMES: Final[Mapping[str, Literal["http", "socks5"]]] = {"http": "http", "soc
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Proxy:
-    """Where a proxy is, and who may use it."""
+    """Address of a proxy, and the credentials for it."""
 
     scheme: Literal["http", "socks5"]
     """`socks5` looks names up at the proxy, which others call `socks5h`."""
@@ -46,7 +46,7 @@ class Proxy:
 
     @property
     def address(self) -> str:
-        """What may be shown: without credentials."""
+        """Address as it may be shown, without credentials."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
@@ -57,13 +57,13 @@ class Proxy:
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The header by which an HTTP proxy knows who asks; none without credentials."""
+        """Header by which an HTTP proxy knows who asks; empty without credentials."""
         if not self.credentials:
             return {}
         return {"Proxy-Authorization": f"Basic {base64.b64encode(self.credentials.encode()).decode()}"}
 
     def makes_requests(self, url: str) -> bool:
-        """Return whether it asks for this address itself, and may answer in its own name, without a tunnel."""
+        """Tell whether it asks for this address itself, and may answer in its own name, without a tunnel."""
         return self.scheme == "http" and url.startswith("http://")
 
     def __repr__(self) -> str:
@@ -71,7 +71,7 @@ class Proxy:
 
 
 def read_proxy(text: str) -> Proxy:
-    """The proxy that a setting means. Raises ConfigError, whose sentence never repeats it."""
+    """Read the proxy that a setting means. Raises ConfigError, whose sentence never repeats it."""
     parts, port = _split(text)
     if parts.scheme not in _SCHEMES:
         raise ConfigError("A proxy's address begins with http:// or socks5://.", hint=_FORM)
@@ -99,7 +99,7 @@ def _split(text: str) -> tuple[SplitResult, int | None]:
 
 
 def _host(text: str) -> str:
-    """One spelling for a proxy's host as for any other."""
+    """Return the one spelling of a host, as for any other address."""
     try:
         return host_of(read_url(f"http://{f'[{text}]' if ':' in text else text}/")).strip("[]")
     except ConfigError:
@@ -119,14 +119,10 @@ def proxy_from(environ: Mapping[str, str], instance: str | None = None) -> str |
 
 def named_proxy(environ: Mapping[str, str], instance: str | None = None) -> str | None:
     """Return what the environment says about this instance's proxy, which may be `none`; None where it says nothing."""
-    own = environ.get(f"ONCEHOOK_PROXY_{_variable(instance)}", "").strip() if instance else ""
+    name = re.sub(r"[^A-Z0-9]", "_", (instance or "").upper())  # SHOP_1 for shop-1
+    own = environ.get(f"ONCEHOOK_PROXY_{name}", "").strip() if instance else ""
     named = own or environ.get("ONCEHOOK_PROXY", "").strip()
     return named or next(filter(None, (_from_pieces(environ, prefix) for prefix in _PREFIXES)), None)
-
-
-def _variable(instance: str) -> str:
-    """`shop-1` is `SHOP_1` in a variable's name."""
-    return re.sub(r"[^A-Z0-9]", "_", instance.upper())
 
 
 def _from_pieces(environ: Mapping[str, str], prefix: str) -> str | None:
@@ -180,8 +176,8 @@ async def _open_connect(
     loop: asyncio.AbstractEventLoop, opened: socket.socket, proxy: Proxy, host: str, port: int
 ) -> None:
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *map(": ".join, proxy.authorization.items()), "", ""]
-    await loop.sock_sendall(opened, "\r\n".join(lines).encode())
+    head_lines = [f"CONNECT {target} HTTP/1.1", f"Host: {target}", *map(": ".join, proxy.authorization.items()), "", ""]
+    await loop.sock_sendall(opened, "\r\n".join(head_lines).encode())
     head = b""
     while b"\r\n\r\n" not in head:
         piece = await loop.sock_recv(opened, 4096)

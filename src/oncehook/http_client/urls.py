@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import socket
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
@@ -25,7 +25,7 @@ _FORM: Final = 'It is written like "https://example.org/hook".'
 
 
 def read_url(text: str) -> str:
-    """The address as it will be called. Raises ConfigError, whose sentence never repeats the address."""
+    """Return the address as it will be called. Raises ConfigError, whose sentence never repeats the address."""
     parts = _split(text)
     if parts.scheme not in ("http", "https"):
         raise ConfigError("A destination's address begins with http:// or https://.", hint=_FORM)
@@ -43,7 +43,7 @@ def read_url(text: str) -> str:
 
 
 def _split(text: str) -> SplitResult:
-    # urlsplit drops tabs and line ends without a word, and takes a backslash for a letter where browsers see a slash
+    # urlsplit silently drops tabs and line breaks, and takes a backslash for a letter where browsers see a slash
     if not text.isprintable() or " " in text or "\\" in text:
         raise ConfigError(
             "A destination's address must not hold spaces, backslashes or control characters.", hint=_FORM
@@ -78,7 +78,7 @@ def _ipv6(text: str) -> IPv6Address:
 
 
 def _ipv4(name: str) -> str:
-    """A host that ends in a number is an IPv4 address, whatever its spelling: octal, hexadecimal, short, one number."""
+    """Read a host that ends in a number as IPv4, whatever its spelling: octal, hexadecimal, short, one number."""
     try:
         return str(IPv4Address(socket.inet_aton(name.removesuffix("."))))
     except OSError:
@@ -124,6 +124,15 @@ def secret_parts(url: str) -> set[str]:
     return {url, target, parts.path, *pieces, *map(unquote, pieces)}
 
 
+def is_address(host: str) -> bool:
+    """Tell whether a host is written as an address, so that no name has to be looked up."""
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
 def host_of(url: str) -> str:
-    """Host and port, for sentences about what went wrong."""
+    """Return host and port, for sentences about what went wrong."""
     return urlsplit(url).netloc

@@ -1,13 +1,27 @@
-"""The signature that senders without a scheme of their own make up, for the presets that expect such senders."""
+"""Common parts of presets: reading and splitting bodies, filling samples, and the signature of simple senders."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Final
 
+from oncehook import payload
 from oncehook.model import Arrival
-from oncehook.sources import Odd
+from oncehook.sources import Odd, Sample
 from oncehook.verify import Either, Hmac
+
+
+def read_body(arrival: Arrival) -> Any:
+    """Return the parsed body; None where it cannot be read."""
+    try:
+        return payload.parse(arrival.body)
+    except payload.Unreadable:
+        return None
+
+
+def fill(envelope: str, *parts: object) -> Sample:
+    """Return a sample of an envelope that holds these parts."""
+    return Sample(envelope % parts)
 
 
 def one_by_one(data: Any, arrival: Arrival) -> Iterator[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from oncehook.presets import _base
 from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Fields, Hmac
@@ -12,7 +13,7 @@ ONCE: Final = frozenset({"invitee.created", "invitee.canceled", "routing_form_su
 
 
 def key(context: RuleContext) -> tuple[str, ...]:
-    """Event and object; and its time for what may happen again: no-shows are unmarked, event types updated."""
+    """Return event and object; and its time for what may happen again: no-shows are unmarked, event types updated."""
     event, about = context.data["event"], context.data["payload"]["uri"]
     return (event, about) if event in ONCE else (event, about, context.data["created_at"])
 
@@ -21,7 +22,7 @@ _INVITEE: Final = (
     '{"event":"%s","created_at":"{now_iso}","created_by":"https://api.calendly.com/users/U42","payload":{'
     '"uri":"https://api.calendly.com/scheduled_events/E{id}/invitees/I{id}","email":"ana@example.com","name":"Ana",'
     '"status":"%s","timezone":"Europe/Lisbon","rescheduled":false,"old_invitee":null,"new_invitee":null,"no_show":%s,'
-    '"scheduled_event":{"uri":"https://api.calendly.com/scheduled_events/E{id}","name":"TestInbox lesson",'
+    '"scheduled_event":{"uri":"https://api.calendly.com/scheduled_events/E{id}","name":"Trial lesson",'
     '"start_time":"2027-01-11T09:00:00Z","end_time":"2027-01-11T09:30:00Z"}}}'
 )
 
@@ -53,13 +54,11 @@ PRESET = Preset(
     samples={
         "invitee.created": Sample(_INVITEE % ("invitee.created", "active", "null")),
         "invitee.canceled": Sample(_INVITEE % ("invitee.canceled", "canceled", "null")),
-        "invitee_no_show.created": Sample(
-            _INVITEE
-            % (
-                "invitee_no_show.created",
-                "active",
-                '{"uri":"https://api.calendly.com/invitee_no_shows/N{id}","created_at":"{now_iso}"}',
-            )
+        "invitee_no_show.created": _base.fill(
+            _INVITEE,
+            "invitee_no_show.created",
+            "active",
+            '{"uri":"https://api.calendly.com/invitee_no_shows/N{id}","created_at":"{now_iso}"}',
         ),
     },
 )

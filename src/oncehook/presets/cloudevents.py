@@ -57,7 +57,7 @@ _id, _source, _subject, _partition = (attribute(name) for name in ("id", "source
 
 
 def key(context: RuleContext) -> tuple[Any, ...] | None:
-    """Source and id: an id alone is unique within its source only."""
+    """Return source and id: an id alone is unique within its source only."""
     parts = (text_of(_source(context)), text_of(_id(context)))
     return parts if all(parts) else None
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from oncehook import payload
 from oncehook.model import Arrival
+from oncehook.presets import _base
 from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Ed25519
@@ -31,13 +31,6 @@ _ANSWERS: Final = {
 """What each type of interaction takes as "got it": of suggestions while somebody types, none."""
 
 
-def _read(arrival: Arrival) -> Any:
-    try:
-        return payload.parse(arrival.body)
-    except payload.Unreadable:
-        return None
-
-
 def _type_of_interaction(data: Any) -> object:
     """Return the number of an interaction's type; None for a webhook event and for anything else."""
     if not isinstance(data, dict) or "event" in data or "id" not in data:
@@ -49,7 +42,7 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
     """Answer a PING: of interactions (`type` 1) with a PONG, of webhook events (`type` 0) with an empty 204."""
     if arrival.method != "POST" or len(arrival.body) > _LONGEST_PING:
         return None
-    data = _read(arrival)
+    data = _base.read_body(arrival)
     if isinstance(data, dict) and data.get("type") == 0 and "event" not in data:
         return EMPTY
     return PONG if _type_of_interaction(data) == 1 else None
@@ -57,7 +50,7 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
 
 def answer(arrival: Arrival) -> Reply:
     """Acknowledge an interaction in its own way, and everything else with an empty 204."""
-    found = _type_of_interaction(_read(arrival))
+    found = _type_of_interaction(_base.read_body(arrival))
     return _ANSWERS.get(found, EMPTY) if isinstance(found, int) else EMPTY
 
 
@@ -134,35 +127,29 @@ PRESET = Preset(
         "budget": "docs.discord.com/developers/events/webhook-events (3 s)",
     },
     samples={
-        "command.deploy": Sample(
-            _INTERACTION
-            % (
-                2,
-                '{"id":"771825006014889984","name":"deploy","type":1,'
-                '"options":[{"name":"to","type":3,"value":"caf\\u00e9"}]}',
-                "",
-            )
+        "command.deploy": _base.fill(
+            _INTERACTION,
+            2,
+            '{"id":"771825006014889984","name":"deploy","type":1,'
+            '"options":[{"name":"to","type":3,"value":"caf\\u00e9"}]}',
+            "",
         ),
         "component": Sample(
             _INTERACTION
             % (3, '{"custom_id":"approve","component_type":2}', ',"message":{"id":"790482582005055498","type":0}')
         ),
         "modal": Sample(_INTERACTION % (5, '{"custom_id":"feedback","components":[]}', "")),
-        "APPLICATION_AUTHORIZED": Sample(
-            _EVENT
-            % (
-                "APPLICATION_AUTHORIZED",
-                '{"integration_type":1,"scopes":["applications.commands"],"user":{"id":"{number}","username":"mason"}}',
-            )
+        "APPLICATION_AUTHORIZED": _base.fill(
+            _EVENT,
+            "APPLICATION_AUTHORIZED",
+            '{"integration_type":1,"scopes":["applications.commands"],"user":{"id":"{number}","username":"mason"}}',
         ),
-        "ENTITLEMENT_CREATE": Sample(
-            _EVENT
-            % (
-                "ENTITLEMENT_CREATE",
-                '{"application_id":"' + _APP + '","consumed":false,"deleted":false,"gift_code_flags":0,'
-                '"id":"{number}","promotion_id":null,"sku_id":"123489045643835123","type":4,'
-                '"user_id":"111178765189277770"}',
-            )
+        "ENTITLEMENT_CREATE": _base.fill(
+            _EVENT,
+            "ENTITLEMENT_CREATE",
+            '{"application_id":"' + _APP + '","consumed":false,"deleted":false,"gift_code_flags":0,'
+            '"id":"{number}","promotion_id":null,"sku_id":"123489045643835123","type":4,'
+            '"user_id":"111178765189277770"}',
         ),
     },
 )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from oncehook.rules import BodyHash, Rule, RuleContext
+from oncehook.payload import BodyHash
+from oncehook.presets import _base
+from oncehook.rules import Rule, RuleContext
 from oncehook.sources import Preset, Sample, split_at
 from oncehook.verify import Either, Jwt, Token
 
@@ -128,33 +130,27 @@ PRESET = Preset(
         "max_body": "unverified (from WhatsApp's 16 MB for media)",
     },
     samples={
-        "messages.upsert": Sample(
-            _ENVELOPE
-            % (
-                "messages.upsert",
-                '{"key":{"remoteJid":"' + _JID + '","fromMe":false,"id":"3EB0{id}"},"pushName":"Ana",'
-                '"status":"DELIVERY_ACK","message":{"conversation":"Olá, tudo bem?"},"messageType":"conversation",'
-                '"messageTimestamp":{now},"instanceId":"7c1f6a52-0000-4000-8000-000000000001","source":"android"}',
-            )
+        "messages.upsert": _base.fill(
+            _ENVELOPE,
+            "messages.upsert",
+            '{"key":{"remoteJid":"' + _JID + '","fromMe":false,"id":"3EB0{id}"},"pushName":"Ana",'
+            '"status":"DELIVERY_ACK","message":{"conversation":"Olá, tudo bem?"},"messageType":"conversation",'
+            '"messageTimestamp":{now},"instanceId":"7c1f6a52-0000-4000-8000-000000000001","source":"android"}',
         ),
-        "messages.update": Sample(
-            _ENVELOPE
-            % (
-                "messages.update",
-                '{"keyId":"3EB0{id}","remoteJid":"' + _JID + '","fromMe":true,"status":"READ",'
-                '"instanceId":"7c1f6a52-0000-4000-8000-000000000001"}',
-            )
+        "messages.update": _base.fill(
+            _ENVELOPE,
+            "messages.update",
+            '{"keyId":"3EB0{id}","remoteJid":"' + _JID + '","fromMe":true,"status":"READ",'
+            '"instanceId":"7c1f6a52-0000-4000-8000-000000000001"}',
         ),
         "connection.update": Sample(
             _ENVELOPE % ("connection.update", '{"instance":"sales","state":"open","statusReason":200}')
         ),
-        "batch": Sample(
-            _ENVELOPE
-            % (
-                "contacts.upsert",
-                '[{"remoteJid":"' + _JID + '","pushName":"Ana"},'
-                '{"remoteJid":"5511966660177@s.whatsapp.net","pushName":"Rui"}]',
-            )
+        "batch": _base.fill(
+            _ENVELOPE,
+            "contacts.upsert",
+            '[{"remoteJid":"' + _JID + '","pushName":"Ana"},'
+            '{"remoteJid":"5511966660177@s.whatsapp.net","pushName":"Rui"}]',
         ),
     },
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from oncehook.presets import _base
 from oncehook.presets.evolution_api import TEXTS
 from oncehook.sources import Preset, Sample, split_at
 from oncehook.verify import Token
@@ -75,25 +76,21 @@ PRESET = Preset(
         "max_body": "github.com/EvolutionAPI/evolution-go pkg/whatsmeow/service/whatsmeow.go (base64; size unverified)",
     },
     samples={
-        "Message": Sample(
-            _ENVELOPE
-            % (
-                "Message",
-                '{"Info":{"Chat":"5511988880142@s.whatsapp.net","Sender":"5511988880142@s.whatsapp.net",'
-                '"IsFromMe":false,"IsGroup":false,"ID":"3EB0{id}","Type":"text","PushName":"Ana",'
-                '"Timestamp":"{now_iso}"},"Message":{"conversation":"Olá, tudo bem?"},"IsEphemeral":false,'
-                '"IsViewOnce":false}',
-                "",
-            )
+        "Message": _base.fill(
+            _ENVELOPE,
+            "Message",
+            '{"Info":{"Chat":"5511988880142@s.whatsapp.net","Sender":"5511988880142@s.whatsapp.net",'
+            '"IsFromMe":false,"IsGroup":false,"ID":"3EB0{id}","Type":"text","PushName":"Ana",'
+            '"Timestamp":"{now_iso}"},"Message":{"conversation":"Olá, tudo bem?"},"IsEphemeral":false,'
+            '"IsViewOnce":false}',
+            "",
         ),
         "Receipt": Sample(_ENVELOPE % ("Receipt", _RECEIPT % '"3EB0{id}"', ',"state":"Read"')),
-        "Presence": Sample(
-            _ENVELOPE
-            % (
-                "Presence",
-                '{"From":"5511988880142@s.whatsapp.net","Unavailable":true,"LastSeen":"{now_iso}"}',
-                ',"state":"offline"',
-            )
+        "Presence": _base.fill(
+            _ENVELOPE,
+            "Presence",
+            '{"From":"5511988880142@s.whatsapp.net","Unavailable":true,"LastSeen":"{now_iso}"}',
+            ',"state":"offline"',
         ),
         "batch": Sample(_ENVELOPE % ("Receipt", _RECEIPT % '"3EB0{id}A","3EB0{id}B","3EB0{id}C"', ',"state":"Read"')),
     },

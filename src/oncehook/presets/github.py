@@ -1,7 +1,7 @@
 """GitHub: waits ten seconds and never tries again by itself; somebody has to press Redeliver, for three days.
 
 A redelivery carries the id of the first one, so what was already taken in is a duplicate: to work it again, replay it
-here. What an event is about stands under a name that depends on the event; all of them are listed.
+here. What an event is about is under a name that depends on the event; all of them are listed.
 """
 
 from __future__ import annotations

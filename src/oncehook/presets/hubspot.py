@@ -5,11 +5,10 @@ Public apps sign method, URL, body and time (v3); older ones and private apps se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
-from oncehook.model import Arrival
-from oncehook.sources import Odd, Preset, Sample
+from oncehook.presets import _base
+from oncehook.sources import Preset, Sample
 from oncehook.verify import Either, Hash, Hmac
 
 # Which of the URL's escapes HubSpot resolves before signing is not documented, so both readings may match.
@@ -22,13 +21,6 @@ V3: Final = Hmac(
 )
 V2: Final = Hash(header="X-HubSpot-Signature", signed="{method}{url}{body}")
 V1: Final = Hash(header="X-HubSpot-Signature", signed="{body}")
-
-
-def split(data: Any, arrival: Arrival) -> Iterable[Any]:
-    """Each event alone in an array, as HubSpot sends a single one; a workflow's webhook is no array and stays whole."""
-    if not isinstance(data, list):
-        return [data]
-    return ([item] if isinstance(item, dict) else Odd([item]) for item in data)
 
 
 _EVENT: Final = (
@@ -47,7 +39,8 @@ PRESET = Preset(
     # With v3 there, it decides alone. v2 and v1 share a header and tell nothing of which they are.
     scheme=Either(V3, Either(V2, V1, every=True)),
     needs=("secret", "public_url"),
-    split=split,
+    # A single event comes alone in an array, too; a workflow's webhook is no array and stays whole.
+    split=_base.one_by_one,
     # eventId alone is not promised to be unique. Associations have two ends instead of an object.
     key=[
         [
@@ -82,15 +75,7 @@ PRESET = Preset(
         "contact.creation": Sample("[" + _EVENT % ("", _CREATION % "{number}") + "]"),
         "contact.propertyChange": Sample("[" + _EVENT % ("", _CHANGE) + "]"),
         "batch": Sample(
-            "["
-            + ",".join(
-                [
-                    _EVENT % (1, _CREATION % "{number}"),
-                    _EVENT % (2, _CHANGE),
-                    _EVENT % (3, _CREATION % "{number}7"),
-                ]
-            )
-            + "]"
+            f"[{_EVENT % (1, _CREATION % '{number}')},{_EVENT % (2, _CHANGE)},{_EVENT % (3, _CREATION % '{number}7')}]"
         ),
     },
 )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from oncehook.sources import Preset, Sample
+from oncehook.presets import _base
+from oncehook.sources import Preset
 from oncehook.verify import Fields, Hmac
 
 _EVENT = '{"event_id":"evt_{id}","event_type":"%s","occurred_at":"{now_iso}","notification_id":"ntf_{id}","data":%s}'
@@ -36,21 +37,17 @@ PRESET = Preset(
         "budget": "developer.paddle.com/webhooks/about/respond-to-webhooks (5 s)",
     },
     samples={
-        "transaction.completed": Sample(
-            _EVENT
-            % (
-                "transaction.completed",
-                '{"id":"txn_{id}","status":"completed","customer_id":"ctm_42","currency_code":"EUR","origin":"web",'
-                '"details":{"totals":{"total":"4200","currency_code":"EUR"}}}',
-            )
+        "transaction.completed": _base.fill(
+            _EVENT,
+            "transaction.completed",
+            '{"id":"txn_{id}","status":"completed","customer_id":"ctm_42","currency_code":"EUR","origin":"web",'
+            '"details":{"totals":{"total":"4200","currency_code":"EUR"}}}',
         ),
-        "subscription.canceled": Sample(
-            _EVENT
-            % (
-                "subscription.canceled",
-                '{"id":"sub_{id}","status":"canceled","customer_id":"ctm_42","currency_code":"EUR",'
-                '"canceled_at":"{now_iso}"}',
-            )
+        "subscription.canceled": _base.fill(
+            _EVENT,
+            "subscription.canceled",
+            '{"id":"sub_{id}","status":"canceled","customer_id":"ctm_42","currency_code":"EUR",'
+            '"canceled_at":"{now_iso}"}',
         ),
     },
 )

@@ -1,4 +1,4 @@
-"""Shopify: the topic, the shop and the ids stand in headers, which the signature does not cover.
+"""Shopify: the topic, the shop and the ids are in headers, which the signature does not cover.
 
 Classic webhooks name them `X-Shopify-…`, the newer "events" deliveries `Shopify-…`; both are understood.
 """

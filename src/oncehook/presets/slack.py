@@ -11,6 +11,7 @@ import msgspec
 
 from oncehook import payload
 from oncehook.model import Arrival
+from oncehook.presets import _base
 from oncehook.rules import RuleContext
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Hmac
@@ -20,10 +21,7 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
     """Answer `{"type":"url_verification","challenge":…}` with the challenge. Its signature was checked before."""
     if b"url_verification" not in arrival.body or arrival.method != "POST":
         return None
-    try:
-        data = payload.parse(arrival.body)
-    except payload.Unreadable:
-        return None
+    data = _base.read_body(arrival)
     # An event in which somebody writes the word is an event.
     if not isinstance(data, dict) or data.get("type") != "url_verification":
         return None

@@ -39,7 +39,7 @@ PRESET = Preset(
         "$.*.user.id",
         "$.poll.id",
     ],
-    # Under a button stands the question; what was pressed is its answer.
+    # The text above a button is the question; what was pressed is its answer.
     preview=["$.callback_query.data", "$.*.text", "$.*.caption", "$.*.query"],
     # An edited message keeps the date it was sent.
     event_time=["$.*.edit_date", "$.*.date"],

@@ -9,7 +9,7 @@ from oncehook.verify import Hmac
 
 _RESPONSE: Final = (
     '{"event_id":"{id}","event_type":"%s","form_response":{"form_id":"lT4Z3j","token":"t{id}",'
-    '"landed_at":"{now_iso}",%s"definition":{"id":"lT4Z3j","title":"TestInbox lesson","fields":[{"id":"F1",'
+    '"landed_at":"{now_iso}",%s"definition":{"id":"lT4Z3j","title":"Trial lesson","fields":[{"id":"F1",'
     '"type":"short_text","ref":"name","title":"Your name?"}]},"answers":[{"type":"text","text":"Jo\\u00e3o",'
     '"field":{"id":"F1","type":"short_text","ref":"name"}}]}}'
 )
@@ -17,7 +17,7 @@ _RESPONSE: Final = (
 PRESET = Preset(
     name="typeform",
     title="Typeform",
-    # Base64 behind a prefix that elsewhere stands before hex.
+    # Base64 behind a prefix that elsewhere precedes hex.
     scheme=Hmac(header="Typeform-Signature", prefix="sha256=", encoding="base64"),
     key="$.event_id",
     type="$.event_type",

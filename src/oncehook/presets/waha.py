@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from oncehook.presets import _base
 from oncehook.rules import Rule, RuleContext
 from oncehook.sources import Preset, Sample
 from oncehook.verify import Hmac
@@ -60,10 +61,7 @@ PRESET = Preset(
     event_time=["$.payload.timestamp", "$.timestamp"],
     preview="$.payload.body",
     rank=rank,
-    rank_scope=[
-        ["$.session", "$.payload.id", "$.payload.participant"],
-        ["$.session", "$.payload.id"],
-    ],
+    rank_scope=[["$.session", "$.payload.id", "$.payload.participant"], ["$.session", "$.payload.id"]],
     horizon="30s",
     keep_keys="30d",
     daily_volume=50,
@@ -82,22 +80,18 @@ PRESET = Preset(
         "max_body": "unverified",
     },
     samples={
-        "message": Sample(
-            _ENVELOPE
-            % (
-                "message",
-                '{"id":"false_5511988880142@c.us_3EB0{id}","timestamp":{now},"from":"5511988880142@c.us",'
-                '"fromMe":false,"to":"5511977770100@c.us","body":"Olá, tudo bem?","hasMedia":false,"ack":1,'
-                '"ackName":"SERVER"}',
-            )
+        "message": _base.fill(
+            _ENVELOPE,
+            "message",
+            '{"id":"false_5511988880142@c.us_3EB0{id}","timestamp":{now},"from":"5511988880142@c.us",'
+            '"fromMe":false,"to":"5511977770100@c.us","body":"Olá, tudo bem?","hasMedia":false,"ack":1,'
+            '"ackName":"SERVER"}',
         ),
-        "message.ack": Sample(
-            _ENVELOPE
-            % (
-                "message.ack",
-                '{"id":"true_5511988880142@c.us_3EB0{id}","from":"5511988880142@c.us","fromMe":true,'
-                '"participant":null,"ack":3,"ackName":"READ"}',
-            )
+        "message.ack": _base.fill(
+            _ENVELOPE,
+            "message.ack",
+            '{"id":"true_5511988880142@c.us_3EB0{id}","from":"5511988880142@c.us","fromMe":true,'
+            '"participant":null,"ack":3,"ackName":"READ"}',
         ),
         "session.status": Sample(_ENVELOPE % ("session.status", '{"status":"WORKING"}')),
     },

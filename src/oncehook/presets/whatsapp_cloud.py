@@ -1,7 +1,7 @@
 """WhatsApp Cloud API (Meta): up to 1000 messages and statuses in one request, retried for seven days.
 
 A retry goes to all apps of the business account, so somebody else's failure brings us duplicates. Anything but 200
-counts as failed. What Meta puts under `value` may also stand at the top of the body, or under `data`: that is how
+counts as failed. What Meta puts under `value` may also be at the top of the body, or under `data`: that is how
 360dialog sends its old messages and its partner events.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from oncehook.model import Arrival
 from oncehook.payload import text_of
-from oncehook.presets import _meta
+from oncehook.presets import _base, _meta
 from oncehook.rules import RuleContext
 from oncehook.sources import Odd, Preset, Sample
 
@@ -29,7 +29,7 @@ LISTS: Final = {
 """The lists of a value, and what one item of each is called in the type of its event."""
 
 WORDS: Final = {"status": "status", "call": "event", "state_sync": "action", "user_preference": "value"}
-"""Which field of an item tells what happened; of messages it is their `type`."""
+"""The field of an item that tells what happened; of messages it is their `type`."""
 
 STATUSES: Final = ("sent", "delivered", "read")
 PLAIN: Final = ("parent_user_id", "user_id", "wa_id")
@@ -39,7 +39,7 @@ WHO: Final[Mapping[str, Sequence[str]]] = {
     "statuses": ("recipient_parent_user_id", "recipient_user_id", "recipient_id"),
     "state_sync": ("parent_user_id", "user_id", "phone_number"),
 }
-"""Where an item names the person it is about: parent BSUID, BSUID, phone number."""
+"""Fields that name the person an item is about: parent BSUID, BSUID, phone number."""
 
 # Meta's pages spell the parent of a status's recipient in three ways.
 PARENTS: Final = ("parent_recipient_user_id", "parent_user_id")
@@ -171,10 +171,8 @@ def read(data: Any) -> WhatsAppNotice:
     item, ids = _object(value[name][0]), None
     if name == "history":
         thread = _object(_first(item.get("threads")))
-        item, ids = (
-            _object(_first(thread.get("messages"))),
-            {"wa_id": thread.get("id"), **_object(thread.get("context"))},
-        )
+        item = _object(_first(thread.get("messages")))
+        ids = {"wa_id": thread.get("id"), **_object(thread.get("context"))}
     person = _person(
         _object(item.get("contact")) if name == "state_sync" else item if ids is None else ids,
         WHO.get(name, PLAIN),
@@ -184,7 +182,7 @@ def read(data: Any) -> WhatsAppNotice:
 
 
 def _value(data: Any) -> tuple[dict[str, Any], Any, Any]:
-    """Return what the lists stand in, the name of the field, and the id of the business account."""
+    """Return the object that holds the lists, the name of the field, and the id of the business account."""
     if "entry" in data:
         entry = data["entry"][0]
         change = entry["changes"][0]
@@ -256,7 +254,7 @@ def key(context: RuleContext) -> tuple[str, ...] | None:
     item, number = notice.item, notice.number
     if notice.kind in ("message", "echo"):
         return _texts(*number, item.get("id"))
-    if notice.kind == "history":  # a placeholder and the picture it stands for have the same id
+    if notice.kind == "history":  # a placeholder and the picture that replaces it have the same id
         return _texts(*number, "history", item.get("id"), item.get("type"))
     if notice.kind == "status":
         return _texts(*number, item.get("id"), item.get("status"), *_member(item))
@@ -287,7 +285,6 @@ def subject(context: RuleContext) -> tuple[str, ...] | str | None:
 
 
 def event_time(context: RuleContext) -> str | None:
-    """Return when it happened."""
     item = _notice(context).item
     return text_of(item.get("timestamp") or _object(item.get("metadata")).get("timestamp"))
 
@@ -370,16 +367,14 @@ PRESET = Preset(
     samples={
         "message.text": Sample(_ENVELOPE % (_CONTACT + ',"messages":[' + _MESSAGE % "" + "]")),
         "status.delivered": Sample(_ENVELOPE % ('"statuses":[' + _STATUS % "delivered" + "]")),
-        "batch": Sample(
-            _ENVELOPE
-            % (
-                _CONTACT
-                + ',"messages":['
-                + ",".join(_MESSAGE % part for part in ("A", "B"))
-                + '],"statuses":['
-                + ",".join(_STATUS % word for word in ("sent", "delivered", "read"))
-                + "]"
-            )
+        "batch": _base.fill(
+            _ENVELOPE,
+            _CONTACT
+            + ',"messages":['
+            + ",".join(_MESSAGE % part for part in ("A", "B"))
+            + '],"statuses":['
+            + ",".join(_STATUS % word for word in ("sent", "delivered", "read"))
+            + "]",
         ),
     },
 )

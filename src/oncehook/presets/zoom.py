@@ -16,6 +16,7 @@ import msgspec
 from oncehook import payload
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
+from oncehook.presets import _base
 from oncehook.sources import Preset, Reply, Sample, Source
 from oncehook.verify import Hmac
 
@@ -29,10 +30,7 @@ def handshake(arrival: Arrival, source: Source) -> Reply | None:
     # Only a POST has been verified by now, age included; to anybody else we would be signing whatever they like.
     if arrival.method != "POST" or VALIDATION.encode() not in arrival.body:
         return None
-    try:
-        data = payload.parse(arrival.body)
-    except payload.Unreadable:
-        return None
+    data = _base.read_body(arrival)
     plain = payload.walk(data, ("payload", "plainToken"))
     if payload.walk(data, ("event",)) != VALIDATION or not isinstance(plain, str) or not _PLAIN.fullmatch(plain):
         return None
@@ -104,22 +102,18 @@ PRESET = Preset(
     },
     samples={
         "meeting.started": Sample(_MEETING % ("meeting.started", "", "")),
-        "meeting.participant_joined": Sample(
-            _MEETING
-            % (
-                "meeting.participant_joined",
-                ',"participant":{"user_id":"16778240","user_name":"Ana","participant_uuid":"P{id}",'
-                '"join_time":"2027-01-11T09:01:00Z"}',
-                "",
-            )
+        "meeting.participant_joined": _base.fill(
+            _MEETING,
+            "meeting.participant_joined",
+            ',"participant":{"user_id":"16778240","user_name":"Ana","participant_uuid":"P{id}",'
+            '"join_time":"2027-01-11T09:01:00Z"}',
+            "",
         ),
-        "recording.completed": Sample(
-            _MEETING
-            % (
-                "recording.completed",
-                ',"recording_files":[{"id":"R{id}","file_type":"MP4","download_url":"https://zoom.example/rec/{id}"}]',
-                ',"download_token":"sample-token-{id}"',
-            )
+        "recording.completed": _base.fill(
+            _MEETING,
+            "recording.completed",
+            ',"recording_files":[{"id":"R{id}","file_type":"MP4","download_url":"https://zoom.example/rec/{id}"}]',
+            ',"download_token":"sample-token-{id}"',
         ),
     },
 )

@@ -1,7 +1,7 @@
-"""The configuration: one file, what lies over it, read and checked as a whole.
+"""The configuration: one file and what overrides it, read and checked as a whole.
 
-`load` finds `oncehook.toml` (or `[tool.oncehook]`), lays environment variables and flags over it, and returns a
-`Loaded`; inbox and command line call it. Everything wrong is reported at once, each with file, line and remedy.
+`load` finds `oncehook.toml` (or `[tool.oncehook]`), has environment variables and flags override it, and returns a
+`Loaded`; inbox and CLI call it. Everything wrong is reported at once, each with its place and remedy.
 The settings themselves are in `tables.py`.
 """
 
@@ -41,7 +41,7 @@ __all__ = [
     "load",
 ]
 
-# Variables that belong to the command line, not to the file: its options (ONCEHOOK_SERVE_OPEN) and these.
+# Variables that belong to the CLI, not to the file: its options (ONCEHOOK_SERVE_OPEN) and these.
 _OWN: Final = re.compile(
     r"ONCEHOOK_(?:(?:CONFIG|TOKEN|SERVER|FAULT|CLOCK|JSON|QUIET|VERBOSE|PROXY|CLAIMS)"
     r"|(?:SERVE|WORKER|DEMO|SEND|FORWARD|TAIL|EVENTS|SHOW|REPLAY|DEAD|ERASE|PAUSE|RESUME|SOURCES|DESTINATIONS|STATS|KEYS"
@@ -53,7 +53,7 @@ _APP: Final = "What an app defines counts where it is named, as in: oncehook ser
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A line of `config show`."""
+    """One setting, as `config show` prints it."""
 
     name: str
     value: object
@@ -80,7 +80,6 @@ class Loaded:
         return self._reader.origin.line(_path(dotted)) > 0
 
     def problem(self, dotted: str, sentence: str) -> Problem:
-        """Return a problem of a setting with its place."""
         return self._reader.problem(_path(dotted), sentence)
 
     def tie(self, app: AppNames) -> None:
@@ -104,7 +103,7 @@ class Loaded:
             if about.form is None:
                 yield from self._inner_settings(about, value, here)
             elif value not in (None, (), {}) or origin != "default":
-                yield Setting(_dotted(here), about.form.show(value), origin)
+                yield Setting(_join(here), about.form.show(value), origin)
 
     def _inner_settings(self, about: Field, value: Any, path: SettingPath) -> Iterator[Setting]:
         assert about.table is not None
@@ -125,9 +124,9 @@ def load(
     secrets: bool = True,
     whole: bool = True,
 ) -> Loaded:
-    """Read the configuration. Raises ConfigError with one line per problem.
+    """Read the configuration. Raises ConfigError with one sentence per problem.
 
-    `flags` come from the command line, by dotted name (`{"server.port": 4021}`; None: not given). They must come
+    `flags` come from the CLI, by dotted name (`{"server.port": 4021}`; None: not given). They must come
     in here rather than be put over the result, so that the checks see the address that is really listened on (S28).
     With `secrets`, one that is missing or empty is a problem (S4); without, only `reveal` will tell. The file is not
     the `whole` where an app counts beside it: then a route may lead to a handler, and `Loaded.tie` finds what
@@ -146,8 +145,8 @@ def load(
     for finding in ends:
         reader.note(*finding)
     raise_all(reader.problems, hint=_APP if ends else "")
-    odd = (*warnings(config, reader), *_odd_variables(env, variables, reader))
-    return Loaded(config, origin.file, odd, reader)
+    odd = [f"{origin.place(path)}: {sentence}" for path, sentence in warnings(config, reader)]
+    return Loaded(config, origin.file, (*odd, *_odd_variables(env, variables, reader)), reader)
 
 
 def _check_secrets(reader: SettingsReader) -> None:
@@ -160,11 +159,11 @@ def _check_secrets(reader: SettingsReader) -> None:
             reader.note(path, f"{error} {error.hint}".rstrip())
 
 
-# -- what lies over the file -------------------------------------------------------------------
+# -- what overrides the file -------------------------------------------------------------------
 
 
 def _override(reader: SettingsReader, env: Mapping[str, str], flags: Mapping[str, object]) -> dict[str, SettingPath]:
-    """Lay the environment, then the flags over the file; returns the variables that are settings."""
+    """Override the file by the environment, then by the flags; returns the variables that are settings."""
     variables: dict[str, SettingPath] = {}
     for path, about in _reachable(Config, reader.origin.tree, ()):
         variable = "ONCEHOOK_" + "__".join(str(step).upper().replace("-", "_") for step in path)
@@ -172,7 +171,7 @@ def _override(reader: SettingsReader, env: Mapping[str, str], flags: Mapping[str
         if variable not in env:
             continue
         if other != path:
-            reader.note((), f"environment {variable}: means both {_dotted(other)} and {_dotted(path)}")
+            reader.note((), f"environment {variable}: means both {_join(other)} and {_join(path)}")
         # the variable is the secret, so the reference to it is the value
         secret = about.form is not None and about.form.is_secret
         value = {"env": variable} if secret else parse_variable(env[variable])
@@ -202,14 +201,11 @@ def _odd_variables(
     env: Mapping[str, str], variables: Mapping[str, SettingPath], reader: SettingsReader
 ) -> Iterator[str]:
     referenced = {secret.reference for _, secret in reader.secrets if secret.kind == "env"}
-    for name in sorted(env):
-        if name.startswith("ONCEHOOK_") and name not in variables and name not in referenced:
-            if _OWN.fullmatch(name):
-                continue
-            near = nearest(name, list(variables))
-            yield f"environment {name}: not a setting, so it changes nothing" + (
-                f"; did you mean {near}?" if near else ""
-            )
+    for name in sorted(env.keys() - variables.keys() - referenced):
+        if name.startswith("ONCEHOOK_") and not _OWN.fullmatch(name):
+            near = nearest(name, variables)
+            hint = f"; did you mean {near}?" if near else ""
+            yield f"environment {name}: not a setting, so it changes nothing{hint}"
 
 
 def _path(dotted: str) -> SettingPath:
@@ -219,5 +215,5 @@ def _path(dotted: str) -> SettingPath:
     return tuple(int(step) if place == numbered and step.isdecimal() else step for place, step in enumerate(steps))
 
 
-def _dotted(path: SettingPath) -> str:
+def _join(path: SettingPath) -> str:
     return ".".join(map(str, path))

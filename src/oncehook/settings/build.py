@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias, TypeVar, Unpack
 
 import msgspec
 
-from oncehook.categories import Classify, Rules
+from oncehook.categories import Classify, FailureRules
 from oncehook.destinations import registry
 from oncehook.destinations.base import Destination, Terms
 from oncehook.destinations.handler import TIMEOUT
@@ -23,12 +23,7 @@ from oncehook.secret import reveal_text
 from oncehook.settings import EncryptConfig, Loaded, RetentionConfig, WatermarkConfig
 from oncehook.settings.check import find_kinds, has_secret_address, read_address
 from oncehook.settings.read import Problem, Settings, fields_of, raise_all, read_program
-from oncehook.settings.tables import (
-    BreakerSettings,
-    HandlerSettings,
-    RouteSettings,
-    TermSettings,
-)
+from oncehook.settings.tables import BreakerSettings, HandlerSettings, RouteSettings, TermSettings
 from oncehook.settings.values import hide_password
 from oncehook.sources import Source
 from oncehook.store.base import NameIds, Store
@@ -42,7 +37,6 @@ T = TypeVar("T")
 
 
 def destination_from(name: str, settings: Settings) -> Destination:
-    """Build the destination that checked settings describe."""
     for word in find_kinds(settings):
         kind = registry.find(word)
         assert kind is not None, "it was found when its table was read"
@@ -65,7 +59,6 @@ def destination_from(name: str, settings: Settings) -> Destination:
 
 
 def terms_from(settings: Settings, classify: Classify | None = None, shared: Sequence[Classify] = ()) -> Terms:
-    """Build the terms that checked settings describe."""
     return Terms(
         retry=settings.retry,
         timeout=settings.timeout,
@@ -73,16 +66,12 @@ def terms_from(settings: Settings, classify: Classify | None = None, shared: Seq
         concurrency=settings.concurrency,
         rate=settings.rate,
         breaker=Breaker(**{name: getattr(settings.breaker, name) for name in fields_of(BreakerSettings)}),
-        rules=Rules(frozenset(settings.transient), frozenset(settings.permanent), classify, shared),
+        rules=FailureRules(frozenset(settings.transient), frozenset(settings.permanent), classify, shared),
     )
 
 
 def terms_of(
-    name: str,
-    *,
-    classify: Classify | None = None,
-    shared: Sequence[Classify] = (),
-    **terms: Unpack[TermSettings],
+    name: str, *, classify: Classify | None = None, shared: Sequence[Classify] = (), **terms: Unpack[TermSettings]
 ) -> Terms:
     """Build the terms that a program describes, for a destination of this name. Raises ConfigError."""
     return terms_from(read_program(TermSettings, ("destination", name), terms), classify, shared)
@@ -144,7 +133,6 @@ class Comparison:
         return theirs
 
     def retention(self, mine: RetentionConfig) -> RetentionConfig:
-        """Return how long things are kept, by both."""
         theirs, unsaid = self._loaded.config.retention, RetentionConfig()
         chosen = {
             name: self.one_of(f"retention.{name}", getattr(mine, name), getattr(unsaid, name), getattr(theirs, name))
@@ -233,7 +221,6 @@ def _file(url: str) -> str:
 
 
 def limits_of(mark: WatermarkConfig) -> Limits:
-    """Return the limits that checked settings describe."""
     return Limits(**msgspec.structs.asdict(mark))
 
 

@@ -59,47 +59,42 @@ def check_bind(config: Config, host: str) -> None:
         raise ConfigError("\n".join(sentence for _, sentence in findings))
 
 
-def warnings(config: Config, reader: SettingsReader) -> Iterator[str]:
+def warnings(config: Config, reader: SettingsReader) -> Iterator[Finding]:
     """Yield what is allowed, and yet worth a warning."""
     for name, source in config.source.items():
+        at, where = ("source", name), f"in [source.{name}]"
         if source.path is not None and len(source.path) < SHORTEST_PATH:
-            place = reader.origin.place(("source", name, "path"))
-            yield f"{place}: path in [source.{name}] can be guessed; take {SHORTEST_PATH} random characters or more"
+            yield (*at, "path"), f"path {where} can be guessed; take {SHORTEST_PATH} random characters or more"
         if is_unverified(source) and source.secret:
-            place = reader.origin.place(("source", name, "secret"))
-            yield f'{place}: secret in [source.{name}] is not used: verify is "none"'
-        yield from _deep_paths(name, source, reader)
+            yield (*at, "secret"), f'secret {where} is not used: verify is "none"'
+        yield from _deep_paths(name, source)
         for secret in () if is_unverified(source) else source.secret:
             if secret.is_set() and (why := weakness(secret.reveal(), SHORTEST_SECRET)):
-                place = reader.origin.place(("source", name, "secret"))
-                yield f"{place}: secret in [source.{name}] {why}: whoever guesses it can send what passes for genuine"
+                yield (*at, "secret"), f"secret {where} {why}: whoever guesses it can send what passes for genuine"
     for path, name, why in _weak_tokens(config.server):
-        yield f"{reader.origin.place(path)}: {name} in [server] {why}; take a random one: oncehook token NAME"
-    yield from _relays(config, reader)
-    for name, source_name in _own_destinations(config).items():
-        place = reader.origin.place(("destination", name, "url"))
-        yield f"{place}: url in [destination.{name}] leads back to [source.{source_name}] of this inbox"
+        yield path, f"{name} in [server] {why}; take a random one: oncehook token NAME"
+    yield from _relays(config)
+    for name, goal in _own_destinations(config).items():
+        yield ("destination", name, "url"), f"url in [destination.{name}] leads back to [source.{goal}] of this inbox"
     if reader.origin.file and reader.origin.line(("store",)) and hide_password(config.store) != config.store:
-        yield (
-            f"{reader.origin.place(('store',))}: store holds a password, so this file is not safe to commit; "
-            "set ONCEHOOK_STORE in the environment instead"
-        )
+        sentence = "store holds a password, so this file is not safe to commit"
+        yield ("store",), f"{sentence}; set ONCEHOOK_STORE in the environment instead"
 
 
-def _deep_paths(name: str, source: Settings, reader: SettingsReader) -> Iterator[str]:
+def _deep_paths(name: str, source: Settings) -> Iterator[Finding]:
     """Yield paths with two descents, which look at the square of a body and are given up in a large one."""
     for setting in ("key", "subject", "type", "event_time", "rank", "rank_scope", "preview", "redact", "volatile"):
         for text in _texts(getattr(source, setting)):
             if text.startswith(("$", "?$")) and descents(text) > 1:
-                place = reader.origin.place(("source", name, setting))
                 yield (
-                    f'{place}: {setting} in [source.{name}]: "{text}" descends twice (..), which is given up in large '
-                    "bodies; name the way to what it looks for"
+                    ("source", name, setting),
+                    f'{setting} in [source.{name}]: "{text}" descends twice (..), which is given up in large bodies; '
+                    "name the way to what it looks for",
                 )
 
 
 def _texts(spec: object) -> Iterator[str]:
-    """Return the places of a rule, however deep they stand in it."""
+    """Yield the places of a rule, however deep they are in it."""
     if isinstance(spec, str):
         yield spec
     elif isinstance(spec, dict):
@@ -109,7 +104,7 @@ def _texts(spec: object) -> Iterator[str]:
             yield from _texts(one)
 
 
-def _relays(config: Config, reader: SettingsReader) -> Iterator[str]:
+def _relays(config: Config) -> Iterator[Finding]:
     """Yield routes by which anyone can send WhatsApp messages in our name."""
     for route in config.route:
         source, destination = config.source.get(route.from_), config.destination.get(route.to)
@@ -117,15 +112,15 @@ def _relays(config: Config, reader: SettingsReader) -> Iterator[str]:
             continue
         is_hidden = source.path is not None and len(source.path) >= SHORTEST_PATH
         if is_unverified(source) and not is_for_loopback(source) and not is_hidden:
-            place = reader.origin.place(("source", route.from_, "verify"))
-            yield f'{place}: anyone can send WhatsApp messages as "{route.to}": [source.{route.from_}] is not verified'
+            sentence = f'anyone can send WhatsApp messages as "{route.to}": [source.{route.from_}] is not verified'
+            yield ("source", route.from_, "verify"), sentence
 
 
 # -- sources -----------------------------------------------------------------------------------
 
 
 def is_unverified(source: Settings) -> bool:
-    """Tell whether it was said by name that nothing is checked."""
+    """Tell whether the settings say by name that nothing is checked."""
     if isinstance(source.verify, Mapping):
         return source.verify.get("scheme") == "none"
     if source.verify is None or isinstance(source.verify, str | Sequence):
@@ -156,7 +151,7 @@ def find_gaps(name: str, source: Settings) -> Iterator[tuple[str, str]]:
 
     preset = presets.load(source.preset)
     for need in preset.needs:
-        # Who brings a verifier of their own is not asked for what the preset's would have needed.
+        # A verifier of one's own needs nothing of what the preset's would have needed.
         if not getattr(source, need) and (source.verify is None or need == "key"):
             yield need, f'[source.{name}] needs {need}: the preset "{preset.name}" asks for it'
 
@@ -261,7 +256,7 @@ def _note(reader: SettingsReader, path: tuple[str, str], key: str, look: Callabl
 # -- destinations that are this inbox ----------------------------------------------------------
 
 _INGEST: Final = re.compile(r".*/in/([A-Za-z0-9_-]+)/?")
-_EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - told apart, not bound
+_EVERYWHERE: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 - compared, not bound
 _LOOPBACK: Final = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
@@ -329,7 +324,9 @@ def _check_routes(config: Config, reader: SettingsReader) -> None:
 
 def _routes(config: Config, reader: SettingsReader) -> Iterator[tuple[tuple[str, int], Settings]]:
     # numbers in the file and here agree only while no route failed, so positions come from the file
-    positions = [number for number in range(_count(reader)) if not reader.has_failed(("route", number))]
+    written = reader.origin.tree.get("route")
+    count = len(written) if isinstance(written, list) else 0
+    positions = [number for number in range(count) if not reader.has_failed(("route", number))]
     return ((("route", number), route) for number, route in zip(positions, config.route, strict=True))
 
 
@@ -380,11 +377,6 @@ def _check_needs(reader: SettingsReader, path: tuple[str, int], route: Settings,
 def _names(reader: SettingsReader, kind: str) -> list[str]:
     tables = reader.origin.tree.get(kind)
     return list(tables) if isinstance(tables, dict) else []
-
-
-def _count(reader: SettingsReader) -> int:
-    routes = reader.origin.tree.get("route")
-    return len(routes) if isinstance(routes, list) else 0
 
 
 # -- who can reach the server-------------------------------------------------------------------

@@ -54,7 +54,6 @@ This page is written by `oncehook config reference`.
 
 
 def reference() -> str:
-    """Return the page of all settings."""
     return _HEAD + "".join(_table(title, kind) for title, kind in _all_tables())
 
 
@@ -93,7 +92,6 @@ def _default(field: Field) -> str:
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of the configuration file."""
     defs = {kind.__name__: _table_schema(kind) for kind in _tables(tables.Config)}
     top = defs.pop(tables.Config.__name__)
     return {

@@ -38,7 +38,7 @@ def source(preset: str) -> Source:
 def fleeting(preset: str) -> Source:
     """Return the source of one preset with keys that are kept nowhere, for a test."""
     loaded = presets.load(preset)
-    return _built(loaded, development_keys(loaded.scheme))
+    return _build(loaded, development_keys(loaded.scheme))
 
 
 def kept_secret(name: str) -> str:
@@ -57,12 +57,12 @@ def _of_presets(names: Iterable[str]) -> list[Source]:
         kept = _read(file)
         for name in names:
             preset = presets.load(name)
-            made.append(_built(preset, _keys_of(kept, name, preset.scheme)))
+            made.append(_build(preset, _keys_of(kept, name, preset.scheme)))
         _write(file, kept)
     return made
 
 
-def _built(preset: Preset, keys: DevelopmentKeys) -> Source:
+def _build(preset: Preset, keys: DevelopmentKeys) -> Source:
     settings: SourceArguments = {
         "preset": preset,
         "verify_token": "development",

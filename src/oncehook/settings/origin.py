@@ -1,4 +1,4 @@
-"""The origin of settings: the file that is found, what overrides it, and the line of each.
+"""The origin of settings: the file that is found, what overrides it, and the line number of each.
 
 `find` reads `oncehook.toml` or `[tool.oncehook]`; `override` puts environment variables and flags over it; `where` says
 of each setting which of them counts. `load` is the only caller.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -57,7 +57,7 @@ class SettingsOrigin:
             self._over[path] = label
 
     def line(self, path: SettingPath) -> int:
-        """Return the line of a setting, or of the nearest table around it; 0 when it is not from the file."""
+        """Return the line number of a setting, or of the nearest table around it; 0 when it is not from the file."""
         if self._override(path):
             return 0
         for length in range(len(path), -1, -1):
@@ -83,7 +83,7 @@ class SettingsOrigin:
     def _is_given(self, path: SettingPath) -> bool:
         value: object = self.tree
         for step in path:
-            # a numbered table is a list; seen as a mapping, both are asked alike
+            # a list is looked at as a mapping of its indexes
             table = dict(enumerate(value)) if isinstance(value, list) else value
             if not isinstance(table, dict) or step not in table:
                 return False
@@ -154,7 +154,7 @@ def parse_variable(text: str) -> object:
 
 
 def scan_lines(text: str) -> dict[SettingPath, int]:
-    """Return the line on which each table and key of a (valid) TOML text begins. Keys of inline tables are left out."""
+    """Number the lines on which tables and keys of a (valid) TOML text begin. Keys of inline tables are left out."""
     scan = _Scan()
     for match in _TOKEN.finditer(text):
         scan.take(match[0])
@@ -162,7 +162,7 @@ def scan_lines(text: str) -> dict[SettingPath, int]:
 
 
 class _Scan:
-    """Reads TOML just closely enough to know keys from values. `tomllib` has already judged the text."""
+    """Reading of TOML just close enough to know keys from values. `tomllib` has already judged the text."""
 
     def __init__(self) -> None:
         self.lines: dict[SettingPath, int] = {}
@@ -194,7 +194,7 @@ class _Scan:
             self._open_table()
             self._state = self._rest
         elif piece != ".":
-            self._parts.append(_unquoted(piece))
+            self._parts.append(_unquote(piece))
 
     def _rest(self, piece: str) -> None:
         if piece == "\n":
@@ -205,7 +205,7 @@ class _Scan:
             self._remember((*self._table, *self._parts))
             self._state = self._value
         elif piece != ".":
-            self._parts.append(_unquoted(piece))
+            self._parts.append(_unquote(piece))
 
     def _value(self, piece: str) -> None:
         if piece in ("[", "{"):
@@ -216,28 +216,22 @@ class _Scan:
             self._state = self._statement
 
     def _open_table(self) -> None:
-        path = (*self._resolved(self._parts[:-1]), self._parts[-1])
-        if self._depth:
-            self._counts[path] = self._counts.get(path, 0) + 1
-        self._table = self._indexed(path)
-        self._remember(self._table)
-
-    def _resolved(self, parts: Sequence[str]) -> SettingPath:
         path: SettingPath = ()
-        for part in parts:
-            path = self._indexed((*path, part))
-        return path
-
-    def _indexed(self, path: SettingPath) -> SettingPath:
-        # a header below [[route]] means the latest of them
-        return (*path, self._counts[path] - 1) if path in self._counts else path
+        for place, part in enumerate(self._parts, 1):
+            path = (*path, part)
+            if self._depth and place == len(self._parts):
+                self._counts[path] = self._counts.get(path, 0) + 1
+            if path in self._counts:  # a header below [[route]] means the latest of them
+                path = (*path, self._counts[path] - 1)
+        self._table = path
+        self._remember(path)
 
     def _remember(self, path: SettingPath) -> None:
         for length in range(1, len(path) + 1):
             self.lines.setdefault(path[:length], self._line)
 
 
-def _unquoted(piece: str) -> str:
+def _unquote(piece: str) -> str:
     if piece.startswith('"'):
         return str(tomllib.loads(f"key = {piece}")["key"])
     return piece[1:-1] if piece.startswith("'") else piece

@@ -50,12 +50,12 @@ class Problem:
 
     def __str__(self) -> str:
         text = f"{self.place}: {self.sentence}" if self.place else self.sentence
-        # one line per problem, whatever a key holds
+        # each problem on a line of its own, whatever a key holds
         return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def raise_all(problems: Sequence[Problem], hint: str = "") -> None:
-    """Raise ConfigError with one line for each, in the order of the file; nothing happens when there is none."""
+    """Raise ConfigError with all problems, in the order of the file; nothing happens when there is none."""
     if problems:
         raise ConfigError("\n".join(map(str, sorted(problems, key=lambda one: one.line))), hint=hint)
 
@@ -91,7 +91,8 @@ def fields_of(kind: type) -> Mapping[str, Field]:
     else:
         declared = msgspec.structs.fields(kind)
         typed = typing.get_type_hints(kind, include_extras=True)
-        hints = {one.name: (typed[one.name], Default(_struct_default(one))) for one in declared}
+        defaults = {one.name: None if one.default is msgspec.NODEFAULT else one.default for one in declared}
+        hints = {name: (typed[name], Default(default)) for name, default in defaults.items()}
         required = {one.name for one in declared if one.required}
     return {
         name.rstrip("_"): _field(name, hint, default, required=name in required)
@@ -113,10 +114,6 @@ def further_table(key: str, table: type) -> Field:
     return Field(key, None, table, None, "", None, required=False)
 
 
-def _struct_default(field: msgspec.structs.FieldInfo) -> Any:
-    return None if field.default is msgspec.NODEFAULT else field.default
-
-
 def _field(name: str, hint: Any, default: Default, *, required: bool) -> Field:
     while typing.get_origin(hint) in (typing.Required, typing.NotRequired):
         (hint,) = typing.get_args(hint)
@@ -124,9 +121,11 @@ def _field(name: str, hint: Any, default: Default, *, required: bool) -> Field:
     hint = typing.get_args(hint)[0] if notes else hint
     table = next((one for one in (*notes, hint, *typing.get_args(hint)) if _is_table(one)), None)
     form = next((note for note in notes if isinstance(note, Form)), None)
+    if form is None and table is None:
+        form = FLAG if hint is bool else choice(*typing.get_args(hint))
     return Field(
         attribute=name,
-        form=form if form or table else _form_of(hint),
+        form=form,
         table=table,
         shape=shape if (shape := typing.get_origin(hint)) in (dict, list) else None,
         about=next((note for note in notes if isinstance(note, str)), ""),
@@ -137,11 +136,6 @@ def _field(name: str, hint: Any, default: Default, *, required: bool) -> Field:
 
 def _is_table(kind: Any) -> bool:
     return typing.is_typeddict(kind) or (isinstance(kind, type) and issubclass(kind, msgspec.Struct))
-
-
-def _form_of(hint: Any) -> Form:
-    """Return the form that a plain type is read by."""
-    return FLAG if hint is bool else choice(*typing.get_args(hint))
 
 
 @functools.cache
@@ -175,12 +169,10 @@ class SettingsReader:
         self._failed: set[SettingPath] = set()
 
     def note(self, path: SettingPath, sentence: str) -> None:
-        """Remember that something is wrong."""
         self._failed.add(path)
         self.problems.append(self.problem(path, sentence))
 
     def problem(self, path: SettingPath, sentence: str) -> Problem:
-        """Return a problem with its place."""
         return Problem(self.origin.line(path), self.origin.place(path), sentence)
 
     def has_failed(self, path: SettingPath) -> bool:
@@ -229,12 +221,12 @@ class SettingsReader:
             return field.form.read(value, Spot(self, path))
         assert field.table is not None, f"{path} has neither form nor table"
         if field.shape is dict:
-            return self._named(field.table, value, path)
+            return self._read_tables(field.table, value, path)
         if field.shape is list:
-            return self._listed(field.table, value, path)
+            return self._read_list(field.table, value, path)
         return self.table(field.table, value, path)
 
-    def _named(self, kind: type, value: object, path: SettingPath) -> dict[str, Any]:
+    def _read_tables(self, kind: type, value: object, path: SettingPath) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise ConfigError(f"must be tables with a name each; write [{path[-1]}.NAME]")
         tables: dict[str, Any] = {}
@@ -245,7 +237,7 @@ class SettingsReader:
                 tables[name] = read
         return tables
 
-    def _listed(self, kind: type, value: object, path: SettingPath) -> list[Any]:
+    def _read_list(self, kind: type, value: object, path: SettingPath) -> list[Any]:
         if not isinstance(value, list):
             raise ConfigError(f"must be a list of tables; write [[{'.'.join(map(str, path))}]]")
         tables = (self.read(kind, table, (*path, number)) for number, table in enumerate(value))
@@ -271,7 +263,7 @@ class Spot:
 
     @property
     def is_program(self) -> bool:
-        """Whether Python wrote the value, which may then be a function, an object, or a secret itself."""
+        """True where Python wrote the value, which may then be a function, an object, or a secret itself."""
         return self.reader.is_program
 
     def secret(self, value: object, *, may_end: bool = False) -> Secret:
@@ -285,7 +277,6 @@ class Spot:
         return secret
 
     def table(self, kind: type, value: object) -> Any:
-        """Read a table of settings inside this value."""
         return self.reader.table(kind, value, self.path)
 
     def file(self, name: str) -> Path:

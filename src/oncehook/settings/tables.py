@@ -404,6 +404,6 @@ class Config(_Table, frozen=True, kw_only=True):
 
 
 def show_table(kind: type, table: object) -> dict[str, object]:
-    """Return a small table as it may be shown; what nobody has said is left out."""
+    """Return a small table as it may be shown; what nobody has set is left out."""
     read = {key: (field.form, getattr(table, field.attribute)) for key, field in fields_of(kind).items()}
     return {key: form.show(value) for key, (form, value) in read.items() if form and value is not None}

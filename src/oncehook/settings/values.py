@@ -19,7 +19,9 @@ from urllib.parse import SplitResult, urlsplit
 
 from oncehook import human, model
 from oncehook.errors import ConfigError
+from oncehook.http_client.urls import is_address, read_url, shown_url
 from oncehook.human import nearest, suggest_clause
+from oncehook.payload import BodyHash, Redaction
 from oncehook.secret import REFERENCE_FORMS, Secret
 
 if TYPE_CHECKING:
@@ -75,11 +77,7 @@ def whole(low: int, high: int) -> Form:
 
 def choice(*words: str) -> Form:
     """Return the form of one of some words."""
-
-    def read(value: object, place: Spot) -> str:
-        return one_of(value, words)
-
-    return Form(read, {"enum": list(words)})
+    return Form(lambda value, place: one_of(value, words), {"enum": list(words)})
 
 
 def one_of(value: object, words: Sequence[str], forms: str = "") -> str:
@@ -148,10 +146,6 @@ def duration(value: object) -> float:
     return seconds
 
 
-def _tolerance(value: object, place: Spot) -> float:
-    return math.inf if value == "off" else duration(value)
-
-
 def _factor(value: object, place: Spot) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 100:
         raise ConfigError("must be a number from 1 to 100")
@@ -159,7 +153,10 @@ def _factor(value: object, place: Spot) -> float:
 
 
 def _jitter(value: object, place: Spot) -> float | str:
-    return str(value) if value in ("full", "none") else duration(value)
+    if value in ("full", "none"):
+        return str(value)
+    # `0` is a way to write "none" that programs have always had
+    return human.seconds(value) if isinstance(value, str | int | float) else duration(value)
 
 
 def _size(value: object, place: Spot) -> int:
@@ -197,7 +194,11 @@ def _country(value: object, place: Spot) -> str:
 _SPOKEN: Final = {"type": ["string", "number"], "minimum": 0, "examples": ["0.2s", "15s", "5m", "1h30m", "30d"]}
 
 DURATION: Final = Form(lambda value, place: duration(value), _SPOKEN, human.show_duration)
-TOLERANCE: Final = Form(_tolerance, _SPOKEN, lambda value: "off" if math.isinf(value) else human.show_duration(value))
+TOLERANCE: Final = Form(
+    lambda value, place: math.inf if value == "off" else duration(value),
+    _SPOKEN,
+    lambda value: "off" if math.isinf(value) else human.show_duration(value),
+)
 FACTOR: Final = Form(_factor, {"type": "number", "minimum": 1, "maximum": 100})
 JITTER: Final = Form(
     _jitter,
@@ -265,18 +266,9 @@ def _header_names(value: object, place: Spot) -> tuple[str, ...]:
     return tuple(map(read_forwarded_name, _texts(value)))
 
 
-def _proxy(value: object, place: Spot) -> Secret | str:
-    return "env" if value == "env" else place.secret(value)
-
-
 def show_secret(secret: Secret) -> str:
-    """Return what may be shown of a secret."""
     until = f", until {secret.until:%Y-%m-%d %H:%M} UTC" if secret.until else ""
     return f"{secret.name} ({'set' if secret.is_set() else 'not set'}{until})"
-
-
-def _show_headers(headers: Mapping[str, str | Secret]) -> dict[str, str]:
-    return {name: show_secret(value) if isinstance(value, Secret) else value for name, value in headers.items()}
 
 
 _REFERENCE: Final[dict[str, Any]] = {
@@ -289,7 +281,7 @@ _REFERENCE: Final[dict[str, Any]] = {
 
 SECRET: Final = Form(lambda value, place: place.secret(value), _REFERENCE, show_secret, is_secret=True)
 PROXY: Final = Form(
-    _proxy,
+    lambda value, place: value if value == "env" else place.secret(value),
     {"anyOf": [_REFERENCE, {"const": "env"}]},
     lambda proxy: proxy if isinstance(proxy, str) else show_secret(proxy),
     is_secret=True,
@@ -314,7 +306,7 @@ ROTATED_SECRETS: Final = Form(
 HEADERS: Final = Form(
     _headers,
     {"type": "object", "additionalProperties": {"anyOf": [{"type": "string"}, _REFERENCE]}},
-    _show_headers,
+    lambda headers: {name: show_secret(one) if isinstance(one, Secret) else one for name, one in headers.items()},
 )
 HEADER_NAMES: Final = Form(_header_names, TEXTS.schema, list)
 
@@ -327,7 +319,6 @@ _PASSWORD_FIELD: Final = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECA
 
 
 def hide_password(url: str) -> str:
-    """Return a store's address without its password."""
     return _PASSWORD_FIELD.sub(r"\1***", _PASSWORD.sub(r"\1:***@", url))
 
 
@@ -363,10 +354,6 @@ def _proxies(value: object, place: Spot) -> tuple[Network, ...]:
     return networks
 
 
-def _private(value: object, place: Spot) -> bool | tuple[Network, ...]:
-    return value if isinstance(value, bool) else _networks(value, place)
-
-
 def _url(value: object, place: Spot) -> str:
     text = _text(value)
     _check_url(_split_url(text) if text.isascii() else None)
@@ -385,20 +372,12 @@ def _check_url(parts: SplitResult | None) -> None:
 
 def _address(value: object, place: Spot) -> str | Secret:
     """Read the address of a destination: a web address, also one of other letters, or a reference to one."""
-    from oncehook.http_client.urls import read_url
-
     if not isinstance(value, str):
         return place.secret(value)
     text = _text(value)
     _check_url(_split_url(text))
     read_url(text)
     return text
-
-
-def _show_address(address: str | Secret) -> str:
-    from oncehook.http_client.urls import shown_url
-
-    return show_secret(address) if isinstance(address, Secret) else shown_url(address)
 
 
 def _split_url(text: str) -> SplitResult | None:
@@ -413,17 +392,9 @@ def _split_url(text: str) -> SplitResult | None:
 
 def _host(value: object, place: Spot) -> str:
     text = _text(value)
-    if _is_address(text) or (_HOSTNAME.fullmatch(text) and not text.isdigit()):
+    if is_address(text) or (_HOSTNAME.fullmatch(text) and not text.isdigit()):
         return text
     raise ConfigError('must be an address or a name without brackets or port; write for example "127.0.0.1"')
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _bind(value: object, place: Spot) -> str:
@@ -436,14 +407,13 @@ def _bind(value: object, place: Spot) -> str:
 
 
 def split_bind(bind: str) -> tuple[str, int]:
-    """Return host and port of an `admin_bind`."""
     host, _, port = bind.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach that address. An unknown name counts as public."""
-    return ip_address(host).is_loopback if _is_address(host) else host.lower() == "localhost"
+    return ip_address(host).is_loopback if is_address(host) else host.lower() == "localhost"
 
 
 def _site(value: object, place: Spot) -> str:
@@ -473,10 +443,19 @@ def _show_networks(value: bool | Sequence[Network]) -> object:
 STORE: Final = Form(_store, {"type": "string", "examples": ["sqlite:./oncehook.db"]}, hide_password)
 NETWORKS: Final = Form(_networks, TEXTS.schema, _show_networks)
 PROXIES: Final = Form(_proxies, TEXTS.schema, _show_networks)
-PRIVATE: Final = Form(_private, {"anyOf": [{"type": "boolean"}, TEXTS.schema]}, _show_networks)
+PRIVATE: Final = Form(
+    lambda value, place: value if isinstance(value, bool) else _networks(value, place),
+    {"anyOf": [{"type": "boolean"}, TEXTS.schema]},
+    _show_networks,
+)
 URL: Final = Form(_url, {"type": "string", "format": "uri", "pattern": "^https?://"})
 SITE: Final = Form(_site, URL.schema)
-ADDRESS: Final = Form(_address, {"anyOf": [URL.schema, _REFERENCE]}, _show_address, is_secret=True)
+ADDRESS: Final = Form(
+    _address,
+    {"anyOf": [URL.schema, _REFERENCE]},
+    lambda address: show_secret(address) if isinstance(address, Secret) else shown_url(address),
+    is_secret=True,
+)
 CERTIFICATES: Final = Form(_certificates, {"type": "string", "minLength": 1}, str)
 HOST: Final = Form(_host, {"type": "string"})
 BIND: Final = Form(_bind, {"type": "string", "examples": ["127.0.0.1:4021"]})
@@ -534,10 +513,6 @@ def _rule(value: object, place: Spot) -> Any:
     return value
 
 
-def _key(value: object, place: Spot) -> Any:
-    return value if value == "none" else _rule(value, place)
-
-
 def _rank(value: object, place: Spot) -> Any:
     if isinstance(value, Mapping):
         if set(value) != {"of", "order"}:
@@ -546,18 +521,14 @@ def _rank(value: object, place: Spot) -> Any:
     return _rule(value, place)
 
 
-def _volatile(value: object, place: Spot) -> tuple[str, ...]:
-    from oncehook.rules import BodyHash
+def _paths(compile: Callable[[Sequence[str]], object]) -> Form:
+    """Return the form of a list of paths that can be compiled."""
 
-    BodyHash(paths := _texts(value))
-    return paths
+    def read(value: object, place: Spot) -> tuple[str, ...]:
+        compile(paths := _texts(value))
+        return paths
 
-
-def _redact(value: object, place: Spot) -> tuple[str, ...]:
-    from oncehook.rules import Redaction
-
-    Redaction(paths := _texts(value))
-    return paths
+    return Form(read, TEXTS.schema, list)
 
 
 def _split(value: object, place: Spot) -> Any:
@@ -603,12 +574,12 @@ def _when(value: object, place: Spot) -> dict[str, str | list[str]]:
 
     if not isinstance(value, Mapping):
         raise ConfigError('must be a table; write for example { type = "message.*" }')
-    when = {place: _wanted(wanted) for place, wanted in value.items()}
+    when = {place: _read_wanted(wanted) for place, wanted in value.items()}
     compile_when(when)
     return when
 
 
-def _wanted(value: object) -> str | list[str]:
+def _read_wanted(value: object) -> str | list[str]:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int):
@@ -625,12 +596,12 @@ def _coalesce(value: object, place: Spot) -> bool | str:
 
 _RULE: Final = {"anyOf": [{"type": "string"}, {"type": "array"}], "examples": ["$.id", ["header:X-Request-Id", "$.id"]]}
 
-KEY: Final = Form(_key, _RULE)
+KEY: Final = Form(lambda value, place: value if value == "none" else _rule(value, place), _RULE)
 PRESET: Final = Form(_preset, {"type": "string", "examples": ["stripe", "whatsapp-cloud"]})
 RULE: Final = Form(_rule, _RULE)
 RANK: Final = Form(_rank, {"anyOf": [_RULE, {"type": "object", "required": ["of", "order"]}]})
-VOLATILE: Final = Form(_volatile, TEXTS.schema, list)
-REDACT: Final = Form(_redact, TEXTS.schema, list)
+VOLATILE: Final = _paths(BodyHash)
+REDACT: Final = _paths(Redaction)
 SPLIT: Final = Form(_split, {"type": "string", "pattern": "^\\$"})
 _SCHEME: Final = [{"type": "string"}, {"type": "object", "required": ["scheme"]}]
 VERIFY: Final = Form(_verify, {"anyOf": [*_SCHEME, {"type": "array", "items": {"anyOf": _SCHEME}, "minItems": 1}]})

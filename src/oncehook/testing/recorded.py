@@ -15,7 +15,7 @@ import msgspec
 
 from oncehook import clock
 from oncehook.errors import ConfigError
-from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client import HttpAnswer, Unanswered
 from oncehook.http_client.client import HttpClient
 
 
@@ -51,7 +51,7 @@ class Recorded:
     def __init__(self) -> None:
         self.attempts: list[RecordedAttempt] = []
         """Every request, in order."""
-        self._answers: list[Callable[[], Answer]] = []
+        self._answers: list[Callable[[], HttpAnswer]] = []
 
     @property
     def deliveries(self) -> list[RecordedAttempt]:
@@ -61,24 +61,24 @@ class Recorded:
     def fail(self, status: int = 500, *, times: int = 1, retry_after: int | None = None, body: bytes = b"") -> None:
         """Answer the next requests with this status."""
         after = None if retry_after is None else str(retry_after)
-        self._script(lambda: Answer(status, body, after), times)
+        self._script(lambda: HttpAnswer(status, body, after), times)
 
     def drop_connection(self, *, times: int = 1) -> None:
         """Leave the next requests without an answer, as when a connection is lost."""
 
-        def cut() -> Answer:
+        def cut() -> HttpAnswer:
             raise Unanswered("the connection was lost")
 
         self._script(cut, times)
 
-    def _script(self, answer: Callable[[], Answer], times: int) -> None:
+    def _script(self, answer: Callable[[], HttpAnswer], times: int) -> None:
         if times < 1:
             raise ConfigError("times must be 1 or more.")
         self._answers += [answer] * times
 
-    def answer(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    def answer(self, url: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
         """Record a request and answer it. Raises Unanswered where that is scripted."""
-        answer = self._answers.pop(0) if self._answers else lambda: Answer(200, b"")
+        answer = self._answers.pop(0) if self._answers else lambda: HttpAnswer(200, b"")
         status: int | None = None
         try:
             scripted = answer()
@@ -100,5 +100,5 @@ class RecordingOutbound(HttpClient):
     async def close(self) -> None:
         """Do nothing."""
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes, *, within: float) -> HttpAnswer:
         return self._recorded.answer(url, headers, body)

@@ -71,12 +71,10 @@ def _check_by(verify: Callable[..., None], *arguments: object) -> Check:
 
 
 def ed25519_public(raw: bytes) -> bytes:
-    """Return the public key that belongs to a private one."""
     return _ed25519_private(raw).public_key().public_bytes_raw()
 
 
 def ed25519_sign(raw: bytes, message: bytes) -> bytes:
-    """Sign a message with a private key."""
     return _ed25519_private(raw).sign(message)
 
 
@@ -290,7 +288,7 @@ class PayPal(Scheme):
         return readers.header("paypal-transmission-id")(arrival) or b""
 
     def sign(self, draft: Arrival, secret: bytes, *, at: float, url: str | None = None) -> Arrival:
-        """Sign with a secret that is the webhook's id, a line's end, and an RSA private key in PEM."""
+        """Sign with a secret that is the webhook's id, a newline, and an RSA private key in PEM."""
         from cryptography.hazmat.primitives.asymmetric import padding, rsa
         from cryptography.hazmat.primitives.hashes import SHA256
 

@@ -19,16 +19,7 @@ from oncehook import clock
 from oncehook.errors import ConfigError, SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import readers
-from oncehook.verify.schemes import (
-    NONE,
-    Scheme,
-    SecretError,
-    Verifier,
-    check_tolerance,
-    matches_any,
-    one_of,
-    usable,
-)
+from oncehook.verify.schemes import NONE, Scheme, SecretError, Verifier, check_tolerance, matches_any, one_of, usable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

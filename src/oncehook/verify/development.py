@@ -41,13 +41,13 @@ def development_keys(scheme: Scheme) -> DevelopmentKeys:
     elif isinstance(scheme, StandardWebhooks):
         text = b"whsec_" + base64.b64encode(raw)
     elif isinstance(scheme, Ed25519):
-        return DevelopmentKeys((_written(ed25519_public(raw), scheme.key),), _written(raw, scheme.key))
+        return DevelopmentKeys((_write(ed25519_public(raw), scheme.key),), _write(raw, scheme.key))
     elif isinstance(scheme, Hmac | Hash) and scheme.key == "base64":
         text = base64.b64encode(raw)
     return DevelopmentKeys((text,), text)
 
 
-def _written(key: bytes, form: str) -> bytes:
+def _write(key: bytes, form: str) -> bytes:
     return base64.b64encode(key) if form == "base64" else key.hex().encode()
 
 

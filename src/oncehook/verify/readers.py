@@ -109,7 +109,6 @@ def sole(found: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
 
 
 def query(name: str) -> Reader:
-    """Return the reader of the one query value of this name."""
     wanted = name.encode()
 
     def read(arrival: Arrival) -> bytes | None:

@@ -50,12 +50,12 @@ class Scheme(Protocol):
 
     @property
     def covers(self) -> frozenset[str]:
-        """The parts that the check authenticates: "body", "url", or "headers" (all of them; so far no scheme does)."""
+        """Parts that the check authenticates: "body", "url", or "headers" (all of them; so far no scheme does)."""
         return UNCOVERED
 
     @property
     def signed_headers(self) -> frozenset[bytes]:
-        """The headers, by name, that the check authenticates."""
+        """Headers, by name, that the check authenticates."""
         return NONE
 
     def shows(self, arrival: Arrival) -> bool:
@@ -237,7 +237,7 @@ class Signature(Scheme, ABC):
     @property
     @abstractmethod
     def _size(self) -> int:
-        """The bytes of a raw signature."""
+        """Bytes of a raw signature."""
 
     @abstractmethod
     def _prepare(self, key: bytes) -> Callable[[bytes], bytes]:
@@ -251,8 +251,8 @@ class Signature(Scheme, ABC):
         matches = self._matcher([self._load(secret) for secret in usable(secrets)])
         address = self._address(url)
         window = check_tolerance(self.tolerance if tolerance is None else tolerance)
-        templates, split = self._templates, self._splitter()
-        read, presented = readers.header(self.header), self._presented()
+        templates, split = self._templates, self.fields.split if self.fields else lambda value: [(b"", value)]
+        read, read_signatures = readers.header(self.header), self._signature_reader()
         read_timestamp, check_time = self._timestamp_reader(), self._time_check(window)
 
         def verify(arrival: Arrival) -> None:
@@ -260,7 +260,7 @@ class Signature(Scheme, ABC):
             if value is None:
                 raise SignatureInvalid("missing")
             pairs = split(value)
-            signatures = presented(pairs)
+            signatures = read_signatures(pairs)
             timestamp = read_timestamp(arrival, pairs)
             messages = [template.render(arrival, timestamp, address) for template in templates]
             if not matches(messages, signatures):
@@ -308,24 +308,20 @@ class Signature(Scheme, ABC):
     def _encode(self, digest: bytes) -> bytes:
         return digest.hex().encode() if self.encoding == "hex" else base64.b64encode(digest)
 
-    def _splitter(self) -> Callable[[bytes], _Pairs]:
-        """Return the function from the header's value to its fields; without fields it is one without a name."""
-        return self.fields.split if self.fields else lambda value: [(b"", value)]
-
-    def _presented(self) -> Callable[[_Pairs], list[bytes]]:
+    def _signature_reader(self) -> Callable[[_Pairs], list[bytes]]:
         """Return the function from the header's fields to the signatures in it that have the right form."""
         prefix, is_hex = self.prefix.encode(), self.encoding == "hex"
         size = len(prefix) + len(self._encode(bytes(self._size)))
         wanted = self.fields.signature.encode() if self.fields else b""
 
-        def presented(pairs: _Pairs) -> list[bytes]:
+        def read(pairs: _Pairs) -> list[bytes]:
             texts = [text for name, text in pairs if name == wanted]
             found = [text[len(prefix) :] for text in texts if len(text) == size and text.startswith(prefix)]
             if not found or len(texts) > readers.MOST_SIGNATURES:
                 raise SignatureInvalid("malformed")
             return [text.lower() for text in found] if is_hex else found
 
-        return presented
+        return read
 
     def _timestamp_reader(self) -> Callable[[Arrival, _Pairs], bytes]:
         """Return the function from the arrival and the header's fields to the timestamp as it was written."""

@@ -16,15 +16,7 @@ from oncehook import clock
 from oncehook.errors import SignatureInvalid
 from oncehook.model import Arrival
 from oncehook.verify import readers, schemes
-from oncehook.verify.schemes import (
-    Scheme,
-    Verifier,
-    check_moment,
-    check_tolerance,
-    digits,
-    matches_any,
-    usable,
-)
+from oncehook.verify.schemes import Scheme, Verifier, check_moment, check_tolerance, digits, matches_any, usable
 from oncehook.verify.template import Address
 
 # -- Twilio ------------------------------------------------------------------------------------

@@ -86,7 +86,7 @@ class StandardWebhooks(Scheme):
         event_id = readers.header(f"{self.prefix}-id")(draft) or b"msg_" + clock.random_bytes(12).hex().encode()
         timestamp = str(int(at)).encode()
         if not secret.startswith(PRIVATE):
-            self._shared(secret)
+            self._load_shared(secret)
         value = signer(secret)(event_id, timestamp, draft.body)
         for name, text in (("id", event_id), ("timestamp", timestamp), ("signature", value)):
             readers.put_header(signed, f"{self.prefix}-{name}", text)
@@ -97,17 +97,17 @@ class StandardWebhooks(Scheme):
         public: list[Callable[[bytes, bytes], bool]] = []
         for secret in (secret.strip() for secret in secrets):
             if secret.startswith(PUBLIC):
-                public.append(ed25519_check(_decoded(secret, PUBLIC)))
+                public.append(ed25519_check(_decode(secret, PUBLIC)))
             elif secret.startswith(PRIVATE):
-                public.append(ed25519_check(ed25519_public(_decoded(secret, PRIVATE))))
+                public.append(ed25519_check(ed25519_public(_decode(secret, PRIVATE))))
             else:
-                shared.append(self._shared(secret))
+                shared.append(self._load_shared(secret))
         return shared, public
 
-    def _shared(self, secret: bytes) -> bytes:
+    def _load_shared(self, secret: bytes) -> bytes:
         if not self.bare and not secret.startswith(SHARED):
             raise SecretError("The secret must begin with whsec_.")
-        return _decoded(secret, SHARED)
+        return _decode(secret, SHARED)
 
 
 Signer = Callable[[bytes, bytes, bytes], bytes]
@@ -120,14 +120,14 @@ def signer(secret: bytes) -> Signer:
     if secret.startswith(PUBLIC):
         raise SecretError("A public key (whpk_…) cannot sign; give the private one (whsk_…) or a shared secret.")
     if secret.startswith(PRIVATE):
-        private = _decoded(secret, PRIVATE)
+        private = _decode(secret, PRIVATE)
         ed25519_public(private)  # raises now, and not at the first attempt, for what is no key
         return lambda *parts: b"v1a," + base64.b64encode(ed25519_sign(private, b"%b.%b.%b" % parts))
-    shared = _decoded(secret, SHARED)
+    shared = _decode(secret, SHARED)
     return lambda *parts: b"v1," + _v1(shared, b"%b.%b.%b" % parts)
 
 
-def _decoded(secret: bytes, prefix: bytes) -> bytes:
+def _decode(secret: bytes, prefix: bytes) -> bytes:
     key = readers.base64_key(secret.strip().removeprefix(prefix))
     if not key:
         raise SecretError("The secret is not base64, as Standard Webhooks wants it (whsec_…).")

@@ -52,7 +52,6 @@ class Address:
         self.base = text.partition("?")[0].encode()
 
     def of(self, arrival: Arrival) -> bytes:
-        """Return the URL that this arrival was sent to."""
         return self.base + b"?" + arrival.query if arrival.query else self.whole
 
 
@@ -136,7 +135,7 @@ class SignedTemplate:
             raise self._wrong(f"{{{name}}} is signed as it came and takes no filter")
         if filter_name not in _FILTERS:
             raise self._wrong(f"|{filter_name} is no filter; there are |lower and |decoded")
-        return _filtered(part, _FILTERS[filter_name])
+        return _filter(part, _FILTERS[filter_name])
 
     def _wrong(self, why: str) -> ConfigError:
         return ConfigError(f"The template {self.text!r} cannot be read: {why}.")
@@ -146,9 +145,9 @@ def _at(read: readers.Reader) -> Place:
     return lambda arrival, timestamp, address: read(arrival)
 
 
-def _filtered(part: Place, change: Callable[[bytes], bytes]) -> Place:
-    def changed(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes | None:
+def _filter(part: Place, change: Callable[[bytes], bytes]) -> Place:
+    def read(arrival: Arrival, timestamp: bytes, address: Address | None) -> bytes | None:
         value = part(arrival, timestamp, address)
         return None if value is None else change(value)
 
-    return changed
+    return read

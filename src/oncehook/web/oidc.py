@@ -23,7 +23,7 @@ from starlette.datastructures import QueryParams
 
 from oncehook import clock
 from oncehook.errors import BadRequest, ConfigError, Forbidden, Refused
-from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client import HttpAnswer, Unanswered
 from oncehook.http_client.urls import read_url
 from oncehook.logs import ration
 from oncehook.settings.tables import OidcConfig
@@ -342,7 +342,7 @@ class Oidc:
             self._down_until = clock.steady() + PAUSE
             raise
 
-    async def _call(self, method: str, url: str, headers: dict[str, str], body: bytes | None = None) -> Answer:
+    async def _call(self, method: str, url: str, headers: dict[str, str], body: bytes | None = None) -> HttpAnswer:
         await self._outbound.open()
         try:
             # A code works once: a call that met a closed connection is not sent again, only the documents are.
@@ -350,7 +350,7 @@ class Oidc:
         except Unanswered as error:
             raise self._unavailable(str(error)) from None
 
-    def _read(self, answer: Answer, kind: type[T]) -> T:
+    def _read(self, answer: HttpAnswer, kind: type[T]) -> T:
         if answer.status != 200:
             raise self._unavailable(f"it answers {answer.status}")
         try:
@@ -420,7 +420,7 @@ def _only(answer: QueryParams, name: str) -> str:
     return values[0] if len(values) == 1 else ""
 
 
-def _refusal(answer: Answer) -> str:
+def _refusal(answer: HttpAnswer) -> str:
     try:
         return _mask_code(msgspec.json.decode(answer.body, type=_Refusal).error)
     except UNREADABLE:

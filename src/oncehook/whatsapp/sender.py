@@ -21,7 +21,7 @@ import msgspec
 
 from oncehook import clock
 from oncehook.errors import ConfigError, OncehookError
-from oncehook.http_client import Answer, Unanswered
+from oncehook.http_client import HttpAnswer, Unanswered
 from oncehook.http_client.addresses import Guard, Network
 from oncehook.http_client.proxy import proxy_from, read_proxy
 from oncehook.http_client.urls import read_url
@@ -495,7 +495,7 @@ class Sender(ABC):
 
     # -- calling -------------------------------------------------------------------------------
 
-    async def _request(self, call: Call, most: int) -> tuple[Answer, Any]:
+    async def _request(self, call: Call, most: int) -> tuple[HttpAnswer, Any]:
         if self._outbound is None:
             raise ConfigError(
                 "This sender is not open.", hint="Write `async with … as whatsapp:`, or await open() before."
@@ -517,7 +517,7 @@ class Sender(ABC):
             return answer, data
         raise self._build_failure(answer, data)
 
-    def _build_failure(self, answer: Answer, data: Any) -> SendFailed:
+    def _build_failure(self, answer: HttpAnswer, data: Any) -> SendFailed:
         fault = self._fault(answer.status, data)
         return SendFailed(
             self._clean(fault.text, _TEXT_KEPT) or f"HTTP {answer.status}",

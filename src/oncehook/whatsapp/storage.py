@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any, Final, ParamSpec, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
-from oncehook.categories import Rules
+from oncehook.categories import FailureRules
 from oncehook.errors import ConfigError, OncehookError
 from oncehook.human import seconds
 from oncehook.model import Category
@@ -303,7 +303,7 @@ class S3Files:
         """Describe an error in our words: the library's may repeat what was sent."""
         place = f'bucket "{self._bucket}" at {urlsplit(self._endpoint or "").hostname or "AWS"}'
         code, status = _code(error), _status(error)
-        transient = Rules().of_error(error).category is Category.transient
+        transient = FailureRules().of_error(error).category is Category.transient
         if code is None:
             return StorageFailed(f"{place} cannot be reached: {type(error).__name__}.", transient=transient)
         reason, hint = _WORDS.get(code, (f"it answered {status} {code}", ""))

@@ -5,8 +5,8 @@ Webhooks carry the JWT that Evolution makes out of `jwt_key`: made once, so that
 
 from __future__ import annotations
 
-import http.client
 from collections.abc import Mapping
+from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -24,7 +24,7 @@ from oncehook.testing.standins.base import (
 )
 from oncehook.testing.standins.server import Reply, Request
 
-NAMES: Final = {**http.client.responses, 413: "Payload Too Large"}
+NAMES: Final = {**{status.value: status.phrase for status in HTTPStatus}, 413: "Payload Too Large"}
 INSTANCE_ID: Final = "7c1f6a52-0000-4000-8000-000000000001"
 
 REQUIRED: Final[Mapping[str, tuple[str, ...]]] = {

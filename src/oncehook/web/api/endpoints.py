@@ -17,7 +17,7 @@ from oncehook.errors import BadRequest, ConfigError, Forbidden, NotFound
 from oncehook.human import seconds
 from oncehook.model import ArrivalId, DeliveryId, EventId, Page, ReplayId, ReplayState, subject_hash
 from oncehook.replay import ReplayRequest
-from oncehook.rules import bounded
+from oncehook.rules import bound_text
 from oncehook.web.api import schemas
 from oncehook.web.api.openapi import FILTER, KEY, LIMIT, PAGED, Endpoint, Handler
 from oncehook.web.api.request import (
@@ -398,7 +398,7 @@ async def erase(call: ApiCall) -> Any:
         remaining = counted.events
     else:
         counted, remaining = await call.admin.erase(body.subject, body.source, actor=call.actor, reason=body.reason)
-    hashed = subject_hash(bounded(body.subject))
+    hashed = subject_hash(bound_text(body.subject))
     return schemas.encode(counted, subject_hash=hashed, dry_run=body.dry_run, remaining=remaining)
 
 

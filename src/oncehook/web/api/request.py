@@ -22,7 +22,7 @@ from oncehook.errors import BadRequest, ConfigError, NotFound
 from oncehook.human import suggest
 from oncehook.logs import plain
 from oncehook.model import Filter, IdT, digest
-from oncehook.query import WORDS, quoted
+from oncehook.query import WORDS, quote_value
 from oncehook.web.auth import Access, Identity
 from oncehook.web.live import Broadcast
 
@@ -152,7 +152,7 @@ class ApiCall:
     def filter(self) -> Filter:
         """Return what `query=` means, and every word of a query that is a parameter of its own."""
         words = [self.parameter("query")]
-        words += [f"{word}:{quoted(value)}" for word in WORDS if (value := self.parameter(word))]
+        words += [f"{word}:{quote_value(value)}" for word in WORDS if (value := self.parameter(word))]
         return self.admin.read(" ".join(words))
 
     def limit(self) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Final, Union, cast, get_args, get_origin, get_type_hints
 import msgspec
 
 from oncehook import model, replay, reports, samples, upkeep
-from oncehook.query import fixed
+from oncehook.query import write_query
 from oncehook.web.auth import Identity, Role
 
 
@@ -224,7 +224,7 @@ Plan = shape(
     " previews expected_seconds notes",
     ("request",),
     plan=(str, attrgetter("token")),
-    query=(str, lambda made: fixed(made.request.filter)),
+    query=(str, lambda made: write_query(made.request.filter)),
     command=(str, lambda made: replay.command(made.request)),
     by_destination=(Mapping[str, int], lambda made: {one.destination: one.count for one in made.recipients}),
     previews=(Mapping[str, Preview], _previews),

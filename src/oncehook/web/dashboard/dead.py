@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from oncehook.errors import NotFound, PlanChanged
 from oncehook.model import Cause, DeliveryId, DeliveryStatus, Preview, StoredAttempt, StoredDelivery
-from oncehook.query import fixed, quoted
+from oncehook.query import quote_value, write_query
 from oncehook.replay import ReplayRequest
 from oncehook.web.dashboard import charts
 from oncehook.web.dashboard.context import PageContext
@@ -84,7 +84,7 @@ async def _group(context: PageContext, cause: Cause, *, is_open: bool) -> CauseG
 
 def query_of(cause: Cause) -> str:
     """Return the query that finds a group: by status code where the cause is one, else by its words."""
-    found = f"destination:{quoted(cause.destination)} status:dead"
+    found = f"destination:{quote_value(cause.destination)} status:dead"
     code = _HTTP.fullmatch(cause.cause)
     if code:
         return f"{found} code:{code[1]}"
@@ -124,7 +124,7 @@ async def _show_discard(context: PageContext, request: ReplayRequest, note: str 
         delivery=None,
         count=plan.by_status.get(DeliveryStatus.dead, 0),
         plan=plan,
-        query=fixed(request.filter),
+        query=write_query(request.filter),
         action="/dead/discard",
         note=note,
         reason=reason,

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from oncehook import clock
 from oncehook.errors import BadRequest, PlanChanged
 from oncehook.model import DeliveryId, DeliveryStatus, Filter, ReplayId, ReplayState, StoredDelivery, StoredReplay
-from oncehook.query import fixed
+from oncehook.query import write_query
 from oncehook.replay import BEHIND, Plan, ReplayRequest, command
 from oncehook.web.api.request import cursor, rate
 from oncehook.web.dashboard import charts
@@ -151,7 +151,7 @@ async def _show(
         must_type=must_type(made),
         request_key=clock.random_bytes(16).hex(),
         command=command(request),
-        query=fixed(request.filter),
+        query=write_query(request.filter),
         is_query=bool(query),
         choices=await _choices(context, one),
         again=[("ids", one_id) for one_id in ids] + ([("query", query)] if query else []),
@@ -211,7 +211,7 @@ async def start(context: PageContext) -> Response:
             request, actor=context.actor, reason=reason, request_key=key, expected=expected
         )
     except PlanChanged as changed:
-        return await _show(context, request, [], fixed(request.filter), note=str(changed))
+        return await _show(context, request, [], write_query(request.filter), note=str(changed))
     return context.back(f"/replays#{made.id}", "replay")
 
 
