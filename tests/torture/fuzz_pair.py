@@ -139,10 +139,10 @@ def furnish(inbox: Inbox) -> None:
     batch = replace_common(common, split="$.events", key="$.events[0].id", type="$.events[0].type")
     inbox.source("batch", **batch)
     odd = inbox.source("odd", **common)
-    odd.accepted = 299
-    odd.handshake = greet
+    odd.base = odd.base.replace(accepted=299, handshake=greet)
     told = inbox.source("told", **common)
-    told.answer = Reply(202, b"<Response/>", ((b"Content-Type", b"text/xml"), (b"X-Said", b"yes")))
+    reply = Reply(202, b"<Response/>", ((b"Content-Type", b"text/xml"), (b"X-Said", b"yes")))
+    told.base = told.base.replace(answer=reply)
 
 
 def replace_common(common: dict[str, Any], **changed: Any) -> dict[str, Any]:
