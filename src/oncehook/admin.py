@@ -43,6 +43,7 @@ from oncehook.model import (
     Audited,
     Cause,
     DeliveryId,
+    DeliveryPreview,
     DeliveryStatus,
     EraseOrder,
     Erasure,
@@ -55,7 +56,6 @@ from oncehook.model import (
     Outcome,
     Page,
     PlanSnapshot,
-    Preview,
     Rejection,
     ReplayCommand,
     ReplayId,
@@ -352,10 +352,10 @@ class Admin:
         await self.delivery(delivery_id)
         return await self._store.subject_of(delivery_id)
 
-    async def previews(self, deliveries: Iterable[StoredDelivery]) -> dict[bytes, Preview]:
+    async def previews(self, deliveries: Iterable[StoredDelivery]) -> dict[bytes, DeliveryPreview]:
         """Return by delivery who would get it and what it says, where a text is found: the message that a sender would
         send, or what a person wrote in what came in."""
-        found: dict[bytes, Preview] = {}
+        found: dict[bytes, DeliveryPreview] = {}
         if not self.sees_payloads:
             return found
         events: dict[bytes, StoredEvent | None] = {}
@@ -371,7 +371,9 @@ class Admin:
             if event is not None and read_message is not None:
                 seen = read_message(event.body)
             elif event is not None and source is not None and (text := source.preview_of(event)) is not None:
-                seen = Preview(destination.address if destination else delivery.destination, text, is_incoming=True)
+                seen = DeliveryPreview(
+                    destination.address if destination else delivery.destination, text, is_incoming=True
+                )
             if seen is not None:
                 found[delivery.id] = seen
         return found

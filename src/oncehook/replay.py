@@ -23,12 +23,12 @@ from oncehook.errors import BadRequest
 from oncehook.human import show_rate
 from oncehook.model import (
     DeliveryId,
+    DeliveryPreview,
     DeliveryStatus,
     Filter,
     IdT,
     Level,
     PlanSnapshot,
-    Preview,
     ReplayPlan,
     StoredDelivery,
     subject_hash,
@@ -113,7 +113,7 @@ class Plan:
     oldest: datetime | None
     newest: datetime | None
     sample: Sequence[StoredDelivery]
-    previews: Mapping[bytes, Preview]
+    previews: Mapping[bytes, DeliveryPreview]
     """By delivery, of those of the sample that a person can read: who gets it, and what."""
     expected_seconds: float | None
     """Duration at the rate; None: as fast as the destinations go."""
@@ -162,7 +162,7 @@ def build_plan(
     counted: ReplayPlan,
     destinations: Mapping[str, Destination],
     levels: Mapping[str, Level],
-    previews: Mapping[bytes, Preview],
+    previews: Mapping[bytes, DeliveryPreview],
     elsewhere: Collection[str] = (),
 ) -> Plan:
     """Build a plan of what the store has counted. `elsewhere`: the destinations of workers in other processes."""

@@ -856,7 +856,7 @@ class SettlementBatcher:
             if one.lease.fence in settled.ours:
                 self._worker.settled(one, following.get(one.lease.queue_key), asked_at)
                 for emission in one.emits:
-                    emission.committed()
+                    emission.report()
             else:
                 self._worker.lost(one.lease)
 

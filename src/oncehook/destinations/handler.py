@@ -170,7 +170,7 @@ def _carried(function: Callable[..., Any], *arguments: object) -> Any:
 def _settled(emits: Sequence[Emission]) -> Result:
     """It was settled in the handler's own transaction, which is committed."""
     for emission in emits:
-        emission.committed()
+        emission.report()
     return Result(settled=True)
 
 

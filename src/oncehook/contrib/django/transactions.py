@@ -82,7 +82,7 @@ class DjangoDestination(HandlerDestination):
 
     async def _on_a_thread_atomically(self, lease: Lease, event: Event) -> Result:
         for emission in await self._in_thread(self._call_atomically, lease, event):
-            emission.committed()
+            emission.report()
         return Result(settled=True)
 
     def _call_atomically(self, lease: Lease, event: Event) -> Sequence[Emission]:

@@ -35,7 +35,7 @@ from oncehook.model import (
     ReplayPlan,
     ReplayState,
     StoredReplay,
-    needle,
+    mention_of,
     subject_hash,
     without_mention,
 )
@@ -363,7 +363,7 @@ async def _empty_batches(connection: Connection, events: Ids, subject: str) -> l
 
 async def _forget_mentions(connection: Connection, order: EraseOrder) -> None:
     """Remove the subject from queries that replays have kept; the audit log names no subject."""
-    asked = [clean_text(needle(order))]
+    asked = [clean_text(mention_of(order))]
     for replay_id, about in await fetch_all(connection, _MENTIONING_REPLAYS, asked):
         cleaned = [without_mention(about, order), Id(replay_id)]
         await connection.execute("UPDATE replays SET about = $1 WHERE id = $2", cleaned)
@@ -496,7 +496,7 @@ class PostgresAdmin(StorePart):
             order.bulk,
         ]
         await connection.execute(_MAKE, [*kept, planned])
-        detail = encode_detail(order.audited(planned))
+        detail = encode_detail(order.audit_detail(planned))
         await connection.execute(AUDIT, [order.actor, "replay", str(ReplayId(replay_id)), detail])
         return _read_replay(await fetch_one(connection, _GET, [Id(replay_id)]))
 

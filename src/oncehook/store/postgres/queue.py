@@ -45,9 +45,9 @@ from oncehook.model import (
     Settlement,
     StoredEvent,
     Streak,
+    count_streaks,
     is_crash,
     is_over,
-    streaks,
     was_tried,
 )
 from oncehook.store.cipher import Cipher
@@ -356,7 +356,7 @@ def select_streaks(
     known = {*failing, *(one.lease.delivery.destination_id for one in ours if one.lease.failing)}
     return {
         destination_id: streak
-        for destination_id, streak in sorted(streaks(ours).items())
+        for destination_id, streak in sorted(count_streaks(ours).items())
         if streak.failures or destination_id in known
     }
 
@@ -647,7 +647,7 @@ class PostgresQueue(StorePart):
             except StoreUnavailable as error:
                 log.warning("store.followed_up_late", extra={"fields": {"error": str(error)}})
             due = set(answer.made_due)
-            due |= {d for one in settlements if one.lease.fence in answer.fences for d in one.reached}
+            due |= {d for one in settlements if one.lease.fence in answer.fences for d in one.emitted_to}
             if due:
                 self.notify_due(due)
 

@@ -27,7 +27,7 @@ from oncehook.model import (
     ReplayState,
     StoredReplay,
     last_delivery_of,
-    needle,
+    mention_of,
     subject_hash,
     without_mention,
 )
@@ -158,7 +158,7 @@ class Replaying:
         )
         ITEMS(self.connection, [(replay_id, n, delivery_id) for n, delivery_id in enumerate(meant, 1)])
         target = str(ReplayId(replay_id))
-        write_audit(self.connection, self.now, order.actor, "replay", target, order.audited(len(meant)))
+        write_audit(self.connection, self.now, order.actor, "replay", target, order.audit_detail(len(meant)))
 
     # -- feeding -----------------------------------------------------------------------------------
 
@@ -507,7 +507,7 @@ def _range(event_id: bytes) -> tuple[bytes, bytes]:
 
 def forget_mentions(connection: sqlite3.Connection, order: EraseOrder) -> None:
     """Queries that named the subject, as replays and the audit log have kept them."""
-    asked = (needle(order),)
+    asked = (mention_of(order),)
     for replay_id, about in connection.execute("SELECT id, about FROM replays WHERE instr(about, ?)", asked).fetchall():
         changed = (without_mention(about, order), replay_id)
         connection.execute("UPDATE replays SET about = ? WHERE id = ?", changed)

@@ -36,8 +36,8 @@ from oncehook.model import (
     Settlement,
     StoredEvent,
     Streak,
+    count_streaks,
     is_crash,
-    streaks,
     was_tried,
 )
 from oncehook.store.cipher import Cipher
@@ -489,8 +489,8 @@ class SettlementRound:
         emits = [one for settlement in ours for one in settlement.emits]
         keep_emitted(self.connection, self.now, emits, self.cipher)
         for settlement in ours:
-            self.made_due |= settlement.reached
-        for destination_id, streak in streaks(ours).items():
+            self.made_due |= settlement.emitted_to
+        for destination_id, streak in count_streaks(ours).items():
             if _keep_streak(self.connection, self.now, destination_id, streak):
                 self.made_due.add(destination_id)
         for settlement in ours:

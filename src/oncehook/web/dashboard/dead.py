@@ -10,7 +10,7 @@ from typing import Final
 from starlette.responses import Response
 
 from oncehook.errors import NotFound, PlanChanged
-from oncehook.model import Cause, DeliveryStatus, Preview, StoredAttempt, StoredDelivery
+from oncehook.model import Cause, DeliveryPreview, DeliveryStatus, StoredAttempt, StoredDelivery
 from oncehook.query import fixed, quoted
 from oncehook.replay import ReplayRequest
 from oncehook.web.dashboard import charts
@@ -30,7 +30,7 @@ class CauseGroup:
     query: str
     """What finds them."""
     rows: Sequence[StoredDelivery] = ()
-    previews: Mapping[bytes, Preview] = field(default_factory=dict)
+    previews: Mapping[bytes, DeliveryPreview] = field(default_factory=dict)
     """What its rows say, and to whom."""
     replayable: Collection[bytes] = ()
     """Those that can be replayed now."""
