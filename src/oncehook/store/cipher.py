@@ -168,11 +168,11 @@ class Cipher:
 
     # -- what is written ---------------------------------------------------------------------------
 
-    def kept_body(self, item: Item) -> bytes:
+    def encrypt_body(self, item: Item) -> bytes:
         """Return the body of an item as it is to be kept, by its event or as a later arrival."""
         return self.encrypt(item.body, "body", item.event_id)
 
-    def kept_head(self, intake: Intake, item: Item) -> bytes | None:
+    def encrypt_head(self, intake: Intake, item: Item) -> bytes | None:
         """Return the head to be kept with an item; None: that of the batch.
 
         An encrypted head is bound to its row, so that the parts of a split request cannot share one.
@@ -181,12 +181,12 @@ class Cipher:
             return None
         return self.encrypt(intake.headers, "head", item.event_id)
 
-    def kept_batch(self, intake: Intake) -> tuple[bytes, bytes | None]:
+    def encrypt_batch(self, intake: Intake) -> tuple[bytes, bytes | None]:
         """Return head and raw body of a split request as they are to be kept."""
         id_ = intake.arrival_id
         return self.encrypt(intake.headers, "batch head", id_), self.encrypt(intake.raw, "batch body", id_)
 
-    def kept_answer(self, answer: bytes | None, delivery_id: bytes, fence: int) -> bytes | None:
+    def encrypt_answer(self, answer: bytes | None, delivery_id: bytes, fence: int) -> bytes | None:
         """Return what a destination said in an attempt as it is to be kept."""
         return self.encrypt(answer, "answer", _attempt_row(delivery_id, fence))
 

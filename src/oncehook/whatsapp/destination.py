@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from oncehook.destinations.base import Result, Terms
 from oncehook.errors import ConfigError
 from oncehook.event import outward_id
-from oncehook.model import ANSWER_KEPT, Category, DeliveryPreview, Evidence, Lease, Priority
+from oncehook.model import ANSWER_KEPT, Category, DeliveryPreview, Evidence, Lease, Priority, flatten_text
 from oncehook.whatsapp.messages import InvalidMessage, Message, check, read_message, summary
 from oncehook.whatsapp.numbers import normalise
 from oncehook.whatsapp.outcomes import SendFailed, Sent

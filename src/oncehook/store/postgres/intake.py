@@ -121,15 +121,15 @@ class IntakeRows:
             Ids([item.key_hash for item in items]),
             Ids([item.event_id for item in items]),
             Ids([intake.arrival_id if intake.raw is not None else None for _, intake in rows]),
-            Blobs([self._cipher.kept_head(intake, item) for item, intake in rows]),
-            Blobs([None if item.event_id in self._bare else self._cipher.kept_body(item) for item in items]),
+            Blobs([self._cipher.encrypt_head(intake, item) for item, intake in rows]),
+            Blobs([None if item.event_id in self._bare else self._cipher.encrypt_body(item) for item in items]),
             Integers(self.counts),
             Floats([item.keep for item in items]),
         ]
 
     def _splits(self) -> list[Column]:
         splits = self.splits
-        kept = [self._cipher.kept_batch(intake) for intake in splits]
+        kept = [self._cipher.encrypt_batch(intake) for intake in splits]
         return [
             Ids([intake.arrival_id for intake in splits]),
             Integers([intake.source_id for intake in splits]),
@@ -145,7 +145,7 @@ class IntakeRows:
             Ids([item.body_hash for _, item, _, _ in rows]),
             Ids([item.event_id for _, item, _, _ in rows]),
             Ids([intake.arrival_id if intake.raw is not None else None for _, _, intake, _ in rows]),
-            Blobs([self._cipher.kept_head(intake, item) for _, item, intake, _ in rows]),
+            Blobs([self._cipher.encrypt_head(intake, item) for _, item, intake, _ in rows]),
             Blobs([self._copied_body(item, self.items[place][0]) for place, item, _, _ in rows]),
             Integers([self.counts[place] - 1 - nth for place, _, _, nth in rows]),
         ]
@@ -154,7 +154,7 @@ class IntakeRows:
         """Return the body of a copy; None: the candidate's own serves, which an encrypted one cannot."""
         if item.body_hash == candidate.body_hash and (not self._cipher.encrypts or item.event_id in self._bare):
             return None
-        return self._cipher.kept_body(item)
+        return self._cipher.encrypt_body(item)
 
     def _planned(self) -> list[tuple[bytes, Planned]]:
         items = [item for item, _ in self.items if item.event_id not in self._bare]

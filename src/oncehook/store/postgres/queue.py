@@ -254,7 +254,7 @@ def settle_parameters(
         Texts([None if one.error is None else clean_text(one.error) for one in evidence]),
         Blobs(
             [
-                cipher.kept_answer(one.evidence.answer, end.attempted_id, one.lease.fence)
+                cipher.encrypt_answer(one.evidence.answer, end.attempted_id, one.lease.fence)
                 for one, end in zip(rows, ends, strict=True)
             ]
         ),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from oncehook.model import Check, Id, Pruned, StoredSession, StoredWorker
-from oncehook.store.audit import Ends, Line, check_chain
+from oncehook.store.audit import ChainEntry, Ends, check_chain
 from oncehook.store.base import TOKEN_USE_SECONDS
 from oncehook.store.checks import Tally, conservation, encryption
 from oncehook.store.cipher import Cipher
@@ -354,9 +354,9 @@ async def _tally(connection: Connection) -> Tally:
 
 async def _audit_chain(connection: Connection) -> Check:
     ends = Ends(*await fetch_one(connection, "SELECT n, hash, pruned, pruned_hash, since FROM audit_chain"))
-    lines: list[Line] = []
+    lines: list[ChainEntry] = []
     while found := await fetch_all(connection, _CHAINED, [lines[-1].n if lines else ends.before_first, CHAINED]):
-        lines += map(Line._make, found)
+        lines += map(ChainEntry._make, found)
     return check_chain(ends, lines)
 
 
