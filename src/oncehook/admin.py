@@ -70,13 +70,13 @@ from oncehook.model import (
     new_id,
     subject_hash,
 )
-from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, ended, some_id, some_ids
+from oncehook.replay import Plan, ReplayRequest, build_plan, decode_token, some_id, some_ids, with_end
 from oncehook.reports import (
     PerDay,
-    Request,
     ShownArrival,
     ShownDestination,
     ShownEvent,
+    ShownRequest,
     ShownSource,
     Stats,
     System,
@@ -136,7 +136,6 @@ class AuditNotes:
         self._views: OrderedDict[tuple[str, str], float] = OrderedDict()
 
     async def note_view(self, store: Store, actor: str, target: str) -> None:
-        """Note that somebody was shown a payload."""
         now, seen = clock.steady(), self._views.get((actor, target))
         if seen is not None and now - seen < SAME_VIEW:
             return
@@ -147,7 +146,6 @@ class AuditNotes:
         await self._note(store, actor, "view", target, {})
 
     async def note_refused(self, store: Store, actor: str, target: str, code: str) -> None:
-        """Note that somebody asked for what was refused."""
         await self._note(store, actor, "refused", target[:LONGEST_TARGET], {"code": code})
 
     async def _note(self, store: Store, actor: str, act: str, target: str, detail: dict[str, object]) -> None:
@@ -243,7 +241,6 @@ class Admin:
             await self._notes.note_view(self._store, self._viewer, str(event_id))
 
     async def note_refused(self, target: str, code: str) -> None:
-        """Note that something was refused to this viewer."""
         if self._viewer is not None:
             await self._notes.note_refused(self._store, self._viewer, target, code)
 
@@ -269,16 +266,13 @@ class Admin:
     # -- events --------------------------------------------------------------------------------
 
     async def events(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[ListedEvent]:
-        """Return events that match, newest first."""
         return await self._store.find_events(self._within(filter), before=before, limit=limit)
 
     async def event(self, event_id: EventId) -> ShownEvent:
         event = await self._event(event_id)
         deliveries = await self._store.find_deliveries(Filter(event_id=event_id), limit=1000)
-        request, source = (
-            self._shown(await self._head(event.request_head, event.batch_id)),
-            self._sources.get(event.source),
-        )
+        request = self._show_request(await self._head(event.request_head, event.batch_id))
+        source = self._sources.get(event.source)
         await self._note_view(event_id)
         size = len(event.body)
         if not self.sees_payloads:
@@ -293,7 +287,6 @@ class Admin:
         )
 
     async def body(self, event_id: EventId) -> bytes:
-        """Return the body of an event as it is kept."""
         event = await self._event(event_id)
         self._check_payloads()
         await self._note_view(event_id)
@@ -302,16 +295,16 @@ class Admin:
     async def arrivals(self, event_id: EventId) -> list[ShownArrival]:
         """Return every arrival of an event that is still known, oldest first: the first one is the event itself."""
         event = await self._event(event_id)
-        request = self._shown(await self._head(event.request_head, event.batch_id))
+        request = self._show_request(await self._head(event.request_head, event.batch_id))
         first = ShownArrival(event.batch_id or ArrivalId(event.id), Outcome.accepted, event.received_at, request, False)
         return [first, *[await self._arrival(later) for later in await self._store.arrivals_of(event_id)]]
 
     async def _arrival(self, later: StoredArrival) -> ShownArrival:
-        request = self._shown(await self._head(later.request_head, later.batch_id))
+        request = self._show_request(await self._head(later.request_head, later.batch_id))
         differs = later.outcome is Outcome.conflict if later.unreadable else later.body is not None
         return ShownArrival(later.id, later.outcome, later.at, request, differs)
 
-    def _shown(self, head: bytes) -> Request:
+    def _show_request(self, head: bytes) -> ShownRequest:
         """Return a request as this viewer may see it."""
         request = request_of(head)
         return request if self.sees_payloads else without_values(request)
@@ -332,7 +325,6 @@ class Admin:
     # -- deliveries ----------------------------------------------------------------------------
 
     async def deliveries(self, filter: Filter, *, before: bytes | None = None, limit: int = 50) -> Page[StoredDelivery]:
-        """Return deliveries that match, newest first."""
         return await self._store.find_deliveries(self._within(filter), before=before, limit=limit)
 
     async def delivery(self, delivery_id: DeliveryId) -> StoredDelivery:
@@ -403,11 +395,9 @@ class Admin:
         return {name for worker in await self._store.workers() for name in worker.destinations}
 
     async def causes(self, destination: str | None = None) -> list[Cause]:
-        """Return dead letters by destination and cause."""
         return await self._store.causes(destination, None if self.scope is None else sorted(self.scope))
 
     async def retry(self, delivery_id: DeliveryId, *, actor: str) -> StoredDelivery:
-        """Make a delivery that waits for its next attempt due now."""
         await self._check_seen(delivery_id)
         await self._store.retry_now(delivery_id, actor)
         return await self.delivery(delivery_id)
@@ -492,7 +482,7 @@ class Admin:
             at = self.moment(until)
             meant = replace(meant, until=at if meant.until is None else min(at, meant.until))
         _check_meant(meant)
-        return ReplayRequest(ended(meant, clock.now_utc()), force, fresh_id, rate)
+        return ReplayRequest(with_end(meant, clock.now_utc()), force, fresh_id, rate)
 
     async def find_named(self, texts: Sequence[str]) -> list[DeliveryId]:
         """Return the deliveries that ids of deliveries and events name. Raises NotFound for an event that has none."""
@@ -508,7 +498,6 @@ class Admin:
         return found
 
     async def plan(self, request: ReplayRequest) -> Plan:
-        """Plan a replay, and change nothing."""
         planned = await self._store.plan_replay(self._within(request.filter), force=request.force)
         levels, previews = await self._store.levels(), await self.previews(planned.sample)
         return build_plan(request, planned, self._inbox.destinations, levels, previews, await self._elsewhere())
@@ -578,24 +567,20 @@ class Admin:
         return list((await self._store.plan_replay(self._within(request.filter), force=request.force)).by_destination)
 
     async def replays(self, *, before: bytes | None = None, limit: int = 50) -> Page[StoredReplay]:
-        """Return replays, newest first."""
         page = await self._store.find_replays(before=before, limit=limit)
         return page if self.scope is None else Page([one for one in page.items if self._sees_replay(one)], page.next)
 
     def _sees_replay(self, replay: StoredReplay) -> bool:
-        """Tell whether it was asked for within this viewer's sources."""
         sources = replay.about.get("sources")
         return self.scope is None or (isinstance(sources, list) and self.scope.issuperset(sources))
 
     async def replay(self, replay_id: ReplayId) -> StoredReplay:
-        """Return one replay and how far it is."""
         replay = await self._store.get_replay(replay_id)
         if replay is None or not self._sees_replay(replay):
             raise NotFound("There is no such replay, or no longer.")
         return replay
 
     async def set_replay_state(self, replay_id: ReplayId, state: ReplayState, *, actor: str) -> StoredReplay:
-        """Pause, resume or abort a replay."""
         if self.scope is not None:
             await self.replay(replay_id)
         steered = await self._store.set_replay_state(replay_id, state, actor)
@@ -605,7 +590,6 @@ class Admin:
     # -- what is set up ------------------------------------------------------------------------
 
     async def sources(self) -> list[ShownSource]:
-        """Return every source: its address, its verifier, its counts."""
         figures = await self._figures(clock.now_utc() - DAY)
         return [await self._show_source(source, figures) for source in self._sources.values()]
 
@@ -627,7 +611,6 @@ class Admin:
         return found
 
     async def destinations(self) -> list[ShownDestination]:
-        """Return every destination: whom it reaches, on what terms, in which state."""
         figures = await self._figures(clock.now_utc() - DAY)
         levels = await self.levels()
         return [
@@ -649,7 +632,6 @@ class Admin:
         return await self.destination(name)
 
     async def resume(self, name: str, *, actor: str) -> ShownDestination:
-        """Let a paused destination go on."""
         self.check_own(name)
         await self._store.resume(self._destination(name).id, actor)
         return await self.destination(name)
@@ -777,7 +759,6 @@ class Admin:
         return {source.name for source in self._sources.values() if source.volume is not None}
 
     async def watermarks(self) -> list[Watermark]:
-        """Return every level that has a limit."""
         levels = await self.levels()
         return self._measure(levels, await self._today())
 
@@ -808,7 +789,6 @@ class Admin:
         return dict(counts)
 
     async def _per_day(self, since: datetime) -> PerDay:
-        """Return deliveries done since, by destination and day."""
         days: PerDay = {}
         for name in self._destinations if self.scope is None else ():  # counted for all sources together
             flows = await self._store.series(since, DAY.total_seconds(), destination=name)
@@ -841,11 +821,9 @@ class Admin:
         return await self._store.audit_log(before=before, limit=limit, actor=actor)
 
     async def token_uses(self) -> Mapping[str, datetime]:
-        """Return when each token was last used, by name."""
         return await self._store.token_uses()
 
     async def system(self) -> System:
-        """Return version, store and workers."""
         return System(
             version=__version__,
             engine=self._store.engine.value,
@@ -896,9 +874,6 @@ class Admin:
     async def note(self, actor: str, act: str, target: str, **detail: object) -> None:
         """Audit what the store has no verb for, such as logging in (S34)."""
         await self._store.audit(actor, act, target, detail)
-
-
-# -- small readings ----------------------------------------------------------------------------
 
 
 def _only(level: Level, counted: Mapping[DeliveryStatus, int]) -> Level:

@@ -988,7 +988,7 @@ class StoredAttempt:
 
     @property
     def result(self) -> bytes | None:
-        """The JSON that a handler returned: kept as the answer of an attempt that went well without any status."""
+        """JSON that a handler returned: kept as the answer of an attempt that went well without any status."""
         is_handlers = self.outcome is AttemptOutcome.done and self.evidence.status is None
         return self.evidence.answer if is_handlers else None
 

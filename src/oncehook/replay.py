@@ -83,7 +83,7 @@ class Recipient:
 
     @property
     def moved(self) -> str:
-        """A sentence about deliveries that go elsewhere than the first time."""
+        """Sentence about deliveries that go elsewhere than the first time."""
         many = "This was" if self.changed == self.count == 1 else f"{self.changed:,} of {self.count:,} were"
         return f"{many} first delivered to another address than {self.destination} has now."
 
@@ -138,11 +138,10 @@ class Plan:
 
     @property
     def can_work(self) -> bool:
-        """Whether there is anything to replay, and somebody who would work it."""
+        """True where there is anything to replay, and somebody who would work it."""
         return self.total > 0 and not self.goes_only_to("gone")
 
     def goes_only_to(self, kind: str) -> bool:
-        """Tell whether all of it goes to destinations of this kind."""
         return bool(self.recipients) and all(recipient.kind == kind for recipient in self.recipients)
 
     def _seen_by_receivers(self) -> list[str]:
@@ -188,7 +187,7 @@ def build_plan(
         newest=counted.newest,
         sample=counted.sample,
         previews=previews,
-        expected_seconds=_expected(request, counts, destinations),
+        expected_seconds=_estimate_seconds(request, counts, destinations),
     )
 
 
@@ -206,7 +205,7 @@ def _recipient(
     )
 
 
-def _expected(
+def _estimate_seconds(
     request: ReplayRequest, counts: Mapping[str, int], destinations: Mapping[str, Destination]
 ) -> float | None:
     """Return the seconds at the rate asked for, or at that of the slowest destination: whichever takes longer."""
@@ -218,7 +217,7 @@ def _expected(
     return max(spans, default=None)
 
 
-def ended(filter: Filter, now: datetime) -> Filter:
+def with_end(filter: Filter, now: datetime) -> Filter:
     """Return a filter with an end: what arrives after the plan was made is not meant by it."""
     if filter.until is not None or filter.ids is not None or filter.event_id is not None:
         return filter
@@ -244,7 +243,6 @@ def some_id(kind: type[IdT], text: str) -> IdT:
 
 
 def command(request: ReplayRequest) -> str:
-    """Return the command that makes the same request."""
     words = ["oncehook", "replay", *_subject_of(request.filter)]
     if request.force:
         words.append("--force")
@@ -278,7 +276,6 @@ class _Token(msgspec.Struct, array_like=True, frozen=True):
 
 
 def encode_token(request: ReplayRequest, seen: PlanSnapshot) -> str:
-    """Return the token of a plan."""
     token = _Token(2, query.fixed(request.filter), request.force, request.fresh_id, request.rate, seen.count, seen.at)
     return base64.urlsafe_b64encode(msgspec.json.encode(token)).decode().rstrip("=")
 

@@ -52,7 +52,7 @@ class Watermark:
 
     @property
     def source(self) -> str | None:
-        """The source whose volume it measures: a notice, where the others are alarms. None for those."""
+        """Source whose volume it measures: a notice, where the others are alarms. None for those."""
         kind, _, source = self.name.partition(".")
         return source if kind == "daily_volume" else None
 
@@ -103,8 +103,6 @@ class UpkeepObserver(Protocol):
 
 
 class Sweep:
-    """Housekeeping of one process."""
-
     def __init__(
         self,
         store: Store,

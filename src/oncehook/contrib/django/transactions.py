@@ -106,7 +106,7 @@ class DjangoDestination(HandlerDestination):
             )
         if not commits:
             raise transaction.TransactionManagementError("The handler's transaction was rolled back.")
-        joined.committed()
+        joined.follow_up()
         return well.emits
 
     def _handle(self, event: Event) -> object:

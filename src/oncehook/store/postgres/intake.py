@@ -59,11 +59,7 @@ class IntakeRows:
     """The columns of one group, in order of arrival. A key comes once: later items with it are its copies."""
 
     def __init__(
-        self,
-        batch: Sequence[Intake],
-        cipher: Cipher,
-        bare: Collection[bytes] = (),
-        reserved: Reserved | None = None,
+        self, batch: Sequence[Intake], cipher: Cipher, bare: Collection[bytes] = (), reserved: Reserved | None = None
     ) -> None:
         """`bare`: event ids of items that go without body and deliveries, being copies as far as anybody knows."""
         self._cipher = cipher
@@ -156,7 +152,7 @@ class IntakeRows:
             return None
         return self._cipher.encrypt_body(item)
 
-    def _planned(self) -> list[tuple[bytes, Planned]]:
+    def _list_planned(self) -> list[tuple[bytes, Planned]]:
         items = [item for item, _ in self.items if item.event_id not in self._bare]
         return [(item.event_id, planned) for item in items for planned in item.deliveries]
 
@@ -166,7 +162,7 @@ class IntakeRows:
         for (_, intake), copies in zip(self.items, self.counts, strict=True):
             counts[intake.source_id, 0, "received"] += copies
             counts[intake.source_id, 0, "accepted"] += 1
-        for _, planned in self._planned():
+        for _, planned in self._list_planned():
             counts[0, planned.destination_id, "pending"] += 1
         return [
             Integers([source_id for source_id, _, _ in counts]),
@@ -176,7 +172,7 @@ class IntakeRows:
         ]
 
     def _deliveries(self) -> list[Column | str | None]:
-        rows = self._planned()
+        rows = self._list_planned()
         seconds = {} if self._reserved is None else self._reserved.seconds
         queue_keys = [planned.subject_key or planned.id for _, planned in rows]
         firsts = {key: place for place, key in reversed(list(enumerate(queue_keys)))}
@@ -194,8 +190,6 @@ class IntakeRows:
 
 @dataclass(slots=True)
 class IntakeResult:
-    """Result of INTAKE."""
-
     known: dict[bytes, tuple[bytes, bytes]] = field(default_factory=dict)
     """Keys that were there before, with the event and the body hash of each."""
     leased: dict[bytes, int] = field(default_factory=dict)
@@ -209,7 +203,6 @@ class IntakeResult:
 
 
 def read_intake_result(rows: Sequence[tuple[Any, ...]]) -> IntakeResult:
-    """Read the rows of INTAKE."""
     answer = IntakeResult()
     for key_hash, id_, body_hash, fence, at, made_due in rows:
         if key_hash is not None:

@@ -64,7 +64,7 @@ from oncehook.store.postgres.connection import (
     Floats,
     Ids,
     Integers,
-    Link,
+    PooledConnection,
     Smalls,
     StorePart,
     Texts,
@@ -112,8 +112,7 @@ def read_lease(row: Sequence[Any], sources: Mapping[int, str], cipher: Cipher) -
     """Make a lease of the columns of `leased`; `sources` are their names by id."""
     priority, options, source, marks = _PRIORITIES[row[8]], OPTIONS[row[9]], sources[row[SOURCE_ID]], MARKS[row[19]]
     delivery = LeasedDelivery(DeliveryId(row[1]), row[3], row[5], row[6], options, row[10] and ReplayId(row[10]))
-    columns = (EventId(row[12]), row[13], source, *row[14:19], marks, *row[20:22], *row[23:25])
-    event = StoredEvent(*columns)
+    event = StoredEvent(*(EventId(row[12]), row[13], source, *row[14:19], marks, *row[20:22], *row[23:25]))
     more, failing = row[25:27]
     return cipher.read_lease(
         Lease(delivery, event, row[0], DeliveryId(row[2]), row[4], row[7], priority, row[11], row[22], more, failing)
@@ -127,7 +126,6 @@ def read_expired(former: str) -> Expired:
 
 
 def read_next_due(rows: Sequence[tuple[Any, ...]]) -> Outlook:
-    """Read the rows of NEXT_DUE."""
     due: dict[Priority, set[int]] = {priority: set() for priority in Priority}
     due_in: float | None = None
     looked_at: datetime | None = None
@@ -182,8 +180,6 @@ SELECT now(), $2, 'resume', coalesce((SELECT name FROM destinations WHERE id = $
 
 @dataclass(slots=True)
 class SettleResult:
-    """Result of SETTLE."""
-
     fences: set[int] = field(default_factory=set)
     """The leases that were still ours."""
     made_due: Collection[int] = ()
@@ -292,7 +288,6 @@ def _counts(settlements: Sequence[Settlement]) -> Counter[tuple[int, str]]:
 
 
 def emit_parameters(settlements: Sequence[Settlement], cipher: Cipher, slot: int) -> list[Column | int | str | None]:
-    """Return what INTAKE takes for what these settlements emit."""
     return IntakeRows(_intakes(settlements), cipher).parameters(slot)
 
 
@@ -335,7 +330,6 @@ async def settle_ours(settlements: Sequence[Settlement], worker: str | None, cip
 
 
 def read_settle_result(settlements: Sequence[Settlement], rows: Sequence[tuple[Any, ...]]) -> SettleResult:
-    """Read the rows of SETTLE."""
     (ours, made_due, *_), *taken = rows
     by_queue_key = {one.lease.queue_key: one for one in settlements}
     due = {by_queue_key[key].lease.delivery.destination_id for key in made_due or ()}
@@ -379,7 +373,7 @@ def breaker_parameters(found: Mapping[int, Streak]) -> list[Column]:
 BEATS_PER_LEASE: Final = 6
 
 
-class Heartbeat:
+class HeartbeatConnection:
     """A blocking connection for the thread on which a worker renews its leases: a blocked loop must not delay it (R32).
 
     No try takes longer than a sixth of the shortest lease; the next one opens a new connection.
@@ -391,7 +385,6 @@ class Heartbeat:
         self._lock = threading.Lock()
 
     def renew(self, leases: Sequence[Lease]) -> set[int]:
-        """Prolong these; returns the fences that are still ours."""
         if not leases:
             return set()
         limit = max(min(lease.seconds for lease in leases) / BEATS_PER_LEASE, self._database.timeouts.heartbeat)
@@ -431,10 +424,8 @@ class Heartbeat:
 
 NOTIFY_PAUSE: Final = 0.05
 """Seconds between two notifications."""
-
 MOST_NAMED: Final = 500
 """Destinations that one notification names: PostgreSQL takes less than 8,000 bytes."""
-
 FIRST_WAIT: Final = 0.1
 LONGEST_WAIT: Final = 5.0
 """Seconds between two tries to connect: doubled from the first to the longest."""
@@ -577,12 +568,11 @@ class PostgresQueue(StorePart):
         super().__init__(database, cipher)
         self.work = WorkPool(self.connect_hot, WORK_CONNECTIONS, database.timeouts)
         self.notifier = Notifier(database, lambda destination_ids: self.observer.wake(destination_ids))
-        self.heartbeat = Heartbeat(database)
+        self.heartbeat = HeartbeatConnection(database)
         self._failing: set[int] = set()
         """Destinations whose last outcome, as far as this process knows, was a failure."""
 
-    async def connect_hot(self) -> Link:
-        """Open a connection for intake or work."""
+    async def connect_hot(self) -> PooledConnection:
         return await connect_hot(self.database)
 
     def notify_due(self, destination_ids: Collection[int] | None = None) -> None:

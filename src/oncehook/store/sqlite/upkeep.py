@@ -6,7 +6,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from oncehook.model import Pruned, StoredSession, StoredWorker, last_delivery_of
 from oncehook.store.base import TOKEN_USE_SECONDS
@@ -31,7 +31,7 @@ OLD_PROOFS: Final = "SELECT rowid, expires_at < ?2 FROM proofs WHERE rowid > ?1 
 ORPHANS: Final = """
 SELECT b.id, NOT EXISTS (SELECT 1 FROM events e WHERE e.batch_id = b.id)
        AND NOT EXISTS (SELECT 1 FROM arrivals a WHERE a.batch_id = b.id)
-FROM batches b WHERE b.id > ?1 ORDER BY b.id LIMIT ?2
+FROM batches b WHERE b.id > ?1 ORDER BY b.id LIMIT ?3
 """
 RANKS: Final = """
 SELECT destination_id, source_id, scope, seen_at FROM ranks
@@ -50,9 +50,8 @@ class Pruning:
 
     def __init__(self) -> None:
         self._events: dict[int, bytes] = {}
-        self._keys = 0
-        self._proofs = 0
-        self._batches = b""
+        self._left_at: dict[str, Any] = {}
+        """By statement."""
         self._ranks: tuple[int, int, str] = (0, 0, "")
 
     def prune(
@@ -69,7 +68,7 @@ class Pruning:
         return Pruned(
             events=self._prune_events(connection, now, cuts, limit),
             keys=self._prune_keys(connection, now, limit),
-            batches=self._prune_batches(connection, limit),
+            batches=self._prune_batches(connection, now, limit),
             others=self._prune_ranks(connection, cuts, cut, limit)
             + _prune_replays(connection, cut, limit)
             + prune_audit(connection, cut, limit)
@@ -105,39 +104,34 @@ class Pruning:
         return found
 
     def _prune_keys(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
-        gone: list[tuple[int, bytes]] = []
-        for _ in range(_PAGES):
-            rows = connection.execute(OLD_KEYS, (self._keys, now, limit)).fetchall()
-            gone = [(row, event_id) for row, expired, event_id in rows if expired]
-            self._keys = rows[-1][0] if len(rows) == limit else 0
-            if gone or not self._keys:
-                break
-        for row, event_id in gone:
+        gone = self._find_old(connection, OLD_KEYS, 0, now, limit)
+        for row, _, event_id in gone:
             connection.execute("DELETE FROM keys WHERE rowid = ?", (row,))
             forget_key(connection, event_id)
         return len(gone)
 
     def _prune_proofs(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
-        gone: list[tuple[int]] = []
-        for _ in range(_PAGES):
-            rows = connection.execute(OLD_PROOFS, (self._proofs, now, limit)).fetchall()
-            gone = [(row,) for row, expired in rows if expired]
-            self._proofs = rows[-1][0] if len(rows) == limit else 0
-            if gone or not self._proofs:
-                break
-        connection.executemany("DELETE FROM proofs WHERE rowid = ?", gone)
+        gone = self._find_old(connection, OLD_PROOFS, 0, now, limit)
+        connection.executemany("DELETE FROM proofs WHERE rowid = ?", [row[:1] for row in gone])
         return len(gone)
 
-    def _prune_batches(self, connection: sqlite3.Connection, limit: int) -> int:
-        gone: list[tuple[bytes]] = []
-        for _ in range(_PAGES):
-            rows = connection.execute(ORPHANS, (self._batches, limit)).fetchall()
-            gone = [(batch_id,) for batch_id, orphaned in rows if orphaned]
-            self._batches = rows[-1][0] if len(rows) == limit else b""
-            if gone or not self._batches:
-                break
-        connection.executemany("DELETE FROM batches WHERE id = ?", gone)
+    def _prune_batches(self, connection: sqlite3.Connection, now: Micros, limit: int) -> int:
+        gone = self._find_old(connection, ORPHANS, b"", now, limit)
+        connection.executemany("DELETE FROM batches WHERE id = ?", [row[:1] for row in gone])
         return len(gone)
+
+    def _find_old(
+        self, connection: sqlite3.Connection, statement: str, start: Any, now: Micros, limit: int
+    ) -> list[tuple[Any, ...]]:
+        """Return the rows of a page that may go, from where the last batch stopped: a row says so behind its id."""
+        found: list[tuple[Any, ...]] = []
+        for _ in range(_PAGES):
+            rows = connection.execute(statement, (self._left_at.get(statement, start), now, limit)).fetchall()
+            found = [row for row in rows if row[1]]
+            self._left_at[statement] = rows[-1][0] if len(rows) == limit else start
+            if found or len(rows) < limit:
+                break
+        return found
 
     def _prune_ranks(self, connection: sqlite3.Connection, cuts: Mapping[int, Micros], cut: Micros, limit: int) -> int:
         rows = connection.execute(RANKS, (*self._ranks, limit)).fetchall()
