@@ -295,10 +295,10 @@ def pack_head(
     target = arrival.path.encode("utf-8", "replace")
     if arrival.query:
         target += b"?" + (_mask_query(arrival.query, masked_query) if masked_query else arrival.query)
-    lines = [arrival.method.encode() + b" " + target]
+    parts = [arrival.method.encode() + b" " + target]
     for name, value in arrival.headers:
-        lines.append(name + b": " + (b"[masked]" if name in masked else value))
-    return b"\r\n".join(lines)
+        parts.append(name + b": " + (b"[masked]" if name in masked else value))
+    return b"\r\n".join(parts)
 
 
 def _mask_query(query: bytes, masked: frozenset[bytes]) -> bytes:
@@ -310,9 +310,9 @@ def _mask_query(query: bytes, masked: frozenset[bytes]) -> bytes:
 
 def unpack_head(head: bytes) -> tuple[str, str, list[tuple[str, str]]]:
     """Return method, target and headers out of what `pack_head` made."""
-    first, *lines = head.decode("latin-1").split("\r\n")
+    first, *rest = head.decode("latin-1").split("\r\n")
     method, _, target = first.partition(" ")
-    pairs = [line.partition(": ") for line in lines]
+    pairs = [header.partition(": ") for header in rest]
     return method, target, [(name, value) for name, _, value in pairs]
 
 

@@ -213,7 +213,7 @@ def test_a_lost_lease_ends_its_attempt_which_does_not_count(run: Run) -> None:
         await asyncio.sleep(SOON)
         (lease,) = crm.begun
         worker.heartbeat.let_go(lease)
-        worker._lost_by_thread(lease)
+        worker._stop_lost(lease)
         await asyncio.sleep(SOON)
         assert bench.observer.settled == []
         assert [(one.fence > lease.fence, one.delivery.attempt) for one in crm.begun[1:]] == [(True, 1)]

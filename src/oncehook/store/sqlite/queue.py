@@ -246,7 +246,7 @@ class Leasing:
                 self.prolonged.append((row, until))
                 return None
             # Its holder is gone. The attempt is given back, and only a crash while it ran alone is held against it: in
-            # company any of them may have been the one (DESIGN.md 8.3).
+            # company any of them may have been the one (R36).
             self._note_crash(want.destination_id, carries or front_id, fence, attempts, leased_at, worker)
             attempts, crashes, deaths = attempts - 1, crashes + 1, deaths + alone
             if crashes > want.crash_tolerance and want.priority is not Priority.quarantined:

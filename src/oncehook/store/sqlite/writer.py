@@ -173,7 +173,7 @@ class Writer:
             marks = dict(connection.execute("SELECT name, value FROM marks"))
             self._seq: int = marks["seq"]
             # "Now" starts at the wall clock, or where the last process left off if that is later, and from there
-            # only ever grows: a clock set forward and back again does not freeze anything (R64, DESIGN.md 8.9).
+            # only ever grows: a clock set forward and back again does not freeze anything (R64).
             self._started_at: Micros = max(int(clock.now() * 1_000_000), marks["clock"])
             self._started_steady = clock.steady()
             if first is not None:
