@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from datetime import datetime
 from enum import Enum, IntEnum, IntFlag, StrEnum
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, ClassVar, Final, Generic, Literal, NamedTuple, Self, TypeVar, get_args
 from urllib.parse import unquote_to_bytes
@@ -471,6 +472,7 @@ class Clause:
         return read_number(self.value)
 
 
+@lru_cache(maxsize=256)
 def read_number(text: str) -> int | float | None:
     """Read a number as JSON writes it: whole ones exactly, where 64 bits hold them. None: it is none, or too large."""
     if not _NUMBER.fullmatch(text):
@@ -490,25 +492,11 @@ _COMPARE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
 }
 
 
-class Asked(msgspec.Struct):
-    """A clause with its number read off."""
-
-    path: list[str]
-    sign: str
-    value: str
-    number: int | float | None
-
-
 _decode: Final = msgspec.json.Decoder().decode
 _MISSING: Final = object()
 
 
-def prepare(clauses: Sequence[Clause]) -> list[Asked]:
-    """Return clauses as `says` takes them."""
-    return [Asked(list(clause.path), clause.sign, clause.value, clause.number) for clause in clauses]
-
-
-def says(body: bytes, clauses: Sequence[Asked]) -> bool:
+def says(body: bytes, clauses: Sequence[Clause]) -> bool:
     """Tell whether a body, read as handlers read it, says all of this."""
     try:
         data = _decode(body)
@@ -528,16 +516,17 @@ def _at(data: Any, path: Sequence[str]) -> Any:
     return data
 
 
-def _holds(clause: Asked, found: Any) -> bool:
+def _holds(clause: Clause, found: Any) -> bool:
     if isinstance(found, str):
         return clause.sign == "=" and found == clause.value
     if found is None or isinstance(found, bool):
         return clause.sign == "=" and json.dumps(found) == clause.value
-    if not isinstance(found, int | float) or clause.number is None:
+    number = clause.number
+    if not isinstance(found, int | float) or number is None:
         return False
-    is_whole = isinstance(found, int) and isinstance(clause.number, int)
+    is_whole = isinstance(found, int) and isinstance(number, int)
     try:
-        left, right = (found, clause.number) if is_whole else (float(found), float(clause.number))
+        left, right = (found, number) if is_whole else (float(found), float(number))
     except OverflowError:
         return False
     return _COMPARE[clause.sign](left, right)

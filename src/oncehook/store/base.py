@@ -250,8 +250,7 @@ class BlockingTransaction(Protocol):
 
     connection: Any
 
-    def settle(self, settlement: Settlement) -> None:
-        """Settle inside this transaction. Raises LeaseLost: then everything in it must be rolled back (R52)."""
+    def settle(self, settlement: Settlement) -> None: ...
 
 
 def answer(batch: Sequence[Pending], verdicts: Sequence[list[Verdict]]) -> None:

@@ -364,8 +364,6 @@ async def _forget_mentions(connection: Connection, order: EraseOrder) -> None:
 
 
 class PostgresAdmin(StorePart):
-    """Retries, discards, replays, erasures, and their audit entries."""
-
     async def retry_now(self, delivery_id: bytes, actor: str) -> None:
         target = str(DeliveryId(delivery_id))
         async with self.connection() as connection:

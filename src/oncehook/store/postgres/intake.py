@@ -195,11 +195,9 @@ class IntakeResult:
     leased: dict[bytes, int] = field(default_factory=dict)
     """Fences of the deliveries that were leased at once."""
     at: datetime | None = None
-    """When they were received."""
     same_as: dict[bytes, bytes] = field(default_factory=dict)
     """Events that were signed before, and the one that came with that first."""
     made_due: Sequence[int] = ()
-    """Destinations for which something has become due."""
 
 
 def read_intake_result(rows: Sequence[tuple[Any, ...]]) -> IntakeResult:

@@ -64,7 +64,6 @@ from oncehook.store.postgres.connection import (
     Floats,
     Ids,
     Integers,
-    PooledConnection,
     Smalls,
     StorePart,
     Texts,
@@ -183,9 +182,7 @@ class SettleResult:
     fences: set[int] = field(default_factory=set)
     """The leases that were still ours."""
     made_due: Collection[int] = ()
-    """Destinations for which something has become due."""
     next: Sequence[tuple[Any, ...]] = ()
-    """Leases on what comes next, as rows."""
 
     def is_whole(self, settlements: Sequence[Settlement]) -> bool:
         """Tell whether all of these were ours; else nothing was changed."""
@@ -562,18 +559,13 @@ class Notifier:
 
 
 class PostgresQueue(StorePart):
-    """Leases, settlements and wake-ups."""
-
     def __init__(self, database: Database, cipher: Cipher) -> None:
         super().__init__(database, cipher)
-        self.work = WorkPool(self.connect_hot, WORK_CONNECTIONS, database.timeouts)
+        self.work = WorkPool(partial(connect_hot, database), WORK_CONNECTIONS, database.timeouts)
         self.notifier = Notifier(database, lambda destination_ids: self.observer.wake(destination_ids))
         self.heartbeat = HeartbeatConnection(database)
         self._failing: set[int] = set()
         """Destinations whose last outcome, as far as this process knows, was a failure."""
-
-    async def connect_hot(self) -> PooledConnection:
-        return await connect_hot(self.database)
 
     def notify_due(self, destination_ids: Collection[int] | None = None) -> None:
         self.notifier.notify(destination_ids)

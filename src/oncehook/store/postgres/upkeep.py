@@ -203,8 +203,6 @@ CHAINED: Final = 10_000
 
 
 class PostgresUpkeep(StorePart):
-    """Pruning, workers, watermarks, sessions and checks."""
-
     def __init__(self, database: Database, cipher: Cipher) -> None:
         super().__init__(database, cipher)
         self._pruned_to: dict[int, bytes] = {}

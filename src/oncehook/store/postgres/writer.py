@@ -22,7 +22,15 @@ from oncehook import clock, faults
 from oncehook.errors import Overloaded, StoreError, StoreUnavailable
 from oncehook.model import EventId, Intake, Item, Mark, Outcome, Verdict
 from oncehook.store.base import Pending, Reserved, answer, bind, refuse
-from oncehook.store.postgres.connection import Ids, PooledConnection, cut, is_alive, is_refused_data, milliseconds
+from oncehook.store.postgres.connection import (
+    Ids,
+    PooledConnection,
+    connect_hot,
+    cut,
+    is_alive,
+    is_refused_data,
+    milliseconds,
+)
 from oncehook.store.postgres.intake import INTAKE, INTAKE_PROVEN, PROOFS, IntakeRows, read_intake_result, verdicts
 from oncehook.store.postgres.queue import PostgresQueue
 
@@ -61,7 +69,6 @@ class RecentKeys:
             bodies.popitem(last=False)
 
     def forget(self) -> None:
-        """Start anew: some key was not what it seemed."""
         self._bodies.clear()
 
 
@@ -242,7 +249,7 @@ class _Writer:
         while not self._queue.is_over():
             self._queue.wake()  # the others take over what was left to this writer
             try:
-                link = _WriterLink(await self._queue.store.connect_hot(), self._queue)
+                link = _WriterLink(await connect_hot(self._queue.store.database), self._queue)
             except (psycopg.Error, OSError, StoreError) as error:
                 if self.unreachable is None:
                     log.error("store.unreachable", extra={"fields": {"error": str(error)}})

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +22,7 @@ import msgspec
 
 from oncehook import clock, faults, model
 from oncehook.errors import FileUnsafe, StoreError, StoreHeld, StoreUnavailable, Undecryptable
-from oncehook.model import Asked, Engine
+from oncehook.model import Clause, Engine
 from oncehook.private import make_private, open_private
 from oncehook.store.audit import entry_hash
 from oncehook.store.cipher import Cipher
@@ -571,4 +572,6 @@ def says(body: bytes, clauses: str) -> bool:
     return model.says(body, _decode_clauses(clauses))
 
 
-_decode_clauses: Final = msgspec.json.Decoder(list[Asked]).decode
+@lru_cache(maxsize=32)
+def _decode_clauses(clauses: str) -> list[Clause]:
+    return msgspec.json.decode(clauses, type=list[Clause])

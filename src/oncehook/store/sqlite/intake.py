@@ -199,9 +199,7 @@ class IntakeGroup:
         """Events whose chains of later arrivals are to be cut."""
         self.reserved = reserved
         self.leased: dict[bytes, int] = {}
-        """Fences of the deliveries that were leased."""
         self.made_due: set[int] = set()
-        """Destinations for which something has become due."""
 
     def write(self) -> list[list[Verdict]]:
         """Write it all; returns the verdicts on each intake's items."""

@@ -421,8 +421,6 @@ RANKS: Final = Insert(
 
 @dataclass(slots=True)
 class Head:
-    """A leased row of `heads`."""
-
     row: int
     id: bytes
     fence: int
@@ -470,7 +468,6 @@ class SettlementRound:
         self.promoted: dict[int, int] = {}
         """Of these, those where something waits, with its turn."""
         self.made_due: set[int] = set()
-        """Destinations for which something has become due."""
 
     def settle(self, settlements: Sequence[Settlement]) -> Settled:
         """End these leases; tells which were still ours, with leases on what comes next where that was asked for."""

@@ -105,7 +105,7 @@ WHEN NOT json_valid(CAST(e.body AS TEXT)) THEN 0 WHEN (
 """
 
 
-def _encode_clauses(clauses: Sequence[Clause]) -> str:
+def encode_clauses(clauses: Sequence[Clause]) -> str:
     """Write clauses as the one parameter that SAYS takes."""
     return json.dumps(
         [
@@ -477,7 +477,7 @@ def _values(connection: sqlite3.Connection, filter: Filter) -> dict[str, Any]:
         "replay_id": filter.replay_id,
         "replayed": filter.is_replayed or None,
         "text": None if filter.text is None else "%" + _like(filter.text) + "%",
-        "clauses": None if filter.body is None else _encode_clauses(filter.body),
+        "clauses": None if filter.body is None else encode_clauses(filter.body),
     }
     of_deliveries = "destination_id status category note lowest_code above below replay_id replayed"
     values["asks_deliveries"] = any(values[name] is not None for name in of_deliveries.split())

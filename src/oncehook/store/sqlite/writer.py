@@ -111,7 +111,6 @@ class _Work:
         self.wakes = any(call.wakes for call in calls)
         """Something may be due once this is committed, for any destination."""
         self.made_due: Collection[int] = ()
-        """Destinations for which the intakes make something due."""
         self.reserved: Reserved | None = None
         self.leased: Mapping[bytes, int] = {}
         """Deliveries of the intakes that are leased along with them, and their fences."""
@@ -150,7 +149,6 @@ class Writer:
         self._busy = False
         """A commit is under way, or the next turn is planned already."""
         self._rest = asyncio.Event()
-        """Set when there is nothing left to write."""
         self._blocked_since: float | None = None
         self.broken: str | None = "The store is not open."
         self._closing = False
@@ -188,7 +186,6 @@ class Writer:
         self._connection = connection
 
     def start(self) -> None:
-        """Begin to write, on the running loop."""
         self._loop = asyncio.get_running_loop()
         self.broken = None
         self._thread = threading.Thread(target=self._commit_until_closed, name="oncehook-commits", daemon=True)
