@@ -220,7 +220,6 @@ class Admin:
         return self.scope is None or source in self.scope
 
     def _within(self, filter: Filter) -> Filter:
-        """Return what a filter means for this viewer."""
         if filter.body is not None and not self.sees_payloads:
             # Whoever may ask whether a body says something learns, question by question, what it says.
             raise PayloadsHidden("You may not search in bodies.")
@@ -305,7 +304,6 @@ class Admin:
         return ShownArrival(later.id, later.outcome, later.at, request, differs)
 
     def _show_request(self, head: bytes) -> ShownRequest:
-        """Return a request as this viewer may see it."""
         request = request_of(head)
         return request if self.sees_payloads else without_values(request)
 
@@ -557,7 +555,6 @@ class Admin:
         return {} if self.scope is None else {"sources": sorted(self.scope)}
 
     async def _goes_to(self, request: ReplayRequest) -> list[str]:
-        """Return the destinations of what is replayed."""
         if request.filter.destination is not None:
             return [request.filter.destination]
         if request.filter.ids:  # read off the ids: a copy that revives its event waits for this
@@ -810,7 +807,6 @@ class Admin:
         return {what: sorted(points.items()) for what, points in sums.items()}
 
     async def rejections(self, limit: int = 50) -> list[Rejection]:
-        """Return the latest rejected arrivals, newest first."""
         if self.scope is None:
             return await self._store.recent_rejections(limit)
         return [one for one in await self._store.recent_rejections(KEPT_REJECTIONS) if self._sees(one.source)][:limit]

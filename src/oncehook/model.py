@@ -209,8 +209,6 @@ MARKS: Final = tuple(Mark(value) for value in range(32))
 
 
 class Outcome(StrEnum):
-    """What became of an arrival."""
-
     accepted = "accepted"
     duplicate = "duplicate"
     conflict = "conflict"

@@ -41,8 +41,6 @@ BEHIND: Final = "Live traffic goes first; the order within a subject is kept amo
 
 @dataclass(frozen=True, slots=True)
 class ReplayRequest:
-    """Which deliveries to replay, and how."""
-
     filter: Filter
     force: bool = False
     fresh_id: bool = False
@@ -68,8 +66,6 @@ class ReplayRequest:
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """A destination that a replay would reach."""
-
     destination: str
     count: int
     kind: str
@@ -133,7 +129,6 @@ class Plan:
 
     @property
     def warnings(self) -> list[str]:
-        """Reasons against it now."""
         return [warning for recipient in self.recipients for warning in recipient.warnings]
 
     @property

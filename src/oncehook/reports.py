@@ -47,8 +47,6 @@ _CREDENTIAL: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ShownRequest:
-    """A request as it may be shown."""
-
     method: str
     target: str
     headers: Sequence[tuple[str, str]]
@@ -143,7 +141,6 @@ class ShownSource:
 
     @property
     def proven(self) -> str:
-        """Coverage of its check, in words."""
         return describe_coverage(self.body_authenticated, self.key_authenticated)
 
 
@@ -155,7 +152,6 @@ class ShownDestination:
     kind: str
     address: str
     retry: str
-    """The schedule in words."""
     timeout: float
     lease: float
     concurrency: int
@@ -167,7 +163,6 @@ class ShownDestination:
     breaker: str
     """`closed`, `open`, or `half_open` when its time has passed and nothing was tried yet."""
     holding: Breaker
-    """When it is held back, and for how long."""
 
     @property
     def state(self) -> str:
@@ -192,8 +187,6 @@ class ShownDestination:
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """Version, store and workers of an inbox."""
-
     version: str
     engine: str
     schema: SchemaState
@@ -306,14 +299,11 @@ def breaker(level: Level, now: datetime) -> str:
     return "open" if level.open_until > now else "half_open"
 
 
-Groups = dict[str, dict[str, int]]
 PerDay = dict[str, dict[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Numbers since a moment."""
-
     since: datetime
     total: int
     """Events accepted."""
@@ -328,7 +318,6 @@ class Stats:
     retries: int
     replays: int
     last_replay_at: datetime | None
-    """When the latest replay was asked for."""
     per_day: Mapping[str, Mapping[str, int]]
     """Deliveries done, by destination and day (UTC)."""
     volume_today: int
@@ -374,7 +363,7 @@ def _sum(counted: Iterable[Mapping[str, int]], what: str) -> int:
     return sum(counts.get(what, 0) for counts in counted)
 
 
-def _by_source(figures: Figures, today: Mapping[str, int]) -> Groups:
+def _by_source(figures: Figures, today: Mapping[str, int]) -> dict[str, dict[str, int]]:
     return {
         name: {
             "total": counts.get("accepted", 0),
@@ -387,7 +376,7 @@ def _by_source(figures: Figures, today: Mapping[str, int]) -> Groups:
     }
 
 
-def _by_destination(figures: Figures, levels: Mapping[str, Level]) -> Groups:
+def _by_destination(figures: Figures, levels: Mapping[str, Level]) -> dict[str, dict[str, int]]:
     return {
         name: {
             "pending": level.pending - level.leased,

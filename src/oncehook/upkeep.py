@@ -25,7 +25,6 @@ class Limits:
     """Limits of watermarks; None or empty: no limit."""
 
     dead: int | None = None
-    """Dead letters."""
     oldest_due: float | None = None
     """Seconds for which the oldest delivery has been due."""
     daily_volume: Mapping[str, int] = field(default_factory=dict)
@@ -41,8 +40,6 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """A level and its limit."""
-
     name: str
     """`dead`, `oldest_due`, `disk`, or `daily_volume.SOURCE`."""
     level: float | None

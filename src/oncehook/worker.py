@@ -613,8 +613,6 @@ class DestinationSlots:
 
 
 class RunningAttempt:
-    """An attempt that is being made."""
-
     __slots__ = ("began", "late_at", "on_thread", "takes_next", "task")
 
     def __init__(self, began: float, late_at: float, on_thread: bool) -> None:
@@ -752,7 +750,6 @@ class SettlementBatcher:
         self._worker = worker
         self._ended: list[Settlement] = []
         self._under_way = 0
-        """Settlements that are being written."""
         self._groups = 0
         self._tasks: set[asyncio.Task[None]] = set()
         """Held, or they could be collected while they run."""

@@ -94,7 +94,6 @@ _PRIORITIES: Final = tuple(Priority)
 def lease_parameters(
     wants: Sequence[LeaseRequest], slot: int, worker: str | None = None
 ) -> list[Column | int | str | None]:
-    """Return what LEASE takes, `$1` to `$8`."""
     return [
         Integers([want.destination_id for want in wants]),
         Smalls([want.priority for want in wants]),
@@ -353,7 +352,6 @@ def select_streaks(
 
 
 def breaker_parameters(found: Mapping[int, Streak]) -> list[Column]:
-    """Return what UPDATE_BREAKERS takes, `$1` to `$6`."""
     streaks = list(found.values())
     return [
         Integers(list(found)),

@@ -345,7 +345,6 @@ def select_dead(connection: sqlite3.Connection, filter: Filter, *, decrypts: boo
 
 
 def resume(connection: sqlite3.Connection, now: Micros, destination_id: int, actor: str) -> None:
-    """Let a destination go on; its breaker starts anew."""
     connection.execute(
         "UPDATE destination_state SET paused_at = NULL, paused_by = NULL, paused_why = NULL, failures = 0,"
         " last_failed = NULL, open_until = NULL WHERE destination_id = ?",
@@ -395,8 +394,6 @@ UPDATE heads SET leased = 0, attempts = attempts - 1, due_at = ?2, alone = 0, up
 
 @dataclass(slots=True)
 class ErasedBatch:
-    """Result of one batch, for the engine to pass on."""
-
     erased: Erasure = field(default_factory=Erasure)
     fences: list[int] = field(default_factory=list)
     """Leases that are void now."""

@@ -85,7 +85,6 @@ class LookUp:
         self._statements = [(n, f"{before} ({','.join('?' * n)})") for n in (32, 4, 1)]
 
     def __call__(self, connection: sqlite3.Connection, keys: Sequence[Any]) -> list[tuple[Any, ...]]:
-        """Return all rows for these keys."""
         found: list[tuple[Any, ...]] = []
         start = 0
         while start < len(keys):
@@ -139,7 +138,6 @@ def clean_text(text: str) -> str:
 def write_audit(
     connection: sqlite3.Connection, now: Micros, actor: str, act: str, target: str, detail: Mapping[str, object]
 ) -> None:
-    """Write an entry of the audit log."""
     last, before = connection.execute("SELECT n, hash FROM audit_chain").fetchone()
     words = (clean_text(actor), clean_text(act), clean_text(target), json.dumps(detail, default=str))
     entry = (last + 1, now, *words)
@@ -424,7 +422,6 @@ class Hold:
         return False
 
     def announce(self, address: str = "", token: str = "") -> None:
-        """Tell commands where this process can be reached."""
         text = json.dumps({"pid": os.getpid(), "address": address, "token": token}).encode()
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, text, 0)

@@ -397,7 +397,6 @@ def one_of(question: Question, delivery_id: bytes) -> Question | None:
 
 
 def ask_events(connection: sqlite3.Connection, filter: Filter, before: bytes | None = None) -> Question:
-    """Choose how to find the events of a filter."""
     values = _values(connection, filter)
     low, high = _bounds(connection, filter, before)
     if filter.event_id is not None:
@@ -653,7 +652,6 @@ class SqliteReader:
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._call, function)
 
     def stop_reading(self) -> None:
-        """Finish what runs and close the connections."""
         self._threads.shutdown(wait=True)
         for connection in self._connections:
             connection.close()
